@@ -1,0 +1,63 @@
+"""Nodes, GPUs and the settings of a pool. A GPU is one slot of a node: a device, or a slice of CPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+from annotated_types import Gt, Le
+from pydantic import Strict
+
+from shared.messages.limits import (
+    DurationS,
+    FewItems,
+    Fraction,
+    Index,
+    Name,
+    NumGpus,
+    PositiveDurationS,
+    Rate,
+    TimeS,
+    Token,
+)
+
+
+class GpuId(NamedTuple):
+    """One GPU: the node it sits in and its number there, from 0."""
+
+    node_id: Token
+    gpu_index: Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSegment:
+    """A job holds num_gpus from start_s to end_s: one piece of a promised schedule."""
+
+    start_s: TimeS
+    end_s: TimeS
+    num_gpus: NumGpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantQuota:
+    """What one tenant may be promised in any 24 hours. None = no limit."""
+
+    max_jobs_per_day: Annotated[int, Strict(), Gt(0), Le(10**9)] | None = None
+    max_gpu_hours_per_day: Annotated[float, Strict(), Gt(0), Le(1e9)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """What the policies of a pool assume. It is a fact of the ledger, so that a replay needs nothing else."""
+
+    resize_cost_s: DurationS = 4.0  # seconds without progress at each change of a job's share
+    throughput_margin: Fraction = 0.1  # promises count on this much less than the measured curve
+    heartbeat_timeout_s: PositiveDurationS = 3.0  # silence after which a node is lost
+    max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
+    default_quota: TenantQuota = TenantQuota()
+    quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])
+    curves: Mapping[Name, Mapping[int, Rate]] = field(default_factory=dict[str, Mapping[int, float]])
+    sockets_per_node: Annotated[int, Strict(), Gt(0), Le(64)] = 1
+    racks: Annotated[Mapping[Token, Name], FewItems] = field(default_factory=dict[str, str])  # node -> rack
+
+    def quota(self, tenant: str) -> TenantQuota:
+        return self.quotas.get(tenant, self.default_quota)

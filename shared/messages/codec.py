@@ -1,0 +1,219 @@
+"""Bytes exist only here: a msgpack envelope around one message, checked field by field on the way in.
+
+    {id, cause_id, type, version, recorded_at_s, payload}
+
+A type is a name in the registry below. It grows by fields with defaults (old readers pass over what they do
+not know); any other change is a new VERSION, an upcaster here, and an old message kept as bytes in the tests.
+JSON is accepted as well, so that any NATS client can publish a wish by hand; only msgpack is ever written.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import TypeAdapter, ValidationError
+
+from shared.messages import commands, events
+from shared.messages.commands import Command, QuoteDeadline
+from shared.messages.events import PlanDecided
+from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TIME_S, Sequence, TimeS, Token
+
+Message = events.Event | events.PlanDecided | events.Answer | events.Telemetry | Command | QuoteDeadline
+Fields = dict[str, Any]
+_pack = cast(Callable[[Fields], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_unpackb = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
+Upcaster = Callable[[Fields], Fields]
+
+_TYPES: tuple[type[Any], ...] = (
+    commands.SubmitJob,
+    commands.CancelJob,
+    commands.QuoteDeadline,
+    events.PlanDecided,
+    events.ProfileRequested,
+    events.JobAdmitted,
+    events.JobRejected,
+    events.JobCancelled,
+    events.CancelRefused,
+    events.AllocationDecided,
+    events.ProfileCompleted,
+    events.PlacementDecided,
+    events.PoolConfigured,
+    events.NodeJoined,
+    events.NodeLost,
+    events.RendezvousOpened,
+    events.GenerationStarted,
+    events.WorkersStopped,
+    events.WorkerCrashed,
+    events.JobProgressed,
+    events.JobFinished,
+    events.JobFailed,
+    events.ThroughputMeasured,
+    events.JobAtRisk,
+    events.DeadlineQuoted,
+    events.MessageRefused,
+    events.NodeReported,
+)
+MESSAGE_TYPES: Mapping[str, type[Any]] = {message_type.__name__: message_type for message_type in _TYPES}
+
+# (name, version) -> the fields of version + 1. Applied one after another up to the current version.
+UPCASTERS: dict[tuple[str, int], Upcaster] = {}
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES if t is not PlanDecided}
+
+
+class Undecodable(ValueError):
+    """These bytes are no message of ours. problems: one line for each thing that is wrong."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message with its birth certificate. cause_id: id of the message that led to it, "" if none did."""
+
+    id: str
+    cause_id: str
+    recorded_at_s: float
+    message: Message
+
+
+def encode(message: Message, *, id: str, cause_id: str = "", recorded_at_s: float) -> bytes:
+    """The message in its envelope, as msgpack. Raises ValueError above MAX_MESSAGE_BYTES."""
+    envelope = _tagged(message) | {"id": id, "cause_id": cause_id, "recorded_at_s": recorded_at_s}
+    data = _pack(envelope)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{type(message).__name__} of {len(data):,} bytes is above {MAX_MESSAGE_BYTES:,}")
+    return data
+
+
+def decode(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Envelope:
+    """The envelope in these bytes, every field checked. Raises Undecodable, naming each bad field."""
+    if len(data) > max_bytes:
+        raise Undecodable(f"message of {len(data):,} bytes is above {max_bytes:,}")
+    envelope = _unpack(data)
+    header = [_header(envelope, name) for name in ("id", "cause_id")]
+    recorded_at_s = envelope.get("recorded_at_s", 0.0)
+    if isinstance(recorded_at_s, bool) or not isinstance(recorded_at_s, int | float):
+        raise Undecodable("recorded_at_s: must be a number of seconds since 1970")
+    if not 0 <= recorded_at_s <= MAX_TIME_S:
+        raise Undecodable(f"recorded_at_s: {recorded_at_s} is no time in seconds since 1970")
+    return Envelope(
+        id=header[0],
+        cause_id=header[1],
+        recorded_at_s=float(recorded_at_s),
+        message=_from_tagged(envelope),
+    )
+
+
+def validate(message: Message) -> tuple[str, ...]:
+    """What is wrong with a message built in Python, one line for each field; () if nothing is."""
+    try:
+        _from_tagged(_tagged(message))
+    except Undecodable as error:
+        return error.problems
+    return ()
+
+
+def _unpack(data: bytes) -> Fields:
+    try:
+        if data[:1] == b"{":  # in msgpack a lone positive integer, never one of our envelopes
+            unpacked: object = json.loads(data)
+        else:
+            unpacked = _unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise Undecodable(f"neither msgpack nor JSON: {type(error).__name__}: {error}"[:300]) from error
+    if not isinstance(unpacked, dict):
+        raise Undecodable("an envelope is a map of id, type, version and payload")
+    return cast(Fields, unpacked)
+
+
+def _header(envelope: Fields, name: str) -> str:
+    value = envelope.get(name, "")
+    if not isinstance(value, str) or len(value) > 300:
+        raise Undecodable(f"{name}: must be text of at most 300 characters")
+    return value
+
+
+def _tagged(message: Message) -> Fields:
+    if isinstance(message, PlanDecided):
+        payload: Fields = {
+            "service": message.service,
+            "based_on": message.based_on,
+            "now_s": message.now_s,
+            "commands": [_tagged(command) for command in message.commands],
+            "events": [_tagged(event) for event in message.events],
+        }
+    else:
+        payload = _ADAPTERS[type(message)].dump_python(message, warnings=False)
+    return {"type": type(message).__name__, "version": message.VERSION, "payload": payload}
+
+
+def _from_tagged(tagged: object) -> Any:
+    if not isinstance(tagged, dict):
+        raise Undecodable("must be a map of type, version and payload")
+    fields = cast(Fields, tagged)
+    name, version, payload = fields.get("type"), fields.get("version", 1), fields.get("payload")
+    message_type = MESSAGE_TYPES.get(name) if isinstance(name, str) else None
+    if message_type is None:
+        raise Undecodable(f"type: {name!r:.80} is unknown; known are {', '.join(sorted(MESSAGE_TYPES))}")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise Undecodable(f"version: {version!r:.80} is not a version of {name}")
+    if version > message_type.VERSION:
+        raise Undecodable(
+            f"version: {name} {version} is newer than {message_type.VERSION}, upgrade this reader"
+        )
+    if not isinstance(payload, dict):
+        raise Undecodable("payload: must be a map of the message's fields")
+    payload = cast(Fields, payload)
+    for old in range(version, message_type.VERSION):
+        payload = UPCASTERS[str(name), old](payload)
+    return _plan(payload) if message_type is PlanDecided else _validated(_ADAPTERS[message_type], payload)
+
+
+def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
+    try:
+        return adapter.validate_python(payload)
+    except ValidationError as error:
+        raise Undecodable(*(_problem(details) for details in error.errors(include_url=False))) from error
+
+
+def _problem(details: Any) -> str:
+    place = ".".join(str(part) for part in details["loc"])
+    given = "" if details["type"] == "missing" else f", not {details['input']!r:.80}"
+    return f"{place}: {details['msg']}{given}"
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanHeader:
+    service: Token
+    based_on: Sequence
+    now_s: TimeS
+
+
+_PLAN_HEADER = TypeAdapter(_PlanHeader)
+
+
+def _plan(payload: Fields) -> PlanDecided:
+    header = _validated(_PLAN_HEADER, payload)
+    return PlanDecided(
+        service=header.service,
+        based_on=header.based_on,
+        now_s=header.now_s,
+        commands=_each(payload, "commands", get_args(commands.Command)),
+        events=_each(payload, "events", get_args(events.PlanEvent)),
+    )
+
+
+def _each(payload: Fields, name: str, allowed: tuple[type[Any], ...]) -> tuple[Any, ...]:
+    items = payload.get(name, [])
+    if not isinstance(items, list):
+        raise Undecodable(f"{name}: must be a list of messages")
+    messages = tuple(_from_tagged(item) for item in cast(list[object], items))
+    for message in messages:
+        if not isinstance(message, allowed):
+            raise Undecodable(f"{name}: {type(message).__name__} has no place in a decision")
+    return messages

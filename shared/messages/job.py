@@ -1,0 +1,84 @@
+"""What a user asks for: a training function, a global batch, a termination condition and a deadline.
+
+Never a number of GPUs (ElasticFlow, section 3.1 and Table 1).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from shared.messages.limits import (
+    BatchSize,
+    Digest,
+    FewItems,
+    Finite,
+    FunctionPath,
+    Integer,
+    Name,
+    PositiveDurationS,
+    PositiveIterations,
+    Seed,
+    Text,
+    TimeS,
+)
+
+Scalar = bool | Integer | Finite | Annotated[str, FewItems]
+
+
+class JobClass(StrEnum):
+    """Guarantees flow downwards only: a lower class never makes a higher one late."""
+
+    SLO = "slo"  # hard deadline: promised at admission, then kept
+    SOFT = "soft"  # deadline tried, never at the expense of a promise
+    BEST_EFFORT = "best_effort"  # no deadline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricCondition:
+    """Ends the job early once `metric` reaches `value`; max_iterations bounds it anyway."""
+
+    metric: Name
+    comparison: Literal["<=", ">="]
+    value: Finite
+
+    def is_met(self, metrics: Mapping[str, float]) -> bool:
+        seen = metrics.get(self.metric)
+        if seen is None:
+            return False
+        return seen <= self.value if self.comparison == "<=" else seen >= self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One training job, as its user describes it (ElasticFlow, Table 1)."""
+
+    training_function: FunctionPath  # "package.module:Class"
+    code_digest: Digest = ""  # sha256 of the code archive in the object store; "" = importable on the nodes
+    model_name: Annotated[str, FewItems] = ""  # names the throughput profile; "" = the function itself
+    global_batch_size: BatchSize
+    hyperparameters: Annotated[Mapping[str, Scalar], FewItems] = field(default_factory=dict[str, Scalar])
+    max_iterations: PositiveIterations
+    metric_conditions: Annotated[tuple[MetricCondition, ...], FewItems] = ()
+    job_class: JobClass = JobClass.SLO
+    deadline_s: TimeS | None = None  # absolute, seconds since 1970
+    deadline_in_s: PositiveDurationS | None = None  # or relative to the moment of the decision
+    seed: Seed = 0
+    description: Text = ""
+
+    @property
+    def profile_key(self) -> str:
+        """Jobs with one key share one scaling curve: same code, hyperparameters and global batch."""
+        if self.model_name:
+            return f"{self.model_name}/b{self.global_batch_size}"
+        settings = json.dumps(dict(self.hyperparameters), sort_keys=True)
+        digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]
+        return f"{self.training_function}#{digest}/b{self.global_batch_size}"
+
+    def resolved_deadline_s(self, now_s: float) -> float | None:
+        """The absolute deadline; a relative one counts from now_s."""
+        if self.deadline_in_s is not None:
+            return now_s + self.deadline_in_s
+        return self.deadline_s
