@@ -8,6 +8,7 @@ JSON is accepted as well, so that any NATS client can publish a wish by hand; on
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from shared.messages import commands, events
 from shared.messages.commands import Command, QuoteDeadline
 from shared.messages.events import PlanDecided
-from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TIME_S, Sequence, TimeS, Token
+from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TIME_S, TOKEN_PATTERN, Sequence, TimeS, Token
 
 Message = events.Event | events.PlanDecided | events.Answer | events.Telemetry | Command | QuoteDeadline
 Fields = dict[str, Any]
@@ -217,3 +218,14 @@ def _each(payload: Fields, name: str, allowed: tuple[type[Any], ...]) -> tuple[A
         if not isinstance(message, allowed):
             raise Undecodable(f"{name}: {type(message).__name__} has no place in a decision")
     return messages
+
+
+def job_id_in(data: bytes) -> str:
+    """The job_id of a message that may be wrong otherwise, so that its sender can be told; else ""."""
+    try:
+        envelope = _unpack(data)
+    except Undecodable:
+        return ""
+    payload = envelope.get("payload")
+    job_id = cast(Fields, payload).get("job_id") if isinstance(payload, dict) else None
+    return job_id if isinstance(job_id, str) and re.fullmatch(TOKEN_PATTERN, job_id) else ""

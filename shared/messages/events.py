@@ -29,6 +29,8 @@ from shared.messages.limits import (
     Token,
 )
 
+RejectionReason = Literal["invalid", "deadline", "quota", "duplicate", "unrunnable"]
+
 # --- decisions: admission -------------------------------------------------------------------------------
 
 
@@ -55,6 +57,11 @@ class JobAdmitted:
     deadline_s: TimeS | None
     minimum_satisfactory_share: tuple[ShareSegment, ...]
     gpu_seconds: DurationS
+    replanned: Mapping[Token, tuple[ShareSegment, ...]] = (
+        field(  # promised jobs that made room, still in time
+            default_factory=dict[str, tuple[ShareSegment, ...]]
+        )
+    )
     at_s: TimeS
 
 
@@ -70,7 +77,7 @@ class JobRejected:
     job_id: Token
     tenant: Token
     spec: JobSpec | None
-    reason: Literal["invalid", "deadline", "quota", "duplicate", "unrunnable"]
+    reason: RejectionReason
     explanation: Text
     deadline_s: TimeS | None = None
     earliest_deadline_s: TimeS | None = None
@@ -239,6 +246,7 @@ class JobProgressed:
     generation: Generation
     iteration: Iterations
     iterations_per_s: Rate | None  # over the last reports, None while unknown
+    checkpoint_iteration: Iterations = 0  # where a crash would fall back to
     metrics: Annotated[Mapping[Name, Finite], FewItems] = field(default_factory=dict[str, float])
     at_s: TimeS
 
@@ -374,6 +382,8 @@ class WorkerReport:
     rank: Index
     iteration: Iterations
     iterations_per_s: Rate | None
+    checkpoint_iteration: Iterations = 0
+    seconds_since_progress: DurationS = 0.0
     metrics: Annotated[Mapping[Name, Finite], FewItems] = field(default_factory=dict[str, float])
 
 

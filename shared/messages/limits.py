@@ -16,7 +16,8 @@ MAX_BATCH = 1 << 30
 MAX_TIME_S = 1e11  # some 3,000 years after 1970: later is a mistake in units
 
 # One token of a NATS subject: no dots, spaces or wildcards.
-Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 Text = Annotated[str, StringConstraints(max_length=20_000)]
 Digest = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]

@@ -1,0 +1,412 @@
+"""The life of jobs and nodes: `evolve(state, event)` for the one state that all services fold.
+
+Total and idempotent: an event that is late, doubled, of an older generation or about something unknown
+changes nothing. No clock, no chance: events carry their own times.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from shared.messages import events
+from shared.messages.events import Event, PlanDecided
+from shared.messages.job import JobSpec
+from shared.messages.pool_state import Job, MeasuredCurve, NodeState, Phase, PoolState, StoppingWorkers, Usage
+
+DAY_S = 86_400.0
+_NO_CURVE = MeasuredCurve(iterations_per_s={})
+
+
+def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
+    """The state after the ledger's message at this sequence; one at or below state.sequence is old news.
+
+    None stands for a message that nobody can read: it happened, and it says nothing.
+    """
+    if sequence <= state.sequence:
+        return state
+    if message is None:
+        return replace(state, sequence=sequence)
+    if not isinstance(message, PlanDecided):
+        return replace(apply(state, message, sequence), sequence=sequence)
+    for event in message.events:
+        state = apply(state, event, sequence)
+    if message.service == "allocator":
+        state = replace(state, allocation_based_on=message.based_on, allocation_sequence=sequence)
+    return replace(state, sequence=sequence, plan_sequence=sequence)
+
+
+def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
+    """One event's effect, sequence numbers aside."""
+    match event:
+        case events.PoolConfigured():
+            return _configured(state, event, sequence)
+        case events.ProfileRequested() | events.JobAdmitted():
+            return _accepted(state, event, sequence)
+        case events.JobRejected():
+            return _rejected(state, event, sequence)
+        case events.AllocationDecided():
+            return _allocated(state, event)
+        case events.PlacementDecided():
+            for placed in event.placements:
+                state = _placed(state, placed, event.at_s)
+            return state
+        case events.ProfileCompleted():
+            return _profile_completed(state, event, sequence)
+        case events.NodeJoined():
+            return _node_joined(state, event, sequence)
+        case events.NodeLost():
+            return _node_lost(state, event, sequence)
+        case events.CancelRefused():
+            return state
+        case events.ThroughputMeasured():
+            return _measured(state, event, sequence)
+        case _:
+            return _of_a_job(state, event, sequence)
+
+
+def _of_a_job(
+    state: PoolState,
+    event: events.JobCancelled
+    | events.RendezvousOpened
+    | events.GenerationStarted
+    | events.WorkersStopped
+    | events.WorkerCrashed
+    | events.JobProgressed
+    | events.JobFinished
+    | events.JobFailed
+    | events.JobAtRisk,
+    sequence: int,
+) -> PoolState:
+    job = state.live_jobs.get(event.job_id)
+    if job is None:
+        return _workers_gone_after_the_end(state, event)
+    match event:
+        case events.JobCancelled():
+            return _ended(state, job, Phase.CANCELLED, event.at_s, sequence, explanation=event.reason)
+        case events.JobFailed():
+            if not _speaks_for(job, event.generation):
+                return state
+            job = replace(job, traceback=event.traceback)
+            return _ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)
+        case events.JobFinished():
+            if not _speaks_for(job, event.generation) or job.phase is Phase.PROFILING:
+                return state
+            job = replace(job, iteration=event.iteration, metrics=event.metrics)
+            return _ended(state, job, Phase.FINISHED, event.at_s, sequence)
+        case events.WorkersStopped():
+            return _with_job(state, _workers_stopped(job, event))
+        case events.WorkerCrashed():
+            if event.generation != job.generation or job.broken:
+                return state
+            return _scheduling_event(_with_job(state, _broken(job, crashes=1)), sequence)
+        case events.RendezvousOpened():
+            current = event.generation == job.generation
+            return _with_job(state, replace(job, rendezvous=event.address)) if current else state
+        case events.GenerationStarted():
+            return _with_job(state, _generation_started(job, event))
+        case events.JobProgressed():
+            return _with_job(state, _progressed(job, event))
+        case events.JobAtRisk():
+            if job.at_risk or event.generation != job.generation:
+                return state
+            return _scheduling_event(_with_job(state, replace(job, at_risk=True)), sequence)
+        case _:
+            assert_never(event)
+
+
+def _with_job(state: PoolState, job: Job) -> PoolState:
+    return replace(state, live_jobs=state.live_jobs.set(job.job_id, job))
+
+
+def _scheduling_event(state: PoolState, sequence: int) -> PoolState:
+    return replace(state, scheduling_event_sequence=sequence)
+
+
+def _speaks_for(job: Job, generation: int) -> bool:
+    """A generation may report its end while it runs, or while it is being replaced and not yet gone."""
+    return generation == job.generation or any(s.generation == generation for s in job.stopping)
+
+
+# --- admission ------------------------------------------------------------------------------------------
+
+
+def _configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
+    curves = state.curves
+    for profile_key, table in event.config.curves.items():
+        curves = curves.set(profile_key, MeasuredCurve(iterations_per_s=table, complete=True))
+    state = replace(state, config=event.config, configured=True, curves=curves)
+    return _scheduling_event(state, sequence)
+
+
+def _accepted(
+    state: PoolState, event: events.ProfileRequested | events.JobAdmitted, sequence: int
+) -> PoolState:
+    known = state.job(event.job_id)
+    profiling = isinstance(event, events.ProfileRequested)
+    if known is not None and (profiling or known.phase is not Phase.PROFILING):
+        return state
+    job = Job(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=event.spec,
+        phase=Phase.PROFILING if profiling else Phase.ADMITTED,
+        decided_at_s=event.at_s,
+        decided_sequence=sequence,
+        deadline_s=event.deadline_s,
+        minimum_satisfactory_share=() if profiling else event.minimum_satisfactory_share,
+    )
+    if known is not None:  # the pre-run's workers, if any are left, are fenced like any older generation
+        job = replace(
+            job,
+            num_gpus=known.num_gpus,
+            generation=known.generation,
+            gpus=known.gpus,
+            placed_at_s=known.placed_at_s,
+            stopping=known.stopping,
+            broken=bool(known.gpus),
+        )
+    if not profiling:
+        state = _charge(_made_room(state, event), event)
+    return _scheduling_event(_with_job(state, job), sequence)
+
+
+def _made_room(state: PoolState, event: events.JobAdmitted) -> PoolState:
+    for job_id, schedule in event.replanned.items():
+        other = state.live_jobs.get(job_id)
+        if other is not None:
+            state = _with_job(state, replace(other, minimum_satisfactory_share=schedule))
+    return state
+
+
+def _charge(state: PoolState, event: events.JobAdmitted) -> PoolState:
+    recent = [u for u in state.usage.get(event.tenant, ()) if u.at_s > event.at_s - DAY_S]
+    usage = (*recent, Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds))
+    return replace(state, usage=state.usage.set(event.tenant, usage))
+
+
+def _rejected(state: PoolState, event: events.JobRejected, sequence: int) -> PoolState:
+    known = state.job(event.job_id)
+    if event.reason == "duplicate" or (known is not None and known.phase is not Phase.PROFILING):
+        return state
+    job = Job(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=event.spec,
+        phase=Phase.PROFILING,
+        decided_at_s=event.at_s,
+        decided_sequence=sequence,
+        deadline_s=event.deadline_s,
+        earliest_deadline_s=event.earliest_deadline_s,
+        stopping=_all_stopping(known) if known else (),
+        rejection=event.reason,
+    )
+    return _ended(state, job, Phase.REJECTED, event.at_s, sequence, explanation=event.explanation)
+
+
+def _ended(
+    state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = ""
+) -> PoolState:
+    ended = replace(
+        job,
+        phase=phase,
+        explanation=explanation,
+        ended_at_s=at_s,
+        num_gpus=0,
+        gpus=(),
+        stopping=_all_stopping(job),
+    )
+    state = replace(
+        state,
+        live_jobs=state.live_jobs.delete(job.job_id) if job.job_id in state.live_jobs else state.live_jobs,
+        ended_jobs=state.ended_jobs.set(job.job_id, ended),
+    )
+    return _scheduling_event(state, sequence)
+
+
+# --- allocation, placement, profiles --------------------------------------------------------------------
+
+
+def _allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
+    live_jobs = state.live_jobs
+    for job_id, job in live_jobs.items():
+        num_gpus = event.num_gpus_by_job.get(job_id, 0)
+        if num_gpus != job.num_gpus:
+            live_jobs = live_jobs.set(job_id, replace(job, num_gpus=num_gpus))
+    return replace(state, live_jobs=live_jobs, allocation_valid_until_s=event.valid_until_s)
+
+
+def _placed(state: PoolState, placed: events.PlacedJob, at_s: float) -> PoolState:
+    job = state.live_jobs.get(placed.job_id)
+    if job is None or placed.generation <= job.generation:
+        return state
+    job = replace(
+        job,
+        stopping=_all_stopping(job),
+        generation=placed.generation,
+        gpus=placed.gpus,
+        placed_at_s=at_s,
+        started_at_s=None,
+        broken=False,
+        rendezvous="",
+        iterations_per_s=None,
+        at_risk=False,
+    )
+    return _with_job(state, job)
+
+
+def _all_stopping(job: Job) -> tuple[StoppingWorkers, ...]:
+    current = (StoppingWorkers(generation=job.generation, node_id=node_id) for node_id in job.nodes)
+    return (*job.stopping, *current)
+
+
+def _measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
+    curve = state.curves.get(event.profile_key, _NO_CURVE)
+    curve = replace(
+        curve,
+        iterations_per_s={**curve.iterations_per_s, event.num_gpus: event.iterations_per_s},
+        dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
+    )
+    state = replace(state, curves=state.curves.set(event.profile_key, curve))
+    return _scheduling_event(state, sequence)
+
+
+def _profile_completed(state: PoolState, event: events.ProfileCompleted, sequence: int) -> PoolState:
+    curve = state.curves.get(event.profile_key, _NO_CURVE)
+    curve = replace(curve, iterations_per_s=event.iterations_per_s, complete=True)
+    state = replace(state, curves=state.curves.set(event.profile_key, curve))
+    return _scheduling_event(state, sequence)
+
+
+# --- workers --------------------------------------------------------------------------------------------
+
+
+def _generation_started(job: Job, event: events.GenerationStarted) -> Job:
+    if event.generation != job.generation or job.started_at_s is not None:
+        return job
+    return replace(job, started_at_s=event.at_s, iteration=event.iteration, progressed_at_s=event.at_s)
+
+
+def _progressed(job: Job, event: events.JobProgressed) -> Job:
+    if event.generation != job.generation or event.at_s < job.progressed_at_s:
+        return job
+    return replace(
+        job,
+        iteration=event.iteration,
+        checkpoint_iteration=max(event.checkpoint_iteration, job.checkpoint_iteration),
+        iterations_per_s=event.iterations_per_s,
+        metrics={**job.metrics, **event.metrics},
+        progressed_at_s=event.at_s,
+        restarts=0 if event.iteration > job.iteration else job.restarts,
+    )
+
+
+def _workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
+    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
+    job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    if event.iteration is None:
+        return job
+    checkpoint = max(event.iteration, job.checkpoint_iteration)
+    if job.started_at_s is not None:  # the next generation is already past it
+        return replace(job, checkpoint_iteration=checkpoint)
+    return replace(job, checkpoint_iteration=checkpoint, iteration=checkpoint)
+
+
+def _broken(job: Job, *, crashes: int) -> Job:
+    return replace(
+        job,
+        broken=True,
+        started_at_s=None,
+        iteration=job.checkpoint_iteration,
+        iterations_per_s=None,
+        restarts=job.restarts + crashes,
+    )
+
+
+def _workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
+    job = state.ended_jobs.get(event.job_id) if isinstance(event, events.WorkersStopped) else None
+    if job is None or not isinstance(event, events.WorkersStopped):
+        return state
+    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
+    job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    return replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))
+
+
+# --- nodes ----------------------------------------------------------------------------------------------
+
+
+def _node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> PoolState:
+    known = state.nodes.get(event.node_id)
+    if known is not None and known.incarnation == event.incarnation:
+        return state
+    if known is not None and known.alive:
+        state = _without_workers_on(state, event.node_id)
+    node = NodeState(
+        node_id=event.node_id,
+        incarnation=event.incarnation,
+        num_gpus=event.num_gpus,
+        device=event.device,
+        alive=True,
+        since_s=event.at_s,
+    )
+    return _scheduling_event(replace(state, nodes=state.nodes.set(event.node_id, node)), sequence)
+
+
+def _node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolState:
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    node = replace(node, alive=False, since_s=event.at_s)
+    state = replace(state, nodes=state.nodes.set(event.node_id, node))
+    return _scheduling_event(_without_workers_on(state, event.node_id), sequence)
+
+
+def _without_workers_on(state: PoolState, node_id: str) -> PoolState:
+    for job in state.live_jobs.values():
+        if job.stopping:
+            job = replace(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
+        if node_id in job.nodes:
+            job = _broken(job, crashes=0)
+        state = _with_job(state, job)
+    return state
+
+
+# --- in other words -------------------------------------------------------------------------------------
+
+
+def spec_of(job: Job) -> JobSpec:
+    """The spec of a live job, which always has one."""
+    assert job.spec is not None, job.job_id
+    return job.spec
+
+
+def outcome(job: Job) -> events.AdmissionEvent:
+    """What admission said of this job, told again to whoever asks again."""
+    match job.phase:
+        case Phase.PROFILING:
+            return events.ProfileRequested(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=spec_of(job),
+                deadline_s=job.deadline_s,
+                at_s=job.decided_at_s,
+            )
+        case Phase.REJECTED:
+            return events.JobRejected(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=job.spec,
+                reason=job.rejection or "invalid",
+                explanation=job.explanation,
+                deadline_s=job.deadline_s,
+                earliest_deadline_s=job.earliest_deadline_s,
+                at_s=job.decided_at_s,
+            )
+        case Phase.ADMITTED | Phase.FINISHED | Phase.FAILED | Phase.CANCELLED:
+            return events.JobAdmitted(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=spec_of(job),
+                deadline_s=job.deadline_s,
+                minimum_satisfactory_share=job.minimum_satisfactory_share,
+                gpu_seconds=sum(s.num_gpus * (s.end_s - s.start_s) for s in job.minimum_satisfactory_share),
+                at_s=job.decided_at_s,
+            )

@@ -1,0 +1,154 @@
+"""What the ledger of one pool says, folded: jobs, nodes, curves, shares and placements.
+
+Every service folds the same facts into this one value (`lifecycle.evolve`) and judges on it. The maps are
+persistent (immutables.Map): a fold step costs the same with ten jobs and with a hundred thousand.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from immutables import Map
+
+from shared.messages.cluster import GpuId, PoolConfig, ShareSegment
+from shared.messages.events import RejectionReason
+from shared.messages.job import JobClass, JobSpec
+
+
+class Phase(StrEnum):
+    """Where a job is in its life. The last four are ends: nothing follows them."""
+
+    PROFILING = "profiling"  # its scaling curve is being measured, the decision is still open
+    ADMITTED = "admitted"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One admission of a tenant, for its quota."""
+
+    at_s: float
+    gpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingWorkers:
+    """Workers of an older generation that have not yet been reported gone from a node."""
+
+    generation: int
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, from its first decision to its end."""
+
+    job_id: str
+    tenant: str
+    spec: JobSpec | None
+    phase: Phase
+    decided_at_s: float
+    decided_sequence: int
+    deadline_s: float | None = None
+    minimum_satisfactory_share: tuple[ShareSegment, ...] = ()  # as promised at admission
+    explanation: str = ""  # of a rejection, failure or cancellation
+    traceback: str = ""
+    rejection: RejectionReason | None = None
+    earliest_deadline_s: float | None = None  # the counter-offer of a rejection
+
+    num_gpus: int = 0  # its share in the current allocation
+    generation: int = 0
+    gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
+    placed_at_s: float = 0.0
+    started_at_s: float | None = None  # when the current generation began to train, None before
+    broken: bool = False  # the current generation lost a worker or node and cannot go on
+    stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty
+    rendezvous: str = ""  # host:port of the current generation
+
+    iteration: int = 0
+    checkpoint_iteration: int = 0
+    iterations_per_s: float | None = None
+    progressed_at_s: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    restarts: int = 0  # crashes in a row without progress
+    at_risk: bool = False
+    ended_at_s: float | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.phase in (Phase.PROFILING, Phase.ADMITTED)
+
+    @property
+    def training(self) -> bool:
+        """All workers of the current generation take steps."""
+        return self.started_at_s is not None and not self.broken and bool(self.gpus)
+
+    @property
+    def promised(self) -> bool:
+        """Its deadline is guaranteed."""
+        return self.phase is Phase.ADMITTED and self.spec is not None and self.spec.job_class is JobClass.SLO
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the current generation, in rank order."""
+        return tuple(dict.fromkeys(gpu.node_id for gpu in self.gpus))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """One node, as its executor and the monitor last said."""
+
+    node_id: str
+    incarnation: str
+    num_gpus: int
+    device: str
+    alive: bool
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCurve:
+    """The scaling curve of a profile, as far as it is known: iterations/s by number of GPUs."""
+
+    iterations_per_s: Mapping[int, float]
+    dataset_size: int | None = None
+    complete: bool = False
+
+
+# immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.
+_NO_JOBS = cast("Map[str, Job]", Map())
+_NO_NODES = cast("Map[str, NodeState]", Map())
+_NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
+_NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """Everything the ledger says up to `sequence`."""
+
+    sequence: int = 0  # of the last folded message
+    plan_sequence: int = 0  # of the last folded decision: what compare-and-set expects
+    config: PoolConfig = field(default_factory=PoolConfig)
+    configured: bool = False
+    nodes: Map[str, NodeState] = _NO_NODES
+    live_jobs: Map[str, Job] = _NO_JOBS
+    ended_jobs: Map[str, Job] = _NO_JOBS
+    curves: Map[str, MeasuredCurve] = _NO_CURVES
+    usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours
+    scheduling_event_sequence: int = 0  # last event that can change who should get how many GPUs
+    allocation_based_on: int = 0  # what the last allocation had seen
+    allocation_sequence: int = 0
+    allocation_valid_until_s: float | None = None
+
+    def job(self, job_id: str) -> Job | None:
+        """A job by id, live or ended."""
+        return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the nodes that are alive."""
+        return sum(node.num_gpus for node in self.nodes.values() if node.alive)

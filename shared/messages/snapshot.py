@@ -1,0 +1,69 @@
+"""A folded pool as bytes: a cache that anyone may delete, written so that a restart need not fold from 1.
+
+A snapshot names the shape of the state it holds; after the shape changed it is not read any more.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from immutables import Map
+from pydantic import TypeAdapter, ValidationError
+
+from shared.messages.cluster import PoolConfig
+from shared.messages.codec import Undecodable
+from shared.messages.pool_state import Job, MeasuredCurve, NodeState, PoolState, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flat:
+    """PoolState with plain dicts for its persistent maps."""
+
+    shape: str
+    sequence: int
+    plan_sequence: int
+    config: PoolConfig
+    configured: bool
+    nodes: dict[str, NodeState]
+    live_jobs: dict[str, Job]
+    ended_jobs: dict[str, Job]
+    curves: dict[str, MeasuredCurve]
+    usage: dict[str, tuple[Usage, ...]]
+    scheduling_event_sequence: int
+    allocation_based_on: int
+    allocation_sequence: int
+    allocation_valid_until_s: float | None
+
+
+_ADAPTER = TypeAdapter(_Flat)
+_MAPS = ("nodes", "live_jobs", "ended_jobs", "curves", "usage")
+_STATE = (PoolState, Job, NodeState, MeasuredCurve, Usage, PoolConfig)
+SHAPE = hashlib.sha256(
+    repr([(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]).encode()
+).hexdigest()[:16]
+
+
+def dump(state: PoolState) -> bytes:
+    """The state as msgpack."""
+    flat = {f.name: getattr(state, f.name) for f in fields(state)}
+    for name in _MAPS:
+        flat[name] = dict(flat[name])
+    plain = _ADAPTER.dump_python(_Flat(shape=SHAPE, **flat), warnings=False)
+    return cast(bytes, msgpack.packb(plain))  # pyright: ignore[reportUnknownMemberType]
+
+
+def load(data: bytes) -> PoolState:
+    """The state in these bytes. Raises Undecodable for another shape or damaged bytes."""
+    try:
+        plain = msgpack.unpackb(data, strict_map_key=False)  # pyright: ignore
+        if not isinstance(plain, dict) or cast(Mapping[str, Any], plain).get("shape") != SHAPE:
+            raise Undecodable("a snapshot of another shape")
+        flat = _ADAPTER.validate_python(plain)
+    except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
+        raise Undecodable(f"damaged snapshot: {type(error).__name__}") from error
+    values: dict[str, Any] = {f.name: getattr(flat, f.name) for f in fields(PoolState)}
+    for name in _MAPS:
+        values[name] = Map(values[name])
+    return PoolState(**values)

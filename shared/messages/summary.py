@@ -1,0 +1,61 @@
+"""An event in a line: the keys and numbers that a log, a table or `eflow events` shows of it."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+from shared.messages.cluster import GpuId, PoolConfig, ShareSegment
+from shared.messages.events import PlacedJob
+from shared.messages.job import JobSpec
+
+_LONG = 200
+_MANY = 32
+
+
+def summary(message: Any) -> dict[str, Any]:
+    """The message's fields, each short: a spec as what it asks for, GPUs as node:0,1, schedules as steps."""
+    shown: dict[str, Any] = {}
+    for field in fields(message):
+        value = getattr(message, field.name)
+        if value is None or value == () or value == "":
+            continue
+        if isinstance(value, JobSpec):
+            shown |= _asked_for(value)
+        else:
+            shown[field.name] = _short(value)
+    return shown
+
+
+def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
+    """GPUs by node, in rank order: "a:0,1 b:2"."""
+    by_node: dict[str, list[int]] = {}
+    for gpu in gpus:
+        by_node.setdefault(gpu.node_id, []).append(gpu.gpu_index)
+    return " ".join(f"{node}:{','.join(map(str, indices))}" for node, indices in by_node.items())
+
+
+def _asked_for(spec: JobSpec) -> dict[str, Any]:
+    return {
+        "training_function": spec.training_function,
+        "global_batch_size": spec.global_batch_size,
+        "max_iterations": spec.max_iterations,
+        "job_class": spec.job_class.value,
+    }
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, PoolConfig):
+        return {"resize_cost_s": value.resize_cost_s, "throughput_margin": value.throughput_margin}
+    if isinstance(value, PlacedJob):
+        return f"{value.job_id} g{value.generation} on {gpus_in_words(value.gpus) or 'nothing'}"
+    if isinstance(value, ShareSegment):
+        return f"{value.num_gpus} GPUs for {value.end_s - value.start_s:.1f} s"
+    if isinstance(value, tuple):
+        return [_short(item) for item in cast(tuple[Any, ...], value)[:_MANY]]
+    if isinstance(value, Mapping):
+        return {key: _short(item) for key, item in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, str) and len(value) > _LONG:
+        return f"{value[:_LONG]}..."
+    return value

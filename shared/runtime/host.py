@@ -1,0 +1,286 @@
+"""The one loop of every service: read, decode, fold, decide, append, acknowledge.
+
+The ledger is followed from a snapshot or from its start. Whenever something new is known the policy decides
+on the folded state; decisions go to the plan by compare-and-set, facts to their own subjects, actions to the
+shell. Nothing is acknowledged before it is in the ledger, and nothing is decided before the host has folded
+its own last words: so a crash at any point leads to the same decision or to none.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Generic
+
+from shared.errors import MaybeStored, Reload, Retry
+from shared.messages import codec, lifecycle, subjects
+from shared.messages.codec import Undecodable
+from shared.messages.commands import Command
+from shared.messages.events import AdmissionEvent, Event, PlanDecided, PlanEvent
+from shared.messages.policy import Policy, State
+from shared.messages.pool_state import PoolState
+from shared.messages.summary import summary
+from shared.runtime.bus import Bus, Stored
+from shared.runtime.clock import Clock
+from shared.runtime.inbox import Inbox, Pending
+from shared.runtime.outbox import admission_events, decision_id, fact_id, ledger_message, split, subject_of
+from shared.runtime.telemetry import Metrics
+
+MAX_COMMANDS = 64  # wishes in one decision: few enough that a lost race costs little
+RETRY_S = 0.1
+
+
+class Host(Generic[State]):
+    """Runs one policy over one pool.
+
+    act(action): called for each output that is neither decision nor fact; may be None where there are none.
+    leads(): False keeps a standby replica folding but silent.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        pool: str,
+        policy: Policy[State],
+        clock: Clock,
+        instance: str,
+        log: Any,
+        metrics: Metrics,
+        takes_commands: bool = False,
+        act: Callable[[Any], None] | None = None,
+        leads: Callable[[], bool] = lambda: True,
+        snapshot: PoolState | None = None,
+    ) -> None:
+        self._bus, self._pool, self._policy, self._clock = bus, pool, policy, clock
+        self._instance, self._log, self._metrics = instance, log, metrics
+        self._act, self._leads = act, leads
+        self.state: State = policy.start(snapshot or PoolState())
+        self._news = asyncio.Event()
+        self._folded = asyncio.Condition()
+        self._notes: list[Any] = []
+        self._inbox = (
+            Inbox(bus, pool, policy.service, clock, log, metrics, self._news.set) if takes_commands else None
+        )
+        self._caught_up_at: int | None = None
+        self._last_decision_id = ""
+
+    # -- what the shell may do ---------------------------------------------------------------------------
+
+    def note(self, note: Any) -> None:
+        """Something local happened: the policy observes it before it decides next."""
+        self._notes.append(note)
+        self._news.set()
+
+    @property
+    def folded(self) -> PoolState:
+        return self._policy.pool(self.state)
+
+    def unwell(self) -> str | None:
+        """Why the service should not be trusted right now; None if it should."""
+        if self._caught_up_at is None:
+            return "has not asked the ledger for its end yet"
+        if self.folded.sequence < self._caught_up_at:
+            return f"is at sequence {self.folded.sequence} of {self._caught_up_at}"
+        return None
+
+    async def run(self) -> None:
+        """For ever, or until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="follow")
+            if self._inbox is not None:
+                tasks.create_task(self._inbox.run(), name="inbox")
+            tasks.create_task(self._decide_for_ever(), name="decide")
+
+    # -- fold --------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
+            for stored in batch:
+                self._fold(stored)
+            self._metrics.ledger_sequence.set(self.folded.sequence)
+            async with self._folded:
+                self._folded.notify_all()
+            self._news.set()
+            await asyncio.sleep(0)  # a long replay leaves room for heartbeats
+
+    def _fold(self, stored: Stored) -> None:
+        sequence = self.folded.sequence
+        if stored.sequence <= sequence:
+            return
+        assert stored.sequence == sequence + 1, f"ledger jumps from {sequence} to {stored.sequence}"
+        try:
+            message = ledger_message(stored.data)
+        except Undecodable as error:
+            self._metrics.refused_total.inc()
+            self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=error.problems)
+            message = None
+        if isinstance(message, PlanDecided):
+            self._last_decision_id = stored.message_id
+        self.state = self._policy.evolve(self.state, message, stored.sequence)
+
+    async def _folded_up_to(self, sequence: int) -> None:
+        async with self._folded:
+            await self._folded.wait_for(lambda: self.folded.sequence >= sequence)
+
+    # -- decide ------------------------------------------------------------------------------------------
+
+    async def _decide_for_ever(self) -> None:
+        await self._catch_up()
+        while True:
+            await self._news_or_wake()
+            try:
+                await self._round()
+            except Retry as error:
+                self._log.warning("decision postponed", error=str(error))
+                await asyncio.sleep(RETRY_S)
+                self._news.set()
+
+    async def _catch_up(self) -> None:
+        """Reach the end that the ledger has now: nobody judges on half a history."""
+        while self._caught_up_at is None:
+            try:
+                self._caught_up_at = await self._bus.last_sequence(self._pool)
+            except Retry as error:
+                self._log.warning("catching up postponed", error=str(error))
+                await asyncio.sleep(RETRY_S)
+        await self._folded_up_to(self._caught_up_at)
+        self._log.info("caught up", sequence=self.folded.sequence)
+        self._news.set()
+
+    async def _news_or_wake(self) -> None:
+        wake_at_s = self._policy.wake_at_s(self.state)
+        if wake_at_s is None:
+            await self._news.wait()
+        else:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), max(0.0, wake_at_s - self._clock.now_s()))
+        self._news.clear()
+
+    async def _round(self) -> None:
+        now_s = self._clock.now_s()
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self.state = self._policy.observe(self.state, note, now_s)
+        if not self._leads():
+            return
+        taken = self._inbox.take(MAX_COMMANDS) if self._inbox else ()
+        commands = tuple(pending.command for pending in taken)
+        with self._metrics.decide_seconds.time():
+            outputs = self._policy.decide(self.state, commands, now_s)
+        plan, facts, actions = split(outputs)
+        for action in actions:
+            assert self._act is not None, f"{self._policy.service} has no hands for {action!r}"
+            self._act(action)
+            self.state = self._policy.observe(self.state, action, now_s)
+        if plan and not await self._decided(plan, commands, taken, now_s):
+            return
+        await self._tell(facts)
+        await self._settle(taken, plan)
+
+    async def _decided(
+        self,
+        plan: tuple[PlanEvent, ...],
+        commands: tuple[Command, ...],
+        taken: tuple[Pending, ...],
+        now_s: float,
+    ) -> bool:
+        """Append the decision; False if a rival was first, then everything is judged again."""
+        folded = self.folded
+        decision = PlanDecided(
+            service=self._policy.service,
+            based_on=folded.sequence,
+            now_s=now_s,
+            commands=commands,
+            events=plan,
+        )
+        message_id = decision_id(decision, self._instance)
+        cause_id = taken[0].envelope_id if taken else f"sequence-{folded.sequence}"
+        data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=now_s)
+        try:
+            with self._metrics.append_seconds.time():
+                sequence = await self._bus.append(
+                    subjects.plan(self._pool),
+                    data,
+                    message_id=message_id,
+                    expected_last_subject_sequence=folded.plan_sequence,
+                )
+        except Reload:
+            self._metrics.conflicts_total.inc()
+            await self._rival_folded(folded.plan_sequence)
+            return False
+        except MaybeStored:
+            if not await self._was_stored(message_id):
+                return False
+            sequence = self.folded.sequence
+        await self._fold_own(decision, message_id, sequence)
+        self._metrics.decisions_total.inc()
+        for event in plan:
+            self._log_decision(event, cause_id, sequence)
+        return True
+
+    async def _fold_own(self, decision: PlanDecided, message_id: str, sequence: int) -> None:
+        """Know one's own decision before anything else is judged; the follower brings it again, in vain."""
+        if self.folded.sequence == sequence - 1:
+            self._last_decision_id = message_id
+            self.state = self._policy.evolve(self.state, decision, sequence)
+        else:
+            await self._folded_up_to(sequence)
+
+    async def _rival_folded(self, plan_sequence: int) -> None:
+        async with self._folded:
+            await self._folded.wait_for(lambda: self.folded.plan_sequence > plan_sequence)
+        self._news.set()
+
+    async def _was_stored(self, message_id: str) -> bool:
+        """After an append without an answer: read to the ledger's end and look."""
+        await self._folded_up_to(await self._bus.last_sequence(self._pool))
+        stored = self._last_decision_id == message_id
+        if not stored:
+            self._news.set()
+        return stored
+
+    async def _tell(self, facts: tuple[Event, ...]) -> None:
+        """Append facts side by side, in order; go on when they are folded."""
+        if not facts:
+            return
+        sequences = await asyncio.gather(*(self._append_fact(fact) for fact in facts))
+        await self._folded_up_to(max(sequences))
+
+    async def _append_fact(self, fact: Event) -> int:
+        message_id = fact_id(fact)
+        data = codec.encode(fact, id=message_id, recorded_at_s=self._clock.now_s())
+        with self._metrics.append_seconds.time():
+            sequence = await self._bus.append_fact(subject_of(self._pool, fact), data, message_id=message_id)
+        self._metrics.facts_total.inc()
+        self._log_decision(fact, message_id, sequence)
+        return sequence
+
+    # -- answer ------------------------------------------------------------------------------------------
+
+    async def _settle(self, taken: tuple[Pending, ...], plan: tuple[PlanEvent, ...]) -> None:
+        """Acknowledge what is in the ledger, then tell who asked."""
+        if self._inbox is None:
+            return
+        for pending in taken:
+            await pending.item.ack()
+        self._inbox.settled(taken)
+        self._metrics.commands_total.inc(len(taken))
+        answers = admission_events(plan)
+        told = {answer.job_id for answer in answers}
+        answers += (self._told_before(p.command.job_id) for p in taken if p.command.job_id not in told)
+        for answer in answers:
+            await self._answer(answer)
+
+    def _told_before(self, job_id: str) -> AdmissionEvent:
+        """The decision on a wish that came again."""
+        job = self.folded.job(job_id)
+        assert job is not None, job_id
+        return lifecycle.outcome(job)
+
+    async def _answer(self, answer: AdmissionEvent) -> None:
+        data = codec.encode(answer, id=f"answer-{fact_id(answer)}", recorded_at_s=self._clock.now_s())
+        await self._bus.publish(subjects.answer(self._pool, answer.job_id), data)
+
+    def _log_decision(self, event: Event, cause_id: str, sequence: int) -> None:
+        """One full line for each decision, under the name that it has on the bus."""
+        self._log.info(type(event).__name__, cause=cause_id, sequence=sequence, **summary(event))

@@ -1,0 +1,136 @@
+"""Submissions on their way to a judgement: pulled, read, kept until answered, put aside if unreadable."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import ElasticFlowError, Retry
+from shared.messages import codec, subjects
+from shared.messages.codec import Envelope, Undecodable
+from shared.messages.commands import CancelJob, Command, SubmitJob
+from shared.messages.events import MessageRefused
+from shared.messages.limits import MAX_SUBMISSION_BYTES
+from shared.runtime.bus import Bus, WorkItem
+from shared.runtime.clock import Clock
+from shared.runtime.telemetry import Metrics
+
+ANSWER_TO = "Ef-Answer-To"  # header: where the sender wants to hear of a refusal
+MAX_PENDING = 256
+MAX_TRIES = 4  # deliveries of one message before it counts as poison
+PULL_TIMEOUT_S = 20.0
+ACK_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """One wish that waits for its decision; item settles it."""
+
+    command: Command
+    envelope_id: str
+    item: WorkItem
+
+
+class Inbox:
+    """The work queue of one pool, as one replica of admission sees it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        pool: str,
+        service: str,
+        clock: Clock,
+        log: Any,
+        metrics: Metrics,
+        on_news: Callable[[], None],
+    ) -> None:
+        self._bus, self._pool, self._service = bus, pool, service
+        self._clock, self._log, self._metrics = clock, log, metrics
+        self._on_news = on_news
+        self._pending: list[Pending] = []
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def run(self) -> None:
+        """Pull for ever; a message that cannot be read never comes further than this."""
+        queue = await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
+        while True:
+            await self._room.wait()
+            for item in await queue.pull(MAX_PENDING - len(self._pending), PULL_TIMEOUT_S):
+                await self._receive(item)
+            if len(self._pending) >= MAX_PENDING:
+                self._room.clear()
+
+    def take(self, max_commands: int) -> tuple[Pending, ...]:
+        """The oldest wishes. One that came before and was not settled is judged alone: it may be poison."""
+        taken: list[Pending] = []
+        for pending in self._pending[:max_commands]:
+            if pending.item.num_delivered > 1:
+                taken = taken or [pending]
+                break
+            taken.append(pending)
+        return tuple(taken)
+
+    def settled(self, taken: tuple[Pending, ...]) -> None:
+        """These are answered and acknowledged."""
+        done = {id(pending) for pending in taken}
+        self._pending = [pending for pending in self._pending if id(pending) not in done]
+        self._room.set()
+        if self._pending:
+            self._on_news()
+
+    @property
+    def empty(self) -> bool:
+        return not self._pending
+
+    async def _receive(self, item: WorkItem) -> None:
+        try:
+            envelope = codec.decode(item.data, max_bytes=MAX_SUBMISSION_BYTES)
+            command = self._wish_in(envelope, item)
+        except Undecodable as error:
+            await self.put_aside(item, *error.problems)
+            return
+        if item.num_delivered > MAX_TRIES:
+            await self.put_aside(item, f"admission failed {MAX_TRIES} times on this message")
+            return
+        self._pending.append(Pending(command=command, envelope_id=envelope.id, item=item))
+        self._on_news()
+
+    def _wish_in(self, envelope: Envelope, item: WorkItem) -> Command:
+        command = envelope.message
+        if not isinstance(command, SubmitJob | CancelJob):
+            raise Undecodable(f"type: {type(command).__name__} is no wish; publish SubmitJob or CancelJob")
+        tenant = item.subject.split(".")[2]
+        if command.tenant != tenant:
+            raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")
+        return command
+
+    async def put_aside(self, item: WorkItem, *problems: str) -> None:
+        """Keep the bytes on the dead-letter subject with the reason, tell the sender, go on."""
+        self._metrics.refused_total.inc()
+        self._log.warning("MessageRefused", subject=item.subject, sequence=item.sequence, problems=problems)
+        headers = {"Ef-Subject": item.subject, "Ef-Reason": "; ".join(problems)[:1000].replace("\n", " ")}
+        try:
+            await self._bus.append(
+                subjects.dead_letter(self._pool, self._service),
+                item.data,
+                message_id=f"dead-{self._pool}-{item.sequence}",
+                headers=headers,
+            )
+            await self._tell(item, problems)
+            await item.term()
+        except Retry as error:  # it stays in the queue and comes again
+            self._log.warning("refusal postponed", sequence=item.sequence, error=str(error))
+
+    async def _tell(self, item: WorkItem, problems: tuple[str, ...]) -> None:
+        refusal = MessageRefused(problems=tuple(problem[:2000] for problem in problems[:50]))
+        answer = codec.encode(refusal, id=f"refused-{item.sequence}", recorded_at_s=self._clock.now_s())
+        for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(item.data)):
+            if subject:
+                with contextlib.suppress(ElasticFlowError):  # a courtesy; a hostile subject must not hurt
+                    await self._bus.publish(subject, answer)
+
+    def _answer_subject(self, data: bytes) -> str:
+        job_id = codec.job_id_in(data)
+        return subjects.answer(self._pool, job_id) if job_id else ""

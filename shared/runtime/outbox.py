@@ -1,0 +1,70 @@
+"""What a judgement turns into on the bus: one decision by compare-and-set, facts on their own subjects."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any, cast, get_args
+
+from shared.messages import codec, subjects
+from shared.messages.events import (
+    AdmissionEvent,
+    Event,
+    JobEvent,
+    NodeEvent,
+    NodeJoined,
+    NodeLost,
+    PlanDecided,
+    PlanEvent,
+)
+
+PLAN_EVENTS = get_args(PlanEvent)
+ADMISSION_EVENTS = get_args(AdmissionEvent)
+NODE_EVENTS = get_args(NodeEvent)
+JOB_EVENTS = get_args(JobEvent)
+LEDGER_MESSAGES = (PlanDecided, *PLAN_EVENTS, *NODE_EVENTS, *JOB_EVENTS)
+
+
+def ledger_message(data: bytes) -> Event | PlanDecided:
+    """The fact or decision in these bytes. Raises Undecodable, also for messages that belong elsewhere."""
+    message = codec.decode(data).message
+    if not isinstance(message, LEDGER_MESSAGES):
+        raise codec.Undecodable(f"type: {type(message).__name__} has no place in a ledger")
+    return cast(Event | PlanDecided, message)
+
+
+def admission_events(plan: tuple[PlanEvent, ...]) -> list[AdmissionEvent]:
+    """What admission said, of a decision's events."""
+    return [cast(AdmissionEvent, event) for event in plan if isinstance(event, ADMISSION_EVENTS)]
+
+
+def subject_of(pool: str, event: Event) -> str:
+    """The ledger subject on which this fact belongs."""
+    if isinstance(event, NodeJoined | NodeLost):
+        return subjects.node(pool, event.node_id)
+    assert isinstance(event, JOB_EVENTS), type(event)
+    return subjects.job(pool, cast(JobEvent, event).job_id)
+
+
+def fact_id(event: Event) -> str:
+    """The same fact has the same id, whenever it is told again: the time of telling is left out."""
+    timeless = replace(event, at_s=0.0) if hasattr(event, "at_s") else event
+    return f"{type(event).__name__}-{_digest(timeless)}"
+
+
+def decision_id(decision: PlanDecided, holder: str) -> str:
+    """Derived from what was decided on what; holder keeps two replicas with one thought apart."""
+    return f"{decision.service}-{decision.based_on}-{holder}-{_digest(decision)}"
+
+
+def _digest(message: Any) -> str:
+    data = codec.encode(message, id="", recorded_at_s=0.0)
+    return hashlib.blake2b(data, digest_size=10).hexdigest()
+
+
+def split(outputs: tuple[Any, ...]) -> tuple[tuple[PlanEvent, ...], tuple[Event, ...], tuple[Any, ...]]:
+    """Decisions, facts, actions: each in its order."""
+    plan = tuple(output for output in outputs if isinstance(output, PLAN_EVENTS))
+    facts = tuple(output for output in outputs if isinstance(output, NODE_EVENTS + JOB_EVENTS))
+    actions = tuple(
+        output for output in outputs if not isinstance(output, PLAN_EVENTS + NODE_EVENTS + JOB_EVENTS)
+    )
+    return plan, facts, actions

@@ -1,0 +1,157 @@
+"""From `python -m services.X` to a running host: settings, logs, bus, metrics, signals, a clean end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shared.errors import ElasticFlowError, Retry
+from shared.messages.policy import Policy, State
+from shared.messages.pool_state import PoolState
+from shared.runtime import snapshots
+from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.host import Host
+from shared.runtime.lease import Lease
+from shared.runtime.logs import configure_logs, get_log
+from shared.runtime.nats_bus import NatsBus, connect_nats
+from shared.runtime.nats_connection import masked
+from shared.runtime.parent_death import die_with_parent
+from shared.runtime.settings import Settings
+from shared.runtime.streams import StreamLimits
+from shared.runtime.telemetry import Metrics, serve_metrics
+
+CONNECT_RETRY_S = 1.0
+LEASE_TTL_S = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What a service's shell gets to work with."""
+
+    settings: Settings
+    bus: NatsBus
+    clock: Clock
+    log: Any
+    metrics: Metrics
+
+
+def run_service(service: str, shell: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
+    """Run a service's shell until SIGTERM or SIGINT. Exits 2 on wrong settings or credentials."""
+    try:
+        settings = Settings.from_environment()
+        configure_logs(settings.log_format, level=settings.log_level)
+        if os.environ.get("EF_DIE_WITH_PARENT"):
+            die_with_parent()
+        asyncio.run(_run(service, settings, shell))
+    except ElasticFlowError as error:
+        print(f"{service}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+async def _run(
+    service: str, settings: Settings, shell: Callable[[Process], Coroutine[Any, Any, None]]
+) -> None:
+    log = get_log(service, pool=settings.pool, instance=settings.instance)
+    log.info("service starts", **(asdict(settings) | {"nats_url": masked(settings.nats_url)}))
+    metrics = Metrics(service, settings.pool)
+    bus = await _connected(service, settings, log, metrics)
+    process = Process(settings=settings, bus=bus, clock=SystemClock(), log=log, metrics=metrics)
+    running = asyncio.ensure_future(shell(process))
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, running.cancel)
+    try:
+        await running
+    except asyncio.CancelledError:
+        log.info("service stops")
+    finally:
+        await bus.close()
+
+
+async def _connected(service: str, settings: Settings, log: Any, metrics: Metrics) -> NatsBus:
+    """The bus, as soon as there is one: a service may be started before its NATS."""
+
+    def on_state(state: str) -> None:
+        metrics.connected.set(state == "connected")
+        log.info("nats", state=state)
+
+    while True:
+        try:
+            bus = await connect_nats(
+                settings.nats_url,
+                name=f"ef-{service}-{settings.instance}",
+                limits=StreamLimits(replicas=settings.replicas),
+                on_state=on_state,
+            )
+            await bus.ensure_pool(settings.pool)
+        except Retry as error:
+            log.warning("nats is not ready", error=str(error))
+            await asyncio.sleep(CONNECT_RETRY_S)
+            continue
+        metrics.connected.set(1)
+        return bus
+
+
+async def host_policy(
+    process: Process,
+    policy: Policy[State],
+    *,
+    takes_commands: bool = False,
+    leads_by_lease: bool = False,
+    act: Callable[[Any], None] | None = None,
+    beside: Callable[[Host[State]], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """Host a policy for ever, with its two pages, and `beside` it what else the service has to do.
+
+    leads_by_lease: of several replicas one decides and the others stand by; the lease only saves work,
+    compare-and-set is what keeps two leaders from harm.
+    """
+    settings = process.settings
+    lease = (
+        Lease(process.bus, settings.pool, policy.service, settings.instance, LEASE_TTL_S)
+        if leads_by_lease
+        else None
+    )
+    host = Host(
+        bus=process.bus,
+        pool=settings.pool,
+        policy=policy,
+        clock=process.clock,
+        instance=settings.instance,
+        log=process.log,
+        metrics=process.metrics,
+        takes_commands=takes_commands,
+        act=act,
+        leads=(lambda: lease.held) if lease else (lambda: True),
+        snapshot=await snapshots.load(process.bus, settings.pool, process.log),
+    )
+
+    def unwell() -> str | None:
+        return host.unwell() if process.bus.is_connected else "not connected to NATS"
+
+    pages, port = await serve_metrics(
+        process.metrics, unwell, host=settings.metrics_host, port=settings.metrics_port
+    )
+    process.log.info("metrics served", port=port)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(host.run(), name="host")
+            if lease is not None:
+                tasks.create_task(_keep(lease, host), name="lease")
+            if beside is not None:
+                tasks.create_task(beside(host), name="beside")
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await pages.cleanup()
+
+
+async def _keep(lease: Lease, host: Host[Any]) -> None:
+    """Hold the lease whenever it can be had; a new leader looks at the state at once."""
+    async for _ in lease.hold():
+        host.note(None)
+
+
+__all__ = ["PoolState", "Process", "host_policy", "run_service"]

@@ -1,0 +1,79 @@
+"""Metrics of every service, in one file, units in the names; and the two pages that show them.
+
+/metrics   Prometheus text
+/healthz   200 while the service follows the ledger, 503 and the reason while it does not
+"""
+
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Metrics:
+    """The metrics of one service in one process; each Metrics has a registry of its own."""
+
+    def __init__(self, service: str, pool: str) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._labels = {"service": service, "pool": pool}
+        self.ledger_sequence = self.gauge("ef_ledger_sequence", "Last folded sequence of the ledger")
+        self.decisions_total = self.counter("ef_decisions_total", "Decisions appended to the plan")
+        self.conflicts_total = self.counter("ef_conflicts_total", "Decisions lost to a rival and taken again")
+        self.facts_total = self.counter("ef_facts_total", "Facts appended to the ledger")
+        self.commands_total = self.counter("ef_commands_total", "Wishes of users that were answered")
+        self.refused_total = self.counter("ef_refused_messages_total", "Unreadable messages put aside")
+        self.decide_seconds = self.histogram("ef_decide_seconds", "Time of one judgement")
+        self.append_seconds = self.histogram("ef_append_seconds", "Time of one append to the ledger")
+        self.connected = self.gauge("ef_nats_connected", "1 while the connection to NATS stands")
+
+    def counter(self, name: str, documentation: str) -> Counter:
+        metric = Counter(name, documentation, tuple(self._labels), registry=self.registry)
+        return metric.labels(**self._labels)
+
+    def gauge(self, name: str, documentation: str) -> Gauge:
+        metric = Gauge(name, documentation, tuple(self._labels), registry=self.registry)
+        return metric.labels(**self._labels)
+
+    def gauge_by(self, name: str, documentation: str, *label_names: str) -> Gauge:
+        """A gauge with labels of its own besides service and pool (which every sample carries as text)."""
+        return Gauge(name, documentation, label_names, registry=self.registry)
+
+    def histogram(self, name: str, documentation: str) -> Histogram:
+        metric = Histogram(name, documentation, tuple(self._labels), registry=self.registry, buckets=_SECONDS)
+        return metric.labels(**self._labels)
+
+
+async def serve_metrics(
+    metrics: Metrics, health: Callable[[], str | None], *, host: str, port: int
+) -> tuple[web.AppRunner, int]:
+    """Serve both pages. health() is None when all is well, else the reason. Returns the real port too."""
+
+    async def show_metrics(request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def show_health(request: web.Request) -> web.Response:
+        reason = health()
+        return web.Response(text="ok\n") if reason is None else web.Response(text=f"{reason}\n", status=503)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", show_metrics), web.get("/healthz", show_health)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    return runner, runner.addresses[0][1]
