@@ -1,0 +1,135 @@
+"""A ledger as one file that any machine can read, without NATS: `eflow events export`, `eflow replay`.
+
+    EFLEDGER1\\n
+    (length, crc32 | msgpack [sequence, subject, message_id, stored_at_s, data]) for each message
+    (length, crc32 | msgpack {"count", "sha256"})        the end; the digest is of all bytes before it
+
+Length and crc32 are big-endian, four bytes each. The messages stay as they were on the bus: what they mean is
+known to `codec` alone. Nothing of a file is handed out before all of it was checked.
+"""
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+
+from shared.messages.limits import MAX_MESSAGE_BYTES
+
+MAGIC = b"EFLEDGER1\n"
+_PREFIX = struct.Struct(">II")
+_MAX_RECORD_BYTES = MAX_MESSAGE_BYTES + 4096  # a message with its subject and id
+_pack = cast(Callable[[object], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_unpack = cast(Callable[[bytes], object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRecord:
+    """One message of a ledger, as raw as it was stored."""
+
+    sequence: int
+    subject: str
+    message_id: str
+    stored_at_s: float
+    data: bytes
+
+
+class BadExport(ValueError):
+    """This file cannot be replayed; the message says what is wrong with it and where."""
+
+
+class ExportWriter:
+    """Writes records as they come; without `finish` the file counts as cut off."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._count = 0
+        self._write(MAGIC)
+
+    def add(self, record: LedgerRecord) -> None:
+        """Append one record; they must come in the order of the ledger."""
+        fields = [record.sequence, record.subject, record.message_id, float(record.stored_at_s), record.data]
+        self._write(_framed(_pack(fields)))
+        self._count += 1
+
+    def finish(self) -> None:
+        """Write the end, which proves to a reader that nothing is missing."""
+        self._write(_framed(_pack({"count": self._count, "sha256": self._digest.hexdigest()})))
+        self._file.flush()
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+
+
+def read_export(file: BinaryIO) -> tuple[LedgerRecord, ...]:
+    """Every record of the file. Raises BadExport if it is foreign, cut off or damaged."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise BadExport("not an export of an ElasticFlow ledger (it does not begin with EFLEDGER1)")
+    digest = hashlib.sha256(MAGIC)
+    records: list[LedgerRecord] = []
+    while True:
+        last = records[-1].sequence if records else 0
+        framed = _next_frame(file, last)
+        fields = _fields(framed[_PREFIX.size :], last)
+        if isinstance(fields, dict):
+            if fields != {"count": len(records), "sha256": digest.hexdigest()}:
+                raise BadExport(f"damaged: its end does not belong to its {len(records)} messages")
+            if file.read(1):
+                raise BadExport(f"damaged: something follows its end, after sequence {last}")
+            return tuple(records)
+        records.append(_record(fields, last))
+        digest.update(framed)
+
+
+def _framed(data: bytes) -> bytes:
+    return _PREFIX.pack(len(data), zlib.crc32(data)) + data
+
+
+def _next_frame(file: BinaryIO, last: int) -> bytes:
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise BadExport(f"cut off after sequence {last}")
+    length, crc32 = _PREFIX.unpack(prefix)
+    if length > _MAX_RECORD_BYTES:
+        raise _damaged(last)
+    data = file.read(length)
+    if len(data) < length:
+        raise BadExport(f"cut off after sequence {last}")
+    if zlib.crc32(data) != crc32:
+        raise _damaged(last)
+    return prefix + data
+
+
+def _fields(data: bytes, last: int) -> dict[str, object] | list[object]:
+    try:
+        fields = _unpack(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _damaged(last) from error
+    if not isinstance(fields, dict | list):
+        raise _damaged(last)
+    return cast("dict[str, object] | list[object]", fields)
+
+
+def _record(fields: list[object], last: int) -> LedgerRecord:
+    match fields:
+        case [int(sequence), str(subject), str(message_id), float(stored_at_s), bytes(data)]:
+            if sequence != last + 1:
+                raise BadExport(f"damaged: sequence {sequence} where {last + 1} should be")
+            return LedgerRecord(
+                sequence=sequence,
+                subject=subject,
+                message_id=message_id,
+                stored_at_s=stored_at_s,
+                data=data,
+            )
+        case _:
+            raise _damaged(last)
+
+
+def _damaged(last: int) -> BadExport:
+    return BadExport(f"damaged at sequence {last + 1}")
