@@ -51,6 +51,7 @@ class PoolConfig:
 
     resize_cost_s: DurationS = 4.0  # seconds without progress at each change of a job's share
     throughput_margin: Fraction = 0.1  # promises count on this much less than the measured curve
+    deadline_slack_s: DurationS = 1.0  # promises are planned to end this much before their deadline
     heartbeat_timeout_s: PositiveDurationS = 3.0  # silence after which a node is lost
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
     default_quota: TenantQuota = TenantQuota()

@@ -57,10 +57,9 @@ class JobAdmitted:
     deadline_s: TimeS | None
     minimum_satisfactory_share: tuple[ShareSegment, ...]
     gpu_seconds: DurationS
-    replanned: Mapping[Token, tuple[ShareSegment, ...]] = (
-        field(  # promised jobs that made room, still in time
-            default_factory=dict[str, tuple[ShareSegment, ...]]
-        )
+    # Promised jobs that made room and are still in time, with their new schedules.
+    replanned: Mapping[Token, tuple[ShareSegment, ...]] = field(
+        default_factory=dict[str, tuple[ShareSegment, ...]]
     )
     at_s: TimeS
 

@@ -1,0 +1,131 @@
+"""Resource allocation: minimum satisfactory shares first, then the greatest marginal return.
+
+A pre-run (profile) takes its GPUs before extras and best-effort jobs do, and never from a promise. One runs at a
+time, so that it is measured undisturbed: 1, 2, 4, ... GPUs until more does not help or no more may be lent.
+Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.py).
+"""
+
+from shared.messages.commands import Command
+from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
+from shared.messages.job import JobClass
+from shared.messages.lifecycle import spec_of
+from shared.messages.policy import planner
+from shared.messages.pool_state import Job, Phase, PoolState
+from shared.scheduling.allocation import allocate
+from shared.scheduling.minimum_satisfactory_share import AdmissionPlan
+from shared.scheduling.outlook import admission_plan, largest_level, planned_deadline_s, to_schedule
+
+WORTHWHILE_SPEEDUP = 1.1  # a doubling that brings less ends the pre-run
+SHORTEST_PLAN_S = 0.05
+
+
+def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
+    """A new allocation if something happened that can change it, or if the planned shares change now."""
+    due = state.allocation_valid_until_s is not None and now_s >= state.allocation_valid_until_s
+    if not due and state.scheduling_event_sequence <= state.allocation_based_on:
+        return ()
+    profiling = _profiling_job(state)
+    plan, lent = _lend(state, profiling, now_s)
+    completed = _completed_profile(state, profiling, lent, now_s)
+    if completed is not None:  # what it held is free for this very allocation
+        plan, lent = admission_plan(state, now_s), 0
+    allocation = allocate(
+        plan,
+        plan.jobs_J,
+        tuple(seen for job in _opportunistic(state) if (seen := to_schedule(state, job, now_s)) is not None),
+        plan.num_gpus,
+        now_s,
+    )
+    shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
+    if lent and profiling is not None:
+        shares[profiling.job_id] = lent
+    decided = AllocationDecided(
+        num_gpus_by_job=shares,
+        valid_until_s=_later(allocation.valid_until_s, now_s),
+        at_s=now_s,
+    )
+    return (completed, decided) if completed else (decided,)
+
+
+def wake_at_s(state: PoolState) -> float | None:
+    """When the planned shares change next."""
+    return state.allocation_valid_until_s
+
+
+def _later(valid_until_s: float, now_s: float) -> float | None:
+    return None if valid_until_s == float("inf") else max(valid_until_s, now_s + SHORTEST_PLAN_S)
+
+
+def _opportunistic(state: PoolState) -> list[Job]:
+    """Soft deadlines first, the earliest before all; then best effort in the order of admission."""
+    jobs = [job for job in state.live_jobs.values() if job.phase is Phase.ADMITTED and not job.promised]
+
+    def order(job: Job) -> tuple[bool, float, int, str]:
+        soft = spec_of(job).job_class is JobClass.SOFT
+        deadline_s = planned_deadline_s(state, job.deadline_s) if soft else 0.0
+        return (not soft, deadline_s, job.decided_sequence, job.job_id)
+
+    return sorted(jobs, key=order)
+
+
+def _profiling_job(state: PoolState) -> Job | None:
+    """The job whose pre-run is due: the oldest that waits for a curve nobody knows."""
+    waiting = [
+        job
+        for job in state.live_jobs.values()
+        if job.phase is Phase.PROFILING and not _complete(state, spec_of(job).profile_key)
+    ]
+    return min(waiting, key=lambda job: (job.decided_sequence, job.job_id), default=None)
+
+
+def _complete(state: PoolState, profile_key: str) -> bool:
+    measured = state.curves.get(profile_key)
+    return measured is not None and measured.complete
+
+
+def _next_level(state: PoolState, job: Job) -> int:
+    """GPUs of the next pre-run; 0 if there is nothing more to learn."""
+    spec = spec_of(job)
+    measured = state.curves.get(spec.profile_key)
+    rates = dict(measured.iterations_per_s) if measured else {}
+    if not rates:
+        return min(1, largest_level(state, spec))
+    last = max(rates)
+    helped = last == 1 or rates[last] >= WORTHWHILE_SPEEDUP * rates.get(last // 2, 0.0)
+    return 2 * last if helped and 2 * last <= largest_level(state, spec) else 0
+
+
+def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[AdmissionPlan, int]:
+    """The promises on what the pre-run leaves, and the GPUs that it may have: as many as break no promise.
+
+    What the whole pre-run may come to is set aside at once, so that other jobs make room once and not at each level.
+    """
+    whole = admission_plan(state, now_s)
+    wanted = _next_level(state, profiling) if profiling is not None else 0
+    if profiling is None or not wanted:
+        return whole, 0
+    aside = largest_level(state, spec_of(profiling))
+    while aside >= wanted:
+        plan = admission_plan(state, now_s, num_gpus=state.num_gpus - aside)
+        if set(plan.late) <= set(whole.late):
+            return plan, wanted
+        aside //= 2
+    return whole, 0
+
+
+def _completed_profile(
+    state: PoolState, profiling: Job | None, lent: int, now_s: float
+) -> ProfileCompleted | None:
+    """The pre-run is over when no further level is worth it, or none can be lent and one at least is known."""
+    if profiling is None or lent:
+        return None
+    profile_key = spec_of(profiling).profile_key
+    measured = state.curves.get(profile_key)
+    if measured is None or not measured.iterations_per_s:
+        return None
+    return ProfileCompleted(
+        profile_key=profile_key, iterations_per_s=dict(measured.iterations_per_s), at_s=now_s
+    )
+
+
+POLICY = planner("allocator", decide, wake_at_s)

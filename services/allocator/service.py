@@ -1,0 +1,9 @@
+"""The allocator on the bus: it needs nothing but the ledger. Replicas stand by behind a lease."""
+
+from services.allocator.policy import POLICY
+from shared.runtime.service import Process, host_policy
+
+
+async def serve(process: Process) -> None:
+    """Allocate, until cancelled."""
+    await host_policy(process, POLICY, leads_by_lease=True)
