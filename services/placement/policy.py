@@ -37,15 +37,17 @@ def _misplaced(job: Job) -> bool:
 
 def _topology(state: PoolState) -> Topology:
     config = state.config
-    return Topology.of(
-        Node(
-            node.node_id,
-            node.num_gpus,
-            sockets=config.sockets_per_node,
-            rack=config.racks.get(node.node_id, ""),
+    return Topology(
+        tuple(
+            Node(
+                node.node_id,
+                node.num_gpus,
+                sockets=config.sockets_per_node,
+                rack=config.racks.get(node.node_id, ""),
+            )
+            for node in state.nodes.values()
+            if node.alive
         )
-        for node in state.nodes.values()
-        if node.alive
     )
 
 

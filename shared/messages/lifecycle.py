@@ -196,7 +196,7 @@ def _rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Poo
         decided_sequence=sequence,
         deadline_s=event.deadline_s,
         earliest_deadline_s=event.earliest_deadline_s,
-        stopping=_all_stopping(known) if known else (),
+        stopping=_all_stopping(state, known) if known else (),
         rejection=event.reason,
     )
     return _ended(state, job, Phase.REJECTED, event.at_s, sequence, explanation=event.explanation)
@@ -212,7 +212,7 @@ def _ended(
         ended_at_s=at_s,
         num_gpus=0,
         gpus=(),
-        stopping=_all_stopping(job),
+        stopping=_all_stopping(state, job),
     )
     state = replace(
         state,
@@ -240,7 +240,7 @@ def _placed(state: PoolState, placed: events.PlacedJob, at_s: float) -> PoolStat
         return state
     job = replace(
         job,
-        stopping=_all_stopping(job),
+        stopping=_all_stopping(state, job),
         generation=placed.generation,
         gpus=placed.gpus,
         placed_at_s=at_s,
@@ -253,8 +253,13 @@ def _placed(state: PoolState, placed: events.PlacedJob, at_s: float) -> PoolStat
     return _with_job(state, job)
 
 
-def _all_stopping(job: Job) -> tuple[StoppingWorkers, ...]:
-    current = (StoppingWorkers(generation=job.generation, node_id=node_id) for node_id in job.nodes)
+def _all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
+    """Whom the next generation waits for: a node that is gone has no workers, and nobody to say so."""
+    current = (
+        StoppingWorkers(generation=job.generation, node_id=node_id)
+        for node_id in job.nodes
+        if node_id in state.nodes and state.nodes[node_id].alive
+    )
     return (*job.stopping, *current)
 
 

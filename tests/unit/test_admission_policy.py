@@ -1,0 +1,176 @@
+"""Given this history, when this wish comes, then admission says this."""
+
+import pytest
+
+from services.admission.policy import POLICY, quote, wake_at_s
+from shared.messages import events
+from shared.messages.cluster import TenantQuota
+from shared.messages.commands import CancelJob, QuoteDeadline
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Phase
+from tests.histories import LINEAR, NOW_S, History, pool, spec, submit
+
+
+def only(said: tuple[object, ...]) -> object:
+    assert len(said) == 1, said
+    return said[0]
+
+
+def test_a_job_that_fits_is_admitted_with_the_schedule_that_proves_it() -> None:
+    history = pool(4)
+    admitted = only(history.decided(POLICY, submit("a")))
+    assert isinstance(admitted, events.JobAdmitted)
+    steps = admitted.minimum_satisfactory_share
+    assert sum(LINEAR[s.num_gpus] * (s.end_s - s.start_s) for s in steps) >= 100.0
+    assert steps[-1].end_s <= NOW_S + 100.0
+    assert admitted.gpu_seconds == pytest.approx(sum(s.num_gpus * (s.end_s - s.start_s) for s in steps))
+
+
+def test_a_job_that_does_not_fit_is_rejected_with_the_earliest_deadline_and_that_one_is_accepted() -> None:
+    history = pool(1)
+    history.decided(POLICY, submit("a", deadline_s=NOW_S + 110.0))
+    rejected = only(history.decided(POLICY, submit("b", deadline_s=NOW_S + 110.0)))
+    assert isinstance(rejected, events.JobRejected)
+    assert rejected.reason == "deadline"
+    assert "100 iterations in 110 s" in rejected.explanation
+    assert rejected.earliest_deadline_s is not None
+    too_early = only(
+        pool_with_a().decided(POLICY, submit("b", deadline_s=rejected.earliest_deadline_s - 1.0))
+    )
+    assert isinstance(too_early, events.JobRejected)
+    accepted = only(pool_with_a().decided(POLICY, submit("b", deadline_s=rejected.earliest_deadline_s)))
+    assert isinstance(accepted, events.JobAdmitted)
+
+
+def pool_with_a() -> History:
+    history = pool(1)
+    history.decided(POLICY, submit("a", deadline_s=NOW_S + 110.0))
+    return history
+
+
+def test_one_decision_never_promises_the_same_capacity_twice() -> None:
+    history = pool(1)
+    said = history.decided(
+        POLICY, submit("a", deadline_s=NOW_S + 110.0), submit("b", deadline_s=NOW_S + 110.0)
+    )
+    assert [type(event) for event in said] == [events.JobAdmitted, events.JobRejected]
+
+
+def test_every_bad_field_is_named_in_one_answer() -> None:
+    wish = submit("a", deadline_s=NOW_S - 5.0, deadline_in_s=3.0)
+    rejected = only(pool(1).decided(POLICY, wish))
+    assert isinstance(rejected, events.JobRejected)
+    assert rejected.reason == "invalid"
+    assert "give one of them" in rejected.explanation
+    past = only(pool(1).decided(POLICY, submit("a", deadline_s=NOW_S - 5.0)))
+    assert isinstance(past, events.JobRejected)
+    assert "5 s in the past" in past.explanation
+
+
+def test_an_slo_job_needs_a_deadline() -> None:
+    rejected = only(pool(1).decided(POLICY, submit("a", deadline_s=None)))
+    assert isinstance(rejected, events.JobRejected)
+    assert "choose best_effort" in rejected.explanation
+
+
+def test_the_same_wish_twice_is_answered_once_and_another_under_its_id_is_refused() -> None:
+    history = pool(2)
+    history.decided(POLICY, submit("a"))
+    assert history.decided(POLICY, submit("a")) == ()
+    refused = only(history.decided(POLICY, submit("a", max_iterations=7)))
+    assert isinstance(refused, events.JobRejected)
+    assert refused.reason == "duplicate"
+    assert history.state.live_jobs["a"].phase is Phase.ADMITTED
+
+
+def test_an_unknown_model_is_profiled_first_and_decided_when_its_curve_is_known() -> None:
+    history = pool(4)
+    wish = submit("a", model_name="new")
+    assert isinstance(only(history.decided(POLICY, wish)), events.ProfileRequested)
+    assert history.decided(POLICY) == ()
+    history.then(events.ProfileCompleted(profile_key="new/b64", iterations_per_s={1: 2.0}, at_s=NOW_S))
+    assert isinstance(only(history.decided(POLICY)), events.JobAdmitted)
+
+
+def test_a_deadline_that_passes_during_the_profile_is_a_rejection_and_wakes_the_service() -> None:
+    history = pool(4)
+    history.decided(POLICY, submit("a", model_name="new"))
+    assert wake_at_s(history.state) == NOW_S + 100.0
+    rejected = only(history.decided(POLICY, now_s=NOW_S + 100.0))
+    assert isinstance(rejected, events.JobRejected)
+    assert wake_at_s(history.state) is None
+
+
+def test_a_batch_larger_than_the_data_set_is_named_with_both_numbers() -> None:
+    history = pool(4)
+    history.decided(POLICY, submit("a", model_name="new"))
+    history.then(
+        events.ThroughputMeasured(
+            profile_key="new/b64",
+            num_gpus=1,
+            iterations_per_s=1.0,
+            dataset_size=50,
+            job_id="a",
+            generation=1,
+            source="profile",
+            at_s=NOW_S,
+        ),
+        events.ProfileCompleted(profile_key="new/b64", iterations_per_s={1: 1.0}, at_s=NOW_S),
+    )
+    rejected = only(history.decided(POLICY))
+    assert isinstance(rejected, events.JobRejected)
+    assert "64 is more than the data set's 50 samples" in rejected.explanation
+
+
+def test_a_quota_is_a_reason_of_its_own() -> None:
+    history = pool(8, quotas={"lab": TenantQuota(max_jobs_per_day=1)})
+    first, second = history.decided(POLICY, submit("a"), submit("b"))
+    assert isinstance(first, events.JobAdmitted)
+    assert isinstance(second, events.JobRejected)
+    assert second.reason == "quota"
+    other_tenant = only(history.decided(POLICY, submit("c", tenant="other")))
+    assert isinstance(other_tenant, events.JobAdmitted)
+
+
+def test_best_effort_is_admitted_beside_any_promise() -> None:
+    history = pool(1)
+    history.decided(POLICY, submit("a", deadline_s=NOW_S + 103.0))
+    said = history.decided(POLICY, submit("b", job_class=JobClass.BEST_EFFORT, deadline_s=None))
+    assert isinstance(only(said), events.JobAdmitted)
+
+
+def test_cancel_ends_a_live_job_once_and_gives_its_capacity_back() -> None:
+    history = pool(1)
+    history.decided(POLICY, submit("a", deadline_s=NOW_S + 110.0))
+    cancelled, admitted = history.decided(
+        POLICY, CancelJob(job_id="a", tenant="lab"), submit("b", deadline_s=NOW_S + 110.0)
+    )
+    assert isinstance(cancelled, events.JobCancelled)
+    assert isinstance(admitted, events.JobAdmitted)
+    refused = only(history.decided(POLICY, CancelJob(job_id="a", tenant="lab")))
+    assert isinstance(refused, events.CancelRefused)
+    assert "cancelled" in refused.explanation
+
+
+def test_another_tenant_cannot_cancel() -> None:
+    history = pool(1)
+    history.decided(POLICY, submit("a"))
+    refused = only(history.decided(POLICY, CancelJob(job_id="a", tenant="thief")))
+    assert isinstance(refused, events.CancelRefused)
+
+
+def test_a_quote_is_what_would_be_admitted_at_once() -> None:
+    history = pool(2)
+    history.decided(POLICY, submit("a"))
+    question = QuoteDeadline(tenant="lab", spec=spec(deadline_s=None))
+    answer = quote(history.state, question, NOW_S)
+    assert answer.earliest_deadline_s is not None
+    taken = only(history.decided(POLICY, submit("b", deadline_s=answer.earliest_deadline_s)))
+    assert isinstance(taken, events.JobAdmitted)
+    assert taken.gpu_seconds == pytest.approx(answer.gpu_seconds)
+
+
+def test_without_gpus_nothing_is_promised_and_the_reason_says_so() -> None:
+    rejected = only(History().configured().decided(POLICY, submit("a")))
+    assert isinstance(rejected, events.JobRejected)
+    assert rejected.explanation == "the pool has no GPUs now"

@@ -1,0 +1,121 @@
+"""Given this history, the allocator shares out and placement places."""
+
+from services.admission.policy import POLICY as ADMISSION
+from services.allocator.policy import POLICY as ALLOCATOR
+from services.placement.policy import POLICY as PLACEMENT
+from shared.messages import events
+from shared.messages.job import JobClass
+from tests.histories import NOW_S, History, pool, submit
+
+
+def planned(history: History, now_s: float = NOW_S) -> History:
+    history.decided(ALLOCATOR, now_s=now_s)
+    history.decided(PLACEMENT, now_s=now_s)
+    return history
+
+
+def shares(history: History) -> dict[str, int]:
+    return {job_id: job.num_gpus for job_id, job in sorted(history.state.live_jobs.items())}
+
+
+def test_a_lone_job_gets_every_gpu_that_pays() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, submit("a"))
+    planned(history)
+    job = history.state.live_jobs["a"]
+    assert job.num_gpus == 4
+    assert (job.generation, len(set(job.gpus))) == (1, 4)
+
+
+def test_nothing_new_means_no_new_decision() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, submit("a"))
+    planned(history)
+    assert history.decided(ALLOCATOR) == ()
+    assert history.decided(PLACEMENT) == ()
+
+
+def test_promises_come_before_best_effort() -> None:
+    history = pool(1)
+    history.decided(ADMISSION, submit("b", job_class=JobClass.BEST_EFFORT, deadline_s=None))
+    planned(history)
+    assert shares(history) == {"b": 1}
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 103.0))
+    planned(history)
+    assert shares(history) == {"a": 1, "b": 0}
+    assert history.state.live_jobs["b"].gpus == ()
+    assert history.state.live_jobs["b"].stopping[0].generation == 1
+
+
+def test_a_profile_runs_on_1_2_4_gpus_until_more_does_not_help() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, submit("a", model_name="new"))
+    seen = []
+    for rate in (1.0, 1.9, 2.0):
+        planned(history)
+        job = history.state.live_jobs["a"]
+        seen.append(len(job.gpus))
+        history.then(
+            events.ThroughputMeasured(
+                profile_key="new/b64",
+                num_gpus=len(job.gpus),
+                iterations_per_s=rate,
+                job_id="a",
+                generation=job.generation,
+                source="profile",
+                at_s=NOW_S,
+            )
+        )
+    said = history.decided(ALLOCATOR)
+    assert seen == [1, 2, 4]
+    assert isinstance(said[0], events.ProfileCompleted)
+    assert dict(said[0].iterations_per_s) == {1: 1.0, 2: 1.9, 4: 2.0}
+    admitted = history.decided(ADMISSION)
+    assert isinstance(admitted[0], events.JobAdmitted)
+    planned(history)
+    assert history.state.live_jobs["a"].generation > job.generation
+
+
+def test_a_profile_never_takes_gpus_that_a_promise_needs() -> None:
+    history = pool(2)
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 104.0), submit("b", deadline_s=NOW_S + 104.0))
+    planned(history)
+    history.decided(ADMISSION, submit("c", model_name="new"))
+    planned(history)
+    assert shares(history) == {"a": 1, "b": 1, "c": 0}
+
+
+def test_a_lost_node_shrinks_what_is_shared_out_and_its_job_gets_a_new_generation() -> None:
+    history = pool(2, 2)
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 500.0))
+    planned(history).started("a")
+    history.then(events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S + 5))
+    planned(history, NOW_S + 5)
+    job = history.state.live_jobs["a"]
+    assert job.num_gpus == 2
+    assert {gpu.node_id for gpu in job.gpus} == {"node-0"}
+    assert job.generation == 2
+    assert [stopping.node_id for stopping in job.stopping] == ["node-0"]
+
+
+def test_a_crash_is_a_new_generation_in_the_same_place() -> None:
+    history = pool(2)
+    history.decided(ADMISSION, submit("a"))
+    planned(history).started("a")
+    before = history.state.live_jobs["a"]
+    history.then(
+        events.WorkerCrashed(
+            job_id="a", generation=1, node_id="node-0", rank=0, explanation="killed by signal 9", at_s=NOW_S
+        )
+    )
+    planned(history)
+    after = history.state.live_jobs["a"]
+    assert (after.generation, after.gpus) == (2, before.gpus)
+
+
+def test_placement_waits_until_the_allocator_has_heard_of_a_lost_node() -> None:
+    history = pool(2, 2)
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 500.0))
+    planned(history)
+    history.then(events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S))
+    assert history.decided(PLACEMENT) == ()
