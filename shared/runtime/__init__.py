@@ -1,0 +1,1 @@
+"""Everything that touches the world: the bus, the clock, processes, settings, telemetry."""
