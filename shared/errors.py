@@ -13,10 +13,13 @@
     │   └── LeaseLost              a rival may hold the lease now
     ├── Park                       this message can never succeed: put it aside, tell its sender
     │   ├── UnknownStream          no pool takes this subject
-    │   └── TooLarge               larger than one message may be
+    │   ├── TooLarge               larger than one message may be
+    │   └── BusRefused             the server says no, for a reason of its own
     └── Stop                       this process cannot go on: say why, exit, let the operator act
+        ├── BadSettings            the environment or a configuration file is wrong
         ├── BadCredentials         the server refuses who we are
         ├── BusClosed              the connection was closed and will not come back
+        ├── LedgerBroken           the ledger is not the one that we have read before
         ├── ServerMissing          no nats-server here
         ├── ServerTooOld           only one that lacks what we need
         ├── ServerFailed           the embedded server did not come up
@@ -145,6 +148,27 @@ class TooLarge(Park):
 
 
 @dataclass(eq=False)
+class BusRefused(Park):
+    """code: of the JetStream API."""
+
+    subject: str
+    code: int
+    reason: str
+
+    SENTENCE: ClassVar[str] = "NATS refuses {subject}: {reason} (code {code})"
+
+
+@dataclass(eq=False)
+class BadSettings(Stop):
+    """problems: one line for each setting that is wrong."""
+
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "wrong settings: " + "; ".join(self.problems)
+
+
+@dataclass(eq=False)
 class BadCredentials(Stop):
     """url: without secrets."""
 
@@ -158,6 +182,20 @@ class BusClosed(Stop):
     reason: str
 
     SENTENCE: ClassVar[str] = "the connection to NATS is closed ({reason})"
+
+
+@dataclass(eq=False)
+class LedgerBroken(Stop):
+    """expected: the sequence that must come next; found: what is there instead."""
+
+    pool: str
+    expected: int
+    found: int
+
+    SENTENCE: ClassVar[str] = (
+        "the ledger of pool {pool} should go on at sequence {expected}, but has {found}: "
+        "messages are missing, or this is another ledger"
+    )
 
 
 @dataclass(eq=False)

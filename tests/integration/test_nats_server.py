@@ -1,0 +1,147 @@
+"""The embedded server: found or explained, alone on its store and port, gone with its parent."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.errors import (
+    BadCredentials,
+    PortTaken,
+    ServerMissing,
+    ServerTooOld,
+    StorageFull,
+    StoreTaken,
+    Unavailable,
+)
+from shared.runtime import nats_server as module
+from shared.runtime.nats_bus import connect_nats
+from shared.runtime.nats_server import EmbeddedServer, find_server
+from shared.runtime.streams import StreamLimits
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def fake_server(folder: Path, version: str) -> Path:
+    path = folder / "nats-server"
+    path.write_text(f"#!/bin/sh\necho 'nats-server: v{version}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_path_is_preferred_unless_it_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    ours = fake_server(tmp_path, "2.12.0")
+    assert find_server() == ours
+    fake_server(tmp_path, "2.11.9")
+    assert find_server() != ours
+    monkeypatch.setattr(module, "_candidates", lambda: [ours])
+    with pytest.raises(ServerTooOld) as too_old:
+        find_server()
+    assert (too_old.value.path, too_old.value.found, too_old.value.needed) == (str(ours), "2.11.9", "2.12")
+    monkeypatch.setattr(module, "_candidates", list)
+    with pytest.raises(ServerMissing, match=r"elasticflow\[embedded\]"):
+        find_server()
+
+
+def test_a_store_has_one_server(nats_server: EmbeddedServer) -> None:
+    with pytest.raises(StoreTaken) as taken:
+        EmbeddedServer(nats_server.store_dir).start()
+    assert taken.value.pid == nats_server.pid
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = EmbeddedServer(tmp_path, port=port)
+        with pytest.raises(PortTaken) as taken:
+            server.start()
+    assert taken.value.port == port
+    assert server.pid is None
+
+
+def test_stop_leaves_nothing_and_start_takes_the_same_port(nats_server: EmbeddedServer) -> None:
+    pid, port = nats_server.pid, nats_server.port
+    assert pid is not None
+    nats_server.stop()
+    assert not is_alive(pid)
+    assert nats_server.pid is None
+    nats_server.stop()
+    nats_server.start()
+    assert nats_server.port == port
+    assert not list(nats_server.store_dir.glob(f"*_{pid}.ports"))
+
+
+def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path;"
+        "from shared.runtime.nats_server import EmbeddedServer;"
+        "server = EmbeddedServer(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    server_pid = int(parent.stdout.readline())
+    watch = os.pidfd_open(server_pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    assert wait_for_end(watch)
+    successor = EmbeddedServer(tmp_path)
+    successor.start()  # the store is free again
+    successor.stop()
+
+
+def wait_for_end(pidfd: int) -> bool:
+    import select
+
+    ended, _, _ = select.select([pidfd], [], [], 20.0)
+    os.close(pidfd)
+    return bool(ended)
+
+
+async def test_a_wrong_token_is_refused_at_once(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, token="right-token") as server:
+        bus = await connect_nats(server.url, name="right")
+        await bus.ensure_pool("p")
+        await bus.close()
+        for url in (
+            f"nats://{server.host}:{server.port}",
+            f"nats://wrong-token@{server.host}:{server.port}",
+            f"nats://user:wrong-password@{server.host}:{server.port}",
+        ):
+            with pytest.raises(BadCredentials) as refused:
+                await connect_nats(url, name="wrong", wait_s=60.0)
+            assert "wrong" not in str(refused.value)
+            assert str(server.port) in str(refused.value)
+
+
+async def test_no_server_is_explained(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path)
+    server.start()
+    server.stop()
+    with pytest.raises(Unavailable, match="NATS_URL") as caught:
+        await connect_nats(f"nats://secret@127.0.0.1:{server.port}", name="early")
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_full_queue_refuses_and_keeps_what_it_has(nats_server: EmbeddedServer) -> None:
+    bus = await connect_nats(nats_server.url, name="test", limits=StreamLimits(submit_bytes=10_000))
+    await bus.ensure_pool("p")
+    for i in range(2):
+        await bus.append("ef.submit.t.p", bytes(4000), message_id=str(i))
+    with pytest.raises(StorageFull) as full:
+        await bus.append("ef.submit.t.p", bytes(4000), message_id="2")
+    assert full.value.subject == "ef.submit.t.p"
+    queue = await bus.work("p", "admission")
+    for item in await queue.pull(10, 5.0):
+        await item.ack()
+    await bus.append_fact("ef.submit.t.p", bytes(4000), message_id="2")
+    await bus.close()
