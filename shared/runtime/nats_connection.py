@@ -1,0 +1,320 @@
+"""One connection to NATS: its states, requests with their answers, and inboxes. JetStream is the caller's.
+
+nats-py reconnects by itself. What it leaves open is closed here: a request fails as soon as the connection
+breaks instead of running into its timeout; nothing is queued while disconnected, to be sent when its sender has
+long given up; readers are woken on reconnection; secrets stay out of messages.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import ssl
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from shared.errors import BadCredentials, BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
+
+OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
+
+_RECONNECT_WAIT_S = 0.2
+_CONNECT_TIMEOUT_S = 2
+_PING_INTERVAL_S = 10  # two missed ones mean a dead peer
+_DRAIN_TIMEOUT_S = 5
+_HEADER_LINE_BYTES = 14  # "NATS/1.0\r\n", and the empty line at the end
+
+log = structlog.get_logger()
+
+
+class ConnectionBroke(Exception):
+    """Between request and answer; inside this package only: what it means depends on the request."""
+
+
+def masked(url: str) -> str:
+    """The URL without user, password and token."""
+    return ",".join(
+        f"{parts.scheme}://{'***@' if parts.username else ''}{parts.netloc.rpartition('@')[2]}"
+        for parts in map(urlsplit, url.split(","))
+    )
+
+
+class Inbox:
+    """What has arrived on a subject and was not taken yet."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Msg] = deque()
+        self.closed = False
+        self._something = asyncio.Event()
+
+    async def on_message(self, message: Msg) -> None:
+        self.messages.append(message)
+        self._something.set()
+
+    def wake(self) -> None:
+        """Let a waiter look around, although nothing may have arrived."""
+        self._something.set()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Until something arrives, or has arrived since the last wait, or we are woken; False after timeout_s."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._something.wait()
+        except TimeoutError:
+            return False
+        self._something.clear()
+        return True
+
+
+class Connection:
+    """epoch counts the connections made: whatever lives in the server's memory is gone when it changes."""
+
+    def __init__(self, url: str, on_state: OnState | None) -> None:
+        self.url = masked(url)
+        self.epoch = 0
+        self.client = Client()
+        self._on_state = on_state
+        self._closing = False
+        self._connected = asyncio.Event()
+        self._inboxes: dict[Inbox, Any] = {}
+        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._tickets = itertools.count()
+        self._reply_prefix = ""
+
+    async def open(
+        self,
+        url: str,
+        *,
+        name: str,
+        wait_s: float,
+        tls: ssl.SSLContext | None,
+        credentials_file: Path | None,
+    ) -> None:
+        """Connect, trying for wait_s; raises BadCredentials (at once) or Unavailable."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + wait_s
+        servers = url.split(",")
+        failed: asyncio.Future[None] = loop.create_future()
+        failures = 0
+        user, password, token = _login(servers[0])
+
+        async def on_error(error: Exception) -> None:
+            nonlocal failures
+            log.debug("nats_error", url=self.url, error=str(error) or type(error).__name__)
+            failures += 1
+            if failed.done():
+                return
+            if "authorization" in str(error).lower():
+                failed.set_exception(BadCredentials(self.url))
+            elif failures >= len(servers) and loop.time() >= give_up_at:
+                failed.set_exception(Unavailable(self.url, str(error) or type(error).__name__))
+
+        connecting = asyncio.ensure_future(
+            self.client.connect(
+                servers,
+                name=name,
+                tls=tls,
+                user_credentials=credentials_file,
+                token=token,
+                user=user,
+                password=password,
+                error_cb=on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=cast(int, _RECONNECT_WAIT_S),
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                ping_interval=_PING_INTERVAL_S,
+                drain_timeout=_DRAIN_TIMEOUT_S,
+            )
+        )
+        try:
+            await asyncio.wait({connecting, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+            connecting.result()
+        except BaseException:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            await self.close()
+            raise
+        finally:
+            failed.cancel()
+        self._reply_prefix = self.client.new_inbox() + "."
+        await self.client.subscribe(self._reply_prefix + "*", cb=self._on_answer)
+        self._say("connected")
+
+    # -- states
+
+    @property
+    def is_connected(self) -> bool:
+        return self.client.is_connected
+
+    def check_open(self) -> None:
+        """Raises BusClosed once there is no way back."""
+        if self._closing or self.client.is_closed:
+            raise BusClosed("by us" if self._closing else str(self.client.last_error or "by the server"))
+
+    async def wait_connected(self, timeout_s: float | None) -> bool:
+        """False after timeout_s; raises BusClosed."""
+        self.check_open()
+        if not self.is_connected:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._connected.wait()
+            self.check_open()
+        return self.is_connected
+
+    async def close(self) -> None:
+        """Drain if connected, then close."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            if self.is_connected:
+                await self.client.drain()
+        finally:
+            await self.client.close()
+            self._let_go()
+
+    def _say(self, state: str) -> None:
+        if state in ("connected", "reconnected"):
+            self.epoch += 1
+            self._connected.set()
+        level = "warning" if state == "disconnected" else "info"
+        getattr(log, level)("bus_" + state, url=self.url)
+        if self._on_state is not None:
+            self._on_state(state)
+
+    async def _on_disconnected(self) -> None:
+        self._connected.clear()
+        self._let_go()
+        if not self._closing:
+            self._say("disconnected")
+
+    async def _on_reconnected(self) -> None:
+        self._say("reconnected")
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    async def _on_closed(self) -> None:
+        self._connected.set()  # whoever waits for a connection must learn that there will be none
+        for inbox in self._inboxes:
+            inbox.closed = True
+        self._let_go()
+        if self.epoch:
+            self._say("closed")
+
+    def _let_go(self) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(ConnectionBroke)
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    # -- messages
+
+    async def publish(
+        self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Hand one message to the socket; raises Unavailable, TooLarge, BusClosed."""
+        self.check_open()
+        if not self.is_connected:
+            raise Unavailable(self.url, "disconnected, reconnecting")
+        num_bytes = len(data) + _header_bytes(headers)
+        if num_bytes > self.client.max_payload:  # the server would close the connection
+            raise TooLarge(subject, num_bytes, self.client.max_payload)
+        try:
+            await self.client.publish(subject, data, reply, dict(headers) if headers else None)
+        except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
+            raise BusClosed(str(error)) from error
+
+    async def request(
+        self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Msg:
+        """Raises NoResponder, RequestTimeout, ConnectionBroke, and what publish raises."""
+        loop = asyncio.get_running_loop()
+        ticket = str(next(self._tickets))
+        answer: asyncio.Future[Msg] = loop.create_future()
+        self._answers[ticket] = answer
+        timer = loop.call_later(timeout_s, _give_up, answer, subject, timeout_s)
+        try:
+            await self.publish(subject, data, reply=self._reply_prefix + ticket, headers=headers)
+            message = await answer
+        finally:
+            timer.cancel()
+            del self._answers[ticket]
+        if status_of(message) == "503":
+            raise NoResponder(subject)
+        return message
+
+    async def _on_answer(self, message: Msg) -> None:
+        answer = self._answers.get(message.subject[len(self._reply_prefix) :])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def api(
+        self, call: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0
+    ) -> dict[str, Any]:
+        """Ask the JetStream API; its answer, which may hold an "error". Raises Unavailable."""
+        data = json.dumps(body).encode() if body else b""
+        try:
+            answer = await self.request(f"$JS.API.{call}", data, timeout_s=timeout_s)
+        except NoResponder:
+            raise Unavailable(self.url, "JetStream is off, or has no leader yet") from None
+        except (RequestTimeout, ConnectionBroke) as error:
+            raise Unavailable(self.url, str(error) or "connection broke") from None
+        return cast(dict[str, Any], json.loads(answer.data))
+
+    # -- inboxes
+
+    async def open_inbox(self, subject: str, queue: str = "") -> Inbox:
+        """Collect what is sent to a subject, also after reconnections, until close_inbox."""
+        self.check_open()
+        inbox = Inbox()
+        self._inboxes[inbox] = await self.client.subscribe(subject, queue, cb=inbox.on_message)
+        return inbox
+
+    async def close_inbox(self, inbox: Inbox) -> None:
+        subscription = self._inboxes.pop(inbox, None)
+        inbox.closed = True
+        inbox.wake()
+        if subscription is not None:
+            with contextlib.suppress(nats.errors.Error):  # closed or draining: gone anyway
+                await subscription.unsubscribe()
+
+    def new_subject(self) -> str:
+        """A subject that nobody else uses."""
+        return self.client.new_inbox()
+
+
+def status_of(message: Msg) -> str | None:
+    """The status of a message that is one of the server's own words, None for others."""
+    return message.headers.get("Status") if message.headers and not message.data else None
+
+
+def _login(url: str) -> tuple[str | None, str | None, str | None]:
+    """User, password, token: for servers that we learn of from others too, whose URLs carry none."""
+    parts = urlsplit(url)
+    if parts.password is not None:
+        return parts.username, parts.password, None
+    return None, None, parts.username
+
+
+def _header_bytes(headers: Mapping[str, str] | None) -> int:
+    if not headers:
+        return 0
+    return _HEADER_LINE_BYTES + sum(len(key) + len(value.encode()) + 4 for key, value in headers.items())
+
+
+def _give_up(answer: asyncio.Future[Msg], subject: str, timeout_s: float) -> None:
+    if not answer.done():
+        answer.set_exception(RequestTimeout(subject, timeout_s))

@@ -1,0 +1,173 @@
+"""A server that is killed and comes back, again and again: nothing acknowledged is lost, nothing is out of order."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from shared.errors import MaybeStored, Unavailable, WrongExpectedSequence
+from shared.runtime.bus import Stored
+from shared.runtime.nats_bus import NatsBus, connect_nats
+from shared.runtime.nats_server import EmbeddedServer
+
+POOL = "p"
+PLAN = f"ef.ledger.{POOL}.plan"
+FACTS = f"ef.ledger.{POOL}.job.j1"
+SUBMIT = f"ef.submit.t.{POOL}"
+KILLS = 3
+BETWEEN_KILLS = 60  # messages
+
+
+async def write_facts(
+    bus: NatsBus, written: dict[str, int], killed: asyncio.Event, enough: asyncio.Event
+) -> None:
+    """Append one after another until the killing has ended, then a few more."""
+    while not (killed.is_set() and enough.is_set()):
+        message_id = f"fact-{len(written)}"
+        written[message_id] = await bus.append_fact(FACTS, b"", message_id=message_id)
+        await bus.append_fact(SUBMIT, message_id.encode(), message_id=message_id)
+        enough.set() if len(written) % BETWEEN_KILLS == 0 else None
+
+
+async def decide(bus: NatsBus, decided: list[int], killed: asyncio.Event) -> None:
+    """The loop of a decider: append by compare-and-set, look after a doubt."""
+    last = 0
+    while not killed.is_set():
+        try:
+            last = await bus.append(
+                PLAN, b"", message_id=f"plan-after-{last}", expected_last_subject_sequence=last, timeout_s=2.0
+            )
+            decided.append(last)
+        except (MaybeStored, Unavailable, WrongExpectedSequence):
+            last = await look(bus, PLAN)
+
+
+async def look(bus: NatsBus, subject: str) -> int:
+    while True:
+        try:
+            return await bus.last_subject_sequence(subject)
+        except Unavailable:
+            await asyncio.sleep(0.02)
+
+
+async def follow(bus: NatsBus, seen: list[Stored]) -> None:
+    async with aclosing(bus.follow(POOL, after_sequence=0)) as ledger:
+        async for batch in ledger:
+            seen.extend(batch)
+
+
+async def work(bus: NatsBus, done: set[bytes]) -> None:
+    queue = await bus.work(POOL, "admission", ack_wait_s=1.0)
+    while True:
+        for item in await queue.pull(16, 5.0):
+            done.add(item.data)
+            await item.ack()
+
+
+async def until_true(holds, timeout_s: float = 30.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def test_nothing_acknowledged_is_lost_over_kills_of_the_server(nats_server: EmbeddedServer) -> None:
+    bus = await connect_nats(nats_server.url, name="writer")
+    reader = await connect_nats(nats_server.url, name="reader")
+    await bus.ensure_pool(POOL)
+    written: dict[str, int] = {}
+    decided: list[int] = []
+    seen: list[Stored] = []
+    done: set[bytes] = set()
+    killed, enough = asyncio.Event(), asyncio.Event()
+    background = [asyncio.create_task(coroutine) for coroutine in (follow(reader, seen), work(reader, done))]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(write_facts(bus, written, killed, enough))
+        tasks.create_task(decide(bus, decided, killed))
+        for kill in range(KILLS):
+            await until_true(lambda goal=(kill + 1) * BETWEEN_KILLS: len(written) >= goal)
+            nats_server.kill()
+            await until_true(lambda: not bus.is_connected and not reader.is_connected)
+            nats_server.start()
+        killed.set()
+    last = await bus.last_sequence(POOL)
+    await until_true(lambda: len(seen) >= last and len(done) >= len(written))
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+
+    assert [stored.sequence for stored in seen] == list(range(1, last + 1))
+    stored_ids = {stored.sequence: stored.message_id for stored in seen}
+    assert all(stored_ids[sequence] == message_id for message_id, sequence in written.items())
+    plans = [stored.sequence for stored in seen if stored.subject == PLAN]
+    assert set(decided) <= set(plans)
+    assert len({stored_ids[sequence] for sequence in plans}) == len(plans), "no decision was taken twice"
+    assert done == {message_id.encode() for message_id in written}
+    await bus.close()
+    await reader.close()
+
+
+async def test_away_means_unavailable_at_once_and_nothing_is_sent_later(nats_server: EmbeddedServer) -> None:
+    states: list[str] = []
+    bus = await connect_nats(nats_server.url, name="test", on_state=states.append)
+    await bus.ensure_pool(POOL)
+    pending = asyncio.create_task(bus.request("ef.nobody", b"", 60.0))
+    listener = await bus.subscribe("ef.deaf")
+    waiting = asyncio.create_task(bus.request("ef.deaf", b"", 60.0))
+    await anext(listener)
+    nats_server.kill()
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            await waiting
+    await asyncio.gather(pending, return_exceptions=True)
+    with pytest.raises(Unavailable):
+        await bus.append(FACTS, b"", message_id="1")
+    with pytest.raises(Unavailable):
+        await bus.publish("ef.deaf", b"")
+    nats_server.start()
+    await until_true(lambda: bus.is_connected)
+    assert await bus.last_sequence(POOL) == 0
+    await bus.publish("ef.deaf", b"heard again")
+    async with asyncio.timeout(10):
+        assert (await anext(listener)).data == b"heard again"
+    await bus.close()
+    assert states == ["connected", "disconnected", "reconnected", "closed"]
+
+
+async def test_a_deleted_consumer_is_made_again(nats_server: EmbeddedServer) -> None:
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    queue = await bus.work(POOL, "admission")
+    pulling = asyncio.create_task(queue.pull(1, 20.0))
+    admin = bus._connection  # what an operator with the nats tool does
+    await until_consumer_waits(bus)
+    await admin.api("CONSUMER.DELETE.EF_SUBMIT_p.admission")
+    await bus.append(SUBMIT, b"job", message_id="1")
+    (item,) = await pulling
+    assert item.data == b"job"
+    await admin.api("CONSUMER.DELETE.EF_SUBMIT_p.admission")
+    (again,) = await queue.pull(1, 20.0)
+    assert again.data == b"job"
+    await bus.close()
+
+
+async def until_consumer_waits(bus: NatsBus) -> None:
+    async with asyncio.timeout(10):
+        while not (await bus._connection.api("CONSUMER.INFO.EF_SUBMIT_p.admission"))["num_waiting"]:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_consumer_that_the_server_forgot_is_replaced(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.runtime.nats_follow._SILENCE_S", 0.3)
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    async with aclosing(bus.follow(POOL, after_sequence=0)) as ledger:
+        await bus.append(FACTS, b"", message_id="1")
+        assert [stored.sequence for stored in await anext(ledger)] == [1]
+        (name,) = (await bus._connection.api("CONSUMER.NAMES.EF_LEDGER_p"))["consumers"]
+        await bus._connection.api(f"CONSUMER.DELETE.EF_LEDGER_p.{name}")
+        await bus.append(FACTS, b"", message_id="2")
+        async with asyncio.timeout(20):
+            assert [stored.sequence for stored in await anext(ledger)] == [2]
+    await bus.close()
