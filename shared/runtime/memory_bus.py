@@ -1,0 +1,335 @@
+"""The bus within one process: for unit and simulation tests, with faults drawn from a seed.
+
+Many `MemoryBus` may share one broker, as processes share a server: closing one is the death of that process.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shared.errors import (
+    BusClosed,
+    LedgerBroken,
+    MaybeStored,
+    NoResponder,
+    NotFound,
+    RequestTimeout,
+    TooLarge,
+)
+from shared.messages.limits import MAX_MESSAGE_BYTES
+from shared.runtime import streams
+from shared.runtime.bus import (
+    ACK_WAIT_S,
+    DEFAULT_TIMEOUT_S,
+    MAX_BATCH,
+    Bus,
+    Message,
+    Stored,
+    Value,
+    WorkItem,
+    WorkQueue,
+)
+from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.memory_broker import Consumer, Listener, MemoryBroker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Probabilities, for each message.
+
+    maybe_stored: an append raises MaybeStored, stored or not. duplicate: a fact is stored twice, a work item or a
+    plain message comes twice. reorder: a plain message overtakes others. max_delay_turns: how many turns of the
+    event loop an append takes at most.
+    """
+
+    maybe_stored: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    max_delay_turns: int = 1
+
+
+class MemoryBus(Bus):
+    """See `Bus`. rng: where faults come from; no faults without it."""
+
+    FIRST_RETRY_S: ClassVar[float] = 0.0
+    LAST_RETRY_S: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        broker: MemoryBroker | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: np.random.Generator | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.broker = broker or MemoryBroker()
+        self._clock = clock or SystemClock()
+        self._rng = rng
+        self._faults = faults or Faults()
+        self._listeners: list[Listener] = []
+        self._inboxes = itertools.count()
+        self._closed = False
+
+    # -- pools
+
+    async def ensure_pool(self, pool: str) -> None:
+        self._check_open()
+        if not streams.valid_pool(pool):
+            raise ValueError(f"a pool's name is 1 to 64 letters, digits, _ and -, not {pool!r}")
+        self.broker.ensure_pool(pool)
+
+    async def pool_exists(self, pool: str) -> bool:
+        return pool in self.broker.pools()
+
+    async def pools(self) -> tuple[str, ...]:
+        return self.broker.pools()
+
+    # -- kept messages
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str,
+        expected_last_subject_sequence: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        self._check_size(subject, data)
+        for _ in range(1 + self._draw(self._faults.max_delay_turns)):
+            await asyncio.sleep(0)
+        self._check_open()
+        answer_lost = self._happens(self._faults.maybe_stored)
+        if answer_lost and self._happens(0.5):
+            raise MaybeStored(subject, message_id)
+        stream, now_s = self.broker.route(subject), self._clock.now_s()
+        sequence = stream.append(
+            subject, data, message_id, headers or {}, expected_last_subject_sequence, now_s
+        )
+        if expected_last_subject_sequence is None and self._happens(self._faults.duplicate):
+            del stream.known_ids[message_id]
+            stream.append(subject, data, message_id, headers or {}, None, now_s)
+        if answer_lost:
+            raise MaybeStored(subject, message_id)
+        return sequence
+
+    async def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[Stored, ...]]:
+        stream = self.broker.stream(streams.ledger_stream(pool))
+        if after_sequence > stream.last_sequence:
+            raise LedgerBroken(pool, after_sequence + 1, stream.last_sequence)
+        last = after_sequence
+        while True:
+            await asyncio.sleep(0)  # as over a network, others get their turn
+            self._check_open()
+            up_to = min(stream.last_sequence, last + MAX_BATCH)
+            if up_to > last:
+                batch = tuple(stream.messages[sequence] for sequence in range(last + 1, up_to + 1))
+                last = up_to
+                yield batch
+            else:
+                await stream.bell.wait(self._clock)
+
+    async def last_sequence(self, pool: str) -> int:
+        self._check_open()
+        return self.broker.stream(streams.ledger_stream(pool)).last_sequence
+
+    async def last_subject_sequence(self, subject: str) -> int:
+        self._check_open()
+        return self.broker.route(subject).last_of_subject.get(subject, 0)
+
+    async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
+        self._check_open()
+        return _MemoryWorkQueue(self, self.broker.consumer(pool, consumer_name, ack_wait_s))
+
+    # -- messages that nobody keeps
+
+    async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        self._check_size(subject, data)
+        self._send(Message(subject=subject, data=data, reply=reply))
+
+    async def subscribe(self, subject: str, queue: str = "") -> "_MemorySubscription":
+        self._check_open()
+        return _MemorySubscription(self, self._listen(subject, queue))
+
+    async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        self._check_size(subject, data)
+        inbox = self._listen(f"_INBOX.{id(self)}.{next(self._inboxes)}", "")
+        deadline_s = self._clock.now_s() + timeout_s
+        try:
+            if not self._send(Message(subject=subject, data=data, reply=inbox.pattern)):
+                raise NoResponder(subject)
+            while not inbox.messages:
+                if self._clock.now_s() >= deadline_s:
+                    raise RequestTimeout(subject, timeout_s)
+                await inbox.bell.wait(self._clock, deadline_s)
+                self._check_open()
+            return inbox.messages[0].data
+        finally:
+            self._ignore(inbox)
+
+    # -- objects and values
+
+    async def put_object(self, bucket: str, name: str, data: bytes) -> None:
+        self._check_open()
+        if bucket not in self.broker.objects:
+            raise NotFound(bucket, name)
+        self.broker.objects[bucket][name] = data
+
+    async def get_object(self, bucket: str, name: str) -> bytes:
+        self._check_open()
+        data = self.broker.objects.get(bucket, {}).get(name)
+        if data is None:
+            raise NotFound(bucket, name)
+        return data
+
+    async def get_value(self, bucket: str, key: str) -> Value | None:
+        self._check_open()
+        return self.broker.value(bucket, key, self._clock.now_s())
+
+    async def put_value(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        *,
+        expected_revision: int | None = None,
+        ttl_s: int | None = None,
+    ) -> int:
+        self._check_open()
+        now_s = self._clock.now_s()
+        expires_s = float("inf") if ttl_s is None else now_s + ttl_s
+        return self.broker.put_value(bucket, key, data, expected_revision, expires_s, now_s)
+
+    async def close(self) -> None:
+        self._closed = True
+        for listener in list(self._listeners):
+            self._ignore(listener)
+        self.broker.wake_everyone()
+
+    # -- inside
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusClosed("by us")
+
+    def _check_size(self, subject: str, data: bytes) -> None:
+        self._check_open()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise TooLarge(subject, len(data), MAX_MESSAGE_BYTES)
+
+    def _happens(self, probability: float) -> bool:
+        return self._rng is not None and probability > 0 and self._rng.random() < probability
+
+    def _draw(self, limit: int) -> int:
+        """A number below limit; 0 without faults."""
+        return int(self._rng.integers(limit)) if self._rng is not None and limit > 1 else 0
+
+    def _listen(self, pattern: str, queue: str) -> Listener:
+        listener = Listener(pattern, queue)
+        self.broker.listeners.append(listener)
+        self._listeners.append(listener)
+        return listener
+
+    def _ignore(self, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+            self.broker.listeners.remove(listener)
+            listener.close()
+
+    def _send(self, message: Message) -> int:
+        """How many got it."""
+        receivers = self.broker.receivers(message.subject)
+        for listener in receivers:
+            for _ in range(2 if self._happens(self._faults.duplicate) else 1):
+                overtakes = self._happens(self._faults.reorder)
+                listener.put(message, self._draw(len(listener.messages) + 1) if overtakes else None)
+        return len(receivers)
+
+
+class _MemorySubscription:
+    """See `bus.Subscription`."""
+
+    def __init__(self, bus: MemoryBus, listener: Listener) -> None:
+        self._bus = bus
+        self._listener = listener
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._listener.messages:
+            if self._listener.closed:
+                raise StopAsyncIteration
+            await self._listener.bell.wait(self._bus._clock)
+        return self._listener.messages.pop(0)
+
+    async def close(self) -> None:
+        self._bus._ignore(self._listener)
+
+
+class _MemoryWorkQueue:
+    """See `bus.WorkQueue`."""
+
+    def __init__(self, bus: MemoryBus, consumer: Consumer) -> None:
+        self._bus = bus
+        self._consumer = consumer
+
+    async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
+        clock, consumer = self._bus._clock, self._consumer
+        deadline_s = clock.now_s() + timeout_s
+        await asyncio.sleep(0)  # as over a network, others get their turn
+        while True:
+            self._bus._check_open()
+            if taken := consumer.take(max_messages, clock.now_s()):
+                return [self._item(sequence) for sequence in taken]
+            if clock.now_s() >= deadline_s:
+                return []
+            await consumer.stream.bell.wait(clock, min(deadline_s, consumer.next_due_s()))
+
+    async def close(self) -> None:
+        """Nothing arrives unasked here."""
+
+    def _item(self, sequence: int) -> WorkItem:
+        stored = self._consumer.stream.messages[sequence]
+        item = MemoryWorkItem(
+            subject=stored.subject,
+            data=stored.data,
+            headers=self._consumer.stream.headers[sequence],
+            sequence=sequence,
+            num_delivered=self._consumer.num_delivered[sequence],
+            consumer=self._consumer,
+            clock=self._bus._clock,
+        )
+        if self._bus._happens(self._bus._faults.duplicate):
+            self._consumer.postpone(sequence, self._bus._clock.now_s())
+        return item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWorkItem:
+    """See `bus.WorkItem`."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+    sequence: int
+    num_delivered: int
+    consumer: Consumer
+    clock: Clock
+
+    async def ack(self) -> None:
+        self.consumer.settle(self.sequence)
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        self.consumer.postpone(self.sequence, self.clock.now_s() + delay_s)
+
+    async def in_progress(self) -> None:
+        self.consumer.postpone(self.sequence, self.clock.now_s() + self.consumer.ack_wait_s)
+
+    async def term(self) -> None:
+        self.consumer.settle(self.sequence)

@@ -1,0 +1,38 @@
+"""One contract, two buses: every test that takes `connect` runs over memory and over a real nats-server."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from shared.runtime.bus import Bus
+from shared.runtime.memory_broker import MemoryBroker
+from shared.runtime.memory_bus import MemoryBus
+from shared.runtime.nats_bus import connect_nats
+
+POOL = "pool-a"
+Connect = Callable[[], Awaitable[Bus]]
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
+    """Makes clients of one bus, as processes of their own would; all are closed at the end."""
+    buses: list[Bus] = []
+    broker = MemoryBroker()
+    server = request.getfixturevalue("nats_server") if request.param == "nats" else None
+
+    async def connect() -> Bus:
+        bus = MemoryBus(broker) if server is None else await connect_nats(server.url, name="test")
+        buses.append(bus)
+        return bus
+
+    yield connect
+    for bus in buses:
+        await bus.close()
+
+
+@pytest.fixture
+async def bus(connect: Connect) -> Bus:
+    """A client, with one pool made."""
+    bus = await connect()
+    await bus.ensure_pool(POOL)
+    return bus
