@@ -30,11 +30,11 @@ from shared.runtime.bus import (
     Message,
     Stored,
     Value,
-    WorkItem,
     WorkQueue,
 )
 from shared.runtime.clock import Clock, SystemClock
-from shared.runtime.memory_broker import Consumer, Listener, MemoryBroker
+from shared.runtime.memory_broker import Listener, MemoryBroker
+from shared.runtime.memory_work import MemoryWorkQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,10 @@ class MemoryBus(Bus):
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         self._check_open()
-        return _MemoryWorkQueue(self, self.broker.consumer(pool, consumer_name, ack_wait_s))
+        consumer = self.broker.consumer(pool, consumer_name, ack_wait_s)
+        return MemoryWorkQueue(
+            consumer, self._clock, self._check_open, lambda: self._happens(self._faults.duplicate)
+        )
 
     # -- messages that nobody keeps
 
@@ -270,66 +273,3 @@ class _MemorySubscription:
 
     async def close(self) -> None:
         self._bus._ignore(self._listener)
-
-
-class _MemoryWorkQueue:
-    """See `bus.WorkQueue`."""
-
-    def __init__(self, bus: MemoryBus, consumer: Consumer) -> None:
-        self._bus = bus
-        self._consumer = consumer
-
-    async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
-        clock, consumer = self._bus._clock, self._consumer
-        deadline_s = clock.now_s() + timeout_s
-        await asyncio.sleep(0)  # as over a network, others get their turn
-        while True:
-            self._bus._check_open()
-            if taken := consumer.take(max_messages, clock.now_s()):
-                return [self._item(sequence) for sequence in taken]
-            if clock.now_s() >= deadline_s:
-                return []
-            await consumer.stream.bell.wait(clock, min(deadline_s, consumer.next_due_s()))
-
-    async def close(self) -> None:
-        """Nothing arrives unasked here."""
-
-    def _item(self, sequence: int) -> WorkItem:
-        stored = self._consumer.stream.messages[sequence]
-        item = MemoryWorkItem(
-            subject=stored.subject,
-            data=stored.data,
-            headers=self._consumer.stream.headers[sequence],
-            sequence=sequence,
-            num_delivered=self._consumer.num_delivered[sequence],
-            consumer=self._consumer,
-            clock=self._bus._clock,
-        )
-        if self._bus._happens(self._bus._faults.duplicate):
-            self._consumer.postpone(sequence, self._bus._clock.now_s())
-        return item
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWorkItem:
-    """See `bus.WorkItem`."""
-
-    subject: str
-    data: bytes
-    headers: Mapping[str, str]
-    sequence: int
-    num_delivered: int
-    consumer: Consumer
-    clock: Clock
-
-    async def ack(self) -> None:
-        self.consumer.settle(self.sequence)
-
-    async def nak(self, delay_s: float = 0.0) -> None:
-        self.consumer.postpone(self.sequence, self.clock.now_s() + delay_s)
-
-    async def in_progress(self) -> None:
-        self.consumer.postpone(self.sequence, self.clock.now_s() + self.consumer.ack_wait_s)
-
-    async def term(self) -> None:
-        self.consumer.settle(self.sequence)

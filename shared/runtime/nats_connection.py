@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import ssl
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from shared.errors import BadCredentials, BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
+from shared.runtime.nats_inbox import Inbox, status_of
 
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
 
@@ -44,33 +44,6 @@ def masked(url: str) -> str:
         f"{parts.scheme}://{'***@' if parts.username else ''}{parts.netloc.rpartition('@')[2]}"
         for parts in map(urlsplit, url.split(","))
     )
-
-
-class Inbox:
-    """What has arrived on a subject and was not taken yet."""
-
-    def __init__(self) -> None:
-        self.messages: deque[Msg] = deque()
-        self.closed = False
-        self._something = asyncio.Event()
-
-    async def on_message(self, message: Msg) -> None:
-        self.messages.append(message)
-        self._something.set()
-
-    def wake(self) -> None:
-        """Let a waiter look around, although nothing may have arrived."""
-        self._something.set()
-
-    async def wait(self, timeout_s: float | None) -> bool:
-        """Until something arrives, or has arrived since the last wait, or we are woken; False after timeout_s."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._something.wait()
-        except TimeoutError:
-            return False
-        self._something.clear()
-        return True
 
 
 class Connection:
@@ -294,11 +267,6 @@ class Connection:
     def new_subject(self) -> str:
         """A subject that nobody else uses."""
         return self.client.new_inbox()
-
-
-def status_of(message: Msg) -> str | None:
-    """The status of a message that is one of the server's own words, None for others."""
-    return message.headers.get("Status") if message.headers and not message.data else None
 
 
 def _login(url: str) -> tuple[str | None, str | None, str | None]:

@@ -16,7 +16,8 @@ from shared.errors import BusClosed, LedgerBroken, Unavailable
 from shared.runtime import streams
 from shared.runtime.bus import MAX_BATCH, Stored
 from shared.runtime.nats_api import check, last_sequence
-from shared.runtime.nats_connection import Connection, Inbox, status_of
+from shared.runtime.nats_connection import Connection
+from shared.runtime.nats_inbox import Inbox, status_of
 
 _HEARTBEAT_S = 2.0
 _SILENCE_S = 2.5 * _HEARTBEAT_S

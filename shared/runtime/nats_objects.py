@@ -12,7 +12,8 @@ from typing import Any
 from shared.errors import NoResponder, NotFound, RequestTimeout, Unavailable, UnknownStream
 from shared.runtime import nats_api
 from shared.runtime.clock import fresh_id
-from shared.runtime.nats_connection import Connection, ConnectionBroke, status_of
+from shared.runtime.nats_connection import Connection, ConnectionBroke
+from shared.runtime.nats_inbox import status_of
 
 _CHUNK_BYTES = 512 * 1024  # below the default max_payload of 1 MiB
 _TIMEOUT_S = 10.0  # for one chunk

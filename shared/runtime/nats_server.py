@@ -26,6 +26,7 @@ from shared.runtime.parent_death import preexec_die_with_parent
 
 NEEDED_VERSION = (2, 12)
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024  # NATS counts headers too
+_SHARE_OF_FREE_DISK = 0.9
 _POLL_S = 0.005
 
 
@@ -59,6 +60,16 @@ def _version(path: Path) -> tuple[int, ...]:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
+
+
+def _storage_bound(store_dir: Path) -> int:
+    """Bytes that the store may grow to: what it has, and most of what is free.
+
+    A stream that hits this bound says so and recovers; one that hits the end of the disk says nothing until the
+    server is restarted. The server's own bound forgets what the store has already.
+    """
+    used = sum(file.stat().st_size for file in store_dir.rglob("*") if file.is_file())
+    return used + int(_SHARE_OF_FREE_DISK * shutil.disk_usage(store_dir).free)
 
 
 class EmbeddedServer:
@@ -185,7 +196,11 @@ class EmbeddedServer:
             f"port: {self.port or -1}",
             f"ports_file_dir: {quoted(str(self.store_dir))}",
             f"max_payload: {MAX_PAYLOAD_BYTES}",
-            f"jetstream {{ store_dir: {quoted(str(self.store_dir))}, sync_interval: always }}",
+            "jetstream {",
+            f"  store_dir: {quoted(str(self.store_dir))}",
+            "  sync_interval: always",
+            f"  max_file_store: {_storage_bound(self.store_dir)}",
+            "}",
         ]
         if self._token:
             lines.append(f"authorization {{ token: {quoted(self._token)} }}")

@@ -18,7 +18,8 @@ from shared.errors import BusClosed, Unavailable
 from shared.runtime import streams
 from shared.runtime.bus import WorkItem
 from shared.runtime.nats_api import check
-from shared.runtime.nats_connection import Connection, Inbox, status_of
+from shared.runtime.nats_connection import Connection
+from shared.runtime.nats_inbox import Inbox, status_of
 
 _MAX_ACK_PENDING = 20_000  # of all replicas together
 _LONGEST_WAIT_S = 60.0

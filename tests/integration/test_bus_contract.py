@@ -302,15 +302,17 @@ async def test_plain_messages_reach_listeners_and_one_of_each_queue(connect: Con
     assert [message.data for message in heard] == [b"%d" % i for i in range(20)] + [b"other"]
     assert (heard[0].subject, heard[0].reply, heard[20].reply) == ("ef.telemetry.pool-a.n1", "back", "")
     got: list[bytes] = []
+    all_heard = asyncio.Event()
 
     async def collect(number: int) -> None:
         async for message in shared[number]:
             got.append(message.data)
+            if len(got) == 20:
+                all_heard.set()
 
     collectors = [asyncio.create_task(collect(number)) for number in range(2)]
     async with asyncio.timeout(10):
-        while len(got) < 20:
-            await asyncio.sleep(0.001)
+        await all_heard.wait()
     for subscription in shared:
         await subscription.close()
     await asyncio.gather(*collectors)

@@ -1,6 +1,7 @@
 """A server that is killed and comes back, again and again: nothing acknowledged is lost, nothing is out of order."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 import pytest
@@ -64,9 +65,9 @@ async def work(bus: NatsBus, done: set[bytes]) -> None:
             await item.ack()
 
 
-async def until_true(holds, timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not holds():
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - facts of several tasks, with no event in common
             await asyncio.sleep(0.005)
 
 
@@ -84,13 +85,13 @@ async def test_nothing_acknowledged_is_lost_over_kills_of_the_server(nats_server
         tasks.create_task(write_facts(bus, written, killed, enough))
         tasks.create_task(decide(bus, decided, killed))
         for kill in range(KILLS):
-            await until_true(lambda goal=(kill + 1) * BETWEEN_KILLS: len(written) >= goal)
+            await until(lambda goal=(kill + 1) * BETWEEN_KILLS: len(written) >= goal)
             nats_server.kill()
-            await until_true(lambda: not bus.is_connected and not reader.is_connected)
+            await until(lambda: not bus.is_connected and not reader.is_connected)
             nats_server.start()
         killed.set()
     last = await bus.last_sequence(POOL)
-    await until_true(lambda: len(seen) >= last and len(done) >= len(written))
+    await until(lambda: len(seen) >= last and len(done) >= len(written))
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
@@ -124,7 +125,7 @@ async def test_away_means_unavailable_at_once_and_nothing_is_sent_later(nats_ser
     with pytest.raises(Unavailable):
         await bus.publish("ef.deaf", b"")
     nats_server.start()
-    await until_true(lambda: bus.is_connected)
+    await until(lambda: bus.is_connected)
     assert await bus.last_sequence(POOL) == 0
     await bus.publish("ef.deaf", b"heard again")
     async with asyncio.timeout(10):
@@ -152,7 +153,7 @@ async def test_a_deleted_consumer_is_made_again(nats_server: EmbeddedServer) -> 
 
 async def until_consumer_waits(bus: NatsBus) -> None:
     async with asyncio.timeout(10):
-        while not (await bus._connection.api("CONSUMER.INFO.EF_SUBMIT_p.admission"))["num_waiting"]:
+        while not (await bus._connection.api("CONSUMER.INFO.EF_SUBMIT_p.admission"))["num_waiting"]:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
