@@ -27,6 +27,7 @@ from shared.runtime.telemetry import Metrics
 
 MAX_COMMANDS = 64  # wishes in one decision: few enough that a lost race costs little
 RETRY_S = 0.1
+SHORTEST_WAIT_S = 0.005  # between two looks at the clock: an instant that has passed is no reason to spin
 
 
 class Host(Generic[State]):
@@ -69,6 +70,10 @@ class Host(Generic[State]):
     def note(self, note: Any) -> None:
         """Something local happened: the policy observes it before it decides next."""
         self._notes.append(note)
+        self._news.set()
+
+    def wake(self) -> None:
+        """Decide again soon: something changed that is neither in the ledger nor a note."""
         self._news.set()
 
     @property
@@ -148,12 +153,11 @@ class Host(Generic[State]):
         self._news.set()
 
     async def _news_or_wake(self) -> None:
-        wake_at_s = self._policy.wake_at_s(self.state)
-        if wake_at_s is None:
-            await self._news.wait()
-        else:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), max(0.0, wake_at_s - self._clock.now_s()))
+        wake_at_s = self._policy.wake_at_s(self.state) if self._leads() else None
+        wait_s = None if wake_at_s is None else max(wake_at_s - self._clock.now_s(), SHORTEST_WAIT_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._news.wait()
         self._news.clear()
 
     async def _round(self) -> None:

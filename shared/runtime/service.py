@@ -11,7 +11,6 @@ from typing import Any
 
 from shared.errors import ElasticFlowError, Retry
 from shared.messages.policy import Policy, State
-from shared.messages.pool_state import PoolState
 from shared.runtime import snapshots
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.host import Host
@@ -25,7 +24,7 @@ from shared.runtime.streams import StreamLimits
 from shared.runtime.telemetry import Metrics, serve_metrics
 
 CONNECT_RETRY_S = 1.0
-LEASE_TTL_S = 3
+LEASE_TTL_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,14 @@ async def host_policy(
     """
     settings = process.settings
     lease = (
-        Lease(process.bus, settings.pool, policy.service, settings.instance, LEASE_TTL_S)
+        Lease(
+            process.bus,
+            settings.pool,
+            policy.service,
+            settings.instance,
+            ttl_s=LEASE_TTL_S,
+            clock=process.clock,
+        )
         if leads_by_lease
         else None
     )
@@ -140,18 +146,9 @@ async def host_policy(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(host.run(), name="host")
             if lease is not None:
-                tasks.create_task(_keep(lease, host), name="lease")
+                tasks.create_task(lease.hold(lambda held: host.wake()), name="lease")
             if beside is not None:
                 tasks.create_task(beside(host), name="beside")
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await pages.cleanup()
-
-
-async def _keep(lease: Lease, host: Host[Any]) -> None:
-    """Hold the lease whenever it can be had; a new leader looks at the state at once."""
-    async for _ in lease.hold():
-        host.note(None)
-
-
-__all__ = ["PoolState", "Process", "host_policy", "run_service"]

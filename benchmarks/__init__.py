@@ -1,0 +1,1 @@
+"""Speed, side by side with a peer or a physical limit measured in the same run: a table and JSON."""

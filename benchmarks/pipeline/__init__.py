@@ -1,0 +1,1 @@
+"""How fast the pipeline decides: real services, real NATS with fsync, nodes that only pretend to train."""

@@ -1,0 +1,104 @@
+"""`python -m benchmarks.pipeline`: the pipeline's numbers beside their goals and physical limits."""
+
+import asyncio
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
+from benchmarks.pipeline.cluster import running_cluster
+from benchmarks.pipeline.idle import measure_idle
+from benchmarks.pipeline.latency import measure_latency
+from benchmarks.pipeline.rebuild import measure_rebuild
+from shared.runtime.logs import configure_logs
+
+
+def main(
+    quick: Annotated[
+        bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Only the JSON object, on standard output.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
+) -> None:
+    """Measure the pipeline on this machine: real services, real NATS, fsync on every append."""
+    configure_logs(level="error")
+    result = asyncio.run(_measure(0.1 if quick else 1.0))
+    text = json.dumps(result, indent=2)
+    if out:
+        out.write_text(text + "\n")
+    if as_json:
+        print(text)
+    else:
+        Console().print(_table(result))
+        print(text)
+
+
+async def _measure(scale: float) -> dict[str, Any]:
+    async with running_cluster() as cluster:
+        latency = await measure_latency(cluster, rate_per_s=50.0, num_jobs=int(1500 * scale))
+        raw = await raw_publishes_per_s(cluster, int(5000 * scale))
+        one_pool = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("burst",))
+        two_pools = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("east", "west"))
+        rebuild = await measure_rebuild(cluster, num_events=int(100_000 * scale))
+        idle = await measure_idle(cluster, seconds=30.0 * max(scale, 0.3))
+    one_pool["share_of_raw_publishes"] = one_pool["decisions_per_s"] / raw
+    two_pools["share_of_raw_publishes"] = two_pools["decisions_per_s"] / raw
+    return {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "latency": latency,
+        "raw_publishes_per_s": raw,
+        "burst_one_pool": one_pool,
+        "burst_two_pools": two_pools,
+        "rebuild": rebuild,
+        "idle": idle,
+    }
+
+
+def _table(result: dict[str, Any]) -> Table:
+    latency, one, two = result["latency"], result["burst_one_pool"], result["burst_two_pools"]
+    rebuild, idle = result["rebuild"], result["idle"]
+    table = Table(title=f"Pipeline, {result['machine']}")
+    for column in ("what", "measured", "goal", "beside it, in the same run"):
+        table.add_column(column)
+    append = f"one fsynced append: {latency['append_fsync_p50_ms']:.2f} ms"
+    table.add_row("submit to placed, p50", f"{latency['submit_to_placed_p50_ms']:.1f} ms", "<= 10 ms", append)
+    table.add_row("submit to placed, p99", f"{latency['submit_to_placed_p99_ms']:.1f} ms", "<= 50 ms", "")
+    raw = f"{result['raw_publishes_per_s']:,.0f} raw publishes/s"
+    table.add_row(
+        "burst, one admission",
+        f"{one['decisions_per_s']:,.0f}/s",
+        ">= 1,000/s",
+        f"{raw}: {one['share_of_raw_publishes']:.0%}",
+    )
+    table.add_row(
+        "burst, two pools",
+        f"{two['decisions_per_s']:,.0f}/s",
+        "more than one pool",
+        f"{two['decisions_per_s'] / one['decisions_per_s']:.2f} x one pool",
+    )
+    table.add_row(
+        f"rebuild from {rebuild['events']:,} events",
+        f"{rebuild['from_events_s']:.2f} s",
+        "<= 10 s",
+        f"{rebuild['events_per_s']:,.0f} events/s",
+    )
+    table.add_row(
+        "rebuild from a snapshot",
+        f"{rebuild['from_snapshot_s']:.2f} s",
+        "<= 1 s",
+        f"{rebuild['jobs']:,} jobs",
+    )
+    table.add_row("idle control plane", f"{idle['cpu_percent_total']:.1f} % of a core", "< 3 %", "")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,133 @@
+"""Submit to placed: the time from the publish of a submission to the decision that names its GPUs.
+
+The jobs end on their own soon after they are placed (a paper executor tells the facts), so the pool stays as busy
+as a shared cluster and never fills up.
+"""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from benchmarks.pipeline.cluster import CLOCK, Cluster, append_fact
+from benchmarks.pipeline.workload import as_bytes, submissions
+from shared.messages import events, subjects
+from shared.runtime.outbox import fact_id, ledger_message
+
+TRAINS_S = 0.6  # how long a placed job holds its GPUs
+
+
+async def measure_latency(cluster: Cluster, *, rate_per_s: float, num_jobs: int) -> dict[str, Any]:
+    """Latencies in ms at this rate of submissions, and the fsynced append that a submission cannot beat."""
+    pool = "latency"
+    await cluster.open_pool(pool, num_nodes=16, gpus_per_node=8)
+    await cluster.start_planners(pool)
+    appended_s = await _one_append_s(cluster, pool)
+    run = _Run(cluster, pool)
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(run.follow())
+        await run.submit(rate_per_s, num_jobs)
+        await asyncio.wait_for(run.all_decided.wait(), 60)
+        await asyncio.gather(*run.ending)
+        following.cancel()
+    cluster.stop_services()
+    placed_ms = 1e3 * np.array([run.placed_s[job_id] - run.sent_s[job_id] for job_id in run.placed_s])
+    answered_ms = 1e3 * np.array([run.answered_s[j] - run.sent_s[j] for j in run.answered_s])
+    return {
+        "rate_per_s": rate_per_s,
+        "submissions": num_jobs,
+        "placed": len(placed_ms),
+        "rejected": run.rejected,
+        "append_fsync_p50_ms": 1e3 * appended_s,
+        "submit_to_decided_p50_ms": float(np.percentile(answered_ms, 50)),
+        "submit_to_decided_p99_ms": float(np.percentile(answered_ms, 99)),
+        "submit_to_placed_p50_ms": float(np.percentile(placed_ms, 50)),
+        "submit_to_placed_p99_ms": float(np.percentile(placed_ms, 99)),
+        "placed_p50_in_appends": float(np.percentile(placed_ms, 50)) / (1e3 * appended_s),
+    }
+
+
+async def _one_append_s(cluster: Cluster, pool: str) -> float:
+    """Median time of one fsynced append, alone: the unit of everything here."""
+    taken: list[float] = []
+    loop = asyncio.get_running_loop()
+    for number in range(200):
+        started = loop.time()
+        await cluster.bus.append(
+            subjects.dead_letter(pool, "bench"), b"x" * 300, message_id=f"append-{number}"
+        )
+        taken.append(loop.time() - started)
+    return float(np.median(taken))
+
+
+class _Run:
+    def __init__(self, cluster: Cluster, pool: str) -> None:
+        self._cluster, self._pool = cluster, pool
+        self.sent_s: dict[str, float] = {}
+        self.answered_s: dict[str, float] = {}
+        self.placed_s: dict[str, float] = {}
+        self.rejected = 0
+        self._expected: int | None = None
+        self.all_decided = asyncio.Event()
+        self.ending: set[asyncio.Task[None]] = set()
+
+    async def submit(self, rate_per_s: float, num_jobs: int) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        sending: list[asyncio.Task[None]] = []
+        for number, wish in enumerate(submissions(num_jobs, longest_s=60.0)):
+            await asyncio.sleep(max(0.0, started + number / rate_per_s - loop.time()))
+            data = as_bytes(wish, CLOCK.now_s())
+            self.sent_s[wish.job_id] = loop.time()
+            sending.append(asyncio.create_task(self._send(wish.job_id, data)))
+        await asyncio.gather(*sending)
+        self._expected = num_jobs
+        self._check()
+
+    async def _send(self, job_id: str, data: bytes) -> None:
+        await self._cluster.bus.append(
+            subjects.submit("bench", self._pool), data, message_id=f"submit-{job_id}"
+        )
+
+    async def follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        async for batch in self._cluster.bus.follow(self._pool, after_sequence=0):
+            for stored in batch:
+                message = ledger_message(stored.data)
+                if isinstance(message, events.PlanDecided):
+                    self._decided(message, loop.time())
+            self._check()
+
+    def _decided(self, decision: events.PlanDecided, at_s: float) -> None:
+        for event in decision.events:
+            match event:
+                case events.JobAdmitted():
+                    self.answered_s[event.job_id] = at_s
+                case events.JobRejected():
+                    self.answered_s[event.job_id] = at_s
+                    self.rejected += 1
+                case events.PlacementDecided():
+                    for placed in event.placements:
+                        if placed.gpus and placed.job_id not in self.placed_s:
+                            self.placed_s[placed.job_id] = at_s
+                            ending = asyncio.create_task(self._end(placed))
+                            self.ending.add(ending)
+                            ending.add_done_callback(self.ending.discard)
+                case _:
+                    pass
+
+    async def _end(self, placed: events.PlacedJob) -> None:
+        await asyncio.sleep(TRAINS_S)
+        finished = events.JobFinished(
+            job_id=placed.job_id,
+            generation=placed.generation,
+            iteration=1,
+            condition="max_iterations",
+            at_s=CLOCK.now_s(),
+        )
+        subject = subjects.job(self._pool, placed.job_id)
+        await append_fact(self._cluster.bus, subject, finished, fact_id(finished))
+
+    def _check(self) -> None:
+        if self._expected is not None and len(self.placed_s) + self.rejected >= self._expected:
+            self.all_decided.set()

@@ -1,0 +1,106 @@
+"""A service that starts: from the first of 100,000 events, and from a snapshot."""
+
+import asyncio
+from typing import Any
+
+from benchmarks.pipeline.cluster import CLOCK, Cluster
+from benchmarks.pipeline.workload import submissions
+from services.allocator.policy import POLICY
+from shared.messages import codec, events, subjects
+from shared.messages.pool_state import PoolState
+from shared.runtime import snapshots
+from shared.runtime.host import Host
+from shared.runtime.logs import get_log
+from shared.runtime.outbox import fact_id
+from shared.runtime.telemetry import Metrics
+
+WRITERS = 256
+LIFE = 20  # messages of one job: admitted, placed, started, progress, finished
+
+
+async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any]:
+    """Seconds from nothing, and from a snapshot, to a folded state of num_events messages."""
+    pool = "rebuild"
+    await cluster.open_pool(pool, num_nodes=8, gpus_per_node=8)
+    await _write_history(cluster, pool, num_events)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    state = await _rebuild(cluster, pool, None)
+    from_events_s = loop.time() - started
+    await snapshots.save(cluster.bus, pool, state)
+    started = loop.time()
+    restored = await _rebuild(cluster, pool, await snapshots.load(cluster.bus, pool, get_log("benchmark")))
+    from_snapshot_s = loop.time() - started
+    assert restored == state, "a snapshot must restore exactly what was folded"
+    return {
+        "events": state.sequence,
+        "jobs": len(state.live_jobs) + len(state.ended_jobs),
+        "from_events_s": from_events_s,
+        "from_snapshot_s": from_snapshot_s,
+        "events_per_s": state.sequence / from_events_s,
+    }
+
+
+async def _rebuild(cluster: Cluster, pool: str, snapshot: PoolState | None) -> PoolState:
+    """What a starting service does until it may decide."""
+    host = Host(
+        bus=cluster.bus,
+        pool=pool,
+        policy=POLICY,
+        clock=CLOCK,
+        instance="benchmark",
+        log=get_log("benchmark"),
+        metrics=Metrics("benchmark", pool),
+        leads=lambda: False,
+        snapshot=snapshot,
+    )
+    running = asyncio.create_task(host.run())
+    while host.unwell() is not None:
+        await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return host.folded
+
+
+async def _write_history(cluster: Cluster, pool: str, num_events: int) -> None:
+    """Whole lives of jobs, written by many at once."""
+    waiting = iter(submissions(num_events // LIFE))
+
+    async def writer() -> None:
+        for wish in waiting:
+            for fact in _life(wish.job_id, wish.tenant, wish.spec):
+                data = codec.encode(fact, id=fact_id(fact), recorded_at_s=CLOCK.now_s())
+                await cluster.bus.append(
+                    subjects.job(pool, wish.job_id), data, message_id=fact_id(fact), timeout_s=60.0
+                )
+
+    await asyncio.gather(*(writer() for _ in range(WRITERS)))
+
+
+def _life(job_id: str, tenant: str, spec: Any) -> list[Any]:
+    now_s = CLOCK.now_s()
+    admitted = events.JobAdmitted(
+        job_id=job_id,
+        tenant=tenant,
+        spec=spec,
+        deadline_s=now_s + 600,
+        minimum_satisfactory_share=(),
+        gpu_seconds=60.0,
+        at_s=now_s,
+    )
+    started = events.GenerationStarted(job_id=job_id, generation=0, num_gpus=1, iteration=0, at_s=now_s)
+    progress = [
+        events.JobProgressed(
+            job_id=job_id,
+            generation=0,
+            iteration=step,
+            iterations_per_s=5.0,
+            metrics={"loss": 1.0 / (step + 1)},
+            at_s=now_s + step,
+        )
+        for step in range(LIFE - 3)
+    ]
+    finished = events.JobFinished(
+        job_id=job_id, generation=0, iteration=100, condition="max_iterations", at_s=now_s + LIFE
+    )
+    return [admitted, started, *progress, finished]

@@ -1,0 +1,68 @@
+"""`python -m examples.demo`: exit 0 only if every admitted job kept its promise and the ledger replays."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from elasticflow.supervisor import UpPlan
+from examples.demo.cast import cast
+from examples.demo.performance import perform
+from examples.demo.report import as_json, draw, rows, table
+from shared.errors import ElasticFlowError
+from shared.messages.cluster import PoolConfig
+from shared.runtime.logs import configure_logs
+
+
+def main(
+    out: Annotated[
+        Path, typer.Option(help="Folder for logs, ledger, table and picture; emptied first.")
+    ] = Path("demo-output"),
+    nodes: Annotated[int, typer.Option(min=1, max=8)] = 2,
+    slots: Annotated[int, typer.Option(min=1, max=8, help="CPU slots of each node.")] = 4,
+) -> None:
+    """Train real jobs on this machine, to their deadlines, on slots that grow and shrink under them."""
+    os.environ.pop("NATS_URL", None)  # the demonstration has a server of its own
+    configure_logs(level="error")
+    console = Console()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    plan = UpPlan(
+        data_dir=out / "pool",
+        num_nodes=nodes,
+        slots_per_node=slots,
+        config=PoolConfig(throughput_margin=0.15, resize_cost_s=3.0),
+    )
+    console.print(
+        f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ..."
+    )
+    try:
+        performance = asyncio.run(perform(cast(), plan, console, out / "ledger.eflow"))
+    except ElasticFlowError as error:
+        console.print(str(error), style="red")
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    told = rows(performance)
+    (out / "jobs.json").write_text(json.dumps(as_json(told), indent=2) + "\n")
+    draw(performance, told, out / "gpus.png")
+    console.print(table(told))
+    verified = subprocess.run(
+        [sys.executable, "-m", "simulator", "replay", str(out / "ledger.eflow"), "--verify"], check=False
+    )
+    console.print(f"GPUs over time: {out}/gpus.png   numbers: {out}/jobs.json   ledger: {out}/ledger.eflow")
+    broken = [row.job_id for row in told if not row.kept]
+    if broken:
+        console.print(f"promises broken or jobs failed: {', '.join(broken)}", style="bold red")
+    raise typer.Exit(1 if broken or verified.returncode else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,110 @@
+"""One performance: start a pool, let the jobs enter, look on until the last has ended, write down what happened."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from elasticflow.cli.watch import changes, picture
+from elasticflow.client import Client
+from elasticflow.endpoint import Endpoint
+from elasticflow.ledger_file import write_ledger
+from elasticflow.supervisor import Supervisor, UpPlan
+from elasticflow.views import job_views
+from examples.demo.cast import Entrance
+from shared.messages.events import JobRejected
+from shared.messages.job import JobSpec
+from shared.messages.pool_state import PoolState
+
+_REDRAW_S = 0.5
+
+
+@dataclass
+class Performance:
+    """What the report needs: when it began, and the pool after every change."""
+
+    began_at_s: float = 0.0
+    history: list[tuple[float, PoolState]] = field(default_factory=list)
+
+    @property
+    def last(self) -> PoolState:
+        return self.history[-1][1]
+
+
+async def perform(
+    entrances: tuple[Entrance, ...], plan: UpPlan, console: Console, ledger: Path
+) -> Performance:
+    """Run the whole piece; the pool is gone afterwards, its ledger is in the file."""
+    performance = Performance()
+    supervisor = Supervisor(plan, report=lambda line: console.print(line, style="yellow", highlight=False))
+    healthy: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    up = asyncio.create_task(supervisor.run(lambda run: healthy.set_result(run.nats_url)))
+    try:
+        await asyncio.wait([up, healthy], return_when=asyncio.FIRST_COMPLETED)
+        if up.done():
+            await up  # it failed: say why
+        endpoint = Endpoint(nats_url=healthy.result(), pool=plan.pool)
+        async with Client.connect(endpoint) as client:
+            performance.began_at_s = client.now_s()
+            await _play(client, entrances, performance, console)
+            await write_ledger(client, ledger)
+    finally:
+        up.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await up
+    return performance
+
+
+async def _play(
+    client: Client, entrances: tuple[Entrance, ...], performance: Performance, console: Console
+) -> None:
+    async def follow() -> None:
+        async with contextlib.aclosing(client.states()) as states:
+            async for state in states:
+                performance.history.append((client.now_s(), state))
+
+    async with asyncio.TaskGroup() as tasks:
+        looking = [tasks.create_task(follow()), tasks.create_task(_show(client, performance, console))]
+        entering = [tasks.create_task(_enter(client, entrance)) for entrance in entrances]
+        job_ids = [job_id for done in await asyncio.gather(*entering) for job_id in done]
+        for job_id in job_ids:
+            await client.wait(job_id)
+        await asyncio.sleep(2 * _REDRAW_S)  # the last facts arrive, the last picture is drawn
+        for task in looking:
+            task.cancel()
+
+
+async def _enter(client: Client, entrance: Entrance) -> list[str]:
+    """Submit when it is time; a refused job may take what it is offered. The ids that were submitted."""
+    await asyncio.sleep(entrance.at_s)
+    spec = entrance.job.spec()
+    decision = await client.submit(spec, job_id=entrance.job_id)
+    if not (entrance.counter_offer and isinstance(decision, JobRejected) and decision.earliest_deadline_s):
+        return [entrance.job_id]
+    accepted = f"{entrance.job_id.removesuffix('-impossible')}-counter-offer"
+    await client.submit(_with_deadline(spec, decision.earliest_deadline_s), job_id=accepted)
+    return [entrance.job_id, accepted]
+
+
+def _with_deadline(spec: JobSpec, deadline_s: float) -> JobSpec:
+    return replace(spec, deadline_s=deadline_s, deadline_in_s=None)
+
+
+async def _show(client: Client, performance: Performance, console: Console) -> None:
+    """On a terminal a picture that stays in place, else a line for each change."""
+    seen: dict[str, tuple[object, ...]] = {}
+    with (
+        Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live
+    ):
+        while True:
+            if performance.history:
+                now_s = client.now_s()
+                if live is not None:
+                    live.update(picture(performance.last, now_s), refresh=True)
+                else:
+                    for line in changes(seen, job_views(performance.last, now_s, ended=True), now_s):
+                        console.print(line, highlight=False, soft_wrap=True)
+            await asyncio.sleep(_REDRAW_S)

@@ -1,0 +1,149 @@
+"""What became of the jobs: a table for the terminal, the same as JSON, and a picture of GPUs over time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from elasticflow.views import promised_finish_s
+from examples.demo.performance import Performance
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Job, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One job's story in numbers; times are seconds after the curtain."""
+
+    job_id: str
+    job_class: str
+    decision: str
+    submitted_s: float
+    deadline_s: float | None
+    promised_finish_s: float | None
+    finish_s: float | None
+    margin_s: float | None
+    gpus: tuple[int, ...]
+    restarts: int
+    metrics: Mapping[str, float]
+    kept: bool  # no promise was broken
+
+
+def rows(performance: Performance) -> tuple[Row, ...]:
+    """One row for each job, in the order of their entrances."""
+    state = performance.last
+    jobs = sorted((*state.ended_jobs.values(), *state.live_jobs.values()), key=lambda job: job.decided_at_s)
+    return tuple(
+        _row(job, performance) for job in sorted(jobs, key=lambda job: _submitted_s(job, performance))
+    )
+
+
+def _row(job: Job, performance: Performance) -> Row:
+    began = performance.began_at_s
+    finish_s = job.ended_at_s - began if job.ended_at_s and job.phase is not Phase.REJECTED else None
+    deadline_s = job.deadline_s - began if job.deadline_s else None
+    promised_s = promised_finish_s(job)
+    margin_s = deadline_s - finish_s if deadline_s and finish_s else None
+    slo = job.spec is not None and job.spec.job_class is JobClass.SLO
+    finished = job.phase is Phase.FINISHED
+    return Row(
+        job_id=job.job_id,
+        job_class=job.spec.job_class.value if job.spec else "",
+        decision="rejected" if job.phase is Phase.REJECTED else "admitted",
+        submitted_s=_submitted_s(job, performance),
+        deadline_s=deadline_s,
+        promised_finish_s=promised_s - began if promised_s else None,
+        finish_s=finish_s,
+        margin_s=margin_s,
+        gpus=_steps(job.job_id, performance),
+        restarts=job.restarts,
+        metrics={name: round(value, 3) for name, value in job.metrics.items()},
+        kept=job.phase is Phase.REJECTED or (finished and (not slo or (margin_s or -1.0) >= 0)),
+    )
+
+
+def _submitted_s(job: Job, performance: Performance) -> float:
+    """When the ledger first named the job."""
+    first = next((at_s for at_s, state in performance.history if state.job(job.job_id)), job.decided_at_s)
+    return first - performance.began_at_s
+
+
+def _steps(job_id: str, performance: Performance) -> tuple[int, ...]:
+    """GPUs that the job held, one number for each change."""
+    held: list[int] = []
+    for _, num_gpus in gpus_over_time(job_id, performance):
+        if not held or held[-1] != num_gpus:
+            held.append(num_gpus)
+    return tuple(held[1:] if held and held[0] == 0 else held)
+
+
+def gpus_over_time(job_id: str, performance: Performance) -> list[tuple[float, int]]:
+    """(seconds after the curtain, GPUs placed), at every change of the pool."""
+    points: list[tuple[float, int]] = []
+    for at_s, state in performance.history:
+        job = state.live_jobs.get(job_id)
+        points.append((at_s - performance.began_at_s, len(job.gpus) if job else 0))
+    return points
+
+
+def table(all_rows: tuple[Row, ...]) -> Table:
+    result = Table(title="What was promised, and what became of it (seconds after the start)")
+    for column in ("job", "class", "decision", "deadline", "finish", "margin", "GPUs over time", "result"):
+        result.add_column(column, justify="right" if column in ("deadline", "finish", "margin") else "left")
+    for row in all_rows:
+        style = "" if row.kept else "bold red"
+        result.add_row(
+            row.job_id,
+            row.job_class,
+            row.decision,
+            _seconds(row.deadline_s),
+            _seconds(row.finish_s),
+            _seconds(row.margin_s),
+            " ".join(map(str, row.gpus)),
+            "  ".join(f"{name} {value:g}" for name, value in row.metrics.items() if name in _SHOWN),
+            style=style,
+        )
+    return result
+
+
+_SHOWN = ("loss", "accuracy", "held_out_loss")
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> None:
+    """GPUs over time, stacked by job, each job's deadline as a mark in its colour."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn = [row for row in all_rows if row.gpus]
+    times = [at_s - performance.began_at_s for at_s, _ in performance.history]
+    layers: list[list[int]] = [[n for _, n in gpus_over_time(row.job_id, performance)] for row in drawn]
+    figure, axes = pyplot.subplots(figsize=(11, 5), constrained_layout=True)
+    colours = pyplot.get_cmap("tab10").colors
+    axes.stackplot(
+        times, *layers, labels=[row.job_id for row in drawn], colors=colours, step="post", alpha=0.85
+    )
+    for colour, row in zip(colours, drawn, strict=False):
+        if row.deadline_s is not None:
+            axes.axvline(row.deadline_s, color=colour, linestyle=":", linewidth=1.5)
+    axes.set(
+        title="GPUs over time by job (dotted: its deadline)",
+        xlabel="seconds after the start",
+        ylabel="GPUs",
+        ylim=(0, performance.last.num_gpus or max(map(sum, zip(*layers, strict=True)), default=1)),
+    )
+    axes.set_xlim(left=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def as_json(all_rows: tuple[Row, ...]) -> list[dict[str, Any]]:
+    return [{name: getattr(row, name) for name in Row.__slots__} for row in all_rows]
