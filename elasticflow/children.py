@@ -1,0 +1,141 @@
+"""One process of a pool: started, watched, started again with growing pauses, stopped."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+
+from elasticflow.errors import StartFailed
+from shared.runtime.parent_death import preexec_die_with_parent
+
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
+_LONG_ENOUGH_S = 10.0  # a process that lived so long has earned a quick restart
+_STOP_TIMEOUT_S = 20.0
+_CANNOT_WORK = 2  # exit status: wrong settings or credentials, another start would end the same
+_TAIL_BYTES = 4096
+
+
+class Child:
+    """report: told when it ends unasked; on_start: called after each start, when pid is a new one."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        argv: tuple[str, ...],
+        environment: Mapping[str, str],
+        log_file: Path,
+        metrics_port: int,
+        report: Callable[[str], None],
+        on_start: Callable[[], None],
+    ) -> None:
+        self.name, self.log_file, self.metrics_port = name, log_file, metrics_port
+        self._argv, self._environment = argv, environment
+        self._report, self._on_start = report, on_start
+        self.num_failures = 0  # ends unasked, so far
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if self._process is not None and running else None
+
+    async def keep_running(self) -> None:
+        """Start it, and again whenever it ends. Raises StartFailed if another start cannot help."""
+        loop = asyncio.get_running_loop()
+        retry_s = _FIRST_RETRY_S
+        while True:
+            started_at = loop.time()
+            process = self._process = await self._start()
+            self._on_start()
+            status = await process.wait()
+            self.num_failures += 1
+            if status == _CANNOT_WORK:
+                raise StartFailed(self.name, last_line(self.log_file), str(self.log_file))
+            if loop.time() - started_at >= _LONG_ENOUGH_S:
+                retry_s = _FIRST_RETRY_S
+            self._report(f"{self.name} {_ended(status)}; starting it again (log: {self.log_file})")
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _LAST_RETRY_S)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        if not _is_free(self.metrics_port):
+            self.metrics_port = free_port("127.0.0.1")
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._argv,
+                env={**self._environment, "EF_METRICS_PORT": str(self.metrics_port)},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal is for the supervisor, which stops in order
+                preexec_fn=preexec_die_with_parent(),
+            )
+
+    async def is_healthy(self, http: aiohttp.ClientSession) -> bool:
+        """Its health page says so."""
+        if self.pid is None:
+            return False
+        try:
+            async with http.get(f"http://127.0.0.1:{self.metrics_port}/healthz") as page:
+                return page.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def stop(self) -> None:
+        """Ask it to end; kill it and what it started if it does not."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            self._report(f"{self.name} does not stop; killing it")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def last_line(log_file: Path) -> str:
+    """What a process said last."""
+    try:
+        with log_file.open("rb") as log:
+            log.seek(max(0, log_file.stat().st_size - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def _ended(status: int) -> str:
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"

@@ -1,0 +1,128 @@
+"""`eflow events`: the ledger itself, message by message; and `eflow events export`, the ledger as a file."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.output import note, print_json, say_line
+from elasticflow.client import Client, LedgerEntry
+from elasticflow.ledger_file import write_ledger
+from elasticflow.times import clock_time
+from shared.messages.events import Event, PlanDecided
+from shared.messages.summary import summary
+
+app = typer.Typer(help="Show the ledger, message by message; or export it.", rich_markup_mode="rich")
+
+
+@app.callback(invoke_without_command=True)
+def events(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only what concerns this job.")] = "",
+    first: Annotated[int, typer.Option("--from", min=1, metavar="SEQ", help="Start at this sequence.")] = 1,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the ledger, message by message: every decision and every fact, with its sequence and time.
+
+    With --json one JSON array; with --json --follow one JSON value a line.
+
+    \b
+    Examples:
+      eflow events --job digits-3f9a1c
+      eflow events --follow --from 120
+      eflow events export run.ledger
+    """
+    if context.invoked_subcommand is not None:
+        return
+
+    async def show(client: Client) -> None:
+        rows: list[dict[str, Any]] = []
+        up_to = None if follow else await client.last_sequence()
+        async with contextlib.aclosing(client.entries(after_sequence=first - 1, up_to=up_to)) as entries:
+            async for entry in entries:
+                for row in event_rows(entry, job):
+                    if not as_json:
+                        say_line(event_line(row))
+                    elif follow:
+                        print_json(row)
+                    else:
+                        rows.append(row)
+        if as_json:
+            print_json(rows)
+
+    run(show, nats_url=nats_url, pool=pool, data_dir=data_dir)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; replaced if it is there.")],
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write the whole ledger into one file, as raw as it is stored; it needs no NATS to be replayed.
+
+    \b
+    Examples:
+      eflow events export run.ledger
+      eflow replay run.ledger --verify
+      eflow why digits-3f9a1c --file run.ledger
+    """
+
+    async def write(client: Client) -> int:
+        return await write_ledger(client, file)
+
+    count = run(write, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    if as_json:
+        print_json({"file": str(file), "messages": count, "bytes": file.stat().st_size})
+    else:
+        note(f"{count} messages in {file}")
+
+
+def event_rows(entry: LedgerEntry, job_id: str = "") -> Iterator[dict[str, Any]]:
+    """The events of one message as flat values; with job_id only those that concern it."""
+    stored, message = entry
+    parts: tuple[Event, ...] = (
+        message.events if isinstance(message, PlanDecided) else (message,) if message else ()
+    )
+    source = message.service if isinstance(message, PlanDecided) else stored.subject.rsplit(".", 2)[-2]
+    if message is None and not job_id:
+        yield {"sequence": stored.sequence, "at_s": stored.stored_at_s, "from": source, "type": "unreadable"}
+    for event in parts:
+        if not job_id or concerns(event, job_id):
+            yield {
+                "sequence": stored.sequence,
+                "at_s": stored.stored_at_s,
+                "from": source,
+                "type": type(event).__name__,
+                **({"based_on": message.based_on} if isinstance(message, PlanDecided) else {}),
+                "fields": summary(event),
+            }
+
+
+def concerns(event: Event, job_id: str) -> bool:
+    """It names the job: as its subject, in an allocation, in a placement, or in a replanned schedule."""
+    if getattr(event, "job_id", "") == job_id:
+        return True
+    placed = (placement.job_id for placement in getattr(event, "placements", ()))
+    return (
+        job_id in placed
+        or job_id in getattr(event, "num_gpus_by_job", ())
+        or job_id in getattr(event, "replanned", ())
+    )
+
+
+def event_line(row: dict[str, Any]) -> str:
+    """ "   12  18:02:01  allocator  AllocationDecided  num_gpus_by_job={...}"."""
+    fields = "  ".join(
+        f"{name}={value}" for name, value in row.get("fields", {}).items() if name != "at_s"
+    ).replace("\n", "\\n")
+    return f"{row['sequence']:>6}  {clock_time(row['at_s'])}  {row['from']:<9}  {row['type']:<18}  {fields}".rstrip()

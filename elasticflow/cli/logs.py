@@ -1,0 +1,113 @@
+"""`eflow logs`: what a job's workers wrote."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run_at
+from elasticflow.cli.output import note, print_json, say_line
+from elasticflow.client import Client
+from elasticflow.endpoint import Endpoint, find_endpoint
+from shared.messages.pool_state import Job
+
+_NAME = re.compile(r"g(\d+)-r(\d+)\.log")
+_POLL_S = 0.3
+
+
+def logs(
+    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, until the job has ended.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Only this worker.")] = None,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the logs of a job's workers, each line with its generation and rank.
+
+    The files lie in the pool's data folder. Where they are on another machine, the traceback of a failed job
+    still comes from the ledger.
+
+    \b
+    Examples:
+      eflow logs digits-3f9a1c
+      eflow logs -f digits-3f9a1c
+      eflow logs digits-3f9a1c --rank 0 | grep loss
+    """
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    job = run_at(endpoint, lambda client: client.job(job_id))
+    folder = endpoint.data_dir / "logs" / job_id if endpoint.data_dir else None
+    reader = LogReader(folder, rank)
+    lines = list(reader.new_lines())
+    if as_json:
+        print_json({"job_id": job_id, "error": job.explanation, "traceback": job.traceback, "lines": lines})
+        return
+    for line in lines:
+        say_line(line)
+    if follow and job.live:
+        job = _follow(endpoint, job_id, reader)
+    if not lines:
+        _explain_silence(job, folder)
+    if job.traceback and not any("Traceback" in line for line in lines):
+        say_line(job.traceback.rstrip())
+
+
+def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader") -> Job:
+    """Print what is written until the job has ended, and then the rest; the job as it ended."""
+
+    async def printing(client: Client) -> Job:
+        ended = asyncio.create_task(client.wait(job_id))
+        try:
+            while not ended.done():
+                _print_new(reader)
+                await asyncio.wait([ended], timeout=_POLL_S)
+            _print_new(reader)
+            return await ended
+        finally:
+            ended.cancel()
+
+    return run_at(endpoint, printing)
+
+
+def _print_new(reader: "LogReader") -> None:
+    for line in reader.new_lines():
+        say_line(line)
+
+
+def _explain_silence(job: Job, folder: Path | None) -> None:
+    where = f"no log files in {folder}" if folder else "the pool's data folder is not known here (--data-dir)"
+    note(f"eflow: {where}; job {job.job_id} is {job.phase.value}")
+
+
+class LogReader:
+    """All logs of one job, read on from where it stopped last. folder: None or missing means no logs."""
+
+    def __init__(self, folder: Path | None, rank: int | None) -> None:
+        self._folder, self._rank = folder, rank
+        self._read_up_to: dict[Path, int] = {}
+
+    def new_lines(self) -> Iterator[str]:
+        """Whole lines only, by generation, then by rank: "g2-r0 | epoch 3 ..."."""
+        for path in self._files():
+            start = self._read_up_to.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read_up_to[path] = start + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                yield f"{path.stem} | {line}"
+
+    def _files(self) -> list[Path]:
+        found: list[tuple[int, int, Path]] = []
+        for path in self._folder.glob("*.log") if self._folder and self._folder.is_dir() else ():
+            named = _NAME.fullmatch(path.name)
+            if named and self._rank in (None, int(named[2])):
+                found.append((int(named[1]), int(named[2]), path))
+        return [path for _, _, path in sorted(found)]

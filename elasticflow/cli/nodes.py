@@ -1,0 +1,67 @@
+"""`eflow nodes`."""
+
+from rich.table import Table
+from rich.text import Text
+
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.output import print_json, say, say_line, table
+from elasticflow.client import Client
+from elasticflow.times import duration_in_words
+from elasticflow.views import NodeView, node_views
+
+
+def nodes(nats_url: NatsUrl = "", pool: Pool = "", data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the pool's nodes, and which job each of their GPUs carries.
+
+    \b
+    Examples:
+      eflow nodes
+      eflow nodes --json
+    """
+
+    async def look(client: Client) -> tuple[tuple[NodeView, ...], float]:
+        return node_views(await client.state()), client.now_s()
+
+    views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    if as_json:
+        print_json(list(views))
+    elif views:
+        say(nodes_table(views, now_s))
+    else:
+        say_line("no nodes yet (`python -m services.executor` on a machine makes it one)")
+
+
+def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
+    return table(
+        "NODE",
+        "STATE",
+        "DEVICE",
+        "FREE",
+        "GPUS",
+        "JOBS",
+        right=("FREE",),
+        rows=(
+            (
+                view.node_id,
+                Text("alive", style="green") if view.alive else lost_word(view, now_s),
+                view.device,
+                f"{view.num_free_gpus if view.alive else 0}/{view.num_gpus}",
+                gpu_cells(view),
+                " ".join(sorted(set(view.jobs) - {""})) or "-",
+            )
+            for view in views
+        ),
+    )
+
+
+def lost_word(view: NodeView, now_s: float) -> Text:
+    return Text(f"lost {duration_in_words(now_s - view.since_s)} ago", style="red")
+
+
+def gpu_cells(view: NodeView) -> Text:
+    """One cell a GPU: full if a job holds it, empty if it is free."""
+    if not view.alive:
+        return Text("x" * view.num_gpus, style="red")
+    return Text("").join(
+        Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs
+    )

@@ -1,0 +1,71 @@
+"""`eflow replay`: hands the ledger over to the simulator, which knows the policies; this room does not."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticflow.cli.options import DataDir, NatsUrl, Pool, run
+from elasticflow.ledger_file import write_ledger
+
+
+def replay(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="An exported ledger. Default: the live one, exported on the fly."
+        ),
+    ] = None,
+    until: Annotated[
+        int | None, typer.Option("--until", min=0, metavar="SEQ", help="Fold up to this sequence, included.")
+    ] = None,
+    at: Annotated[
+        str,
+        typer.Option("--at", metavar="TIME", help="Fold up to this instant: ISO 8601 or seconds since 1970."),
+    ] = "",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Take every decision again; exit 1 at the first that differs.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Step through, an event a line.")] = False,
+    delay: Annotated[
+        float | None, typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds a step.")
+    ] = None,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Show only this job.")] = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")] = False,
+) -> None:
+    """Fold the ledger and show the pool as it was; or take every decision again and compare.
+
+    \b
+    Examples:
+      eflow replay                                   the pool as its ledger says now
+      eflow replay run.ledger --until 120            after the message with sequence 120
+      eflow replay run.ledger --verify               decide everything again (exit 1 if anything differs)
+      eflow replay run.ledger --follow --job j1      the story of one job, step by step
+    """
+    options: list[str] = []
+    for option, value in (
+        ("--until", until),
+        ("--at", at or None),
+        ("--delay", delay),
+        ("--job", job or None),
+    ):
+        options += [] if value is None else [option, str(value)]
+    for option, wanted in (("--verify", verify), ("--follow", follow), ("--json", as_json)):
+        options += [option] if wanted else []
+    if file is not None:
+        raise typer.Exit(_simulator("replay", str(file), *options))
+    with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
+        exported = Path(folder) / "live.ledger"
+        run(lambda client: write_ledger(client, exported), nats_url=nats_url, pool=pool, data_dir=data_dir)
+        raise typer.Exit(_simulator("replay", str(exported), *options))
+
+
+def _simulator(*arguments: str) -> int:
+    """Its exit code; it shares our terminal, Ctrl-C included."""
+    return subprocess.run([sys.executable, "-m", "simulator", *arguments], check=False).returncode

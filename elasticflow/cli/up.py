@@ -1,0 +1,255 @@
+"""`eflow up` and `eflow down`."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from elasticflow.children import last_line
+from elasticflow.cli.options import DataDir, Json, Pool
+from elasticflow.cli.output import note, plain, print_json, say, say_line, table
+from elasticflow.endpoint import DEFAULT_POOL
+from elasticflow.errors import AlreadyRunning, StartFailed
+from elasticflow.run_file import DATA_DIR, RunFile, find_run_file, holder_of, read_run_file
+from elasticflow.supervisor import REPLICABLE, Supervisor, UpPlan
+from shared.errors import BadSettings
+from shared.messages.cluster import PoolConfig
+from shared.runtime.nats_connection import masked
+from shared.runtime.settings import Settings
+
+_STOP_TIMEOUT_S = 60.0
+_POLL_S = 0.1
+_FOLDER = "--data-dir"
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def up(
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=0, metavar="N", help="Executors to start here. Default: 2, with GPUs 1."),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots", min=1, metavar="N", help="GPUs or CPU slots of each. Default: 4, or all GPUs."
+        ),
+    ] = None,
+    device: Annotated[Device, typer.Option("--device", help="cpu: leave the GPUs alone.")] = Device.AUTO,
+    data_dir: Annotated[
+        Path,
+        typer.Option(_FOLDER, envvar="EF_DATA_DIR", metavar="DIR", help="Ledger, logs, checkpoints."),
+    ] = Path(DATA_DIR),
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave it running; `eflow down` stops it.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="PoolConfig as TOML or JSON.")
+    ] = None,
+    replicas: Annotated[
+        list[str] | None,
+        typer.Option("--replicas", metavar="SERVICE=N", help=f"More than one of {', '.join(REPLICABLE)}."),
+    ] = None,
+    pool: Pool = "",
+    nats_url: Annotated[
+        str,
+        typer.Option(
+            "--nats-url", envvar="NATS_URL", metavar="URL", help="Use this NATS instead of starting one."
+        ),
+    ] = "",
+    nats_host: Annotated[
+        str,
+        typer.Option("--nats-host", metavar="HOST", help="Where our NATS listens: 0.0.0.0 for more nodes."),
+    ] = "127.0.0.1",
+    nats_port: Annotated[
+        int, typer.Option("--nats-port", min=0, max=65535, metavar="PORT", help="0: a free one.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Start everything on this machine: NATS, the five services, and executors with CPU slots or GPUs.
+
+    What dies is started again. Ctrl-C stops all of it, in order; what was accepted stays in the ledger, and the
+    next `eflow up` on the same folder goes on with it.
+
+    \b
+    Examples:
+      eflow up
+      eflow up --nodes 1 --slots 8 --detach
+      eflow up --replicas admission=3 --config pool.toml
+      eflow up --nats-host 0.0.0.0 --nats-port 4222     more nodes: `python -m services.executor` there
+    """
+    plan = UpPlan(
+        data_dir=data_dir.absolute(),
+        pool=pool or DEFAULT_POOL,
+        num_nodes=nodes,
+        slots_per_node=slots,
+        device=device.value,
+        replicas=dict(map(_parse_replicas, replicas or ())),
+        config=read_config(config) if config is not None else None,
+        nats_url=nats_url,
+        nats_host=nats_host,
+        nats_port=nats_port,
+        stream_replicas=Settings.from_environment().replicas,
+    )
+    if detach:
+        run = _start_detached(plan.data_dir)
+        _show(run, as_json, detached=True)
+        return
+    raise typer.Exit(asyncio.run(_supervise(plan, as_json)))
+
+
+def down(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Stop the pool that runs in this folder, in order; jobs go on with the next `eflow up`.
+
+    \b
+    Examples:
+      eflow down
+      eflow down --data-dir /var/lib/eflow
+    """
+    if data_dir is None:
+        run = find_run_file(Path.cwd())
+        data_dir = Path(run.data_dir) if run is not None else Path(DATA_DIR)
+    pid = holder_of(data_dir)
+    if pid is not None:
+        _stop(data_dir, pid)
+    if as_json:
+        print_json({"stopped": pid is not None, "data_dir": str(data_dir)})
+    else:
+        say_line(f"stopped the pool in {data_dir}" if pid is not None else f"nothing runs in {data_dir}")
+
+
+# --- up -------------------------------------------------------------------------------------------------
+
+
+async def _supervise(plan: UpPlan, as_json: bool) -> int:
+    """The exit code: 0 after SIGTERM; Ctrl-C comes out as KeyboardInterrupt."""
+    supervising = asyncio.ensure_future(
+        Supervisor(plan, note).run(lambda run: _show(run, as_json, detached=False))
+    )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, supervising.cancel)
+    try:
+        await supervising
+    except asyncio.CancelledError:
+        note("stopped")
+        if asyncio.current_task().cancelling():  # pyright: ignore[reportOptionalMemberAccess]
+            raise
+    return 0
+
+
+def _start_detached(data_dir: Path) -> RunFile:
+    """The same command again, in a session of its own; return when all is well or tell why it is not."""
+    pid = holder_of(data_dir)
+    if pid is not None:
+        raise AlreadyRunning(str(data_dir), pid)
+    log_file = data_dir / "services" / "up.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    arguments = [word for word in sys.argv[1:] if word not in ("--detach", "-d", "--json")]
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticflow", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while process.poll() is None:
+            run = read_run_file(data_dir)
+            if run is not None and run.pid == process.pid and run.healthy:
+                return run
+            time.sleep(_POLL_S)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    raise StartFailed("the pool", last_line(log_file).removeprefix("eflow: "), str(log_file))
+
+
+def read_config(file: Path) -> PoolConfig:
+    """Raises BadSettings, naming each setting that is unknown or wrong."""
+    try:
+        text = file.read_text()
+        fields = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, tomllib.TOMLDecodeError) as error:
+        raise BadSettings((f"{file}: {error}",)) from None
+    unknown = sorted(set(fields) - set(PoolConfig.__dataclass_fields__))
+    problems = [f"{file}: {name} is no setting of a pool" for name in unknown]
+    try:
+        config = TypeAdapter(PoolConfig).validate_python(fields)
+    except ValidationError as error:
+        problems += [f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise BadSettings(tuple(problems)) from None
+    if problems:
+        raise BadSettings(tuple(problems))
+    return config
+
+
+def _parse_replicas(text: str) -> tuple[str, int]:
+    service, _, count = text.partition("=")
+    if service not in REPLICABLE or not count.isdecimal() or int(count) < 1:
+        raise typer.BadParameter(
+            f"{text!r} is not SERVICE=N with one of {', '.join(REPLICABLE)}", param_hint="--replicas"
+        )
+    return service, int(count)
+
+
+def _show(run: RunFile, as_json: bool, *, detached: bool) -> None:
+    if as_json:
+        print_json({**plain(run), "nats_url": masked(run.nats_url)})
+        return
+    rows = [
+        (name, str(process.pid), f"http://127.0.0.1:{process.metrics_port}" if process.metrics_port else "-")
+        for name, process in run.processes.items()
+    ]
+    say(table("PROCESS", "PID", "METRICS, HEALTH", right=("PID",), rows=rows))
+    say_line("")
+    say_line(
+        f"pool {run.pool} is up; NATS at {masked(run.nats_url)}, data and logs in {run.data_dir}", "green"
+    )
+    say_line("try   eflow submit FILE.py --deadline 10m     eflow watch     eflow nodes")
+    say_line(f"stop  {'eflow down' if detached else 'Ctrl-C'}")
+
+
+# --- down -----------------------------------------------------------------------------------------------
+
+
+def _stop(data_dir: Path, pid: int) -> None:
+    """Ask the supervisor; if it does not end, kill it and every process group that it had started."""
+    run = read_run_file(data_dir)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if _gone_within(data_dir, _STOP_TIMEOUT_S):
+        return
+    note(f"process {pid} does not stop; killing it and what it started")
+    children = [process.pid for process in run.processes.values()] if run is not None else []
+    for target in (pid, *children):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(target, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(target, signal.SIGKILL)
+    _gone_within(data_dir, _STOP_TIMEOUT_S)
+
+
+def _gone_within(data_dir: Path, timeout_s: float) -> bool:
+    give_up_at = time.monotonic() + timeout_s
+    while holder_of(data_dir) is not None:
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(_POLL_S)
+    return True

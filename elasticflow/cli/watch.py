@@ -1,0 +1,143 @@
+"""`eflow watch`: the pool, live. On a terminal a picture that stays in place, in a pipe a line for each change."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from elasticflow.cli.jobs import jobs_table
+from elasticflow.cli.nodes import nodes_table
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.output import console, print_json, say_line
+from elasticflow.client import Client
+from elasticflow.times import clock_time, duration_in_words
+from elasticflow.views import JobView, job_views, node_views
+from shared.messages.pool_state import PoolState
+
+_REDRAW_S = 0.5
+_RECENT_S = 60.0  # how long an ended job stays in the picture
+_STEPS = 10  # lines for the progress of one job in a pipe
+
+
+def watch(
+    once: Annotated[bool, typer.Option("--once", help="Show the pool as it is now, and end.")] = False,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Watch nodes and jobs: phase, GPUs, progress, speed, finish and margin. Ctrl-C ends it.
+
+    In a pipe it prints one line for each change; with --json one JSON value a line, the whole pool each time.
+
+    \b
+    Examples:
+      eflow watch
+      eflow watch --once
+      eflow watch | tee pool.log
+    """
+
+    async def look(client: Client) -> None:
+        if as_json:
+            await _values(client, once)
+        elif once:
+            console().print(picture(await client.state(), client.now_s()))
+        elif console().is_terminal:
+            await _draw(client)
+        else:
+            await _lines(client)
+
+    run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+
+
+async def _draw(client: Client) -> None:
+    """Follow the ledger; redraw at a steady pace, because estimates move while nothing happens."""
+    newest: list[PoolState] = [await client.state()]
+
+    async def follow() -> None:
+        async for state in client.states():
+            newest[0] = state
+
+    following = asyncio.create_task(follow())
+    try:
+        with Live(console=console(), auto_refresh=False, screen=False) as live:
+            while not following.done():
+                live.update(picture(newest[0], client.now_s()), refresh=True)
+                await asyncio.sleep(_REDRAW_S)
+        await following
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+
+
+async def _lines(client: Client) -> None:
+    seen: dict[str, tuple[object, ...]] = {}
+    async with contextlib.aclosing(client.states()) as states:
+        async for state in states:
+            now_s = client.now_s()
+            for line in changes(seen, job_views(state, now_s, ended=True), now_s):
+                say_line(line)
+
+
+async def _values(client: Client, once: bool) -> None:
+    async with contextlib.aclosing(client.states()) as states:
+        async for state in states:
+            print_json(
+                {
+                    "sequence": state.sequence,
+                    "jobs": list(job_views(state, client.now_s(), ended=True)),
+                    "nodes": list(node_views(state)),
+                }
+            )
+            if once:
+                return
+
+
+def picture(state: PoolState, now_s: float) -> Group:
+    """The whole pool: a headline, nodes, jobs."""
+    views = tuple(
+        view
+        for view in job_views(state, now_s, ended=True)
+        if view.ended_at_s is None or now_s - view.ended_at_s < _RECENT_S
+    )
+    used = sum(view.num_gpus for view in views)
+    headline = Text.assemble(
+        (clock_time(now_s), "bold"),
+        f"   {used}/{state.num_gpus} GPUs in use   {len(state.live_jobs)} jobs live, "
+        f"{len(state.ended_jobs)} ended   ledger at {state.sequence}",
+    )
+    jobs = jobs_table(views, now_s) if views else Text("no jobs now", style="bright_black")
+    return Group(headline, Text(), nodes_table(node_views(state), now_s), Text(), jobs)
+
+
+def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now_s: float) -> Iterator[str]:
+    """A line for each job that is not as it was; seen remembers, from call to call."""
+    for view in views:
+        mark = (view.activity, view.num_gpus, view.generation, view.at_risk, int(view.progress * _STEPS))
+        if seen.get(view.job_id) != mark:
+            seen[view.job_id] = mark
+            yield change_line(view, now_s)
+
+
+def change_line(view: JobView, now_s: float) -> str:
+    """ "18:03:01  digits  running  4 GPUs  120/300  12.3/s  finish in 15.2s  margin 40.1s"."""
+    words = [clock_time(view.ended_at_s or now_s), view.job_id, view.activity]
+    if view.num_gpus:
+        words.append(f"{view.num_gpus} GPU{'' if view.num_gpus == 1 else 's'}")
+    if view.max_iterations:
+        words.append(f"{view.iteration}/{view.max_iterations}")
+    if view.iterations_per_s:
+        words.append(f"{view.iterations_per_s:.1f}/s")
+    if view.ended_at_s is None and view.expected_finish_s is not None:
+        words.append(f"finish in {duration_in_words(view.expected_finish_s - now_s)}")
+    if view.margin_s is not None:
+        words.append(f"margin {duration_in_words(view.margin_s)}{' AT RISK' if view.at_risk else ''}")
+    if view.explanation:
+        words.append(view.explanation)
+    return "  ".join(words)

@@ -1,0 +1,60 @@
+"""`eflow why`: the decisions about one job, in words."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.output import print_json, say_line
+from elasticflow.client import Client, LedgerEntry
+from elasticflow.errors import UnknownJob
+from elasticflow.ledger_file import read_ledger
+from elasticflow.story import Sentence, story
+from elasticflow.times import clock_time
+
+
+def why(
+    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="An exported ledger instead of the live one."),
+    ] = None,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Tell a job's story: what was promised on which numbers, each change of its GPUs and the cause of it,
+    crashes, risks, and the end with its margin.
+
+    \b
+    Examples:
+      eflow why digits-3f9a1c
+      eflow why digits-3f9a1c --file run.ledger
+      eflow why digits-3f9a1c --json | jq -r '.[].text'
+    """
+    entries = (
+        read_ledger(file)
+        if file is not None
+        else run(_ledger, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    )
+    told = story(((stored.sequence, stored.stored_at_s, message) for stored, message in entries), job_id)
+    if not told:
+        raise UnknownJob(job_id, str(file) if file is not None else pool or "default")
+    if as_json:
+        print_json(list(told))
+        return
+    for sentence in told:
+        say_line(sentence_line(sentence))
+
+
+async def _ledger(client: Client) -> tuple[LedgerEntry, ...]:
+    async with contextlib.aclosing(client.entries(up_to=await client.last_sequence())) as entries:
+        return tuple([entry async for entry in entries])
+
+
+def sentence_line(sentence: Sentence) -> str:
+    """ "18:02:01  #12  admitted: ..."."""
+    return f"{clock_time(sentence.at_s)}  #{sentence.sequence:<5} {sentence.text}"

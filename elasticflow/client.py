@@ -1,0 +1,292 @@
+"""A pool as its users see it, from Python: submit, quote, cancel, look, wait.
+
+A view is the folded ledger: nothing is asked of a service that the ledger can say. The calls for scripts and
+notebooks, without `await`, are in `elasticflow/calls.py`.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
+from elasticflow.errors import NoAdmission, Undecided, UnknownJob, UnknownPool
+from elasticflow.job import InvalidJob
+from elasticflow.packaging import Package
+from shared.errors import MaybeStored, NoResponder, Retry
+from shared.messages import codec, lifecycle, subjects
+from shared.messages.commands import CancelJob, Command, QuoteDeadline, SubmitJob
+from shared.messages.events import (
+    CancelRefused,
+    DeadlineQuoted,
+    Event,
+    JobAdmitted,
+    JobCancelled,
+    JobFailed,
+    JobRejected,
+    MessageRefused,
+    PlanDecided,
+    ProfileRequested,
+)
+from shared.messages.job import JobSpec
+from shared.messages.pool_state import Job, PoolState
+from shared.runtime import snapshots, streams
+from shared.runtime.bus import Stored
+from shared.runtime.clock import Clock, SystemClock, fresh_id
+from shared.runtime.logs import get_log
+from shared.runtime.nats_bus import NatsBus, connect_nats
+from shared.runtime.nats_connection import masked
+from shared.runtime.outbox import ledger_message
+
+ANSWER_TIMEOUT_S = 30.0
+_PUBLISH_TRIES = 3
+
+Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
+Heard = Decision | ProfileRequested | CancelRefused | MessageRefused
+LedgerEntry = tuple[Stored, Event | PlanDecided | None]  # None: a message that nobody can read
+
+
+class Client:
+    """One pool, over one connection; made by `Client.connect`."""
+
+    def __init__(self, bus: NatsBus, endpoint: Endpoint, tenant: str, clock: Clock) -> None:
+        self.endpoint, self.tenant = endpoint, tenant
+        self._bus, self._pool, self._clock = bus, endpoint.pool, clock
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(
+        cls, endpoint: Endpoint | None = None, *, tenant: str = "", clock: Clock | None = None
+    ) -> "AsyncIterator[Client]":
+        """Connect to a pool, by default the one of NATS_URL or of the nearest `.eflow`.
+
+        Raises NoPoolHere, UnknownPool, Unavailable, BadCredentials.
+        """
+        endpoint = endpoint or find_endpoint()
+        bus = await connect_nats(endpoint.nats_url, name="eflow")
+        try:
+            if not await bus.pool_exists(endpoint.pool):
+                raise UnknownPool(endpoint.pool, masked(endpoint.nats_url), await bus.pools())
+            yield cls(bus, endpoint, tenant or DEFAULT_TENANT, clock or SystemClock())
+        finally:
+            await bus.close()
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    # -- wishes ------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        *,
+        job_id: str = "",
+        code: Package | None = None,
+        on_profiling: Callable[[ProfileRequested], None] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Decision:
+        """Hand a job in and wait for the decision, through its profiling if its speed is not known yet.
+
+        The same job_id with the same spec may come any number of times: the answer is the same.
+        timeout_s: for the first sign of an answer. Raises InvalidJob, Undecided.
+        """
+        job_id = job_id or fresh_job_id(spec)
+        async with self._listening(job_id) as heard:
+            await self.post(spec, job_id=job_id, code=code)
+            patience = asyncio.timeout(timeout_s)
+            try:
+                async with patience:
+                    while True:
+                        match await _next(heard):
+                            case ProfileRequested() as profiling:
+                                patience.reschedule(None)
+                                if on_profiling:
+                                    on_profiling(profiling)
+                            case MessageRefused(problems=problems):
+                                raise InvalidJob(*problems)
+                            case CancelRefused():
+                                pass
+                            case decision if _is_about(decision, spec):
+                                return decision
+            except TimeoutError:
+                raise Undecided(job_id, timeout_s) from None
+
+    async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
+        """Hand a job in without waiting for anybody; its id. Raises InvalidJob, naming every bad field."""
+        wish = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
+        problems = codec.validate(wish)
+        if problems:
+            raise InvalidJob(*problems)
+        if code is not None:
+            await self._bus.put_object(streams.code_bucket(self._pool), code.code_digest, code.archive)
+        await self._publish(wish)
+        return wish.job_id
+
+    async def quote(self, spec: JobSpec, *, timeout_s: float = ANSWER_TIMEOUT_S) -> DeadlineQuoted:
+        """The earliest deadline that would be promised now; nothing is submitted. Raises InvalidJob."""
+        question = QuoteDeadline(tenant=self.tenant, spec=spec)
+        problems = codec.validate(question)
+        if problems:
+            raise InvalidJob(*problems)
+        data = codec.encode(question, id=f"quote-{fresh_id()}", recorded_at_s=self.now_s())
+        try:
+            answer = await self._bus.request(subjects.quote(self._pool), data, timeout_s)
+        except NoResponder:
+            raise NoAdmission(self._pool) from None
+        match codec.decode(answer).message:
+            case DeadlineQuoted() as quoted:
+                return quoted
+            case MessageRefused(problems=problems):
+                raise InvalidJob(*problems)
+            case other:
+                raise codec.Undecodable(f"{type(other).__name__} is no answer to a quote")
+
+    async def cancel(
+        self, job_id: str, *, reason: str = "", timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> JobCancelled | CancelRefused:
+        """Stop a job and free its GPUs. Raises Undecided."""
+        async with self._listening(job_id) as heard:
+            await self._publish(CancelJob(job_id=job_id, tenant=self.tenant, reason=reason))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while True:
+                        answer = await _next(heard)
+                        if isinstance(answer, JobCancelled | CancelRefused):
+                            return answer
+                        if isinstance(answer, MessageRefused):
+                            raise InvalidJob(*answer.problems)
+            except TimeoutError:
+                raise Undecided(job_id, timeout_s) from None
+
+    async def _publish(self, wish: Command) -> None:
+        """Into the work queue, once: a repeat after a lost acknowledgement has the same id."""
+        message_id = f"{type(wish).__name__}-{fresh_id()}"
+        data = codec.encode(wish, id=message_id, recorded_at_s=self.now_s())
+        subject = subjects.submit(self.tenant, self._pool)
+        for _ in range(_PUBLISH_TRIES - 1):
+            with contextlib.suppress(MaybeStored):
+                await self._bus.append(subject, data, message_id=message_id)
+                return
+        await self._bus.append(subject, data, message_id=message_id)
+
+    # -- what is said about one job ----------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, job_id: str) -> AsyncIterator["asyncio.Queue[Heard | Exception]"]:
+        """Answers from now on, from two sides: admission's own word (it alone tells of refusals and
+        repeats), and the ledger (it alone is never lost)."""
+        heard: asyncio.Queue[Heard | Exception] = asyncio.Queue()
+        after_sequence = await self._bus.last_sequence(self._pool)
+        words = await self._bus.subscribe(subjects.answer(self._pool, job_id))
+
+        async def from_admission() -> None:
+            async for message in words:
+                with contextlib.suppress(codec.Undecodable):
+                    answer = codec.decode(message.data).message
+                    if isinstance(answer, Heard):
+                        heard.put_nowait(answer)
+
+        async def from_ledger() -> None:
+            try:
+                async for _, message in self.entries(after_sequence=after_sequence):
+                    for event in message.events if isinstance(message, PlanDecided) else (message,):
+                        if isinstance(event, Heard) and getattr(event, "job_id", "") == job_id:
+                            heard.put_nowait(event)
+            except Exception as error:
+                heard.put_nowait(error)
+
+        listeners = [asyncio.create_task(from_admission()), asyncio.create_task(from_ledger())]
+        try:
+            yield heard
+        finally:
+            for listener in listeners:
+                listener.cancel()
+            await asyncio.gather(*listeners, return_exceptions=True)
+            with contextlib.suppress(Retry):
+                await words.close()
+
+    # -- what the ledger says ----------------------------------------------------------------------------
+
+    async def entries(
+        self, *, after_sequence: int = 0, up_to: int | None = None
+    ) -> AsyncGenerator[LedgerEntry, None]:
+        """The ledger, message by message, up to a sequence or for ever."""
+        batches = (
+            self._bus.follow(self._pool, after_sequence=after_sequence)
+            if up_to is None
+            else self._bus.read(self._pool, after_sequence=after_sequence, up_to=up_to)
+        )
+        async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
+            async for batch in batches:
+                for stored in batch:
+                    yield stored, readable(stored.data)
+
+    async def last_sequence(self) -> int:
+        return await self._bus.last_sequence(self._pool)
+
+    async def state(self) -> PoolState:
+        """The pool now: the newest snapshot, and what the ledger has added since."""
+        state = await snapshots.load(self._bus, self._pool, get_log("client")) or PoolState()
+        async for stored, message in self.entries(
+            after_sequence=state.sequence, up_to=await self.last_sequence()
+        ):
+            state = lifecycle.evolve(state, message, stored.sequence)
+        return state
+
+    async def states(self) -> AsyncGenerator[PoolState, None]:
+        """The pool now, and again after every change, for ever; a burst of changes counts as one."""
+        state = await self.state()
+        yield state
+        batches = self._bus.follow(self._pool, after_sequence=state.sequence)
+        async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
+            async for batch in batches:
+                for stored in batch:
+                    state = lifecycle.evolve(state, readable(stored.data), stored.sequence)
+                yield state
+
+    async def job(self, job_id: str) -> Job:
+        """Raises UnknownJob."""
+        return self._known(await self.state(), job_id)
+
+    async def wait(self, job_id: str) -> Job:
+        """The job, once it has ended. Raises UnknownJob."""
+        async with contextlib.aclosing(self.states()) as states:
+            async for state in states:
+                job = self._known(state, job_id)
+                if not job.live:
+                    return job
+        raise AssertionError("the ledger is followed for ever")
+
+    def _known(self, state: PoolState, job_id: str) -> Job:
+        job = state.job(job_id)
+        if job is None:
+            raise UnknownJob(job_id, self._pool)
+        return job
+
+
+def readable(data: bytes) -> Event | PlanDecided | None:
+    """The message in these bytes, None if nobody can read them."""
+    try:
+        return ledger_message(data)
+    except codec.Undecodable:
+        return None
+
+
+def fresh_job_id(spec: JobSpec) -> str:
+    """The class's name and something new: "digits-cnn-3f9a1c"."""
+    name = spec.training_function.rpartition(":")[2]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", name).lower()
+    words = re.sub(r"[^a-z0-9-]+", "", words).strip("-")
+    return f"{words[:50] or 'job'}-{fresh_id()[:6]}"
+
+
+async def _next(heard: "asyncio.Queue[Heard | Exception]") -> Heard:
+    said = await heard.get()
+    if isinstance(said, Exception):
+        raise said
+    return said
+
+
+def _is_about(decision: Decision, spec: JobSpec) -> bool:
+    """Not a decision on somebody else's wish under the same name."""
+    return getattr(decision, "spec", None) in (None, spec)

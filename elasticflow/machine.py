@@ -1,0 +1,75 @@
+"""What this machine can offer: GPUs if it has any, else slices of its cores, shared fairly by the nodes on it."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+from shared.errors import BadSettings
+
+CPU_PART = 0.8  # of the cores that all slots together may use; the rest is for NATS and the services
+CPU_NODES, CPU_SLOTS = 2, 4  # by default, so that a laptop shows what a cluster does
+
+
+def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """GPUs that processes started here would see, as CUDA_VISIBLE_DEVICES names them."""
+    if environment.get("EF_DEVICE") == "cpu":
+        return ()
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    installed = tuple(str(i) for i, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    return installed if named is None else tuple(filter(None, (name.strip() for name in named.split(","))))
+
+
+def node_environments(
+    num_nodes: int | None,
+    slots_per_node: int | None,
+    *,
+    gpus: tuple[str, ...],
+    environment: Mapping[str, str] | None = None,
+) -> tuple[dict[str, str], ...]:
+    """For each node of this machine, what its executor is told. None: what suits the machine.
+
+    Raises BadSettings if there are GPUs, but fewer than asked for.
+    """
+    environment = os.environ if environment is None else environment
+    if gpus:
+        return _gpu_nodes(num_nodes, slots_per_node, gpus)
+    num_nodes = CPU_NODES if num_nodes is None else num_nodes
+    slots = slots_per_node or CPU_SLOTS
+    share = CPU_PART * _num_cores() / max(1, num_nodes * slots)
+    own = {
+        "EF_SLOTS": str(slots),
+        "EF_CPU_SHARE": environment.get("EF_CPU_SHARE") or f"{min(1.0, share):.4g}",
+    }
+    return tuple({"EF_NODE_ID": f"node-{index}", **own} for index in range(num_nodes))
+
+
+def _gpu_nodes(
+    num_nodes: int | None, slots_per_node: int | None, gpus: tuple[str, ...]
+) -> tuple[dict[str, str], ...]:
+    num_nodes = 1 if num_nodes is None else num_nodes
+    slots = slots_per_node or len(gpus) // max(1, num_nodes)
+    if num_nodes * slots > len(gpus) or (num_nodes and not slots):
+        raise BadSettings(
+            (
+                f"{num_nodes} nodes of {max(1, slots)} GPUs are more than the {len(gpus)} GPUs here; "
+                "choose fewer, or --device cpu",
+            )
+        )
+    return tuple(
+        {
+            "EF_NODE_ID": f"node-{index}",
+            "EF_SLOTS": str(slots),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus[index * slots : (index + 1) * slots]),
+        }
+        for index in range(num_nodes)
+    )
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,117 @@
+"""What `eflow up` leaves for the other commands: where the pool's NATS listens and what runs, for its owner
+only.
+
+    <data_dir>/run.json   url with its token, pool, processes; there while the pool runs
+    <data_dir>/up.lock    held by the supervisor as long as it lives, so a run file left by a crash fools nobody
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from elasticflow.errors import AlreadyRunning
+
+DATA_DIR = ".eflow"
+_RUN_FILE = "run.json"
+_LOCK_FILE = "up.lock"
+_TRIES = 5
+_TRY_AGAIN_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningProcess:
+    """One process of a pool. metrics_port: of its /metrics and /healthz, None if it has none."""
+
+    pid: int
+    metrics_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """A running pool. healthy: every process has come up at least once."""
+
+    pid: int  # of the supervisor
+    nats_url: str  # with its token
+    pool: str
+    data_dir: str
+    started_at_s: float
+    healthy: bool = False
+    processes: Mapping[str, RunningProcess] = field(default_factory=dict[str, RunningProcess])
+
+    def write(self) -> None:
+        """Replace the file at once: a reader sees the old one or the new one."""
+        path = Path(self.data_dir) / _RUN_FILE
+        fresh = path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(self), file, indent=2)
+        fresh.replace(path)
+
+
+def read_run_file(data_dir: Path) -> RunFile | None:
+    """The pool that runs in this folder, None if none does."""
+    if holder_of(data_dir) is None:
+        return None
+    try:
+        fields = json.loads((data_dir / _RUN_FILE).read_text())
+        processes = {name: RunningProcess(**process) for name, process in fields.pop("processes").items()}
+        return RunFile(**fields, processes=processes)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def remove_run_file(data_dir: Path) -> None:
+    (data_dir / _RUN_FILE).unlink(missing_ok=True)
+
+
+def find_run_file(start: Path) -> RunFile | None:
+    """The nearest running pool: in start/.eflow, or in that of a folder above, as git finds its repository."""
+    for folder in (start, *start.parents):
+        run = read_run_file(folder / DATA_DIR)
+        if run is not None:
+            return run
+    return None
+
+
+def take(data_dir: Path) -> int:
+    """Become the one supervisor of this folder, until the descriptor is closed. Raises AlreadyRunning."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    lock = os.open(data_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if tries_left:  # perhaps only somebody who looks whether it is held
+                time.sleep(_TRY_AGAIN_S)
+                continue
+            pid = _pid_in(lock)
+            os.close(lock)
+            raise AlreadyRunning(data_dir=str(data_dir), pid=pid) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def holder_of(data_dir: Path) -> int | None:
+    """The process that supervises this folder now, None if none does."""
+    try:
+        lock = os.open(data_dir / _LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid_in(lock)
+    else:
+        return None
+    finally:
+        os.close(lock)
+
+
+def _pid_in(lock: int) -> int:
+    return int(os.pread(lock, 20, 0).decode().strip() or 0)

@@ -1,0 +1,91 @@
+"""From what a user has (a job, a class, a file) to what is submitted: a spec and the code that goes with it."""
+
+import copy
+import importlib
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticflow.errors import NotLoadable
+from elasticflow.job import ElasticJob
+from elasticflow.packaging import Package, PackagingFailed, package
+from shared.messages.job import JobSpec
+
+_SOME_DAYS_S = 10 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """code: None if the nodes can import the class as they are."""
+
+    spec: JobSpec
+    code: Package | None
+
+
+def submission_of(job: ElasticJob) -> Submission:
+    """The job with the source file or package of its class. Raises InvalidJob, PackagingFailed."""
+    return with_code(job, package(type(job)))
+
+
+def with_code(job: ElasticJob, code: Package | None) -> Submission:
+    """Raises InvalidJob, naming each field that is wrong."""
+    if code is None:
+        return Submission(spec=job.spec(), code=None)
+    spec = job.spec(training_function=code.training_function, code_digest=code.code_digest)
+    return Submission(spec=spec, code=code)
+
+
+def quotable(job: ElasticJob) -> ElasticJob:
+    """The same job with some deadline, which a description needs and a quote ignores."""
+    return copy.copy(job).set_job_class("slo").set_deadline(within=_SOME_DAYS_S)
+
+
+def load(target: str) -> tuple[ElasticJob, Package | None]:
+    """The job that a command line names: "train.py", "train.py:Digits", or "package.module:Digits".
+
+    A file is packaged; a module must be importable on the nodes too. The user's module is imported here, in
+    this process. Raises NotLoadable.
+    """
+    try:
+        code = package(target) if ".py" in target else None
+    except PackagingFailed as error:
+        raise NotLoadable(target, str(error)) from None
+    if code is not None:
+        sys.path.insert(0, str(_import_root(target, code)))
+    job_class = _imported(target, code.training_function if code else target)
+    try:
+        return job_class(), code
+    except Exception as error:
+        raise NotLoadable(target, f"making a {job_class.__name__} failed: {_in_a_line(error)}") from error
+
+
+def _imported(target: str, training_function: str) -> type[ElasticJob]:
+    module_name, separator, class_name = training_function.partition(":")
+    if not separator or not class_name:
+        raise NotLoadable(target, "name a file and a class, like train.py:Digits, or package.module:Digits")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise NotLoadable(target, f"importing {module_name} failed: {_in_a_line(error)}") from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type) or not issubclass(found, ElasticJob):
+        what = f"has no class {class_name}" if found is None else f"{class_name} is no subclass of ElasticJob"
+        raise NotLoadable(target, f"{module_name} {what}")
+    return found
+
+
+def _import_root(target: str, code: Package) -> Path:
+    """The folder from which the packaged module is imported: as many levels up as its name has parts."""
+    file = Path(target.rpartition(".py")[0] + ".py").resolve()
+    depth = code.training_function.partition(":")[0].count(".")
+    return file.parents[depth] if file.stem != "__init__" else file.parents[depth + 1]
+
+
+def _in_a_line(error: BaseException) -> str:
+    """The error, and where in the user's code it arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError):
+        where = f" ({error.filename}, line {error.lineno})"
+    return f"{type(error).__name__}: {error}{where}".replace("\n", " ")

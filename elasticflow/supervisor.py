@@ -1,0 +1,279 @@
+"""What `eflow up` runs on one machine: a NATS server, the five services, an executor for each node.
+
+Each is a process of its own, started, watched, started again when it dies, and stopped in order. All of them
+die with the supervisor, however it ends.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+
+from elasticflow.children import Child, free_port, last_line
+from elasticflow.client import Client
+from elasticflow.endpoint import DEFAULT_POOL, DEFAULT_TENANT, Endpoint
+from elasticflow.errors import StartFailed
+from elasticflow.machine import node_environments, visible_gpus
+from elasticflow.run_file import RunFile, RunningProcess, remove_run_file, take
+from shared.errors import ElasticFlowError, Reload
+from shared.messages import codec, subjects
+from shared.messages.cluster import PoolConfig
+from shared.messages.events import PlanDecided, PoolConfigured
+from shared.runtime.clock import Clock, SystemClock, fresh_id
+from shared.runtime.nats_bus import NatsBus, connect_nats
+from shared.runtime.nats_server import EmbeddedServer
+from shared.runtime.outbox import decision_id
+from shared.runtime.streams import StreamLimits
+
+DECIDERS = ("admission", "allocator", "placement")
+REPLICABLE = (*DECIDERS, "monitor")
+HEALTHY_WITHIN_S = 60.0
+GIVE_UP_AFTER = 4  # ends before the first healthy moment
+_POLL_S = 0.2
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
+_CONNECT_WAIT_S = 10.0
+_HOST = "127.0.0.1"
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpPlan:
+    """What to run. nats_url: an outside server, "" for one of our own; stream_replicas: for a cluster."""
+
+    data_dir: Path
+    pool: str = DEFAULT_POOL
+    num_nodes: int | None = None  # None: as suits the machine
+    slots_per_node: int | None = None
+    device: str = "auto"
+    replicas: Mapping[str, int] = field(default_factory=dict[str, int])
+    config: PoolConfig | None = None  # None: as the pool was configured before
+    nats_url: str = ""
+    nats_host: str = _HOST
+    nats_port: int = 0
+    stream_replicas: int = 1
+
+
+class Supervisor:
+    """Runs an `UpPlan` until cancelled. report: one line for each thing that people may want to know."""
+
+    def __init__(self, plan: UpPlan, report: Report, clock: Clock | None = None) -> None:
+        self._plan = replace(plan, data_dir=plan.data_dir.absolute())
+        self._report = report
+        self._clock = clock or SystemClock()
+        self._server: EmbeddedServer | None = None
+        self._children: list[Child] = []
+        self._run: RunFile | None = None
+
+    async def run(self, on_healthy: Callable[[RunFile], None]) -> None:
+        """Start all, tell when all are well, keep them running. Raises AlreadyRunning, StartFailed and what
+        the server raises."""
+        lock = take(self._plan.data_dir)
+        try:
+            async with self._nats() as url:
+                await configure(url, self._plan, self._clock)
+                await self._supervise(url, on_healthy)
+        finally:
+            remove_run_file(self._plan.data_dir)
+            os.close(lock)
+
+    async def _supervise(self, url: str, on_healthy: Callable[[RunFile], None]) -> None:
+        self._children = self._planned_children(url)
+        self._run = RunFile(
+            pid=os.getpid(),
+            nats_url=url,
+            pool=self._plan.pool,
+            data_dir=str(self._plan.data_dir),
+            started_at_s=self._clock.now_s(),
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self._server is not None:
+                    tasks.create_task(self._keep_nats(self._server), name="nats-server")
+                for child in self._children:
+                    tasks.create_task(child.keep_running(), name=child.name)
+                await self._until_healthy()
+                self._write_run_file(healthy=True)
+                on_healthy(self._run)
+        except BaseExceptionGroup as group:  # one cause is enough for one line
+            raise group.exceptions[0] from None
+        finally:
+            await self._stop_children()
+
+    # -- NATS --------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _nats(self) -> AsyncIterator[str]:
+        """The URL of the bus; a server of our own lives as long as this."""
+        if self._plan.nats_url:
+            yield self._plan.nats_url
+            return
+        self._server = EmbeddedServer(
+            self._plan.data_dir / "nats",
+            port=self._plan.nats_port,
+            host=self._plan.nats_host,
+            token=kept_token(self._plan.data_dir),
+            log_file=self._plan.data_dir / "services" / "nats-server.log",
+        )
+        self._server.start()
+        try:
+            yield self._server.url
+        finally:
+            self._server.stop()
+
+    async def _keep_nats(self, server: EmbeddedServer) -> None:
+        """Start the server again on its port and store whenever it is gone."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            if server.pid is not None:
+                retry_s = _FIRST_RETRY_S
+                await asyncio.sleep(_POLL_S)
+                continue
+            self._report("nats-server ended; starting it again")
+            try:
+                server.start()
+                self._write_run_file()
+            except (ElasticFlowError, OSError) as error:
+                self._report(str(error))
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _LAST_RETRY_S)
+
+    # -- services and executors --------------------------------------------------------------------------
+
+    def _planned_children(self, url: str) -> list[Child]:
+        names = [
+            (service, service if count == 1 else f"{service}-{index}")
+            for service in REPLICABLE
+            for count in (self._plan.replicas.get(service, 1),)
+            for index in range(count)
+        ]
+        children = [self._child(name, service, url, {}) for service, name in names]
+        for own in self._planned_nodes():
+            children.append(self._child(f"executor-{own['EF_NODE_ID']}", "executor", url, own))
+        return children
+
+    def _planned_nodes(self) -> tuple[dict[str, str], ...]:
+        wanted = {"EF_DEVICE": self._plan.device} if self._plan.device != "auto" else {}
+        nodes = node_environments(
+            self._plan.num_nodes, self._plan.slots_per_node, gpus=visible_gpus({**os.environ, **wanted})
+        )
+        return tuple({**node, **wanted} for node in nodes)
+
+    def _child(self, name: str, service: str, url: str, own: Mapping[str, str]) -> Child:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (_import_root(), os.environ.get("PYTHONPATH")))),
+            "NATS_URL": url,
+            "EF_POOL": self._plan.pool,
+            "EF_REPLICAS": str(self._plan.stream_replicas),
+            "EF_DATA_DIR": str(self._plan.data_dir),
+            "EF_INSTANCE": name,
+            "EF_DIE_WITH_PARENT": "1",
+            **own,
+        }
+        return Child(
+            name=name,
+            argv=(sys.executable, "-m", f"services.{service}"),
+            environment=environment,
+            log_file=self._plan.data_dir / "services" / f"{name}.log",
+            metrics_port=free_port(_HOST),
+            report=self._report,
+            on_start=self._write_run_file,
+        )
+
+    async def _until_healthy(self) -> None:
+        """Raises StartFailed, naming the first process that is not well in time."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as http:
+            for child in self._children:
+                try:
+                    async with asyncio.timeout(HEALTHY_WITHIN_S):
+                        while child.num_failures < GIVE_UP_AFTER and not await child.is_healthy(http):  # noqa: ASYNC110 - a page can only be asked
+                            await asyncio.sleep(_POLL_S)
+                except TimeoutError:
+                    raise StartFailed(
+                        child.name, f"not healthy after {HEALTHY_WITHIN_S:g} s", str(child.log_file)
+                    ) from None
+                if child.num_failures >= GIVE_UP_AFTER:
+                    raise StartFailed(child.name, last_line(child.log_file), str(child.log_file))
+
+    async def _stop_children(self) -> None:
+        """Who decides first, so that leaving nodes move no job; then executors with their workers; the
+        monitor last."""
+        for stage in (DECIDERS, ("executor",), ("monitor",)):
+            leaving = [child for child in self._children if child.name.startswith(stage)]
+            await asyncio.gather(*(child.stop() for child in leaving))
+
+    def _write_run_file(self, *, healthy: bool = False) -> None:
+        if self._run is None:
+            return
+        processes = {
+            child.name: RunningProcess(pid=child.pid, metrics_port=child.metrics_port)
+            for child in self._children
+            if child.pid is not None
+        }
+        if self._server is not None and self._server.pid is not None:
+            processes["nats-server"] = RunningProcess(pid=self._server.pid)
+        self._run = replace(self._run, processes=processes, healthy=healthy or self._run.healthy)
+        self._run.write()
+
+
+def kept_token(data_dir: Path) -> str:
+    """The token of this folder's own server: made once, readable by its owner only."""
+    path = data_dir / "nats" / "token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(fresh_id())
+    return path.read_text().strip()
+
+
+def _import_root() -> str:
+    """Where `services` is found, also when we run from a checkout and not from its folder."""
+    return str(Path(__file__).resolve().parent.parent)
+
+
+# -- the pool's configuration ----------------------------------------------------------------------------
+
+
+async def configure(url: str, plan: UpPlan, clock: Clock) -> None:
+    """Make the pool, and make its configuration the wanted one, by compare-and-set as every decision."""
+    limits = StreamLimits(replicas=plan.stream_replicas)
+    bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
+    try:
+        await bus.ensure_pool(plan.pool)
+        while not await _configured(bus, plan, clock):
+            pass
+    finally:
+        await bus.close()
+
+
+async def _configured(bus: NatsBus, plan: UpPlan, clock: Clock) -> bool:
+    """True if the pool has the wanted configuration now; False if a rival decision came between."""
+    state = await Client(bus, Endpoint(nats_url="", pool=plan.pool), DEFAULT_TENANT, clock).state()
+    wanted = plan.config or (state.config if state.configured else PoolConfig())
+    if state.configured and state.config == wanted:
+        return True
+    now_s = clock.now_s()
+    decision = PlanDecided(
+        service="operator",
+        based_on=state.sequence,
+        now_s=now_s,
+        events=(PoolConfigured(config=wanted, at_s=now_s),),
+    )
+    message_id = decision_id(decision, "eflow-up")
+    try:
+        await bus.append(
+            subjects.plan(plan.pool),
+            codec.encode(decision, id=message_id, recorded_at_s=now_s),
+            message_id=message_id,
+            expected_last_subject_sequence=state.plan_sequence,
+        )
+    except Reload:
+        return False
+    return True
