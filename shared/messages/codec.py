@@ -9,6 +9,7 @@ JSON is accepted as well, so that any NATS client can publish a wish by hand; on
 
 import json
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -58,8 +59,15 @@ _TYPES: tuple[type[Any], ...] = (
 )
 MESSAGE_TYPES: Mapping[str, type[Any]] = {message_type.__name__: message_type for message_type in _TYPES}
 
+_COMMANDS = {message_type.__name__: message_type for message_type in get_args(commands.Command)}
+_PLAN_EVENTS = {message_type.__name__: message_type for message_type in get_args(events.PlanEvent)}
+_MAX_PROBLEMS = 100  # that one refusal names
+
 # (name, version) -> the fields of version + 1. Applied one after another up to the current version.
 UPCASTERS: dict[tuple[str, int], Upcaster] = {}
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = 80
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES if t is not PlanDecided}
 
@@ -122,10 +130,9 @@ def validate(message: Message) -> tuple[str, ...]:
 def _unpack(data: bytes) -> Fields:
     try:
         if data[:1] == b"{":  # in msgpack a lone positive integer, never one of our envelopes
-            unpacked: object = json.loads(data)
-        else:
-            unpacked = _unpackb(data, strict_map_key=False)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            data = _pack(json.loads(data))  # so that nothing passes which could not be passed on
+        unpacked = _unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise Undecodable(f"neither msgpack nor JSON: {type(error).__name__}: {error}"[:300]) from error
     if not isinstance(unpacked, dict):
         raise Undecodable("an envelope is a map of id, type, version and payload")
@@ -153,16 +160,16 @@ def _tagged(message: Message) -> Fields:
     return {"type": type(message).__name__, "version": message.VERSION, "payload": payload}
 
 
-def _from_tagged(tagged: object) -> Any:
+def _from_tagged(tagged: object, known: Mapping[str, type[Any]] = MESSAGE_TYPES) -> Any:
     if not isinstance(tagged, dict):
         raise Undecodable("must be a map of type, version and payload")
     fields = cast(Fields, tagged)
     name, version, payload = fields.get("type"), fields.get("version", 1), fields.get("payload")
-    message_type = MESSAGE_TYPES.get(name) if isinstance(name, str) else None
+    message_type = known.get(name) if isinstance(name, str) else None
     if message_type is None:
-        raise Undecodable(f"type: {name!r:.80} is unknown; known are {', '.join(sorted(MESSAGE_TYPES))}")
+        raise Undecodable(f"type: {_shown(name)} is unknown here; known are {', '.join(sorted(known))}")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise Undecodable(f"version: {version!r:.80} is not a version of {name}")
+        raise Undecodable(f"version: {_shown(version)} is not a version of {name}")
     if version > message_type.VERSION:
         raise Undecodable(
             f"version: {name} {version} is newer than {message_type.VERSION}, upgrade this reader"
@@ -171,21 +178,36 @@ def _from_tagged(tagged: object) -> Any:
         raise Undecodable("payload: must be a map of the message's fields")
     payload = cast(Fields, payload)
     for old in range(version, message_type.VERSION):
-        payload = UPCASTERS[str(name), old](payload)
+        payload = _upcast(message_type.__name__, old, payload)
     return _plan(payload) if message_type is PlanDecided else _validated(_ADAPTERS[message_type], payload)
+
+
+def _upcast(name: str, old: int, payload: Fields) -> Fields:
+    upcaster = UPCASTERS[name, old]
+    try:
+        return upcaster(payload)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Undecodable(f"payload: no {name} of version {old}: {type(error).__name__}: {error}") from error
 
 
 def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
     try:
         return adapter.validate_python(payload)
     except ValidationError as error:
+        if error.error_count() > _MAX_PROBLEMS:  # millions of them would take minutes to spell out
+            raise Undecodable(f"payload: wrong in {error.error_count():,} places") from error
         raise Undecodable(*(_problem(details) for details in error.errors(include_url=False))) from error
 
 
 def _problem(details: Any) -> str:
     place = ".".join(str(part) for part in details["loc"])
-    given = "" if details["type"] == "missing" else f", not {details['input']!r:.80}"
+    given = "" if details["type"] == "missing" else f", not {_shown(details['input'])}"
     return f"{place}: {details['msg']}{given}"
+
+
+def _shown(value: object) -> str:
+    """A value of any size and depth, short."""
+    return f"{_REPR.repr(value):.80}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +226,17 @@ def _plan(payload: Fields) -> PlanDecided:
         service=header.service,
         based_on=header.based_on,
         now_s=header.now_s,
-        commands=_each(payload, "commands", get_args(commands.Command)),
-        events=_each(payload, "events", get_args(events.PlanEvent)),
+        commands=_each(payload, "commands", _COMMANDS),
+        events=_each(payload, "events", _PLAN_EVENTS),
     )
 
 
-def _each(payload: Fields, name: str, allowed: tuple[type[Any], ...]) -> tuple[Any, ...]:
+def _each(payload: Fields, name: str, known: Mapping[str, type[Any]]) -> tuple[Any, ...]:
+    """The messages under this name; only known ones are looked into, so a decision never nests."""
     items = payload.get(name, [])
     if not isinstance(items, list):
         raise Undecodable(f"{name}: must be a list of messages")
-    messages = tuple(_from_tagged(item) for item in cast(list[object], items))
-    for message in messages:
-        if not isinstance(message, allowed):
-            raise Undecodable(f"{name}: {type(message).__name__} has no place in a decision")
-    return messages
+    return tuple(_from_tagged(item, known) for item in cast(list[object], items))
 
 
 def job_id_in(data: bytes) -> str:

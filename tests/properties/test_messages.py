@@ -1,0 +1,230 @@
+"""Every message survives the wire, and nothing else that arrives there stops a reader."""
+
+import json
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.messages import codec
+from shared.messages.codec import MESSAGE_TYPES, Undecodable
+from shared.messages.commands import CancelJob, SubmitJob
+from shared.messages.limits import MAX_MESSAGE_BYTES
+from tests.properties.message_strategies import messages, messages_of
+
+IDS = st.text(st.characters(codec="utf-8"), max_size=100)
+TIMES_S = st.floats(0, 1e11)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.floats(),
+    st.text(st.characters(codec="utf-8")),
+    st.binary(),
+    st.builds(msgpack.ExtType, st.integers(0, 127), st.binary()),
+    st.integers(0, 1 << 40).map(msgpack.Timestamp),
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(SCALARS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def plain(message: Any) -> dict[str, Any]:
+    """The envelope of a message as maps and lists."""
+    return msgpack.unpackb(codec.encode(message, id="id", recorded_at_s=1.0), strict_map_key=False)
+
+
+def is_read_or_refused(data: bytes) -> None:
+    """Whatever these bytes are, they can be passed on as a message or explained as a refusal."""
+    try:
+        envelope = codec.decode(data)
+    except Undecodable as error:
+        "\n".join(error.problems).encode()
+    else:
+        codec.encode(envelope.message, id=envelope.id, cause_id=envelope.cause_id, recorded_at_s=0.0)
+    codec.job_id_in(data).encode()
+
+
+@pytest.mark.parametrize("name", sorted(MESSAGE_TYPES))
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_every_message_survives_the_wire(name: str, data: st.DataObject) -> None:
+    message = data.draw(messages_of(MESSAGE_TYPES[name]))
+    id, cause_id, recorded_at_s = data.draw(IDS), data.draw(IDS), data.draw(TIMES_S)
+    envelope = codec.decode(codec.encode(message, id=id, cause_id=cause_id, recorded_at_s=recorded_at_s))
+    assert envelope == codec.Envelope(id=id, cause_id=cause_id, recorded_at_s=recorded_at_s, message=message)
+    assert codec.validate(message) == ()
+
+
+@given(value=st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, width=32))
+def test_a_hyperparameter_keeps_its_type(value: bool | int | float) -> None:
+    submission = {"training_function": "a:B", "global_batch_size": 1, "max_iterations": 1}
+    submission |= {"hyperparameters": {"value": value}}
+    payload = {"job_id": "a", "tenant": "b", "spec": submission}
+    if value in (float("inf"), float("-inf")):
+        return
+    message = codec.decode(msgpack.packb({"type": "SubmitJob", "payload": payload})).message
+    assert isinstance(message, SubmitJob)
+    assert type(message.spec.hyperparameters["value"]) is type(value)
+    assert message.spec.hyperparameters["value"] == value
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | ANYTHING.map(msgpack.packb))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    is_read_or_refused(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text() | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(json.dumps)
+)
+def test_random_json_is_refused(text: str) -> None:
+    is_read_or_refused(b'{"type": "CancelJob", "payload": {"job_id": %s}}' % text.encode(errors="replace"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), message=messages(), junk=ANYTHING)
+def test_a_wrong_value_anywhere_is_read_or_refused(data: st.DataObject, message: Any, junk: Any) -> None:
+    envelope = plain(message)
+    place: Any = envelope
+    while True:
+        key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
+        deeper = place[key]
+        if not isinstance(deeper, dict | list) or not deeper or data.draw(st.booleans()):
+            break
+        place = deeper
+    place[key] = junk
+    is_read_or_refused(msgpack.packb(envelope))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), message=messages())
+def test_a_message_that_was_cut_or_flipped_is_read_or_refused(data: st.DataObject, message: Any) -> None:
+    whole = codec.encode(message, id="id", recorded_at_s=1.0)
+    is_read_or_refused(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    flipped = bytearray(whole)
+    flipped[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    is_read_or_refused(bytes(flipped))
+
+
+@given(message=messages(), name=st.text(st.characters(codec="utf-8")))
+@settings(max_examples=50, deadline=None)
+def test_fields_of_a_later_writer_are_passed_over(message: Any, name: str) -> None:
+    envelope = plain(message)
+    envelope["payload"] = {f"later_{name}": 1} | envelope["payload"]
+    assert codec.decode(msgpack.packb(envelope)).message == message
+
+
+@given(message=messages(), version=st.integers() | st.none() | st.text(max_size=5) | st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_unknown_versions_are_refused(message: Any, version: Any) -> None:
+    if version == type(message).VERSION and not isinstance(version, bool):
+        return
+    with pytest.raises(Undecodable):
+        codec.decode(json.dumps(plain(CancelJob(job_id="a", tenant="b")) | {"version": version}).encode())
+
+
+def nested(depth: int, opening: bytes, closing: bytes = b"") -> bytes:
+    return opening * depth + b"1" + closing * depth
+
+
+@pytest.mark.parametrize("depth", [10, 300, 500, 900, 1_000, 5_000, 200_000])
+def test_deep_nesting_is_refused(depth: int) -> None:
+    head = b"\x82" + msgpack.packb("type") + msgpack.packb("CancelJob") + msgpack.packb("payload") + b"\x81"
+    for data in (
+        head + msgpack.packb("job_id") + nested(depth, b"\x91"),
+        b"\x81" + msgpack.packb("type") + nested(depth, b"\x91"),
+        b'{"type":"CancelJob","payload":{"job_id":' + nested(depth, b"[", b"]") + b"}}",
+        b'{"type":' + nested(depth, b"[", b"]") + b"}",
+        nested(depth, b'{"a":', b"}"),
+    ):
+        with pytest.raises(Undecodable):
+            codec.decode(data)
+
+
+@pytest.mark.parametrize("depth", [2, 100, 300, 330])
+def test_a_decision_within_a_decision_is_refused(depth: int) -> None:
+    decision: dict[str, Any] = {
+        "type": "PlanDecided",
+        "payload": {"service": "a", "based_on": 1, "now_s": 1.0},
+    }
+    head, tail = msgpack.packb(decision | {"payload": decision["payload"] | {"events": [0]}})[:-1], b""
+    with pytest.raises(Undecodable, match="PlanDecided"):
+        codec.decode(head * depth + msgpack.packb(decision) + tail)
+
+
+def test_a_message_above_the_bound_is_refused_on_both_ends() -> None:
+    data = codec.encode(CancelJob(job_id="a", tenant="b"), id="id", recorded_at_s=0.0)
+    with pytest.raises(Undecodable, match="above"):
+        codec.decode(data, max_bytes=len(data) - 1)
+    too_long = CancelJob(job_id="a", tenant="b", reason="x" * MAX_MESSAGE_BYTES)
+    with pytest.raises(ValueError, match="above"):
+        codec.encode(too_long, id="id", recorded_at_s=0.0)
+
+
+def test_a_header_that_claims_more_than_there_is_costs_nothing() -> None:
+    for claim in (
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+    ):
+        with pytest.raises(Undecodable):
+            codec.decode(claim + b"\x01\x01")
+
+
+def test_thousands_of_wrong_fields_are_counted_not_listed() -> None:
+    wrong = {"node_id": "a", "incarnation": "b", "at_s": 1.0, "workers": [1] * 20_000}
+    with pytest.raises(Undecodable) as refused:
+        codec.decode(msgpack.packb({"type": "NodeReported", "payload": wrong}))
+    assert refused.value.problems == ("payload: wrong in 20,000 places",)
+
+
+@pytest.mark.parametrize("field", ["id", "cause_id", "type", "payload", "recorded_at_s"])
+def test_json_that_no_msgpack_could_carry_is_refused(field: str) -> None:
+    envelope: dict[str, Any] = {"type": "CancelJob", "payload": {"job_id": "a", "tenant": "b"}}
+    codec.decode(json.dumps(envelope).encode())
+    for foreign in ("\ud800", 1 << 70, {"\udfff": 1}):
+        with pytest.raises(Undecodable):
+            codec.decode(json.dumps(envelope | {field: foreign}).encode())
+
+
+def test_every_bad_field_is_named() -> None:
+    problems = codec.validate(CancelJob(job_id="not a token", tenant="", reason="x" * 20_001))
+    assert [problem.split(":")[0] for problem in problems] == ["job_id", "tenant", "reason"]
+
+
+# --- versions -------------------------------------------------------------------------------------------
+
+
+def test_every_version_has_its_way_up() -> None:
+    ways = {(name, old) for name, kind in MESSAGE_TYPES.items() for old in range(1, kind.VERSION)}
+    assert set(codec.UPCASTERS) == ways
+
+
+def test_upcasters_are_applied_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CancelJob, "VERSION", 3)
+    monkeypatch.setitem(codec.UPCASTERS, ("CancelJob", 1), lambda p: {"job": p["name"], "steps": [1]})
+    monkeypatch.setitem(
+        codec.UPCASTERS,
+        ("CancelJob", 2),
+        lambda p: {"job_id": p["job"], "tenant": "t", "reason": str([*p["steps"], 2])},
+    )
+
+    def read(version: int, **payload: Any) -> Any:
+        return codec.decode(
+            msgpack.packb({"type": "CancelJob", "version": version, "payload": payload})
+        ).message
+
+    assert read(1, name="a") == CancelJob(job_id="a", tenant="t", reason="[1, 2]")
+    assert read(2, job="a", steps=[]) == CancelJob(job_id="a", tenant="t", reason="[2]")
+    assert read(3, job_id="a", tenant="t") == CancelJob(job_id="a", tenant="t")
+    with pytest.raises(Undecodable, match="newer than 3"):
+        read(4, job_id="a", tenant="t")
+    with pytest.raises(Undecodable, match="version 1"):
+        read(1, wrong="a")
