@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.scheduling.topology import Branch, GpuId, Level, Topology
+from shared.messages.cluster import GpuId
+from shared.scheduling.topology import Branch, Level, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

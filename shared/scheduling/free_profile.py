@@ -92,10 +92,10 @@ class FreeProfile:
         """Whether `schedule` can be reserved."""
         return all(self.lowest_within((segment,)) >= segment.num_gpus for segment in schedule)
 
-    def reserve(self, schedule: Schedule) -> "FreeProfile":
-        """The profile without the GPUs of `schedule`, which must be free."""
-        reserved = self.overdraw(schedule)
-        assert reserved.lowest_within(schedule) >= 0, "more GPUs promised than exist"
+    def reserve(self, *schedules: Schedule) -> "FreeProfile":
+        """The profile without the GPUs of `schedules`, which must be free."""
+        reserved = self._changed(chain.from_iterable(schedules), 1)
+        assert reserved.lowest >= 0, "more GPUs promised than exist"
         return reserved
 
     def release(self, *schedules: Schedule) -> "FreeProfile":

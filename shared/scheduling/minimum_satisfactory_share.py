@@ -138,45 +138,45 @@ class AdmissionPlan:
         return refused_s, accepted_s
 
     def _making_room(self, job: SchedulableJob) -> "AdmissionPlan | None":
-        """Fill `job` in before all later deadlines, and anew those in its way, the latest first to yield.
+        """Fill `job` in before all later deadlines, and anew those in its way, the latest first to give way.
 
-        Where a displaced job finds no room around the others, all with deadlines later than its own yield.
+        Where one of them finds no room around the rest, all with deadlines later than its own are filled anew.
         """
-        schedule = minimum_satisfactory_share(job, self._free_before(self._position(job)), self.now_s)
+        position = self._position(job)
+        schedule = minimum_satisfactory_share(job, self._free_before(position), self.now_s)
         if schedule is None:
             return None
-        free = self.free.overdraw(schedule)
-        later = self._movable_J[self._position(job) :]
-        waiting: list[SchedulableJob] = []
-        for other in reversed(later):
+        changed = {job.job_id: schedule}
+        free, waiting = self._giving_way(self.free.overdraw(schedule), self._movable_J[position:])
+        all_later_wait = False
+        while waiting:
+            displaced = waiting.pop()
+            schedule = minimum_satisfactory_share(displaced, free, self.now_s)
+            if schedule is None and not all_later_wait:
+                all_later_wait = True
+                position = self._position(displaced)
+                waiting = list(reversed(self._movable_J[position + 1 :]))
+                moved = [self.schedules[job_id] for job_id in changed if job_id in self.schedules]
+                free = self._free_before(position).release(*moved).reserve(*changed.values())
+                schedule = minimum_satisfactory_share(displaced, free, self.now_s)
+            if schedule is None:
+                return None
+            changed[displaced.job_id] = schedule
+            free = free.reserve(schedule)
+        return self._with(job, changed, free)
+
+    def _giving_way(
+        self, overdrawn: FreeProfile, later_J: tuple[SchedulableJob, ...]
+    ) -> tuple[FreeProfile, list[SchedulableJob]]:
+        """Take jobs off an overdrawn profile until it is sound: which they are, the latest deadline first."""
+        free, displaced = overdrawn, list[SchedulableJob]()
+        for other in reversed(later_J):
             if free.lowest >= 0:
                 break
             if free.lowest_within(self.schedules[other.job_id]) < 0:
                 free = free.release(self.schedules[other.job_id])
-                waiting.append(other)
-        changed = {job.job_id: schedule}
-        settled = {other.job_id for other in later}.difference(other.job_id for other in waiting)
-        while waiting:  # latest deadline first, so the earliest is at the end
-            displaced = waiting.pop()
-            schedule = minimum_satisfactory_share(displaced, free, self.now_s)
-            if schedule is None:
-                yielding = [
-                    other
-                    for other in later
-                    if other.job_id in settled
-                    and _earliest_deadline_first(other) > _earliest_deadline_first(displaced)
-                ]
-                if not yielding:
-                    return None
-                free = free.release(*(self.schedules[other.job_id] for other in yielding))
-                settled.difference_update(other.job_id for other in yielding)
-                waiting = sorted([*waiting, *yielding], key=_earliest_deadline_first, reverse=True)
-                schedule = minimum_satisfactory_share(displaced, free, self.now_s)
-                if schedule is None:
-                    return None
-            changed[displaced.job_id] = schedule
-            free = free.reserve(schedule)
-        return self._with(job, changed, free)
+                displaced.append(other)
+        return free, displaced
 
     def _with(
         self, job: SchedulableJob, changed: Mapping[str, Schedule], free: FreeProfile

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
 
-
-class GpuId(NamedTuple):
-    """One GPU: its node, and its index there."""
-
-    node_id: str
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # hides tuple.index, which nobody needs here
+from shared.messages.cluster import GpuId
 
 
 class Level(IntEnum):

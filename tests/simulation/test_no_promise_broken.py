@@ -130,3 +130,20 @@ def test_every_admitted_job_ends_by_its_deadline(seed: int) -> None:
     assert len(cluster.finished_s) == 60, "jobs without a promise are finished too"
     assert cluster.num_refused > 0, "the load is too low to prove anything"
     assert len(cluster.deadline_s) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_quoted_deadlines_are_accepted_at_once_and_tight(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    plan = AdmissionPlan.build([], 16, 0.0)
+    num_quotes, num_tight = 0, 0
+    for number in range(60):
+        job = random_job(rng, number, 0.0, 16)
+        quoted_s = plan.earliest_deadline_s(job)
+        if quoted_s is not None:
+            assert plan.admit(replace(job, deadline_s=quoted_s)) is not None
+            num_quotes += 1
+            num_tight += plan.admit(replace(job, deadline_s=quoted_s - 1.0)) is None
+        plan = plan.admit(job) or plan
+    assert num_quotes > 40
+    assert num_tight >= 0.95 * num_quotes  # greedy filling is not monotone in the deadline, but nearly so

@@ -2,8 +2,9 @@
 
 import pytest
 
+from shared.messages.cluster import GpuId
 from shared.scheduling.buddy import place
-from shared.scheduling.topology import GpuId, Level, Node, Topology
+from shared.scheduling.topology import Level, Node, Topology
 
 
 def gpus(node_id: str, *indices: int) -> tuple[GpuId, ...]:
