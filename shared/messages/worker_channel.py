@@ -1,0 +1,277 @@
+"""What an executor and its worker processes say to each other, and the bytes of it. Pure.
+
+Two kinds of stream socket, both private to one machine:
+
+    executor <-> fork server    asks for processes (one request at a time), hears how each ended
+    executor <-> worker         one channel for each worker, from its first breath to its last
+
+A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`. End of file is a message too: it tells
+a worker that its executor is gone, and the worker ends at once.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated, Any, Literal, cast
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from annotated_types import Ge, Gt, Le
+from pydantic import Strict, TypeAdapter, ValidationError
+
+from shared.messages.job import JobSpec
+from shared.messages.limits import (
+    DurationS,
+    FewItems,
+    Finite,
+    Generation,
+    Index,
+    Iterations,
+    Name,
+    PositiveDurationS,
+    Rate,
+    Text,
+    Token,
+)
+
+MAX_FRAME_BYTES = 1024 * 1024
+
+Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
+Pid = Annotated[int, Strict(), Gt(0)]
+Metrics = Annotated[Mapping[Name, Finite], FewItems]
+
+
+class ExitCode(IntEnum):
+    """How a worker ended, for the executor to decide what is due. A signal is none of these."""
+
+    DONE = 0  # finished, stopped or profiled, as asked
+    FAILED = 70  # the job cannot go on; `Failed` says why
+    PEER_LOST = 71  # another worker of the generation is gone: a new generation can go on
+    SUPERSEDED = 72  # a newer generation of the job has written a checkpoint
+
+
+# --- executor -> worker ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Everything a worker needs to know; the first frame on its channel.
+
+    code_path: folder (or zip) that holds the training function, "" if it is importable anyway.
+    gpu_index: number of the GPU on this node.
+    cpu_share: cores that a CPU slot may use, e.g. 0.2; no limit from 1 on.
+    rendezvous: host:port of rank 0, "" if `JoinRendezvous` brings it; rank 0 listens on advertise_host.
+    resume_iteration: start from the newest whole checkpoint that is not beyond it; None: from the newest.
+    """
+
+    job_id: Token
+    generation: Generation
+    rank: Index
+    world_size: Annotated[int, Strict(), Gt(0)]
+    spec: JobSpec
+    checkpoint_dir: str
+    purpose: Literal["train", "profile"] = "train"
+    code_path: str = ""
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpu_index: Index = 0
+    cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
+    advertise_host: str = "127.0.0.1"
+    rendezvous: str = ""
+    resume_iteration: Iterations | None = None
+    checkpoint_every_s: PositiveDurationS = 30.0
+    profile_min_s: PositiveDurationS = 0.6
+    profile_max_iterations: Annotated[int, Strict(), Ge(3)] = 30
+    start_timeout_s: PositiveDurationS = 60.0  # for all workers of the generation to meet
+    collective_timeout_s: PositiveDurationS = 300.0  # for a worker that hangs without having died
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRendezvous:
+    """Rank 0 listens here; only for workers whose assignment did not know it yet."""
+
+    address: Name  # host:port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAtBoundary:
+    """Write a checkpoint at the next step boundary that all workers agree on, then exit. As SIGTERM."""
+
+
+# --- worker -> executor ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousListening:
+    """Rank 0 waits on this port of its advertise_host. Never sent by a worker that is alone."""
+
+    port: Port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All workers have joined and hold the same state; the next step is `iteration`."""
+
+    iteration: Iterations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """At most every 0.5 s. iterations_per_s: over recent steps, start-up left out; None: too few yet."""
+
+    iteration: Iterations  # steps done
+    iterations_per_s: Rate | None
+    metrics: Metrics = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """Instead of `Progressed` while no step ends: the process lives, its training may not."""
+
+    iteration: Iterations
+    seconds_since_progress: DurationS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointed:
+    """A whole checkpoint of this many steps is on the disk. From rank 0."""
+
+    iteration: Iterations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """Median speed of a pre-run at this number of workers. From rank 0."""
+
+    iterations_per_s: Rate
+    dataset_size: Iterations  # samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The termination condition is met and the trained model saved. From rank 0."""
+
+    iteration: Iterations
+    condition: Literal["max_iterations", "metric"]
+    metrics: Metrics = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """This job cannot go on, at any size and on any node. From the rank that saw it."""
+
+    error: Text
+    traceback: Text = ""
+
+
+# --- executor <-> fork server ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkServerReady:
+    """The libraries are loaded: a worker now costs milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkWorker:
+    """Fork a worker. Its end of the channel comes along as a file descriptor."""
+
+    request: Annotated[int, Strict(), Ge(0)]  # comes back in the answer
+    log_file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerForked:
+    """The answer: a process, leader of its own process group."""
+
+    request: Annotated[int, Strict(), Ge(0)]
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkRefused:
+    """The other answer: no process, e.g. for lack of memory."""
+
+    request: Annotated[int, Strict(), Ge(0)]
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReaped:
+    """A worker and its whole process group are gone. Either an exit code or a signal."""
+
+    pid: Pid
+    exit_code: int | None
+    signal: int | None
+
+
+ToWorker = Assignment | JoinRendezvous | StopAtBoundary
+FromWorker = RendezvousListening | Started | Progressed | Alive | Checkpointed | Profiled | Finished | Failed
+ToForkServer = ForkWorker
+FromForkServer = ForkServerReady | WorkerForked | ForkRefused | WorkerReaped
+ChannelMessage = ToWorker | FromWorker | ToForkServer | FromForkServer
+
+_TYPES: tuple[type[Any], ...] = (
+    Assignment,
+    JoinRendezvous,
+    StopAtBoundary,
+    RendezvousListening,
+    Started,
+    Progressed,
+    Alive,
+    Checkpointed,
+    Profiled,
+    Finished,
+    Failed,
+    ForkServerReady,
+    ForkWorker,
+    WorkerForked,
+    ForkRefused,
+    WorkerReaped,
+)
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {t.__name__: TypeAdapter(t) for t in _TYPES}
+_LENGTH = struct.Struct(">I")
+_pack = cast(Callable[[object], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_unpack = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
+
+
+class BrokenChannel(ValueError):
+    """The other end does not speak this language; nothing behind this point can be read."""
+
+
+def encode_frame(message: ChannelMessage) -> bytes:
+    """The message as one frame. Raises ValueError above MAX_FRAME_BYTES."""
+    name = type(message).__name__
+    body = _pack([name, _ADAPTERS[name].dump_python(message, warnings=False)])
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"{name} of {len(body):,} bytes is above {MAX_FRAME_BYTES:,}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes, as it arrives, into messages."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[ChannelMessage]:
+        """The messages that are whole now. Raises BrokenChannel at the first that is none."""
+        self._pending += data
+        messages: list[ChannelMessage] = []
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > MAX_FRAME_BYTES:
+                raise BrokenChannel(f"a frame of {length:,} bytes is above {MAX_FRAME_BYTES:,}")
+            end = _LENGTH.size + length
+            if len(self._pending) < end:
+                break
+            messages.append(_decode(bytes(self._pending[_LENGTH.size : end])))
+            del self._pending[:end]
+        return messages
+
+
+def _decode(body: bytes) -> ChannelMessage:
+    try:
+        name, fields = cast(tuple[str, object], _unpack(body))
+        return _ADAPTERS[name].validate_python(fields)
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
+        raise BrokenChannel(f"no message of ours: {type(error).__name__}: {error}"[:500]) from error

@@ -1,0 +1,87 @@
+"""The bytes between an executor and its workers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.messages.job import JobSpec, MetricCondition
+from shared.messages.worker_channel import (
+    MAX_FRAME_BYTES,
+    Alive,
+    Assignment,
+    BrokenChannel,
+    Checkpointed,
+    Failed,
+    Finished,
+    ForkRefused,
+    ForkServerReady,
+    ForkWorker,
+    FrameReader,
+    JoinRendezvous,
+    Profiled,
+    Progressed,
+    RendezvousListening,
+    Started,
+    StopAtBoundary,
+    WorkerForked,
+    WorkerReaped,
+    encode_frame,
+)
+
+SPEC = JobSpec(
+    training_function="package.module:Job",
+    global_batch_size=64,
+    hyperparameters={"learning_rate": 0.1, "layers": 2, "name": "small", "tied": True},
+    max_iterations=100,
+    metric_conditions=(MetricCondition(metric="accuracy", comparison=">=", value=0.9),),
+    deadline_in_s=60.0,
+)
+MESSAGES = (
+    Assignment(job_id="a", generation=3, rank=1, world_size=2, spec=SPEC, checkpoint_dir="/somewhere"),
+    JoinRendezvous(address="10.0.0.1:4000"),
+    StopAtBoundary(),
+    RendezvousListening(port=4000),
+    Started(iteration=7),
+    Progressed(iteration=9, iterations_per_s=None, metrics={"loss": 0.5}),
+    Alive(iteration=9, seconds_since_progress=3.5),
+    Checkpointed(iteration=9),
+    Profiled(iterations_per_s=12.5, dataset_size=1500),
+    Finished(iteration=100, condition="metric", metrics={"accuracy": 0.91}),
+    Failed(error="ValueError: no", traceback="line 1\nline 2"),
+    ForkServerReady(),
+    ForkWorker(request=0, log_file="/somewhere/g1-r0.log"),
+    WorkerForked(request=0, pid=4711),
+    ForkRefused(request=0, reason="no memory"),
+    WorkerReaped(pid=4711, exit_code=None, signal=9),
+)
+
+
+@given(cuts=st.lists(st.integers(min_value=1, max_value=400), max_size=40))
+def test_every_message_survives_a_stream_cut_anywhere(cuts):
+    stream = b"".join(encode_frame(message) for message in MESSAGES)
+    frames = FrameReader()
+    received = []
+    for length in [*cuts, len(stream)]:
+        received += frames.feed(stream[:length])
+        stream = stream[length:]
+    assert tuple(received) == MESSAGES
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_foreign_bytes_are_refused_or_awaited_never_more(data):
+    frames = FrameReader()
+    try:
+        assert frames.feed(len(data).to_bytes(4, "big") + data) == []
+    except BrokenChannel:
+        return
+    raise AssertionError("these bytes were taken for a message")
+
+
+def test_a_frame_that_announces_too_much_is_refused_before_it_is_read():
+    with pytest.raises(BrokenChannel, match="is above"):
+        FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+
+
+def test_a_message_that_is_too_large_is_not_sent():
+    with pytest.raises(ValueError, match="is above"):
+        encode_frame(Failed(error="x" * (MAX_FRAME_BYTES + 1)))
