@@ -1,0 +1,178 @@
+"""Starts, signals and reaps the worker processes of one node. Asynchronous; never imports torch.
+
+A fork server (`python -m services.executor.worker`) holds the libraries ready; each worker is a fork of it, with a
+channel of its own to here. Three things make sure that no worker outlives its executor: the kernel's parent
+death signal, the end of file on the channel, and at the next start the marks in the environment.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from services.executor.fork_server import Exited, ForkServer, LaunchFailed
+from services.executor.processes import kill_group, kill_marked
+from shared.messages.worker_channel import (
+    Assignment,
+    BrokenChannel,
+    FrameReader,
+    FromWorker,
+    StopAtBoundary,
+    ToWorker,
+    encode_frame,
+)
+
+log = structlog.get_logger()
+
+_FORK_TIMEOUT_S = 20.0
+_LAST_WORDS_TIMEOUT_S = 1.0  # for a channel that somebody holds open after its worker has ended
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
+
+
+class WorkerHandle:
+    """One worker process, leader of its own process group."""
+
+    def __init__(self, assignment: Assignment, pid: int, writer: asyncio.StreamWriter) -> None:
+        self.assignment = assignment
+        self.pid = pid
+        self.exited: Exited | None = None
+        self._writer = writer
+
+    def send(self, message: ToWorker) -> None:
+        """Does not wait, and does nothing if the worker is gone: `Exited` is on its way then."""
+        if not self._writer.is_closing():
+            self._writer.write(encode_frame(message))
+
+    def stop(self) -> None:
+        """Checkpoint at the next step boundary, then exit."""
+        self.send(StopAtBoundary())
+
+    def ended(self, exited: Exited) -> None:
+        """From the launcher: the process is gone."""
+        self.exited = exited
+        self._writer.close()
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and all that it has started."""
+        if self.exited is None:
+            kill_group(self.pid)
+
+
+WorkerEvent = FromWorker | Exited
+OnEvent = Callable[[WorkerHandle, WorkerEvent], None]
+
+
+class Launcher:
+    """All worker processes of one node.
+
+    on_event: called in the event loop for everything that a worker says, in order, and last for its end.
+    preload: modules that many training functions import, e.g. sklearn.datasets: loaded once for all workers.
+    """
+
+    def __init__(
+        self, *, data_dir: Path, node_id: str, on_event: OnEvent, preload: Sequence[str] = ()
+    ) -> None:
+        self._logs = data_dir.resolve() / "logs"
+        self._marks = {"EF_WORKER": "1", "EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir.resolve())}
+        self._on_event = on_event
+        self._preload = preload
+        self._server: ForkServer | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._server_ready = asyncio.Event()
+        self._forking = asyncio.Lock()
+        self._followers: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Kill what an earlier incarnation of this node left, then get the fork server ready."""
+        if killed := await asyncio.to_thread(kill_marked, self._marks):
+            log.warning("leftover_workers_killed", pids=killed)
+        await self._start_server()
+        self._keeper = asyncio.create_task(self._keep_server(), name="fork server")
+
+    async def launch(self, assignment: Assignment) -> WorkerHandle:
+        """A new worker with this assignment. Raises LaunchFailed."""
+        log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
+            try:
+                async with asyncio.timeout(_FORK_TIMEOUT_S), self._forking:
+                    await self._server_ready.wait()
+                    assert self._server is not None
+                    pid, exited = await self._server.fork(log_file, theirs)
+            except (TimeoutError, OSError, EOFError) as error:
+                reason = f"{type(error).__name__} {error}".strip()
+                raise LaunchFailed(reason, str(self._server_log)) from error
+            on_failure.pop_all()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        handle = WorkerHandle(assignment, pid, writer)
+        handle.send(assignment)
+        follower = asyncio.create_task(self._follow(handle, reader, exited), name=f"worker {pid}")
+        self._followers.add(follower)
+        follower.add_done_callback(self._followers.discard)
+        return handle
+
+    def log_file(self, job_id: str, generation: int, rank: int) -> Path:
+        """Where a worker's output goes, and stays."""
+        return self._logs / job_id / f"g{generation}-r{rank}.log"
+
+    async def close(self) -> None:
+        """Kill all workers and the fork server; return when none of their processes is left."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
+        if self._server is not None:
+            await self._server.end()
+        if self._followers:
+            await asyncio.wait(self._followers)
+        await asyncio.to_thread(kill_marked, self._marks)
+
+    async def _follow(
+        self, handle: WorkerHandle, reader: asyncio.StreamReader, exited: "asyncio.Future[Exited]"
+    ) -> None:
+        """Pass on what the worker says until it has ended and its last words are read."""
+        listening = asyncio.create_task(self._listen(handle, reader))
+        end = await exited
+        await asyncio.wait({listening}, timeout=_LAST_WORDS_TIMEOUT_S)
+        listening.cancel()
+        handle.ended(end)
+        self._on_event(handle, end)
+
+    async def _listen(self, handle: WorkerHandle, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader()
+        try:
+            while data := await reader.read(65_536):
+                for message in frames.feed(data):
+                    self._on_event(handle, message)  # pyright: ignore[reportArgumentType]
+        except (BrokenChannel, ConnectionError) as error:
+            log.error("worker_channel_broken", pid=handle.pid, reason=str(error))
+            handle.kill()
+
+    @property
+    def _server_log(self) -> Path:
+        return self._logs / "fork-server.log"
+
+    async def _start_server(self) -> None:
+        self._server = await ForkServer.start(self._marks, self._server_log, self._preload)
+        self._server_ready.set()
+
+    async def _keep_server(self) -> None:
+        """A fork server that dies takes its workers along; a new one takes its place."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            if self._server is not None:
+                await self._server.ended()
+                self._server_ready.clear()
+                log.error("fork_server_died", log_file=str(self._server_log))
+                await self._server.end()
+                self._server = None
+            try:
+                await self._start_server()
+                retry_s = _FIRST_RETRY_S
+            except LaunchFailed as error:
+                log.error("fork_server_not_started", reason=str(error), retry_s=retry_s)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _LAST_RETRY_S)

@@ -1,0 +1,17 @@
+"""A process of its own: trains one job on one GPU, as one of the job's workers. Only this room knows torch.
+
+Nobody imports it: the launcher starts `python -m services.executor.worker`, a fork server that has torch
+loaded and forks a child for each worker. They talk over sockets (shared/messages/worker_channel.py).
+
+    fork_server.py        forks, reaps, dies with its executor
+    worker_process.py     a child's life: log file, channel, exit code
+    channel.py            the worker's end of its channel
+    training.py           the loop, readable from top to bottom
+    trainer.py            one step of one worker
+    membership.py         the other workers: meet, agree at each step, notice a loss
+    training_function.py  what the user's class must offer, and how it is found
+    data_order.py         (seed, iteration) -> samples, at any number of workers
+    checkpoint.py         whole or not at all, newest generation first
+    pacing.py             a CPU slot is a fixed share of a core
+    telemetry.py          how far, how fast, or that nothing moves
+"""

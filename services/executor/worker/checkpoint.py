@@ -1,0 +1,121 @@
+"""Checkpoints of one job: whole or not at all, newest generation first, readable at any number of workers.
+
+A file's name holds generation, iteration and the SHA-256 of its content. It appears under that name only
+when it is complete and on the disk; a file that does not match its name is no checkpoint. A worker of an older
+generation can neither overwrite nor outrank what a newer one has written: generations come first.
+"""
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import structlog
+import torch
+
+from shared.errors import Stop
+
+log = structlog.get_logger()
+
+_KEEP = 2  # should the newest be damaged later, there is one before it
+_NAME = re.compile(r"g(\d{10})-i(\d{14})-([0-9a-f]{64})\.ckpt")
+
+
+@dataclass(eq=False)
+class Superseded(Stop):
+    """A newer generation has written here: this worker is a leftover."""
+
+    generation: int
+    newer: int
+
+    SENTENCE: ClassVar[str] = "generation {generation} is over: generation {newer} has written a checkpoint"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Entry:
+    generation: int
+    iteration: int
+    digest: str
+
+    @property
+    def file_name(self) -> str:
+        return f"g{self.generation:010d}-i{self.iteration:014d}-{self.digest}.ckpt"
+
+
+class CheckpointStore:
+    """The checkpoints in one folder, as one generation of the job sees them. Only rank 0 has one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        generation: int,
+        write: Callable[[Path, bytes], None] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._generation = generation
+        self._write = write or write_durably
+
+    def save(self, iteration: int, state: Mapping[str, Any]) -> None:
+        """Raises Superseded, or OSError if the disk does not take it; then the older ones are still there."""
+        self._refuse_if_superseded()
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        content = buffer.getvalue()
+        entry = _Entry(self._generation, iteration, hashlib.sha256(content).hexdigest())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._write(self._folder / entry.file_name, content)
+        for outdated in self._entries()[_KEEP:]:
+            (self._folder / outdated.file_name).unlink(missing_ok=True)
+
+    def newest(self, *, at_most: int | None = None) -> bytes | None:
+        """Content of the newest whole checkpoint, not beyond iteration at_most. Raises Superseded."""
+        self._refuse_if_superseded()
+        for entry in self._entries():
+            if at_most is not None and entry.iteration > at_most:
+                continue
+            content = (self._folder / entry.file_name).read_bytes()
+            if hashlib.sha256(content).hexdigest() == entry.digest:
+                return content
+            log.warning("damaged_checkpoint_ignored", file=entry.file_name)
+        return None
+
+    def _entries(self) -> list[_Entry]:
+        """Newest first: by generation, then by iteration."""
+        if not self._folder.is_dir():
+            return []
+        names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted((_Entry(int(m[1]), int(m[2]), m[3]) for m in names if m), reverse=True)
+
+    def _refuse_if_superseded(self) -> None:
+        newer = max((entry.generation for entry in self._entries()), default=0)
+        if newer > self._generation:
+            raise Superseded(self._generation, newer)
+
+
+def state_of(content: bytes) -> dict[str, Any]:
+    """What `save` was given; tensors on the CPU. Runs no code that may stand in the file."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """The file with this content, or no file: it gets its name when its bytes are on the disk."""
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

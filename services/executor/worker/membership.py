@@ -1,0 +1,183 @@
+"""The workers of one generation: how they meet, agree at each step, and notice that one is lost.
+
+Rank 0 listens on a port that the system chose and the executors pass its address on, so no two jobs race for
+a port. Gradients go through DistributedDataParallel (gloo on CPUs, NCCL on GPUs); everything that is agreed
+upon goes through gloo, in rank order, so that all workers compute the same bits from it.
+"""
+# pyright: reportPrivateImportUsage=false
+# (torch.distributed documents its stores, but does not export them by the letter)
+
+import os
+import queue
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from services.executor.worker.channel import Channel
+from services.executor.worker.data_order import local_slice
+from services.executor.worker.pacing import Pacer
+from shared.errors import Retry
+from shared.messages.worker_channel import Assignment, RendezvousListening
+
+
+@dataclass(eq=False)
+class PeerLost(Retry):
+    """Another worker of the generation is gone: the next generation goes on from the checkpoint."""
+
+    reason: str
+
+    SENTENCE: ClassVar[str] = "{reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What all workers know after a step, the same bits everywhere."""
+
+    stop: bool  # at least one was asked to
+    means: tuple[float, ...]  # over the global batch
+
+
+def open_rendezvous(assignment: Assignment, channel: Channel) -> dist.Store | None:
+    """Rank 0 of several opens the meeting place, early: the others' way there takes time."""
+    if assignment.rank > 0 or assignment.world_size == 1:
+        return None
+    store = dist.TCPStore(
+        assignment.advertise_host,
+        port=0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=assignment.start_timeout_s),
+    )
+    channel.send(RendezvousListening(port=store.port))
+    return store
+
+
+def join(assignment: Assignment, channel: Channel, store: dist.Store | None, pacer: Pacer) -> "Membership":
+    """Return once all workers of the generation are connected. Raises PeerLost if some do not come."""
+    if assignment.world_size > 1:
+        try:
+            _meet(assignment, store or _connect(assignment, channel))
+        except (RuntimeError, queue.Empty) as error:
+            raise PeerLost(f"the workers of this generation did not meet: {error}") from error
+    return Membership(assignment, pacer)
+
+
+class Membership:
+    """One worker among those of its generation. A worker that is alone talks to nobody."""
+
+    def __init__(self, assignment: Assignment, pacer: Pacer) -> None:
+        self.rank = assignment.rank
+        self.world_size = assignment.world_size
+        self._pacer = pacer
+        global_batch = assignment.spec.global_batch_size
+        slices = [
+            local_slice(global_batch, rank=r, world_size=self.world_size) for r in range(self.world_size)
+        ]
+        self._weights = [(part.stop - part.start) / global_batch for part in slices]
+
+    def wrap(self, model: nn.Module, device: torch.device, *, find_unused_parameters: bool) -> nn.Module:
+        """The model with rank 0's state, its gradients averaged over the global batch."""
+        if self.world_size == 1:
+            return model
+        with _noticing_lost_peers():
+            parallel = DistributedDataParallel(
+                model,
+                device_ids=[device] if device.type == "cuda" else None,
+                find_unused_parameters=find_unused_parameters,
+            )
+        parallel.register_comm_hook(None, self._weighted_sum)
+        return parallel
+
+    def agree(self, *, stop: bool, local_means: Sequence[float]) -> Agreement:
+        """Meet at the step boundary: once a step, everywhere with the same number of means."""
+        mine = torch.tensor([float(stop), *local_means], dtype=torch.float64)
+        everyone = [mine]
+        if self.world_size > 1:
+            everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
+            with _noticing_lost_peers():
+                dist.all_gather(everyone, mine)
+        means = sum(weight * theirs[1:] for weight, theirs in zip(self._weights, everyone, strict=True))
+        assert isinstance(means, torch.Tensor)
+        return Agreement(stop=any(bool(theirs[0]) for theirs in everyone), means=tuple(means.tolist()))
+
+    def from_rank_0(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.world_size == 1:
+            return value
+        carrier = [value]
+        with _noticing_lost_peers():
+            dist.broadcast_object_list(carrier, src=0, device=torch.device("cpu"))
+        return carrier[0]
+
+    def leave(self) -> None:
+        """Part once everyone knows of the end: who closes its sockets first may cut off the last words."""
+        if self.world_size > 1:
+            with suppress(PeerLost):  # it has left already, with the same knowledge
+                self.agree(stop=True, local_means=())
+
+    def _weighted_sum(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """DDP hook: each worker's mean gradient counts by its part of the global batch.
+
+        DDP's own mean of means is wrong as soon as the parts differ in size.
+        """
+        self._pacer.pace()
+        gradients = bucket.buffer().mul_(self._weights[self.rank])
+        work = dist.all_reduce(gradients, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda summed: summed.value()[0])
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether a collective failed. gloo has no exception type of its own, only its place in the text."""
+    return isinstance(error, dist.DistError) or "third_party/gloo" in str(error)
+
+
+@contextmanager
+def _noticing_lost_peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if is_communication_error(error):
+            raise PeerLost(f"a collective failed: {error}") from error
+        raise
+
+
+def _connect(assignment: Assignment, channel: Channel) -> dist.Store:
+    address = assignment.rendezvous or channel.receive_rendezvous(assignment.start_timeout_s)
+    host, _, port = address.rpartition(":")
+    return dist.TCPStore(
+        host, int(port), is_master=False, timeout=timedelta(seconds=assignment.start_timeout_s)
+    )
+
+
+def _meet(assignment: Assignment, store: dist.Store) -> None:
+    """Wait for all with the short timeout of the start; only then build groups with the long one."""
+    place = dist.PrefixStore(f"{assignment.job_id}/{assignment.generation}", store)
+    if place.add("arrived", 1) == assignment.world_size:
+        place.set("complete", "")
+    place.wait(["complete"], timedelta(seconds=assignment.start_timeout_s))
+    _bind_to_host(assignment.advertise_host)
+    dist.init_process_group(
+        "gloo" if assignment.device == "cpu" else "cpu:gloo,cuda:nccl",
+        store=place,
+        rank=assignment.rank,
+        world_size=assignment.world_size,
+        timeout=timedelta(seconds=assignment.collective_timeout_s),
+    )
+
+
+def _bind_to_host(advertise_host: str) -> None:
+    """Let gloo and NCCL use the network that the others see: a host's own name may mean its loopback."""
+    address = socket.gethostbyname(advertise_host)
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(known.address == address for known in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface

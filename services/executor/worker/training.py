@@ -1,0 +1,118 @@
+"""The training loop, from the assignment to the last word. Read it from the top to the bottom.
+
+What one step is, and what the workers agree on in it, is in trainer.py.
+"""
+
+import statistics
+import time
+from typing import Literal
+
+import structlog
+
+from services.executor.worker.channel import Channel
+from services.executor.worker.checkpoint import CheckpointStore
+from services.executor.worker.telemetry import Telemetry
+from services.executor.worker.trainer import Trainer, set_up
+from services.executor.worker.training_function import TrainingFailed
+from shared.messages.worker_channel import Assignment, Checkpointed, Finished, Profiled, Started
+
+log = structlog.get_logger()
+
+_WARM_UP_ITERATIONS = 2
+_MIN_MEASURED_ITERATIONS = 3
+
+
+def run(assignment: Assignment, channel: Channel) -> None:
+    """Train, or measure, until done or told to stop. Raises TrainingFailed, PeerLost, Superseded or
+    whatever the user's code raises."""
+    with Telemetry(channel) as telemetry:
+        trainer = set_up(assignment, channel, telemetry)
+        channel.begin_training()
+        telemetry.began(trainer.iteration)
+        channel.send(Started(iteration=trainer.iteration))
+        log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
+        if assignment.purpose == "profile":
+            _measure(trainer, assignment, channel)
+        else:
+            _train(trainer, assignment, channel)
+
+
+def _train(trainer: Trainer, assignment: Assignment, channel: Channel) -> None:
+    saved_at_s = time.monotonic()
+    stopping = False
+    while (condition := trainer.condition_met()) is None:
+        if stopping:
+            return _stop(trainer, channel)
+        stopping = trainer.step(stop=channel.stop_requested)
+        if trainer.evaluation_is_due():
+            trainer.evaluate()
+        if trainer.checkpoints and time.monotonic() - saved_at_s >= assignment.checkpoint_every_s:
+            _save_if_possible(trainer, trainer.checkpoints, channel)
+            saved_at_s = time.monotonic()
+    return _finish(trainer, channel, condition)
+
+
+def _stop(trainer: Trainer, channel: Channel) -> None:
+    trainer.members.leave()
+    if trainer.checkpoints:
+        _save_or_fail(trainer, trainer.checkpoints, channel)
+    log.info("stopped_at_boundary", iteration=trainer.iteration)
+
+
+def _finish(trainer: Trainer, channel: Channel, condition: Literal["max_iterations", "metric"]) -> None:
+    trainer.members.leave()
+    if not trainer.checkpoints:
+        return
+    trainer.evaluate_here()
+    _save_or_fail(trainer, trainer.checkpoints, channel)
+    metrics = trainer.finite_metrics()
+    channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))
+    log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)
+
+
+def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None:
+    """Median speed after a short warm-up. Rank 0's clock decides when it is known well enough."""
+
+    def enough() -> bool:
+        return len(step_times_s) >= _MIN_MEASURED_ITERATIONS and (
+            sum(step_times_s) >= assignment.profile_min_s
+            or len(step_times_s) >= assignment.profile_max_iterations
+        )
+
+    step_times_s: list[float] = []
+    for _ in range(_WARM_UP_ITERATIONS):
+        if trainer.step(stop=channel.stop_requested):
+            return
+    stopping = False
+    while not stopping:
+        began_s = time.monotonic()
+        stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and enough()))
+        step_times_s.append(time.monotonic() - began_s)
+    trainer.members.leave()
+    if trainer.is_rank_0 and enough():
+        rate = 1 / max(statistics.median(step_times_s), 1e-6)
+        channel.send(Profiled(iterations_per_s=rate, dataset_size=trainer.dataset_size))
+        log.info("profiled", iterations_per_s=round(rate, 3), iterations=len(step_times_s))
+
+
+def _save_if_possible(trainer: Trainer, checkpoints: CheckpointStore, channel: Channel) -> None:
+    """The training is worth more than this checkpoint: the next one may fit on the disk again."""
+    try:
+        checkpoints.save(trainer.iteration, trainer.state())
+    except OSError as error:
+        log.warning("checkpoint_not_written", iteration=trainer.iteration, reason=str(error))
+    else:
+        channel.send(Checkpointed(iteration=trainer.iteration))
+        log.info("checkpoint_written", iteration=trainer.iteration)
+
+
+def _save_or_fail(trainer: Trainer, checkpoints: CheckpointStore, channel: Channel) -> None:
+    """Without this checkpoint, the work since the last one is lost: say so, rather than go on as if not."""
+    try:
+        checkpoints.save(trainer.iteration, trainer.state())
+    except OSError as error:
+        raise TrainingFailed(
+            f"the checkpoint of iteration {trainer.iteration} could not be written: {error}; "
+            "free disk space on the node, then submit the job again"
+        ) from error
+    channel.send(Checkpointed(iteration=trainer.iteration))

@@ -1,0 +1,96 @@
+"""What a training function offers (ElasticFlow, Table 1), and how the worker finds it by name.
+
+The users' base class, `elasticflow.ElasticJob`, fulfils this protocol; the worker does not import it.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import nn
+
+from services.executor.worker.membership import PeerLost, is_communication_error
+from shared.errors import Stop
+from shared.messages.job import JobSpec, Scalar
+
+
+@dataclass(eq=False)
+class TrainingFailed(Stop):
+    """The job cannot go on, for a reason that its user can read and mend."""
+
+    reason: str
+
+    SENTENCE: ClassVar[str] = "{reason}"
+
+
+class TrainingFunction(Protocol):
+    hyperparameters: Mapping[str, Scalar]
+    iteration: int  # steps done before this one, set before each call of train
+    evaluate_every: int  # iterations; 0: only at the end
+    data_workers: int  # processes that load data for one worker; 0: the worker itself
+    find_unused_parameters: bool  # as of DistributedDataParallel
+
+    def init_model(self) -> nn.Module: ...
+    def init_dataset(self) -> Any: ...
+    def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
+    def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any: ...
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]: ...
+    def collate(self, samples: list[Any]) -> Any: ...
+
+
+_METHODS = ("init_model", "init_dataset", "init_optimizer", "train", "evaluate", "collate")
+
+
+def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
+    """An instance of the job's class, with its hyperparameters. Raises TrainingFailed if there is none."""
+    if code_path:
+        sys.path.insert(0, code_path)
+    module_name, _, class_name = spec.training_function.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except BaseException as error:  # a module may raise anything while it is imported
+        raise TrainingFailed(f"cannot import {module_name}: {type(error).__name__}: {error}") from error
+    job_class = getattr(module, class_name, None)
+    if job_class is None:
+        raise TrainingFailed(f"module {module_name} has no class {class_name}")
+    missing = [name for name in _METHODS if not callable(getattr(job_class, name, None))]
+    if missing:
+        raise TrainingFailed(f"{spec.training_function} lacks {', '.join(missing)}: subclass ElasticJob")
+    job = cast(TrainingFunction, job_class())
+    job.hyperparameters = {
+        **job.hyperparameters,
+        **spec.hyperparameters,
+        "global_batch_size": spec.global_batch_size,
+    }
+    return job
+
+
+@contextmanager
+def in_users_code(where: str) -> Iterator[None]:
+    """What is raised in here is the user's, and says where; unless it is a peer's loss that came up here."""
+    try:
+        yield
+    except Exception as error:
+        if is_communication_error(error):
+            raise PeerLost(f"a collective failed {where}: {error}") from error
+        error.add_note(where)
+        raise
+
+
+def as_metrics(returned: Any) -> dict[str, float]:
+    """What `train` returned, as numbers by name, in the order of names."""
+    values = returned if isinstance(returned, Mapping) else {"loss": returned}
+    try:
+        return {str(name): _as_float(value) for name, value in sorted(values.items())}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TrainingFailed(
+            f"train() returned {type(returned).__name__}: return the loss, or a mapping of names to numbers"
+        ) from error
+
+
+def _as_float(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)

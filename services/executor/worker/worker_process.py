@@ -1,0 +1,98 @@
+"""A worker's life from the fork to its exit code: log file, channel, training, last words."""
+
+import errno
+import io
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+from services.executor.worker import training
+from services.executor.worker.channel import Channel
+from services.executor.worker.checkpoint import Superseded
+from services.executor.worker.membership import PeerLost
+from services.executor.worker.training_function import TrainingFailed
+from shared.messages.worker_channel import ExitCode, Failed
+
+_MAX_TEXT = 16_000  # characters of an error or traceback that travel; the log has all of it
+
+log = structlog.get_logger()
+
+
+def run_worker(sock: socket.socket, log_file: str) -> NoReturn:
+    """Train as the assignment on the channel says, then exit with an `ExitCode`."""
+    _write_output_to(Path(log_file))
+    channel = Channel(sock)
+    signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
+    code = _exit_code_of_training(channel)
+    log.info("worker_ended", exit_code=code.name)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a broken process group may hang in its destructors
+
+
+def _exit_code_of_training(channel: Channel) -> ExitCode:
+    try:
+        training.run(channel.receive_assignment(), channel)
+    except PeerLost as error:
+        log.warning("peer_lost", reason=str(error))
+        return ExitCode.PEER_LOST
+    except Superseded as error:
+        log.warning("superseded", reason=str(error))
+        return ExitCode.SUPERSEDED
+    except TrainingFailed as error:
+        log.error("training_failed", reason=str(error))
+        channel.send(Failed(error=str(error)[:_MAX_TEXT], traceback=_cause_of(error)))
+        return ExitCode.FAILED
+    except BaseException as error:  # whatever the user's code raises, SystemExit included
+        text = traceback.format_exc()
+        print(text, file=sys.stderr)
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        channel.send(
+            Failed(error=f"{type(error).__name__}: {error}"[:_MAX_TEXT] + notes, traceback=text[-_MAX_TEXT:])
+        )
+        return ExitCode.FAILED
+    return ExitCode.DONE
+
+
+def _cause_of(error: BaseException) -> str:
+    if error.__cause__ is None:
+        return ""
+    text = "".join(traceback.format_exception(error.__cause__))
+    print(text, file=sys.stderr)
+    return text[-_MAX_TEXT:]
+
+
+class _DroppingWhenFull(io.FileIO):
+    """A log file that loses lines, rather than the training, when the disk is full."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return memoryview(data).nbytes
+
+
+def _write_output_to(log_file: Path) -> None:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    raw = _DroppingWhenFull(log_file, "ab")
+    os.dup2(raw.fileno(), 1)  # C libraries and child processes write there too
+    os.dup2(raw.fileno(), 2)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=True
+    )
+    sys.stderr = sys.stdout
+    structlog.configure(
+        processors=[
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.add_log_level,
+            structlog.dev.ConsoleRenderer(colors=False),
+        ]
+    )

@@ -1,0 +1,137 @@
+"""One node with real worker processes, shared by all tests here: its fork server loads torch once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import pytest_asyncio
+
+from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
+from shared.messages.job import JobSpec
+from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening
+
+WAIT_S = 60.0  # for what must come; far above what it takes
+T = TypeVar("T")
+
+
+class Generation:
+    """The workers of one generation, and what they have said so far."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.workers: dict[int, WorkerHandle] = {}
+        self.events: list[tuple[int, WorkerEvent]] = []
+        self._ranks = ranks
+        self._changed = asyncio.Event()
+
+    def note(self, rank: int, event: WorkerEvent) -> None:
+        self.events.append((rank, event))
+        if isinstance(event, RendezvousListening):
+            self.pass_on_rendezvous()
+        self._changed.set()
+
+    def pass_on_rendezvous(self) -> None:
+        """To all workers that there are: rank 0 may listen before the last one is launched."""
+        for listening in self.all_of(RendezvousListening):
+            for rank, worker in self.workers.items():
+                if rank > 0:
+                    worker.send(JoinRendezvous(address=f"127.0.0.1:{listening.port}"))
+
+    def all_of(self, kind: type[T], rank: int | None = None) -> list[T]:
+        return [event for r, event in self.events if isinstance(event, kind) and rank in (None, r)]
+
+    async def first(self, kind: type[T], rank: int | None = None) -> T:
+        """The first event of this kind, once it is there."""
+        async with asyncio.timeout(WAIT_S):
+            while not (found := self.all_of(kind, rank)):
+                assert len(self.all_of(Exited)) < len(self._ranks), f"no {kind.__name__}: {self.events}"
+                await self.next_event()
+        return found[0]
+
+    async def next_event(self) -> None:
+        self._changed.clear()
+        async with asyncio.timeout(WAIT_S):
+            await self._changed.wait()
+
+    async def ended(self) -> dict[int, Exited]:
+        """How each worker ended, once all have."""
+        for rank in self._ranks:
+            await self.first(Exited, rank)
+        return {rank: event for rank, event in self.events if isinstance(event, Exited)}
+
+    def stop(self) -> None:
+        for worker in self.workers.values():
+            worker.stop()
+
+
+class Node:
+    """A launcher, and jobs whose code is this folder's `training_functions.py`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.launcher = Launcher(data_dir=folder, node_id="test-node", on_event=self._note)
+        self._generations: dict[tuple[str, int], Generation] = {}
+        self._job_numbers = count()
+
+    def new_job_id(self) -> str:
+        return f"job-{next(self._job_numbers)}"
+
+    def checkpoints_of(self, job_id: str) -> Path:
+        return self.folder / "checkpoints" / job_id
+
+    def log_of(self, job_id: str, *, generation: int = 1, rank: int = 0) -> str:
+        return self.launcher.log_file(job_id, generation, rank).read_text()
+
+    async def launch(
+        self,
+        spec: JobSpec,
+        *,
+        job_id: str,
+        num_workers: int = 1,
+        generation: int = 1,
+        ranks: Sequence[int] | None = None,
+        **more: Any,
+    ) -> Generation:
+        """ranks: those to start; by default all."""
+        ranks = range(num_workers) if ranks is None else ranks
+        workers = self._generations[job_id, generation] = Generation(ranks)
+        assignment = Assignment(
+            job_id=job_id,
+            generation=generation,
+            rank=0,
+            world_size=num_workers,
+            spec=spec,
+            checkpoint_dir=str(self.checkpoints_of(job_id)),
+            code_path=str(Path(__file__).parent),
+            **more,
+        )
+        for rank in ranks:
+            workers.workers[rank] = await self.launcher.launch(replace(assignment, rank=rank))
+        workers.pass_on_rendezvous()
+        return workers
+
+    def _note(self, worker: WorkerHandle, event: WorkerEvent) -> None:
+        about = worker.assignment
+        self._generations[about.job_id, about.generation].note(about.rank, event)
+
+
+def job_spec(name: str, **fields: Any) -> JobSpec:
+    defaults: dict[str, Any] = {"global_batch_size": 16, "max_iterations": 10, "deadline_in_s": 600.0}
+    path = name if ":" in name else f"training_functions:{name}"
+    return JobSpec(training_function=path, **defaults | fields)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    node = Node(tmp_path_factory.mktemp("node"))
+    await node.launcher.start()
+    yield node
+    await node.launcher.close()
+
+
+@pytest.fixture
+def spec_of() -> Any:
+    return job_spec

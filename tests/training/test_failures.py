@@ -1,0 +1,89 @@
+"""What goes wrong in a job is told in words, and ends all of its workers."""
+
+import pytest
+
+from shared.messages.worker_channel import Alive, Checkpointed, ExitCode, Failed, Finished, Started
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def failure_of(node, spec, **launch) -> tuple[Failed, str]:
+    """What the job said, and rank 0's log, once all of its workers have ended."""
+    job_id = node.new_job_id()
+    workers = await node.launch(spec, job_id=job_id, **launch)
+    failed = await workers.first(Failed)
+    codes = {exit_.code for exit_ in (await workers.ended()).values()}
+    assert ExitCode.FAILED in codes
+    assert codes <= {ExitCode.FAILED, ExitCode.PEER_LOST}
+    return failed, node.log_of(job_id)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_exception_of_the_user_comes_with_its_traceback(node, spec_of, num_workers):
+    spec = spec_of("examples.broken:RaisesInIteration10", max_iterations=100)
+    failed, log = await failure_of(node, spec, num_workers=num_workers)
+    assert failed.error == "RuntimeError: this is the 10th iteration (in iteration 9)"
+    assert "examples/broken.py" in failed.traceback
+    assert failed.traceback in log
+
+
+async def test_nan_loss_names_the_iteration_and_what_to_do(node, spec_of):
+    spec = spec_of("examples.broken:Diverges", max_iterations=100)
+    failed, _ = await failure_of(node, spec, num_workers=2)
+    assert "the loss is nan in iteration 10" in failed.error
+    assert "lower the learning rate (it is 0.01)" in failed.error
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("no_such_module:Job", "cannot import no_such_module: ModuleNotFoundError"),
+        ("training_functions:NoSuchClass", "module training_functions has no class NoSuchClass"),
+        ("training_functions:Numbered", "lacks init_model, init_dataset"),
+        ("training_functions:ReturnsText", "train() returned str: return the loss"),
+        ("training_functions:Endless", "must return a map-style data set with a length"),
+    ],
+)
+async def test_unusable_training_function_is_named(node, spec_of, function, error):
+    failed, _ = await failure_of(node, spec_of(function))
+    assert error in failed.error
+
+
+@pytest.mark.parametrize("purpose", ["train", "profile"])
+async def test_batch_larger_than_the_data_set_names_both(node, spec_of, purpose):
+    failed, _ = await failure_of(node, spec_of("Points", global_batch_size=64), purpose=purpose)
+    assert failed.error == "the global batch of 64 samples is larger than the data set of 50"
+
+
+async def test_more_workers_than_samples_in_a_batch(node, spec_of):
+    failed, _ = await failure_of(node, spec_of("Points", global_batch_size=1), num_workers=2)
+    assert failed.error == "2 workers cannot share a global batch of 1 samples"
+
+
+async def test_job_that_never_calls_back_is_alive_without_progress(node, spec_of):
+    spec = spec_of("examples.broken:NeverReturns", max_iterations=100)
+    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
+    await workers.first(Started)
+    while not any(alive.iteration == 9 for alive in workers.all_of(Alive)):
+        await workers.next_event()
+    for worker in workers.workers.values():
+        worker.kill()
+    assert {exit_.signal for exit_ in (await workers.ended()).values()} == {9}
+
+
+async def test_full_disk_costs_periodic_checkpoints_only(node, spec_of):
+    job_id = node.new_job_id()
+    spec = spec_of("DiskFull", hyperparameters={"failures": 3})
+    workers = await node.launch(spec, job_id=job_id, checkpoint_every_s=1e-6)
+    assert (await workers.first(Finished)).iteration == 10
+    assert (await workers.first(Checkpointed)).iteration == 4
+    await workers.ended()
+    assert "No space left on device" in node.log_of(job_id)
+
+
+async def test_full_disk_at_the_last_checkpoint_fails_in_words(node, spec_of):
+    spec = spec_of("DiskFull", hyperparameters={"failures": 1})
+    failed, _ = await failure_of(node, spec)
+    assert "the checkpoint of iteration 10 could not be written" in failed.error
+    assert "No space left on device" in failed.error
+    assert "free disk space" in failed.error

@@ -1,0 +1,176 @@
+"""Workers die alone, with their peers, or with their executor; none is left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.executor.launcher import Launcher
+from services.executor.processes import marked_processes, wait_until_gone
+from shared.messages.worker_channel import Assignment, Checkpointed, ExitCode, Finished, Started
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ROOT = Path(__file__).parents[2]
+LONG = {"max_iterations": 1_000_000, "hyperparameters": {"step_s": 0.005}}
+
+
+async def until_gone(*pids: int) -> None:
+    await asyncio.to_thread(wait_until_gone, pids, timeout_s=30)
+
+
+async def test_peers_of_a_killed_worker_exit_and_the_checkpoint_is_whole(node, spec_of):
+    job_id = node.new_job_id()
+    spec = spec_of("Points", **LONG)
+    workers = await node.launch(spec, job_id=job_id, num_workers=3, checkpoint_every_s=0.05)
+    await workers.first(Checkpointed)
+    workers.workers[2].kill()
+    exits = await workers.ended()
+    assert exits[2].signal == signal.SIGKILL
+    assert {exits[0].code, exits[1].code} == {ExitCode.PEER_LOST}
+
+    newest = workers.all_of(Checkpointed)[-1].iteration
+    again = await node.launch(spec, job_id=job_id, generation=2)
+    assert (await again.first(Started)).iteration >= newest > 0
+    again.stop()
+    await again.ended()
+
+
+async def test_worker_that_kills_itself_in_a_step_takes_nobody_hostage(node, spec_of):
+    workers = await node.launch(spec_of("KillsItself"), job_id=node.new_job_id(), num_workers=2)
+    exits = await workers.ended()
+    assert signal.SIGKILL in {exit_.signal for exit_ in exits.values()}
+
+
+async def test_worker_that_does_not_meet_its_peers_gives_up(node, spec_of):
+    workers = await node.launch(
+        spec_of("Points"), job_id=node.new_job_id(), num_workers=2, ranks=[0], start_timeout_s=0.3
+    )
+    assert (await workers.ended())[0].code == ExitCode.PEER_LOST
+
+
+async def test_older_generation_yields_to_a_newer_checkpoint(node, spec_of):
+    job_id = node.new_job_id()
+    spec = spec_of("Points", **LONG)
+    old = await node.launch(spec, job_id=job_id, checkpoint_every_s=0.05)
+    await old.first(Checkpointed)
+    new = await node.launch(spec_of("Points", max_iterations=200), job_id=job_id, generation=2)
+    await new.first(Finished)
+    assert (await old.ended())[0].code == ExitCode.SUPERSEDED
+    await new.ended()
+
+
+async def test_what_a_worker_started_ends_with_it(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(spec_of("StartsProcesses"), job_id=job_id)
+    await workers.ended()
+    child = node.log_of(job_id).partition("child=")[2].split()[0]
+    await until_gone(int(child))
+
+
+async def test_dead_fork_server_is_replaced_and_its_workers_are_reported(node, spec_of):
+    spec = spec_of("Points", **LONG)
+    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
+    await workers.first(Started)
+    server = psutil.Process(workers.workers[0].pid).ppid()
+    os.kill(server, signal.SIGKILL)
+    assert {exit_.signal for exit_ in (await workers.ended()).values()} == {signal.SIGKILL}
+    await until_gone(*(worker.pid for worker in workers.workers.values()))
+    again = await node.launch(spec_of("Points"), job_id=node.new_job_id())
+    await again.first(Finished)
+    await again.ended()
+
+
+EXECUTOR = """
+import asyncio, sys
+from pathlib import Path
+from services.executor.launcher import Launcher
+from shared.messages.job import JobSpec
+from shared.messages.worker_channel import Assignment, Started
+
+async def main():
+    def on_event(worker, event):
+        if isinstance(event, Started):
+            print(worker.pid, flush=True)
+    launcher = Launcher(data_dir=Path(sys.argv[1]), node_id="doomed", on_event=on_event)
+    await launcher.start()
+    spec = JobSpec(
+        training_function="training_functions:Points",
+        global_batch_size=16,
+        max_iterations=1_000_000,
+        hyperparameters={"step_s": 0.005},
+    )
+    for job_id in ("a", "b"):
+        await launcher.launch(
+            Assignment(
+                job_id=job_id, generation=1, rank=0, world_size=1, spec=spec,
+                checkpoint_dir=sys.argv[1], code_path=sys.argv[2],
+            )
+        )
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_no_worker_outlives_a_killed_executor(tmp_path):
+    executor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", EXECUTOR, str(tmp_path), str(Path(__file__).parent)),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"NATS_URL": "nats://token@host:4222"},
+    )
+    assert executor.stdout is not None
+    async with asyncio.timeout(60):
+        pids = [int(await executor.stdout.readline()) for _ in range(2)]
+    marks = {"EF_WORKER": "1", "EF_NODE_ID": "doomed", "EF_DATA_DIR": str(tmp_path)}
+    workers = {process.pid: process for process in marked_processes(marks)}
+    assert set(pids) < set(workers)
+    assert "NATS_URL" not in workers[pids[0]].environ()  # it may hold a token
+    executor.kill()
+    await executor.wait()
+    await until_gone(*workers)
+
+
+async def test_start_ends_what_is_left_over_and_close_leaves_nothing(tmp_path, spec_of):
+    """Left over, on a system without a parent death signal: a marked process that nobody knows."""
+    marks = {"EF_WORKER": "1", "EF_NODE_ID": "reborn", "EF_DATA_DIR": str(tmp_path.resolve())}
+    started = asyncio.Event()
+    events: list[object] = []
+
+    def on_event(_, event):
+        events.append(event)
+        if isinstance(event, Started):
+            started.set()
+
+    launcher = Launcher(data_dir=tmp_path, node_id="reborn", on_event=on_event)
+    ours, others = [
+        await asyncio.create_subprocess_exec("sleep", "600", env=os.environ | marks | {"EF_NODE_ID": node_id})
+        for node_id in ("reborn", "other")
+    ]
+    await launcher.start()
+    assert await ours.wait() == -signal.SIGKILL
+    assert others.returncode is None
+    others.kill()
+    await others.wait()
+    worker = await launcher.launch(
+        Assignment(
+            job_id="a",
+            generation=1,
+            rank=0,
+            world_size=1,
+            spec=spec_of("Points", **LONG),
+            checkpoint_dir=str(tmp_path),
+            code_path=str(Path(__file__).parent),
+        )
+    )
+    async with asyncio.timeout(60):
+        await started.wait()
+    assert worker.pid in {process.pid for process in marked_processes(marks)}
+    await launcher.close()
+    assert events[-1] == worker.exited
+    assert marked_processes(marks) == []

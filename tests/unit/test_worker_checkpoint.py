@@ -1,0 +1,100 @@
+"""Checkpoints are whole or not there, and the newest generation comes first."""
+
+import errno
+
+import pytest
+import torch
+
+from services.executor.worker.checkpoint import CheckpointStore, Superseded, state_of, write_durably
+
+
+def state(iteration: int) -> dict:
+    return {"iteration": iteration, "metrics": {"loss": 0.5}, "model": {"weight": torch.arange(4.0)}}
+
+
+def newest_iteration(store: CheckpointStore, **more) -> int | None:
+    content = store.newest(**more)
+    return None if content is None else state_of(content)["iteration"]
+
+
+def test_no_folder_is_no_checkpoint(tmp_path):
+    assert CheckpointStore(tmp_path / "none", generation=1).newest() is None
+
+
+def test_state_comes_back_and_two_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, generation=1)
+    for iteration in (10, 20, 30):
+        store.save(iteration, state(iteration))
+    content = store.newest()
+    assert content is not None
+    assert torch.equal(state_of(content)["model"]["weight"], torch.arange(4.0))
+    assert newest_iteration(store) == 30
+    assert newest_iteration(store, at_most=29) == 20
+    assert newest_iteration(store, at_most=5) is None
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data + b"x"])
+def test_torn_checkpoint_is_passed_over(tmp_path, damage):
+    store = CheckpointStore(tmp_path, generation=1)
+    store.save(10, state(10))
+    store.save(20, state(20))
+    newest = max(tmp_path.iterdir())
+    newest.write_bytes(damage(newest.read_bytes()))
+    assert newest_iteration(store) == 10
+
+
+def test_unfinished_file_is_no_checkpoint(tmp_path):
+    (tmp_path / "g0000000001-i00000000000010.4711.unfinished").write_bytes(b"half of it")
+    assert CheckpointStore(tmp_path, generation=1).newest() is None
+
+
+def test_newer_generation_comes_first_even_if_it_is_behind(tmp_path):
+    CheckpointStore(tmp_path, generation=1).save(500, state(500))
+    newer = CheckpointStore(tmp_path, generation=2)
+    newer.save(300, state(300))
+    assert newest_iteration(newer) == 300
+
+
+def test_older_generation_can_neither_write_nor_read_any_more(tmp_path):
+    older = CheckpointStore(tmp_path, generation=1)
+    CheckpointStore(tmp_path, generation=2).save(300, state(300))
+    with pytest.raises(Superseded):
+        older.save(500, state(500))
+    with pytest.raises(Superseded):
+        older.newest()
+    assert newest_iteration(CheckpointStore(tmp_path, generation=2)) == 300
+
+
+def test_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    CheckpointStore(tmp_path, generation=1).save(10, state(10))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("services.executor.worker.checkpoint.os.fsync", full)
+    store = CheckpointStore(tmp_path, generation=1)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(20, state(20))
+    assert newest_iteration(store) == 10
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_checkpoint_runs_no_code(tmp_path):
+    class Surprise:
+        def __reduce__(self):
+            return print, ("code in a checkpoint has run",)
+
+    store = CheckpointStore(tmp_path, generation=1)
+    store.save(10, {"model": Surprise()})
+    content = store.newest()
+    assert content is not None
+    with pytest.raises(Exception, match=r"weights_only|Weights only"):
+        state_of(content)
+
+
+def test_durable_write_replaces_whole_files(tmp_path):
+    write_durably(tmp_path / "file.ckpt", b"old")
+    write_durably(tmp_path / "file.ckpt", b"new")
+    assert (tmp_path / "file.ckpt").read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 1
