@@ -1,0 +1,94 @@
+"""The class that users subclass, and the message that becomes of it."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from elasticflow import ElasticJob, Scalar
+from elasticflow.job import Condition, InvalidJob
+from shared.messages.job import JobClass, MetricCondition
+
+
+class Small(ElasticJob):
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 64, "learning_rate": 0.1}
+    max_iterations = 100
+    metric_conditions: Mapping[str, Condition] = {"accuracy": (">=", 1)}
+
+
+def test_declarations_and_setters_become_one_message():
+    job = Small().set_hyperparameter(learning_rate=0.2, layers=3).set_deadline(within=timedelta(minutes=2))
+    spec = job.term_condition(max_iterations=200).spec()
+    assert spec.training_function == f"{__name__}:Small"
+    assert spec.global_batch_size == 64
+    assert spec.hyperparameters == {"learning_rate": 0.2, "layers": 3}
+    assert spec.max_iterations == 200
+    assert spec.metric_conditions == (MetricCondition(metric="accuracy", comparison=">=", value=1.0),)
+    assert (spec.deadline_s, spec.deadline_in_s) == (None, 120.0)
+    assert spec.job_class is JobClass.SLO
+
+
+def test_setters_change_one_job_only():
+    Small().set_hyperparameter(learning_rate=0.5)
+    assert Small().hyperparameters["learning_rate"] == 0.1
+
+
+@pytest.mark.parametrize("at", [1_000_000, datetime.fromtimestamp(1_000_000, UTC)])
+def test_absolute_deadline_is_seconds_since_1970(at):
+    assert Small().set_deadline(at=at).spec().deadline_s == 1_000_000.0
+
+
+def test_each_wrong_field_is_named():
+    job = Small().set_hyperparameter(global_batch_size=0).term_condition(max_iterations=-1)
+    job.metric_conditions = {"accuracy": ("==", 1.0)}  # pyright: ignore[reportAttributeAccessIssue]
+    job.description = "x" * 30_000
+    with pytest.raises(InvalidJob) as error:
+        job.spec()
+    fields = [problem.partition(":")[0] for problem in error.value.problems]
+    assert fields == [
+        "global_batch_size",
+        "max_iterations",
+        "metric_conditions.0.comparison",
+        "description",
+        "deadline",
+    ]
+
+
+def test_what_is_never_said_is_missed():
+    with pytest.raises(InvalidJob, match=r"global_batch_size: .*max_iterations: .*deadline: "):
+        ElasticJob().spec()
+
+
+def test_metric_condition_of_another_shape_is_explained():
+    job = Small().term_condition(metric_conditions={"accuracy": 0.9})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidJob, match="must be like"):
+        job.set_deadline(within=1).spec()
+
+
+@pytest.mark.parametrize("both", [{}, {"at": 1.0, "within": 1.0}])
+def test_deadline_is_given_in_one_way(both):
+    with pytest.raises(InvalidJob, match=r"either at=\.\.\. or within="):
+        Small().set_deadline(**both)
+
+
+def test_best_effort_has_no_deadline():
+    assert Small().set_job_class("best_effort").spec().job_class == JobClass.BEST_EFFORT
+    with pytest.raises(InvalidJob, match="a best_effort job has none"):
+        Small().set_job_class("best_effort").set_deadline(within=1).spec()
+
+
+def test_class_within_a_function_cannot_be_found_by_nodes():
+    class Local(Small):
+        pass
+
+    with pytest.raises(InvalidJob, match="training_function"):
+        Local().set_deadline(within=1).spec()
+
+
+@pytest.mark.parametrize("module", ["elasticflow", "elasticflow.packaging", "services.executor.launcher"])
+def test_importing_it_imports_no_torch(module):
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
