@@ -1,0 +1,160 @@
+"""`python -m simulator`: what the policies did, and would do, away from any cluster."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shared.messages.export import BadExport, read_export
+from simulator.policies import PLANNERS
+from simulator.replay import Entry, Verification, folded, read_entries, up_to, verify
+from simulator.view import as_object, difference_lines, event_rows, line, tables
+
+WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
+INTERRUPTED = 130  # as shells report Ctrl-C
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH_IN_FILES)
+
+
+@app.callback()
+def simulator() -> None:
+    """The scheduler's own policies, away from any cluster."""
+
+
+def _instant_s(text: str) -> float:
+    """Seconds since 1970, or ISO 8601; an instant without an offset is in UTC."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither seconds since 1970 nor an ISO 8601 time like 2026-01-31T12:00:00Z"
+        ) from None
+    return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A ledger, as `eflow events export FILE` writes it.")],
+    until: Annotated[int | None, typer.Option(help="Fold up to this sequence, included.", min=0)] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Fold up to this instant: ISO 8601 (UTC) or seconds since 1970.")
+    ] = None,
+    verify_decisions: Annotated[
+        bool, typer.Option("--verify", help="Take every decision again; exit 1 at the first that differs.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Step through, an event a line; on a terminal a key goes on.")
+    ] = False,
+    delay: Annotated[
+        float | None, typer.Option(help="With --follow: seconds between messages, instead of a key.", min=0)
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Show only this job.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object (a line each, with --follow).")
+    ] = False,
+) -> None:
+    """Fold a recorded ledger and show the state then.
+
+    \b
+    Examples:
+      python -m simulator replay run.ledger                 the state at its end
+      python -m simulator replay run.ledger --until 120     ... after sequence 120
+      python -m simulator replay run.ledger --at 2026-01-31T12:00:00Z --json
+      python -m simulator replay run.ledger --verify        decide again, compare
+      python -m simulator replay run.ledger --follow --job j1
+    """
+    try:
+        entries = _chosen(file, until, at)
+        if verify_decisions:
+            _show_verification(verify(entries, PLANNERS), as_json)
+        elif follow:
+            _step_through(entries, job, delay, as_json)
+        else:
+            at_s = _instant_s(at) if at is not None else entries[-1].stored_at_s if entries else 0.0
+            _show_state(entries, at_s, job, as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _chosen(file: Path, until: int | None, at: str | None) -> tuple[Entry, ...]:
+    if until is not None and at is not None:
+        raise typer.BadParameter("--until and --at exclude each other")
+    try:
+        with file.open("rb") as opened:
+            entries = read_entries(read_export(opened))
+    except OSError as error:
+        raise _refused(f"cannot read {file}: {error.strerror or error}") from error
+    except BadExport as error:
+        raise _refused(f"{file}: {error}") from error
+    if until is not None and until > len(entries):
+        raise _refused(f"{file}: the ledger ends at sequence {len(entries)}, before {until}")
+    return up_to(entries, sequence=until, at_s=_instant_s(at) if at is not None else None)
+
+
+def _refused(sentence: str) -> typer.Exit:
+    """Say why on the error stream; the exit to raise."""
+    print(sentence, file=sys.stderr)
+    return typer.Exit(2)
+
+
+def _show_state(entries: tuple[Entry, ...], at_s: float, job_id: str | None, as_json: bool) -> None:
+    state = folded(entries)
+    if job_id is not None and state.job(job_id) is None:
+        raise _refused(f"no job {job_id} up to sequence {state.sequence}")
+    shown = as_object(state, at_s, job_id)
+    if as_json:
+        print(json.dumps(shown))
+    else:
+        _console().print(tables(shown))
+
+
+def _show_verification(verification: Verification, as_json: bool) -> None:
+    difference, console = verification.difference, _console()
+    given = f" ({verification.num_given} of the operator are given)" if verification.num_given else ""
+    if as_json:
+        print(json.dumps(asdict(verification), default=str))
+    elif difference is None:
+        console.print(f"{verification.num_verified} decisions verified{given}")
+    else:
+        for text in difference_lines(difference):
+            console.print(text)
+        console.print(f"{verification.num_verified} decisions before it verified{given}")
+    if difference is not None:
+        raise typer.Exit(1)
+
+
+def _step_through(
+    entries: tuple[Entry, ...], job_id: str | None, delay_s: float | None, as_json: bool
+) -> None:
+    console = _console()
+    by_key = delay_s is None and sys.stdin.isatty() and console.is_terminal and not as_json
+    for entry in entries:
+        rows = tuple(event_rows(entry, job_id))
+        for row in rows:
+            if as_json:
+                print(json.dumps(row, default=str), flush=True)
+            else:
+                console.print(line(row), soft_wrap=True)
+        if rows and by_key and typer.getchar() in ("q", "\x04"):
+            return
+        if rows and delay_s:
+            time.sleep(delay_s)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m simulator")

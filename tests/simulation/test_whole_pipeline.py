@@ -1,0 +1,117 @@
+"""All services' policies together, through whole lives of jobs: without faults, and with very many.
+
+The seed of a failure is its parameter; the same seed gives the same ledger, byte for byte.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from shared.messages.commands import SubmitJob
+from shared.messages.events import JobProgressed, NodeLost, PlanDecided, WorkerCrashed
+from shared.messages.export import ExportWriter
+from shared.messages.pool_state import Phase
+from simulator.cluster import VirtualCluster
+from simulator.faults import MANY_FAULTS, NO_FAULTS, Faults
+from simulator.invariants import broken_promises, violations
+from simulator.policies import PLANNERS
+from simulator.replay import folded, verify
+from tests.scenarios import QUIET_MONITOR, random_scenario
+
+LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
+BAD_TIMES = replace(MANY_FAULTS, until_s=200.0)
+CALM, STORM = range(6), range(100, 112)
+
+
+@cache
+def life(seed: int, faults: Faults = NO_FAULTS, curves_known: bool = True) -> VirtualCluster:
+    """A pool from its first message until it is at rest, and what was on its way has arrived."""
+    scenario = random_scenario(seed, curves_known=curves_known)
+    cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
+    cluster.run(LONGEST_S)
+    cluster.engine.run(cluster.engine.now_s + 10.0)
+    return cluster
+
+
+LIVES: dict[str, Callable[[], VirtualCluster]] = {
+    **{f"calm-{seed}": (lambda seed=seed: life(seed)) for seed in CALM},
+    **{f"unknown-curves-{seed}": (lambda seed=seed: life(seed, NO_FAULTS, False)) for seed in CALM},
+    **{f"storm-{seed}": (lambda seed=seed: life(seed, BAD_TIMES)) for seed in STORM},
+    **{f"storm-unknown-curves-{seed}": (lambda seed=seed: life(seed, BAD_TIMES, False)) for seed in STORM},
+}
+every_life = pytest.mark.parametrize("name", LIVES)
+
+
+@every_life
+def test_every_submission_reaches_an_end_and_leaves_nothing_running(name: str) -> None:
+    cluster = LIVES[name]()
+    wishes = [arrival.command for arrival in cluster.scenario.arrivals]
+    submitted = {wish.job_id for wish in wishes if isinstance(wish, SubmitJob)}
+    assert set(cluster.state.ended_jobs) == submitted
+    assert not cluster.state.live_jobs
+    assert cluster.world.num_processes == 0
+
+
+@every_life
+def test_no_message_of_the_ledger_breaks_an_invariant(name: str) -> None:
+    assert list(violations(LIVES[name]().ledger.entries)) == []
+
+
+@every_life
+def test_every_decision_comes_out_the_same_again(name: str) -> None:
+    entries = LIVES[name]().ledger.entries
+    verification = verify(entries, PLANNERS)
+    assert verification.difference is None
+    num_decisions = sum(isinstance(entry.message, PlanDecided) for entry in entries)
+    assert verification.num_verified + verification.num_given == num_decisions > 12
+
+
+@every_life
+def test_a_replica_rebuilt_from_the_ledger_knows_and_decides_the_same(name: str) -> None:
+    cluster = LIVES[name]()
+    rebuilt, now_s = folded(cluster.ledger.entries), cluster.engine.now_s
+    for replica in cluster.replicas:
+        assert replica.folded == rebuilt
+    for policy in PLANNERS.values():
+        assert policy.decide(rebuilt, (), now_s) == ()  # all that was due has been said
+
+
+@pytest.mark.parametrize("seed", CALM)
+@pytest.mark.parametrize("curves_known", [True, False])
+def test_no_promise_is_broken_where_jobs_are_as_fast_as_measured(seed: int, curves_known: bool) -> None:
+    cluster = life(seed, NO_FAULTS, curves_known)
+    assert list(broken_promises(cluster.state)) == []
+
+
+def test_the_same_seed_gives_the_same_ledger() -> None:
+    again = life.__wrapped__(STORM[0], BAD_TIMES)
+    assert again.ledger.records == life(STORM[0], BAD_TIMES).ledger.records
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_another_process_verifies_an_exported_storm(tmp_path: Path, hash_seed: str) -> None:
+    """It orders sets and persistent maps otherwise; whoever breaks ties by them is found here."""
+    path = tmp_path / "storm.ledger"
+    with path.open("wb") as file:
+        life(STORM[0], BAD_TIMES, False).ledger.export(ExportWriter(file))
+    command = [sys.executable, "-m", "simulator", "replay", str(path), "--verify"]
+    done = subprocess.run(
+        command, env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def test_the_storms_are_storms() -> None:
+    """The tests above would say little about faults that never struck."""
+    storms = [life(seed, BAD_TIMES) for seed in STORM]
+    kinds = {type(entry.message) for storm in storms for entry in storm.ledger.entries}
+    assert {WorkerCrashed, NodeLost, JobProgressed} <= kinds
+    admission = [r for storm in storms for r in storm.replicas if r.policy.service == "admission"]
+    assert sum(replica.num_conflicts for replica in admission) > 0
+    ends = {job.phase for storm in storms for job in storm.state.ended_jobs.values()}
+    assert {Phase.FINISHED, Phase.REJECTED, Phase.CANCELLED} <= ends
