@@ -5,6 +5,9 @@ time, so that it is measured undisturbed: 1, 2, 4, ... GPUs until more does not 
 Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.py).
 """
 
+from collections.abc import Mapping
+
+from shared.messages.cluster import ShareSegment
 from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from shared.messages.job import JobClass
@@ -12,8 +15,9 @@ from shared.messages.lifecycle import spec_of
 from shared.messages.policy import planner
 from shared.messages.pool_state import Job, Phase, PoolState
 from shared.scheduling.allocation import allocate
+from shared.scheduling.free_profile import Schedule
 from shared.scheduling.minimum_satisfactory_share import AdmissionPlan
-from shared.scheduling.outlook import admission_plan, largest_level, planned_deadline_s, to_schedule
+from shared.scheduling.outlook import admission_plan, as_steps, largest_level, planned_deadline_s, to_schedule
 
 WORTHWHILE_SPEEDUP = 1.1  # a doubling that brings less ends the pre-run
 SHORTEST_PLAN_S = 0.05
@@ -42,6 +46,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     decided = AllocationDecided(
         num_gpus_by_job=shares,
         valid_until_s=_later(allocation.valid_until_s, now_s),
+        planned=_changed(state, allocation.schedules),
         at_s=now_s,
     )
     return (completed, decided) if completed else (decided,)
@@ -50,6 +55,14 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
 def wake_at_s(state: PoolState) -> float | None:
     """When the planned shares change next."""
     return state.allocation_valid_until_s
+
+
+def _changed(state: PoolState, schedules: Mapping[str, Schedule]) -> dict[str, tuple[ShareSegment, ...]]:
+    """The schedules that are not the recorded ones."""
+    planned = {job_id: as_steps(schedule) for job_id, schedule in schedules.items()}
+    return {
+        job_id: steps for job_id, steps in planned.items() if steps != state.live_jobs[job_id].planned_share
+    }
 
 
 def _later(valid_until_s: float, now_s: float) -> float | None:

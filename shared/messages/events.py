@@ -111,11 +111,16 @@ class AllocationDecided:
     """GPUs of each job from now on; jobs that are not named have none. From the allocator.
 
     valid_until_s: when the planned shares change next, None if they stay.
+    planned: schedules of promised jobs, where they are no longer those recorded before. Filling anew is greedy
+        and can miss a way that existed a moment ago; the recorded way is then still there to be kept.
     """
 
     VERSION: ClassVar[int] = 1
     num_gpus_by_job: Mapping[Token, NumGpus]
     valid_until_s: TimeS | None
+    planned: Mapping[Token, tuple[ShareSegment, ...]] = field(
+        default_factory=dict[str, tuple[ShareSegment, ...]]
+    )
     at_s: TimeS
 
 

@@ -13,6 +13,7 @@ from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, MeasuredCurve, NodeState, Phase, PoolState, StoppingWorkers, Usage
 
 DAY_S = 86_400.0
+MAX_EARLIER_INCARNATIONS = 8  # a join is told again within minutes, if ever
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 
@@ -95,18 +96,19 @@ def _of_a_job(
         case events.WorkersStopped():
             return _with_job(state, _workers_stopped(job, event))
         case events.WorkerCrashed():
-            if event.generation != job.generation or job.broken:
+            if not _whole(job, event.generation):
                 return state
             return _scheduling_event(_with_job(state, _broken(job, crashes=1)), sequence)
         case events.RendezvousOpened():
-            current = event.generation == job.generation
-            return _with_job(state, replace(job, rendezvous=event.address)) if current else state
+            if not _whole(job, event.generation) or job.rendezvous:
+                return state
+            return _with_job(state, replace(job, rendezvous=event.address))
         case events.GenerationStarted():
             return _with_job(state, _generation_started(job, event))
         case events.JobProgressed():
             return _with_job(state, _progressed(job, event))
         case events.JobAtRisk():
-            if job.at_risk or event.generation != job.generation:
+            if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state
             return _scheduling_event(_with_job(state, replace(job, at_risk=True)), sequence)
         case _:
@@ -126,13 +128,22 @@ def _speaks_for(job: Job, generation: int) -> bool:
     return generation == job.generation or any(s.generation == generation for s in job.stopping)
 
 
+def _whole(job: Job, generation: int) -> bool:
+    """This is the job's current generation, placed, and no worker of it is known to be lost."""
+    return generation == job.generation and bool(job.gpus) and not job.broken
+
+
 # --- admission ------------------------------------------------------------------------------------------
 
 
 def _configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
     curves = state.curves
     for profile_key, table in event.config.curves.items():
-        curves = curves.set(profile_key, MeasuredCurve(iterations_per_s=table, complete=True))
+        known = curves.get(profile_key, _NO_CURVE)
+        at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
+        at_s = {**known.measured_at_s, **at_s}
+        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, complete=True)
+        curves = curves.set(profile_key, curve)
     state = replace(state, config=event.config, configured=True, curves=curves)
     return _scheduling_event(state, sequence)
 
@@ -153,6 +164,7 @@ def _accepted(
         decided_sequence=sequence,
         deadline_s=event.deadline_s,
         minimum_satisfactory_share=() if profiling else event.minimum_satisfactory_share,
+        planned_share=() if profiling else event.minimum_satisfactory_share,
     )
     if known is not None:  # the pre-run's workers, if any are left, are fenced like any older generation
         job = replace(
@@ -173,7 +185,7 @@ def _made_room(state: PoolState, event: events.JobAdmitted) -> PoolState:
     for job_id, schedule in event.replanned.items():
         other = state.live_jobs.get(job_id)
         if other is not None:
-            state = _with_job(state, replace(other, minimum_satisfactory_share=schedule))
+            state = _with_job(state, replace(other, planned_share=schedule))
     return state
 
 
@@ -195,6 +207,7 @@ def _rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Poo
         decided_at_s=event.at_s,
         decided_sequence=sequence,
         deadline_s=event.deadline_s,
+        generation=known.generation if known else 0,
         earliest_deadline_s=event.earliest_deadline_s,
         stopping=_all_stopping(state, known) if known else (),
         rejection=event.reason,
@@ -229,8 +242,9 @@ def _allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
     live_jobs = state.live_jobs
     for job_id, job in live_jobs.items():
         num_gpus = event.num_gpus_by_job.get(job_id, 0)
-        if num_gpus != job.num_gpus:
-            live_jobs = live_jobs.set(job_id, replace(job, num_gpus=num_gpus))
+        planned = event.planned.get(job_id, job.planned_share)
+        if num_gpus != job.num_gpus or planned != job.planned_share:
+            live_jobs = live_jobs.set(job_id, replace(job, num_gpus=num_gpus, planned_share=planned))
     return replace(state, live_jobs=live_jobs, allocation_valid_until_s=event.valid_until_s)
 
 
@@ -265,9 +279,12 @@ def _all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
 
 def _measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
     curve = state.curves.get(event.profile_key, _NO_CURVE)
+    if event.at_s <= curve.measured_at_s.get(event.num_gpus, -1.0):
+        return state
     curve = replace(
         curve,
         iterations_per_s={**curve.iterations_per_s, event.num_gpus: event.iterations_per_s},
+        measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
         dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
     )
     state = replace(state, curves=state.curves.set(event.profile_key, curve))
@@ -285,34 +302,43 @@ def _profile_completed(state: PoolState, event: events.ProfileCompleted, sequenc
 
 
 def _generation_started(job: Job, event: events.GenerationStarted) -> Job:
-    if event.generation != job.generation or job.started_at_s is not None:
+    if not _whole(job, event.generation) or job.started_at_s is not None:
         return job
+    job = _checkpointed(job, event.iteration)
     return replace(job, started_at_s=event.at_s, iteration=event.iteration, progressed_at_s=event.at_s)
 
 
 def _progressed(job: Job, event: events.JobProgressed) -> Job:
-    if event.generation != job.generation or event.at_s < job.progressed_at_s:
+    """Reports of a generation are ordered by iteration first: their writer's clock is not that of its start."""
+    if event.generation != job.generation or not job.training:
+        return job
+    if (event.iteration, event.at_s) <= (job.iteration, job.progressed_at_s):
         return job
     return replace(
-        job,
+        _checkpointed(job, event.checkpoint_iteration),
         iteration=event.iteration,
-        checkpoint_iteration=max(event.checkpoint_iteration, job.checkpoint_iteration),
         iterations_per_s=event.iterations_per_s,
         metrics={**job.metrics, **event.metrics},
         progressed_at_s=event.at_s,
-        restarts=0 if event.iteration > job.iteration else job.restarts,
     )
+
+
+def _checkpointed(job: Job, iteration: int) -> Job:
+    """Only a newer checkpoint is progress that a crash cannot take back."""
+    if iteration <= job.checkpoint_iteration:
+        return job
+    return replace(job, checkpoint_iteration=iteration, restarts=0)
 
 
 def _workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
+    if gone not in job.stopping:
+        return job
     job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
     if event.iteration is None:
         return job
-    checkpoint = max(event.iteration, job.checkpoint_iteration)
-    if job.started_at_s is not None:  # the next generation is already past it
-        return replace(job, checkpoint_iteration=checkpoint)
-    return replace(job, checkpoint_iteration=checkpoint, iteration=checkpoint)
+    job = _checkpointed(job, event.iteration)
+    return job if job.started_at_s is not None else replace(job, iteration=job.checkpoint_iteration)
 
 
 def _broken(job: Job, *, crashes: int) -> Job:
@@ -340,13 +366,15 @@ def _workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
 
 def _node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> PoolState:
     known = state.nodes.get(event.node_id)
-    if known is not None and known.incarnation == event.incarnation:
+    if known is not None and event.incarnation in (known.incarnation, *known.earlier_incarnations):
         return state
     if known is not None and known.alive:
         state = _without_workers_on(state, event.node_id)
+    earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
     node = NodeState(
         node_id=event.node_id,
         incarnation=event.incarnation,
+        earlier_incarnations=earlier[:MAX_EARLIER_INCARNATIONS],
         num_gpus=event.num_gpus,
         device=event.device,
         alive=True,
@@ -371,6 +399,11 @@ def _without_workers_on(state: PoolState, node_id: str) -> PoolState:
         if node_id in job.nodes:
             job = _broken(job, crashes=0)
         state = _with_job(state, job)
+    for job in state.ended_jobs.values():
+        if any(s.node_id == node_id for s in job.stopping):
+            stopping = tuple(s for s in job.stopping if s.node_id != node_id)
+            ended_jobs = state.ended_jobs.set(job.job_id, replace(job, stopping=stopping))
+            state = replace(state, ended_jobs=ended_jobs)
     return state
 
 

@@ -55,6 +55,7 @@ class Job:
     decided_sequence: int
     deadline_s: float | None = None
     minimum_satisfactory_share: tuple[ShareSegment, ...] = ()  # as promised at admission
+    planned_share: tuple[ShareSegment, ...] = ()  # the newest schedule that keeps the promise
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""
     rejection: RejectionReason | None = None
@@ -74,7 +75,7 @@ class Job:
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    restarts: int = 0  # crashes in a row without progress
+    restarts: int = 0  # crashes in a row without a new checkpoint
     at_risk: bool = False
     ended_at_s: float | None = None
 
@@ -108,6 +109,7 @@ class NodeState:
     device: str
     alive: bool
     since_s: float
+    earlier_incarnations: tuple[str, ...] = ()  # newest first: their joining, told again, is old news
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ class MeasuredCurve:
     """The scaling curve of a profile, as far as it is known: iterations/s by number of GPUs."""
 
     iterations_per_s: Mapping[int, float]
+    measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
     dataset_size: int | None = None
     complete: bool = False
 

@@ -100,7 +100,7 @@ def admission_plan(state: PoolState, now_s: float, *, num_gpus: int | None = Non
     """All promises of the pool, scheduled anew from now on."""
     promised = [job for job in state.live_jobs.values() if job.promised]
     jobs = [seen for job in promised if (seen := to_schedule(state, job, now_s)) is not None]
-    kept = {job.job_id: as_schedule(job.minimum_satisfactory_share) for job in promised}
+    kept = {job.job_id: as_schedule(job.planned_share) for job in promised}
     return AdmissionPlan.build(jobs, state.num_gpus if num_gpus is None else num_gpus, now_s, kept)
 
 
