@@ -1,1 +1,1 @@
-"""The second caller of the services' policies: replay of a ledger, and (to come) a virtual cluster."""
+"""The second caller of the services' policies: a recorded ledger replayed, and whole pools on a virtual clock."""

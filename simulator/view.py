@@ -1,7 +1,6 @@
 """A folded pool as people and programs read it: one plain object, tables of it, and events by the line."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -194,9 +193,8 @@ def event_rows(entry: Entry, job_id: str | None = None) -> Iterator[dict[str, An
     events = message.events if isinstance(message, PlanDecided) else (message,)
     service = message.service if isinstance(message, PlanDecided) else ""
     for event in events:
-        keys = summary(replace(event))
         if job_id is None or _names(event, job_id):
-            yield place | {"event": type(event).__name__, "service": service, "keys": keys}
+            yield place | {"event": type(event).__name__, "service": service, "keys": summary(event)}
 
 
 def _names(event: Any, job_id: str) -> bool:
@@ -210,7 +208,8 @@ def _names(event: Any, job_id: str) -> bool:
 
 def line(row: Mapping[str, Any]) -> Text:
     """A row of `event_rows` in a line."""
-    text = Text(f"{row['sequence']:>7} ", style="dim")
+    text = Text()
+    text.append(f"{row['sequence']:>7} ", style="dim")
     text.append(f"{row['at'][11:]} ")
     text.append(row["event"], style="bold")
     if row["service"]:
