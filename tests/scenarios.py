@@ -40,6 +40,7 @@ def random_scenario(seed: int, *, num_jobs: int = 12, curves_known: bool = True)
         config=PoolConfig(curves=CURVES if curves_known else {}),
         physics=Physics(true_curves=CURVES),
         arrivals=tuple(arrivals),
+        num_replicas={"admission": 2, "allocator": 2, "placement": 2},  # no lease keeps any of them silent
     )
 
 
