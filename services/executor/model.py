@@ -1,0 +1,322 @@
+"""What an executor knows: the ledger, and the processes of its own node. Pure: State, evolve, observe.
+
+A worker is remembered from the wish to start it until the ledger no longer speaks of its generation.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any, Literal, assert_never, cast
+
+from immutables import Map
+
+from services.executor.notes import (
+    Action,
+    ContactLost,
+    ContactRestored,
+    Depart,
+    Ended,
+    KillWorkers,
+    LeaveRequested,
+    Note,
+    Purpose,
+    Said,
+    StartWorker,
+    StopWorkers,
+    TellRendezvous,
+    WorkerId,
+)
+from shared.messages import events, lifecycle
+from shared.messages import worker_channel as channel
+from shared.messages.events import PlanDecided
+from shared.messages.policy import LedgerMessage
+from shared.messages.pool_state import Job, PoolState
+
+# --- state ----------------------------------------------------------------------------------------------
+
+
+class Membership(Enum):
+    """What the ledger says of this executor."""
+
+    OUTSIDE = auto()  # not yet joined, or counted as lost
+    MEMBER = auto()
+    REPLACED = auto()  # another executor joined under the same name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What this node brings. run_id: fresh for each process; advertise_host: where peers reach rank 0."""
+
+    node_id: str
+    run_id: str
+    num_gpus: int
+    device: Literal["cpu", "cuda"]
+    advertise_host: str
+    stop_grace_s: float = 10.0  # from the wish to stop at a step boundary to the kill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One process of this node, as far as it is known here."""
+
+    id: WorkerId
+    gpu_index: int
+    purpose: Purpose
+    asked_for_at_s: float
+    rendezvous: str = ""  # as it was told
+    port: int | None = None  # rank 0 listens here
+    trains: bool = False  # it has met its peers
+    iteration: int = 0
+    iterations_per_s: float | None = None
+    progressed_at_s: float = 0.0
+    checkpoint_iteration: int | None = None  # newest whole checkpoint; only rank 0 knows
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    outcome: channel.Finished | channel.Failed | channel.Profiled | None = None
+    stop_asked_at_s: float | None = None
+    kill_asked: bool = False
+    explanation: str = ""  # why it was ended from outside
+    ended: Ended | None = None
+    ended_at_s: float = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Its process exists, or will in a moment."""
+        return self.ended is None
+
+    @property
+    def end_was_asked(self) -> bool:
+        return self.kill_asked or self.stop_asked_at_s is not None
+
+
+_NO_WORKERS = cast("Map[WorkerId, Worker]", Map())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The folded ledger, and beside it what only this node knows."""
+
+    pool: PoolState
+    offer: Offer
+    membership: Membership = Membership.OUTSIDE
+    num_losses: int = 0  # how often this process was counted as lost
+    job_ids: frozenset[str] = frozenset()  # jobs that the ledger places here, or wants to hear of from here
+    workers: Map[WorkerId, Worker] = _NO_WORKERS
+    cut_off: bool = False
+    leaving: bool = False
+
+    @property
+    def node_id(self) -> str:
+        return self.offer.node_id
+
+    @property
+    def incarnation(self) -> str:
+        """A node that was counted as lost comes back as another: what was said of the old one is over."""
+        return f"{self.offer.run_id}-{self.num_losses}"
+
+    @property
+    def running(self) -> tuple[Worker, ...]:
+        """In the order of their ids."""
+        return tuple(sorted((w for w in self.workers.values() if w.runs), key=lambda w: w.id))
+
+    def workers_of(self, job_id: str) -> tuple[Worker, ...]:
+        """In the order of generations and ranks."""
+        return tuple(sorted((w for w in self.workers.values() if w.id.job_id == job_id), key=lambda w: w.id))
+
+
+def start(pool: PoolState, offer: Offer) -> State:
+    """An executor that has just begun: no worker runs."""
+    jobs = (*pool.live_jobs.values(), *pool.ended_jobs.values())
+    job_ids = frozenset(job.job_id for job in jobs if _concerns(offer.node_id, job))
+    return State(pool=pool, offer=offer, job_ids=job_ids)
+
+
+# --- evolve: the ledger ---------------------------------------------------------------------------------
+
+
+def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
+    """One message of the ledger, and what it means for this node."""
+    if sequence <= state.pool.sequence:
+        return state
+    state = replace(state, pool=lifecycle.evolve(state.pool, message, sequence))
+    for event in message.events if isinstance(message, PlanDecided) else (message,):
+        match event:
+            case events.NodeJoined() | events.NodeLost():
+                if event.node_id == state.node_id:
+                    state = _refreshed(_with_membership(state), state.job_ids)
+            case events.PlacementDecided():
+                state = _refreshed(state, (placed.job_id for placed in event.placements))
+            case events.AllocationDecided() | events.ProfileCompleted() | events.PoolConfigured() | None:
+                pass
+            case _:
+                state = _refreshed(state, (event.job_id,))
+    return state
+
+
+def _with_membership(state: State) -> State:
+    node = state.pool.nodes.get(state.node_id)
+    if node is not None and node.incarnation == state.incarnation:
+        if node.alive:
+            return replace(state, membership=Membership.MEMBER)
+        return replace(state, membership=Membership.OUTSIDE, num_losses=state.num_losses + 1)
+    if state.membership is Membership.MEMBER:
+        return replace(state, membership=Membership.REPLACED)
+    return state
+
+
+def _refreshed(state: State, job_ids: Iterable[str]) -> State:
+    """Look again at which of these jobs concern this node, and forget workers nobody asks for any more."""
+    for job_id in job_ids:
+        job = state.pool.job(job_id)
+        concerns = job is not None and _concerns(state.node_id, job)
+        if concerns != (job_id in state.job_ids):
+            state = replace(state, job_ids=state.job_ids ^ {job_id})
+        if concerns or state.workers:
+            for worker in state.workers_of(job_id):
+                state = _forgotten_if_over(state, worker)
+    return state
+
+
+def _concerns(node_id: str, job: Job) -> bool:
+    return node_id in job.nodes or any(s.node_id == node_id for s in job.stopping)
+
+
+def is_awaited(state: State, job: Job | None, generation: int) -> bool:
+    """The ledger still waits for this node's word on the generation: it is the newest, or being stopped."""
+    if job is None:
+        return False
+    newest = job.live and generation == job.generation and state.node_id in job.nodes
+    return newest or any((s.generation, s.node_id) == (generation, state.node_id) for s in job.stopping)
+
+
+def is_current(job: Job) -> bool:
+    """The newest generation of the job is one that can train."""
+    return job.live and not job.broken
+
+
+def _forgotten_if_over(state: State, worker: Worker) -> State:
+    if worker.runs or is_awaited(state, state.pool.job(worker.id.job_id), worker.id.generation):
+        return state
+    return replace(state, workers=state.workers.delete(worker.id))
+
+
+# --- observe: this node ---------------------------------------------------------------------------------
+
+
+def observe(state: State, note: Any, now_s: float) -> State:
+    """Something that happened here, or that the shell was just told to do."""
+    noted = cast(Note | Action, note)
+    match noted:
+        case Said():
+            return _heard(state, noted, now_s)
+        case Ended():
+            worker = state.workers.get(noted.worker)
+            if worker is None:
+                return state
+            worker = replace(worker, ended=noted, ended_at_s=now_s)
+            return _forgotten_if_over(_with_worker(state, worker), worker)
+        case ContactLost():
+            explanation = f"ended because NATS was out of reach for {noted.silence_s:.1f} s"
+            cut_off = replace(state, cut_off=True)
+            return _each(cut_off, (w.id for w in state.running), explanation=explanation)
+        case ContactRestored():
+            return replace(state, cut_off=False)
+        case LeaveRequested():
+            return replace(state, leaving=True)
+        case StartWorker():
+            return _with_worker(state, _asked_for(noted, now_s))
+        case TellRendezvous():
+            return _each(state, _running_ids(state, noted), rendezvous=noted.address)
+        case StopWorkers():
+            return _each(state, _running_ids(state, noted), stop_asked_at_s=now_s)
+        case KillWorkers():
+            return _each(state, _running_ids(state, noted), kill_asked=True)
+        case Depart():
+            return state
+        case _:
+            assert_never(noted)
+
+
+def _asked_for(action: StartWorker, now_s: float) -> Worker:
+    return Worker(
+        id=action.worker,
+        gpu_index=action.gpu_index,
+        purpose=action.purpose,
+        asked_for_at_s=now_s,
+        rendezvous=action.rendezvous,
+    )
+
+
+def _heard(state: State, note: Said, now_s: float) -> State:
+    worker = state.workers.get(note.worker)
+    if worker is None:
+        return state
+    match note.message:
+        case channel.RendezvousListening(port=port):
+            worker = replace(worker, port=port)
+        case channel.Started(iteration=iteration):  # from a checkpoint of that iteration, or from nothing
+            checkpoint = iteration if worker.id.rank == 0 else None
+            worker = replace(
+                worker,
+                trains=True,
+                iteration=iteration,
+                checkpoint_iteration=checkpoint,
+                progressed_at_s=now_s,
+            )
+        case channel.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
+            worker = replace(
+                worker,
+                iteration=iteration,
+                iterations_per_s=iterations_per_s,
+                metrics=metrics,
+                progressed_at_s=now_s,
+            )
+        case channel.Alive(iteration=iteration, seconds_since_progress=silence_s):
+            worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
+        case channel.Checkpointed(iteration=iteration):
+            worker = replace(worker, checkpoint_iteration=max(iteration, worker.checkpoint_iteration or 0))
+        case channel.Profiled() | channel.Finished() | channel.Failed():
+            worker = replace(worker, outcome=worker.outcome or note.message)
+        case _:
+            assert_never(note.message)
+    return _with_worker(state, worker)
+
+
+def _running_ids(state: State, action: TellRendezvous | StopWorkers | KillWorkers) -> tuple[WorkerId, ...]:
+    generation = (action.job_id, action.generation)
+    return tuple(w.id for w in state.workers.values() if w.runs and w.id[:2] == generation)
+
+
+def _each(state: State, ids: Iterable[WorkerId], **changes: Any) -> State:
+    for worker_id in ids:
+        state = _with_worker(state, replace(state.workers[worker_id], **changes))
+    return state
+
+
+def _with_worker(state: State, worker: Worker) -> State:
+    return replace(state, workers=state.workers.set(worker.id, worker))
+
+
+# --- report ---------------------------------------------------------------------------------------------
+
+
+def report(state: State, now_s: float) -> events.NodeReported:
+    """The heartbeat. Pre-runs are left out: their speed is told once, as a fact."""
+    return events.NodeReported(
+        node_id=state.node_id,
+        incarnation=state.incarnation,
+        workers=tuple(
+            events.WorkerReport(
+                job_id=worker.id.job_id,
+                generation=worker.id.generation,
+                rank=worker.id.rank,
+                iteration=worker.iteration,
+                iterations_per_s=worker.iterations_per_s,
+                checkpoint_iteration=worker.checkpoint_iteration or 0,
+                seconds_since_progress=max(0.0, now_s - worker.progressed_at_s),
+                metrics=worker.metrics,
+            )
+            for worker in state.running
+            if worker.trains and worker.purpose == "train"
+        ),
+        at_s=now_s,
+    )

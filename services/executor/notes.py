@@ -1,0 +1,107 @@
+"""What reaches the executor's judgement from its own node, and what it wants done there. Pure values."""
+# pyright: strict
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from shared.messages import worker_channel as channel
+from shared.messages.job import JobSpec
+
+Purpose = Literal["train", "profile"]
+
+
+class WorkerId(NamedTuple):
+    """One worker of the whole pool; no two processes ever had the same on one incarnation of a node."""
+
+    job_id: str
+    generation: int
+    rank: int
+
+
+# --- notes: what happened on this node ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A worker's word."""
+
+    worker: WorkerId
+    message: channel.FromWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A worker's process is gone, or never came to be: then explanation says why."""
+
+    worker: WorkerId
+    exit_code: int | None = None
+    signal: int | None = None
+    explanation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContactLost:
+    """The end of the ledger was out of sight for so long that all workers were killed."""
+
+    silence_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContactRestored:
+    """The ledger is folded up to its end again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequested:
+    """This executor is asked to end."""
+
+
+# --- actions: what the shell shall do -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """rendezvous: host:port of rank 0, "" if it is not known yet or not needed."""
+
+    worker: WorkerId
+    gpu_index: int
+    world_size: int
+    purpose: Purpose
+    spec: JobSpec
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellRendezvous:
+    """To the local workers of the generation, rank 0 excepted."""
+
+    job_id: str
+    generation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorkers:
+    """Checkpoint at the next step boundary, then exit."""
+
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorkers:
+    """End them now."""
+
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depart:
+    """Nothing runs here and nothing will: end this process. replaced: another executor took the node's name."""
+
+    replaced: bool
+
+
+Note = Said | Ended | ContactLost | ContactRestored | LeaveRequested
+Action = StartWorker | TellRendezvous | StopWorkers | KillWorkers | Depart

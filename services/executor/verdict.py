@@ -1,0 +1,115 @@
+"""How a job or its newest generation ended, by what its workers on this node said and did. Pure."""
+# pyright: strict
+
+import signal
+
+from services.executor.model import State, Worker, is_awaited, is_current
+from shared.messages import worker_channel as channel
+from shared.messages.events import JobFailed, JobFinished, WorkerCrashed
+from shared.messages.pool_state import Job, Phase
+from shared.messages.worker_channel import ExitCode
+
+QUIET_EXIT_S = 3.0  # rank 0 ended well though nobody here asked: who asked elsewhere has said so by then
+PROFILE_LIMIT_S = 600.0  # a pre-run that takes longer is hung
+
+
+def end_of_job(
+    state: State, job: Job, workers: tuple[Worker, ...], now_s: float
+) -> JobFinished | JobFailed | WorkerCrashed | None:
+    """The one fact that ends the job, or breaks its generation, if there is cause for one."""
+    if not job.live:
+        return None
+    for worker in workers:
+        if is_awaited(state, job, worker.id.generation):
+            fact = _outcome(job, worker, now_s)
+            if fact is not None:
+                return fact
+    crashed = [w for w in workers if (at_s := crash_due_s(state, job, w)) is not None and at_s <= now_s]
+    if not crashed:
+        return None
+    return _crash(state, job, min(crashed, key=_directness), now_s)
+
+
+def _outcome(job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed | None:
+    generation, outcome = worker.id.generation, worker.outcome
+    if isinstance(outcome, channel.Finished) and job.phase is Phase.ADMITTED:
+        return JobFinished(
+            job_id=job.job_id,
+            generation=generation,
+            iteration=outcome.iteration,
+            condition=outcome.condition,
+            metrics=outcome.metrics,
+            at_s=now_s,
+        )
+    error, traceback = "", ""
+    if isinstance(outcome, channel.Failed):
+        error, traceback = outcome.error, outcome.traceback
+    elif (at_s := overdue_at_s(job, worker)) is not None and at_s <= now_s:
+        error = f"its pre-run on {len(job.gpus)} GPUs did not end within {PROFILE_LIMIT_S:.0f} s"
+    if not error:
+        return None
+    return JobFailed(job_id=job.job_id, generation=generation, error=error, traceback=traceback, at_s=now_s)
+
+
+def overdue_at_s(job: Job | None, worker: Worker) -> float | None:
+    """When a pre-run that still goes on will have taken too long."""
+    if job is None or worker.purpose != "profile" or not worker.runs:
+        return None
+    pending = is_current(job) and worker.id.generation == job.generation and worker.outcome is None
+    return worker.asked_for_at_s + PROFILE_LIMIT_S if pending else None
+
+
+def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
+    """When the end of this worker counts as a crash of its generation; None if it does not."""
+    if job is None or worker.ended is None or worker.end_was_asked:
+        return None
+    if not is_current(job) or worker.id.generation != job.generation:
+        return None
+    if isinstance(worker.outcome, channel.Profiled):
+        return None
+    if worker.ended.exit_code not in (ExitCode.DONE, ExitCode.SUPERSEDED):
+        return worker.ended_at_s
+    return worker.ended_at_s + QUIET_EXIT_S if worker.id.rank == 0 else None
+
+
+def _directness(worker: Worker) -> tuple[bool, int]:
+    """Who lost a peer is a witness at most: the peer's own end explains more."""
+    assert worker.ended is not None
+    return (worker.ended.exit_code == ExitCode.PEER_LOST, worker.id.rank)
+
+
+def _crash(state: State, job: Job, worker: Worker, now_s: float) -> WorkerCrashed | JobFailed:
+    """A new generation is due, unless one after another has crashed before it got anywhere."""
+    explanation = f"rank {worker.id.rank} on {state.node_id} {_end_in_words(worker)}"
+    if job.restarts >= state.pool.config.max_restarts:
+        return JobFailed(
+            job_id=job.job_id,
+            generation=job.generation,
+            error=f"crashed {job.restarts + 1} times in a row without progress; last: {explanation}",
+            at_s=now_s,
+        )
+    return WorkerCrashed(
+        job_id=job.job_id,
+        generation=job.generation,
+        node_id=state.node_id,
+        rank=worker.id.rank,
+        explanation=explanation,
+        at_s=now_s,
+    )
+
+
+def _end_in_words(worker: Worker) -> str:
+    ended = worker.ended
+    assert ended is not None
+    if worker.explanation or ended.explanation:
+        return worker.explanation or ended.explanation
+    if ended.signal is not None:
+        known = ended.signal in signal.valid_signals()
+        return f"was ended by {signal.Signals(ended.signal).name if known else f'signal {ended.signal}'}"
+    match ended.exit_code:
+        case ExitCode.PEER_LOST:
+            return "lost a peer"
+        case ExitCode.DONE | ExitCode.SUPERSEDED:
+            return "ended though nobody asked"
+        case code:
+            return f"ended with exit code {code}"
