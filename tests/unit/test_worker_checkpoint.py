@@ -44,9 +44,15 @@ def test_torn_checkpoint_is_passed_over(tmp_path, damage):
     assert newest_iteration(store) == 10
 
 
-def test_unfinished_file_is_no_checkpoint(tmp_path):
-    (tmp_path / "g0000000001-i00000000000010.4711.unfinished").write_bytes(b"half of it")
-    assert CheckpointStore(tmp_path, generation=1).newest() is None
+def test_unfinished_file_is_no_checkpoint_and_goes_with_its_generation(tmp_path):
+    unfinished = tmp_path / f"g0000000001-i00000000000010-{'0' * 64}.4711.unfinished"
+    unfinished.write_bytes(b"half of it")
+    first, second = (CheckpointStore(tmp_path, generation=generation) for generation in (1, 2))
+    assert first.newest() is None
+    first.save(20, state(20))
+    assert unfinished.exists()
+    second.save(30, state(30))
+    assert not unfinished.exists()
 
 
 def test_newer_generation_comes_first_even_if_it_is_behind(tmp_path):

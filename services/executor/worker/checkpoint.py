@@ -69,8 +69,7 @@ class CheckpointStore:
         entry = _Entry(self._generation, iteration, hashlib.sha256(content).hexdigest())
         self._folder.mkdir(parents=True, exist_ok=True)
         self._write(self._folder / entry.file_name, content)
-        for outdated in self._entries()[_KEEP:]:
-            (self._folder / outdated.file_name).unlink(missing_ok=True)
+        self._remove_outdated()
 
     def newest(self, *, at_most: int | None = None) -> bytes | None:
         """Content of the newest whole checkpoint, not beyond iteration at_most. Raises Superseded."""
@@ -83,6 +82,13 @@ class CheckpointStore:
                 return content
             log.warning("damaged_checkpoint_ignored", file=entry.file_name)
         return None
+
+    def _remove_outdated(self) -> None:
+        for outdated in self._entries()[_KEEP:]:
+            (self._folder / outdated.file_name).unlink(missing_ok=True)
+        for unfinished in self._folder.glob("g*.unfinished"):  # its writer was killed
+            if unfinished.name < f"g{self._generation:010d}":
+                unfinished.unlink(missing_ok=True)
 
     def _entries(self) -> list[_Entry]:
         """Newest first: by generation, then by iteration."""

@@ -15,10 +15,10 @@ import socket
 import sys
 from collections.abc import Sequence
 
-import torch._dynamo
+import torch._dynamo  # torch itself loads it with the first optimizer, which takes a second
 import torch.distributed
 import torch.nn.parallel
-import torch.utils.data  # noqa: F401 - loaded here so that no worker has to, as torch does at its first optimizer
+import torch.utils.data  # noqa: F401 - all of these are for the workers
 
 from services.executor.worker.worker_process import run_worker
 from shared.messages.worker_channel import (
