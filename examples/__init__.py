@@ -1,0 +1,1 @@
+"""Training functions that people start from. They need no download."""
