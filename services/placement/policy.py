@@ -13,7 +13,7 @@ from shared.scheduling.topology import Node, Topology
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
     """New generations for the jobs whose share is not what they hold, or whose workers broke."""
-    jobs = [job for job in state.live_jobs.values() if job.decided_sequence <= state.allocation_based_on]
+    jobs = [job for job in state.live_jobs.values() if job.gpus or _is_allocated(state, job)]
     if not any(_misplaced(job) for job in jobs) or sum(job.num_gpus for job in jobs) > state.num_gpus:
         return ()  # nothing to do, or a node is gone that the allocator has not heard of
     placement = place(
@@ -29,6 +29,11 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     moved = {job.job_id for job in jobs if job.num_gpus == len(job.gpus) and not job.broken}
     migrated = tuple(p.job_id for p in placed if p.job_id in moved)
     return (PlacementDecided(placements=tuple(placed), migrated=migrated, at_s=now_s),) if placed else ()
+
+
+def _is_allocated(state: PoolState, job: Job) -> bool:
+    """The last allocation knew it. One that it did not know may hold the GPUs of its pre-run, until told otherwise."""
+    return job.decided_sequence <= state.allocation_based_on
 
 
 def _misplaced(job: Job) -> bool:

@@ -119,3 +119,29 @@ def test_placement_waits_until_the_allocator_has_heard_of_a_lost_node() -> None:
     planned(history)
     history.then(events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S))
     assert history.decided(PLACEMENT) == ()
+
+
+def test_gpus_of_a_pre_run_are_not_given_away_before_it_has_left_them() -> None:
+    history = pool(2)
+    history.decided(ADMISSION, submit("b", job_class=JobClass.BEST_EFFORT, deadline_s=None))
+    history.decided(ADMISSION, submit("a", model_name="new", deadline_s=NOW_S + 500.0))
+    for level in (1, 2):
+        planned(history)
+        job = history.state.live_jobs["a"]
+        assert len(job.gpus) == level
+        history.then(
+            events.ThroughputMeasured(
+                profile_key="new/b64",
+                num_gpus=level,
+                iterations_per_s=1.0,
+                job_id="a",
+                generation=job.generation,
+                source="profile",
+                at_s=NOW_S,
+            )
+        )
+    history.decided(ALLOCATOR)  # b may have them now
+    history.decided(ADMISSION)  # a is admitted before anybody is placed: the allocator has not heard of it
+    history.decided(PLACEMENT)
+    holders = [gpu for job in history.state.live_jobs.values() for gpu in job.gpus]
+    assert len(holders) == len(set(holders)) > 0
