@@ -26,11 +26,11 @@ def messages() -> st.SearchStrategy[Any]:
     return st.sampled_from(sorted(MESSAGE_TYPES)).flatmap(lambda name: messages_of(MESSAGE_TYPES[name]))
 
 
-def messages_of(message_type: type[Any]) -> st.SearchStrategy[Any]:
-    """Messages of one type."""
+def messages_of(message_type: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Messages of one type; for some fields the strategy may be given."""
     if message_type is PlanDecided:
         return decisions(one_of_types(events.PlanEvent))
-    return _of(message_type)
+    return _built(message_type, **given)
 
 
 def one_of_types(union: Any) -> st.SearchStrategy[Any]:
@@ -70,10 +70,12 @@ def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
 
 
 @cache  # a strategy that is built once is checked once
-def _built(composite: Any) -> st.SearchStrategy[Any]:
+def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(composite, include_extras=True)
     names = [f.name for f in fields(composite)] if is_dataclass(composite) else composite._fields
-    return st.builds(composite, **{name: _of(hints[name]) for name in names})
+    return st.builds(
+        composite, **{name: given[name] if name in given else _of(hints[name]) for name in names}
+    )
 
 
 def _scalar(hint: Any, bounds: tuple[Any, ...]) -> st.SearchStrategy[Any]:
