@@ -1,0 +1,41 @@
+"""The pool in numbers for Prometheus."""
+
+from collections import Counter
+
+from shared.messages.pool_state import PoolState
+from shared.runtime.telemetry import Metrics
+
+MAX_JOBS = 500  # jobs with series of their own: a bound on what Prometheus has to keep
+
+
+class PoolGauges:
+    """Gauges of one pool; jobs come and go, their series with them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._nodes = metrics.gauge("ef_nodes_alive", "Nodes that are heard")
+        self._gpus = metrics.gauge("ef_gpus", "GPUs of the nodes that are alive")
+        self._gpus_used = metrics.gauge("ef_gpus_used", "GPUs that carry a worker")
+        self._jobs = metrics.gauge_by("ef_jobs", "Jobs by phase", "phase")
+        self._num_gpus = metrics.gauge_by("ef_job_gpus", "GPUs of a live job", "job_id")
+        self._rate = metrics.gauge_by(
+            "ef_job_iterations_per_second", "Measured speed of a live job", "job_id"
+        )
+        self._margin = metrics.gauge_by("ef_job_margin_seconds", "Deadline less expected finish", "job_id")
+
+    def update(self, pool: PoolState, now_s: float) -> None:
+        """Make the gauges say what the state says."""
+        live = pool.live_jobs.values()
+        self._nodes.set(sum(node.alive for node in pool.nodes.values()))
+        self._gpus.set(pool.num_gpus)
+        self._gpus_used.set(sum(len(job.gpus) for job in live))
+        for gauge in (self._jobs, self._num_gpus, self._rate, self._margin):
+            gauge.clear()
+        for phase, count in Counter(job.phase for job in (*live, *pool.ended_jobs.values())).items():
+            self._jobs.labels(phase.value).set(count)
+        for job in sorted(live, key=lambda job: job.job_id)[:MAX_JOBS]:
+            self._num_gpus.labels(job.job_id).set(len(job.gpus))
+            if job.iterations_per_s and job.spec is not None:
+                self._rate.labels(job.job_id).set(job.iterations_per_s)
+                remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
+                if job.deadline_s is not None:
+                    self._margin.labels(job.job_id).set(job.deadline_s - now_s - remaining_s)

@@ -1,0 +1,118 @@
+"""What the monitor knows beside the ledger: who was heard when, and how each job moves. Decisions: `policy`."""
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+from immutables import Map
+
+from shared.messages import lifecycle
+from shared.messages.events import NodeReported, WorkerReport
+from shared.messages.policy import LedgerMessage
+from shared.messages.pool_state import PoolState
+
+LISTENING_GAP_S = 1.5  # longer than this between two looks at the bus, and we may have missed heartbeats
+RATE_WEIGHT = 0.3  # of the newest report in the running mean of a job's speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Said twice a second while the bus is connected: a heartbeat would have been heard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The last heartbeat of a node."""
+
+    incarnation: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What rank 0 of a generation said."""
+
+    generation: int
+    since_s: float
+    report: WorkerReport
+    at_s: float
+    moved_at_s: float  # when its iteration last grew
+    mean_iterations_per_s: float | None
+
+
+_NOBODY = cast("Map[str, Heard]", Map())
+_NOTHING = cast("Map[str, Watched]", Map())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The folded ledger and what was heard beside it."""
+
+    pool: PoolState
+    heard: Map[str, Heard] = _NOBODY
+    watched: Map[str, Watched] = _NOTHING
+    listening_since_s: float | None = None
+    listened_at_s: float = 0.0
+
+
+def start(pool: PoolState) -> State:
+    return State(pool=pool)
+
+
+def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
+    """Fold one message of the ledger; jobs that ended are watched no longer."""
+    pool = lifecycle.evolve(state.pool, message, sequence)
+    watched = state.watched
+    for job_id in watched:
+        if job_id not in pool.live_jobs:
+            watched = watched.delete(job_id)
+    return replace(state, pool=pool, watched=watched)
+
+
+def observe(state: State, note: object, now_s: float) -> State:
+    """Take in a heartbeat, or the sign that heartbeats can be heard."""
+    if isinstance(note, Listening):
+        gap = state.listening_since_s is None or now_s - state.listened_at_s > LISTENING_GAP_S
+        return replace(
+            state, listened_at_s=now_s, listening_since_s=now_s if gap else state.listening_since_s
+        )
+    if isinstance(note, NodeReported):
+        return _heard(state, note, now_s)
+    return state
+
+
+def _heard(state: State, reported: NodeReported, now_s: float) -> State:
+    node = state.pool.nodes.get(reported.node_id)
+    if node is not None and node.incarnation != reported.incarnation:
+        return state  # an earlier life of the node, or one whose joining is still on its way
+    heard = Heard(incarnation=reported.incarnation, at_s=now_s)
+    state = replace(state, heard=state.heard.set(reported.node_id, heard))
+    for report in reported.workers:
+        job = state.pool.live_jobs.get(report.job_id)
+        if report.rank == 0 and job is not None and job.generation == report.generation:
+            watched = _watched(state.watched.get(report.job_id), report, now_s)
+            state = replace(state, watched=state.watched.set(report.job_id, watched))
+    return state
+
+
+def _watched(before: Watched | None, report: WorkerReport, now_s: float) -> Watched:
+    if before is None or before.generation != report.generation:
+        return Watched(
+            generation=report.generation,
+            since_s=now_s,
+            report=report,
+            at_s=now_s,
+            moved_at_s=now_s,
+            mean_iterations_per_s=report.iterations_per_s,
+        )
+    mean = before.mean_iterations_per_s
+    if report.iterations_per_s is not None and report.iteration > before.report.iteration:
+        newest = report.iterations_per_s
+        mean = newest if mean is None else (1 - RATE_WEIGHT) * mean + RATE_WEIGHT * newest
+    moved = report.iteration > before.report.iteration
+    return replace(
+        before,
+        report=report,
+        at_s=now_s,
+        moved_at_s=now_s if moved else before.moved_at_s,
+        mean_iterations_per_s=mean,
+    )

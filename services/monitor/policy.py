@@ -1,0 +1,198 @@
+"""The monitor's judgement: silence, progress, speed, risk.
+
+Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures); what was heard is in `model`.
+"""
+
+from services.monitor.model import LISTENING_GAP_S, State, Watched, evolve, observe, start
+from shared.messages.commands import Command
+from shared.messages.events import (
+    JobAtRisk,
+    JobEvent,
+    JobFailed,
+    JobProgressed,
+    NodeLost,
+    ThroughputMeasured,
+)
+from shared.messages.lifecycle import spec_of
+from shared.messages.policy import Policy
+from shared.messages.pool_state import Job, Phase, PoolState
+from shared.scheduling.minimum_satisfactory_share import finish_s
+from shared.scheduling.outlook import admission_plan
+
+TELL_EVERY_S = 2.0  # progress of one job
+SETTLED_S = 5.0  # a generation's speed counts after so long
+SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
+CORRECT_EVERY_S = 10.0  # the same point of a curve
+STANDS_STILL_S = 30.0  # without an iteration: at risk
+STEPS_MISSED = 10.0  # or so many steps' time, whichever is longer
+
+Fact = JobEvent | NodeLost
+
+
+def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[Fact, ...]:
+    """What has to be told now."""
+    facts: list[Fact] = [*_lost_nodes(state, now_s)]
+    progressed = False
+    for job in sorted(state.pool.live_jobs.values(), key=lambda job: job.job_id):
+        failed = _given_up(state, job, now_s)
+        if failed is not None:
+            facts.append(failed)
+            continue
+        watched = state.watched.get(job.job_id)
+        if watched is None or watched.generation != job.generation or not job.training:
+            continue
+        if job.phase is Phase.ADMITTED and _worth_telling(job, watched, now_s):
+            progressed = True
+            facts.append(_progress(job, watched))
+            facts.extend(_correction(state.pool, job, watched, now_s))
+    if progressed:
+        facts.extend(_at_risk(state.pool, now_s))
+    facts.extend(_standing_still(state, now_s))
+    return tuple(facts)
+
+
+# --- nodes ----------------------------------------------------------------------------------------------
+
+
+def _lost_nodes(state: State, now_s: float) -> list[NodeLost]:
+    """Nodes that were silent for the whole timeout, while we could have heard them all the time."""
+    if state.listening_since_s is None or now_s - state.listened_at_s > LISTENING_GAP_S:
+        return []
+    lost: list[NodeLost] = []
+    for node_id, node in sorted(state.pool.nodes.items()):
+        heard = state.heard.get(node_id)
+        last_s = max(state.listening_since_s, min(node.since_s, now_s))
+        if heard is not None and heard.incarnation == node.incarnation:
+            last_s = max(last_s, heard.at_s)
+        if node.alive and now_s - last_s > state.pool.config.heartbeat_timeout_s:
+            lost.append(NodeLost(node_id=node_id, incarnation=node.incarnation, reason="silent", at_s=now_s))
+    return lost
+
+
+# --- jobs -----------------------------------------------------------------------------------------------
+
+
+def _given_up(state: State, job: Job, now_s: float) -> JobFailed | None:
+    """Crashing again and again, or standing still for longer than the pool tolerates, is a failure."""
+    config = state.pool.config
+    if job.restarts > config.max_restarts:
+        error = f"its workers crashed {job.restarts} times in a row without a new checkpoint"
+    elif job.gpus and _still_for_s(state, job, now_s) > config.stall_timeout_s:
+        error = (
+            f"no iteration was finished for {_still_for_s(state, job, now_s):.0f} s after iteration {job.iteration}; "
+            "does train() return?"
+        )
+    else:
+        return None
+    return JobFailed(job_id=job.job_id, generation=job.generation, error=error, at_s=now_s)
+
+
+def _still_for_s(state: State, job: Job, now_s: float) -> float:
+    """Seconds since the job last moved: an iteration, or at least a new generation."""
+    moved_at_s = max(job.placed_at_s, job.progressed_at_s)
+    watched = state.watched.get(job.job_id)
+    if watched is not None and watched.generation == job.generation:
+        moved_at_s = max(moved_at_s, watched.moved_at_s)
+    return now_s - moved_at_s
+
+
+def _worth_telling(job: Job, watched: Watched, now_s: float) -> bool:
+    report = watched.report
+    if report.iteration <= job.iteration:
+        return False
+    first = job.iterations_per_s is None and report.iterations_per_s is not None
+    safer = report.checkpoint_iteration > job.checkpoint_iteration
+    return first or safer or now_s - job.progressed_at_s >= TELL_EVERY_S
+
+
+def _progress(job: Job, watched: Watched) -> JobProgressed:
+    report = watched.report
+    return JobProgressed(
+        job_id=job.job_id,
+        generation=job.generation,
+        iteration=report.iteration,
+        iterations_per_s=watched.mean_iterations_per_s,
+        checkpoint_iteration=report.checkpoint_iteration,
+        metrics=report.metrics,
+        at_s=watched.at_s,
+    )
+
+
+def _correction(pool: PoolState, job: Job, watched: Watched, now_s: float) -> list[ThroughputMeasured]:
+    """The point of the curve on which the job trains, if it is measurably elsewhere. Half-way each time: two jobs
+    that share a profile must not pull it to and fro."""
+    measured, num_gpus = watched.mean_iterations_per_s, len(job.gpus)
+    curve = pool.curves.get(spec_of(job).profile_key)
+    expected = curve.iterations_per_s.get(num_gpus) if curve is not None and curve.complete else None
+    if not measured or not expected or curve is None or now_s - watched.since_s < SETTLED_S:
+        return []
+    fresh = now_s - curve.measured_at_s.get(num_gpus, 0.0) < CORRECT_EVERY_S
+    if fresh or abs(measured - expected) <= SPEED_CHANGE * expected:
+        return []
+    return [
+        ThroughputMeasured(
+            profile_key=spec_of(job).profile_key,
+            num_gpus=num_gpus,
+            iterations_per_s=(measured + expected) / 2,
+            job_id=job.job_id,
+            generation=job.generation,
+            source="training",
+            at_s=now_s,
+        )
+    ]
+
+
+def _at_risk(pool: PoolState, now_s: float) -> list[JobAtRisk]:
+    """Promised jobs for which no schedule meets the deadline any more, at the speed that is known now."""
+    plan = admission_plan(pool, now_s)
+    risks: list[JobAtRisk] = []
+    for job_id in plan.late:
+        job, schedule = pool.live_jobs[job_id], plan.schedules[job_id]
+        projected_s = finish_s(schedule) if schedule else None
+        if job.deadline_s is None or job.at_risk or not job.gpus:
+            continue
+        if projected_s is None or projected_s > job.deadline_s:
+            risks.append(_risk(job, projected_s, job.deadline_s, now_s))
+    return risks
+
+
+def _standing_still(state: State, now_s: float) -> list[JobAtRisk]:
+    """Promised jobs that should move and do not."""
+    risks: list[JobAtRisk] = []
+    for _, job in sorted(state.pool.live_jobs.items()):
+        step_s = 1.0 / job.iterations_per_s if job.iterations_per_s else 0.0
+        patience_s = max(STANDS_STILL_S, STEPS_MISSED * step_s)
+        if not job.promised or job.at_risk or not job.gpus or job.deadline_s is None:
+            continue
+        if _still_for_s(state, job, now_s) > patience_s:
+            risks.append(_risk(job, None, job.deadline_s, now_s))
+    return risks
+
+
+def _risk(job: Job, projected_s: float | None, deadline_s: float, now_s: float) -> JobAtRisk:
+    return JobAtRisk(
+        job_id=job.job_id,
+        generation=job.generation,
+        projected_finish_s=projected_s,
+        deadline_s=deadline_s,
+        at_s=now_s,
+    )
+
+
+def _pool(state: State) -> PoolState:
+    return state.pool
+
+
+def _never(state: State) -> None:
+    """The sign of listening, twice a second, is all the waking that it needs."""
+
+
+POLICY: Policy[State] = Policy(
+    service="monitor",
+    start=start,
+    pool=_pool,
+    evolve=evolve,
+    decide=decide,
+    observe=observe,
+    wake_at_s=_never,
+)

@@ -1,0 +1,87 @@
+"""The monitor on the bus: it hears all telemetry, keeps the gauges and the snapshot."""
+
+import asyncio
+import contextlib
+
+from services.monitor.gauges import PoolGauges
+from services.monitor.model import Listening, State
+from services.monitor.policy import POLICY
+from shared.errors import ElasticFlowError, Retry
+from shared.messages import codec, subjects
+from shared.messages.events import NodeReported
+from shared.runtime import snapshots
+from shared.runtime.bus import Message
+from shared.runtime.host import Host
+from shared.runtime.service import Process, host_policy
+
+LISTEN_EVERY_S = 0.5
+SNAPSHOT_EVERY = 5_000  # messages of the ledger
+
+
+async def serve(process: Process) -> None:
+    """Watch, until cancelled."""
+
+    async def beside(host: Host[State]) -> None:
+        watch = _Watch(process, host)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch.hear(), name="hear")
+            tasks.create_task(watch.keep(), name="keep")
+
+    await host_policy(process, POLICY, leads_by_lease=True, beside=beside)
+
+
+class _Watch:
+    def __init__(self, process: Process, host: Host[State]) -> None:
+        self._process, self._host = process, host
+        self._pool = process.settings.pool
+        self._gauges = PoolGauges(process.metrics)
+        self._saved_at = host.folded.sequence
+
+    async def hear(self) -> None:
+        """Hand each heartbeat to the policy; what is no heartbeat goes to the dead letters."""
+        heartbeats = await self._process.bus.subscribe(subjects.every_node(self._pool))
+        async for message in heartbeats:
+            try:
+                reported = codec.decode(message.data).message
+                if not isinstance(reported, NodeReported):
+                    raise codec.Undecodable(f"type: {type(reported).__name__} is no telemetry")
+            except codec.Undecodable as error:
+                await self._put_aside(message, error)
+                continue
+            self._host.note(reported)
+
+    async def _put_aside(self, message: Message, error: codec.Undecodable) -> None:
+        self._process.metrics.refused_total.inc()
+        self._process.log.warning("MessageRefused", subject=message.subject, problems=error.problems)
+        with contextlib.suppress(ElasticFlowError):  # telemetry is not worth waiting for
+            await self._process.bus.append(
+                subjects.dead_letter(self._pool, POLICY.service),
+                message.data,
+                message_id=f"dead-{hash(message.data)}",
+                headers={"Ef-Subject": message.subject, "Ef-Reason": str(error)[:1000].replace("\n", " ")},
+            )
+
+    async def keep(self) -> None:
+        """Twice a second: say that we listen, bring the gauges up to date, now and then take a snapshot."""
+        try:
+            while True:
+                if self._process.bus.is_connected:
+                    self._host.note(Listening())
+                self._gauges.update(self._host.folded, self._process.clock.now_s())
+                if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY:
+                    await self._snapshot()
+                await asyncio.sleep(LISTEN_EVERY_S)
+        finally:
+            if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY // 10:
+                await self._snapshot()
+
+    async def _snapshot(self) -> None:
+        state = self._host.folded
+        try:
+            async with asyncio.timeout(5.0):
+                await snapshots.save(self._process.bus, self._pool, state)
+        except (Retry, TimeoutError) as error:
+            self._process.log.warning("snapshot not saved", error=str(error))
+            return
+        self._saved_at = state.sequence
+        self._process.log.info("snapshot saved", sequence=state.sequence)
