@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from elasticflow.errors import AlreadyRunning
 
 DATA_DIR = ".eflow"
@@ -52,15 +54,16 @@ class RunFile:
         fresh.replace(path)
 
 
+_ADAPTER = TypeAdapter(RunFile)
+
+
 def read_run_file(data_dir: Path) -> RunFile | None:
     """The pool that runs in this folder, None if none does."""
     if holder_of(data_dir) is None:
         return None
     try:
-        fields = json.loads((data_dir / _RUN_FILE).read_text())
-        processes = {name: RunningProcess(**process) for name, process in fields.pop("processes").items()}
-        return RunFile(**fields, processes=processes)
-    except (OSError, ValueError, TypeError, KeyError):
+        return _ADAPTER.validate_json((data_dir / _RUN_FILE).read_bytes())
+    except (OSError, ValidationError):
         return None
 
 

@@ -122,11 +122,7 @@ def _of_the_job(event: Event, old: Job | None, new: Job, state: PoolState) -> st
         case events.JobProgressed():
             return _progressed(event, new)
         case events.WorkerCrashed():
-            return (
-                f"the worker of rank {event.rank} on {event.node_id} crashed in generation {event.generation} "
-                f"(restart {new.restarts} of at most {state.config.max_restarts}); "
-                f"it falls back to iteration {new.checkpoint_iteration}"
-            )
+            return _crashed(event, old, new, state)
         case events.JobAtRisk():
             return _at_risk(event)
         case events.JobFailed():
@@ -204,6 +200,16 @@ def _progressed(event: events.JobProgressed, new: Job) -> str:
     speed = f" at {event.iterations_per_s:.3g} iterations/s" if event.iterations_per_s else ""
     of = f" of {new.spec.max_iterations}" if new.spec else ""
     return f"reached iteration {event.iteration}{of}{speed}{_metrics(event.metrics)}"
+
+
+def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: PoolState) -> str:
+    if old is None or old.broken or event.generation != old.generation:
+        return ""  # its peers end with it: the first crash of a generation is the news
+    return (
+        f"the worker of rank {event.rank} on {event.node_id} crashed in generation {event.generation}: "
+        f"{event.explanation} (crash {new.restarts} in a row, at most {state.config.max_restarts}); "
+        f"the job falls back to iteration {new.checkpoint_iteration}"
+    )
 
 
 def _at_risk(event: events.JobAtRisk) -> str:

@@ -15,7 +15,7 @@ from elasticflow.times import clock_time
 from shared.messages.events import Event, PlanDecided
 from shared.messages.summary import summary
 
-app = typer.Typer(help="Show the ledger, message by message; or export it.", rich_markup_mode="rich")
+app = typer.Typer(rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)

@@ -52,10 +52,8 @@ def logs(
         say_line(line)
     if follow and job.live:
         job = _follow(endpoint, job_id, reader)
-    if not lines:
+    if reader.silent:
         _explain_silence(job, folder)
-    if job.traceback and not any("Traceback" in line for line in lines):
-        say_line(job.traceback.rstrip())
 
 
 def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader") -> Job:
@@ -83,6 +81,8 @@ def _print_new(reader: "LogReader") -> None:
 def _explain_silence(job: Job, folder: Path | None) -> None:
     where = f"no log files in {folder}" if folder else "the pool's data folder is not known here (--data-dir)"
     note(f"eflow: {where}; job {job.job_id} is {job.phase.value}")
+    if job.traceback:
+        say_line(job.traceback.rstrip())
 
 
 class LogReader:
@@ -91,6 +91,11 @@ class LogReader:
     def __init__(self, folder: Path | None, rank: int | None) -> None:
         self._folder, self._rank = folder, rank
         self._read_up_to: dict[Path, int] = {}
+
+    @property
+    def silent(self) -> bool:
+        """Nothing was read so far."""
+        return not any(self._read_up_to.values())
 
     def new_lines(self) -> Iterator[str]:
         """Whole lines only, by generation, then by rank: "g2-r0 | epoch 3 ..."."""

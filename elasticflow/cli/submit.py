@@ -273,6 +273,8 @@ def _show_rejected(event: JobRejected, wish: Wish) -> None:
         say_line(f"  earliest deadline  {when} (in {duration_in_words(left_s)})")
         again = replace(wish, deadline=f"{left_s}s", name=f"{wish.name}-2" if wish.name else "")
         say_line(f"  take it            {again.command()}")
+    if event.reason == "duplicate":
+        say_line("  choose another --name, or leave it out")
 
 
 def _show_quote(quoted: DeadlineQuoted, earliest_s: float, wish: Wish) -> None:

@@ -1,0 +1,146 @@
+"""The command line without a pool: its help, its exit codes, and one line for each failure."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticflow.cli.app import app
+from elasticflow.cli.up import read_config
+from elasticflow.submission import load
+from shared.errors import BadSettings
+from shared.messages.cluster import TenantQuota
+
+COMMANDS = (
+    ("up",),
+    ("down",),
+    ("submit",),
+    ("quote",),
+    ("jobs",),
+    ("cancel",),
+    ("watch",),
+    ("logs",),
+    ("nodes",),
+    ("events",),
+    ("events", "export"),
+    ("replay",),
+    ("why",),
+)
+JOB_FILE = """
+from elasticflow import ElasticJob
+
+class {name}(ElasticJob):
+    hyperparameters = {{"global_batch_size": {batch}}}
+    max_iterations = 100
+"""
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without a pool; user modules that a test loads are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NATS_URL", "EF_DATA_DIR", "EF_POOL", "EF_TENANT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.path", [*importlib.import_module("sys").path])
+    return tmp_path
+
+
+def eflow(*arguments: str) -> tuple[int, str]:
+    """Exit code, and stdout with stderr."""
+    result = CliRunner().invoke(app, list(arguments), prog_name="eflow")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_helps_with_examples(command: tuple[str, ...]) -> None:
+    status, shown = eflow(*command, "--help")
+    assert status == 0
+    assert "Examples:" in shown
+    assert f"eflow {' '.join(command)}" in shown
+    assert "--json" in shown
+
+
+@pytest.mark.parametrize(
+    "command", [("jobs",), ("nodes",), ("watch",), ("why", "j"), ("events",), ("logs", "j"), ("cancel", "j")]
+)
+def test_without_a_pool_every_command_says_how_to_start_one(command: tuple[str, ...]) -> None:
+    status, shown = eflow(*command)
+    assert status == 2
+    assert shown.startswith("eflow: no running pool found")
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "status", "said"),
+    [
+        (None, "none.py", 2, "there is no file"),
+        ("import not_a_module_anywhere", "user_a.py:Net", 2, "No module named 'not_a_module_anywhere'"),
+        ("1 / 0", "user_b.py:Net", 2, "ZeroDivisionError"),
+        ("class Net: ...", "user_c.py:Net", 2, "Net is no subclass of ElasticJob"),
+        ("x = 1", "user_d.py:Net", 2, "has no class Net"),
+        ("x = (", "user_e.py:Net", 2, "SyntaxError"),
+        (JOB_FILE.format(name="Net", batch=0), "user_f.py", 1, "global_batch_size"),
+        (JOB_FILE.format(name="Net", batch='"big"'), "user_g.py", 1, "global_batch_size"),
+        ("", "module_without_class", 2, "name a file and a class"),
+    ],
+)
+def test_a_job_that_cannot_be_loaded_is_explained(
+    nowhere: Path, source: str | None, target: str, status: int, said: str
+) -> None:
+    if source is not None:
+        (nowhere / f"{target.partition('.')[0]}.py").write_text(source)
+    ended, shown = eflow("submit", target, "--deadline", "10m")
+    assert (ended, said in shown) == (status, True), shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_class_inside_a_package_is_loaded_by_its_file(nowhere: Path) -> None:
+    package = nowhere / "user_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "nets.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    job, code = load(str(package / "nets.py"))
+    assert code is not None
+    assert code.training_function == "user_package.nets:Net"
+    assert type(job).__module__ == "user_package.nets"
+
+
+@pytest.mark.parametrize("option", [("--deadline", "soon"), ("--set", "lr"), ("--class", "gold")])
+def test_a_wrong_option_is_a_usage_error(nowhere: Path, option: tuple[str, str]) -> None:
+    (nowhere / "user_h.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    status, shown = eflow("submit", "user_h.py", *option)
+    assert status == 2
+    assert option[0] in shown
+
+
+@pytest.mark.parametrize("content", [b"", b"not a ledger", b"EFLEDGER1\n"])
+def test_a_foreign_or_cut_file_is_named(nowhere: Path, content: bytes) -> None:
+    (nowhere / "run.ledger").write_bytes(content)
+    status, shown = eflow("why", "j1", "--file", "run.ledger")
+    assert status == 2
+    assert "run.ledger cannot be read" in shown
+
+
+def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
+    toml, as_json = nowhere / "pool.toml", nowhere / "pool.json"
+    toml.write_text('resize_cost_s = 2\n[curves."cnn/b64"]\n1 = 5.0\n[quotas.lab]\nmax_jobs_per_day = 3\n')
+    as_json.write_text(
+        '{"resize_cost_s": 2, "curves": {"cnn/b64": {"1": 5.0}}, "quotas": {"lab": {"max_jobs_per_day": 3}}}'
+    )
+    config = read_config(toml)
+    assert config == read_config(as_json)
+    assert (config.resize_cost_s, config.curves) == (2.0, {"cnn/b64": {1: 5.0}})
+    assert config.quota("lab") == TenantQuota(max_jobs_per_day=3)
+
+
+def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
+    (nowhere / "pool.toml").write_text("resize_cost_s = -1\nmax_restarts = true\ncolour = 1\n")
+    with pytest.raises(BadSettings) as wrong:
+        read_config(nowhere / "pool.toml")
+    assert {"resize_cost_s", "max_restarts", "colour"} <= set(str(wrong.value).replace(":", " ").split())
+
+
+def test_down_where_nothing_runs_says_so() -> None:
+    assert eflow("down") == (0, "nothing runs in .eflow\n")

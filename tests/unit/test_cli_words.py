@@ -1,0 +1,87 @@
+"""What is typed and shown: times, settings, and the command that a rejection suggests."""
+
+import pytest
+import typer
+
+from elasticflow.cli.submit import ClassName, Wish, parse_setting, schedule_in_words
+from elasticflow.times import duration_in_words, parse_deadline, parse_duration_s
+from shared.messages.cluster import ShareSegment
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("1.5h", 5400.0), ("2h30m", 9000.0), ("1d", 86_400.0), ("0s", 0.0)]
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+    assert parse_deadline(text).in_s == seconds
+
+
+def test_a_time_with_a_zone_is_absolute() -> None:
+    assert parse_deadline("2026-01-01T00:00:00+00:00").at_s == 1_767_225_600.0
+
+
+@pytest.mark.parametrize("text", ["soon", "90", "s", "-5s", "1h 30m", ""])
+def test_what_is_no_deadline_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no deadline; write a duration \(90s"):
+        parse_deadline(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0s"),
+        (59.94, "59.9s"),
+        (59.96, "1m 00s"),
+        (3599.6, "1h 00m"),
+        (9000.0, "2h 30m"),
+        (90_000.0, "1d 01h"),
+        (-75.0, "-1m 15s"),
+    ],
+)
+def test_durations_are_shown_in_two_units(seconds: float, words: str) -> None:
+    assert duration_in_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("lr=0.1", ("lr", 0.1)),
+        ("layers=3", ("layers", 3)),
+        ("nesterov=true", ("nesterov", True)),
+        ("name=adam", ("name", "adam")),
+        ("path=a=b", ("path", "a=b")),
+        ("empty=", ("empty", "")),
+        ('list=[1, "2"]', ("list", '[1, "2"]')),
+    ],
+)
+def test_settings_keep_their_type(text: str, setting: tuple[str, object]) -> None:
+    assert parse_setting(text) == setting
+    assert type(parse_setting(text)[1]) is type(setting[1])
+
+
+@pytest.mark.parametrize("text", ["lr", "=1", "a b=1"])
+def test_what_is_no_setting_is_a_usage_error(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not NAME=VALUE"):
+        parse_setting(text)
+
+
+def test_a_wish_is_its_own_command_line() -> None:
+    wish = Wish(
+        target="my file.py:Net",
+        deadline="22s",
+        batch=64,
+        settings=("name=a b",),
+        job_class=ClassName.SOFT,
+        where=("--pool", "lab"),
+    )
+    assert wish.command() == (
+        "eflow submit 'my file.py:Net' --deadline 22s --batch 64 --class soft --set 'name=a b' --pool lab"
+    )
+
+
+def test_a_schedule_in_words() -> None:
+    schedule = (
+        ShareSegment(start_s=0.0, end_s=40.0, num_gpus=1),
+        ShareSegment(start_s=40.0, end_s=120.0, num_gpus=4),
+    )
+    assert schedule_in_words(schedule) == "1 GPU for 40.0s, then 4 GPUs for 1m 20s"
