@@ -1,0 +1,91 @@
+"""Heartbeats, and the fence: workers live only as long as this node can see the end of the ledger.
+
+The monitor counts a node as lost after `heartbeat_timeout_s` of silence, and its jobs are then placed elsewhere. So a
+node that sees no more of the ledger ends its workers after half of that, by itself. The sign of sight is a
+round trip to the ledger's leader, followed by a fold up to the end that it named: it fails with the network, with
+NATS, with a cluster that lost its majority, and with a reader that lags.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from services.executor.model import Membership, State, report
+from services.executor.notes import ContactLost, ContactRestored
+from shared.errors import Retry
+from shared.messages import codec, subjects
+from shared.runtime.bus import Bus
+from shared.runtime.clock import Clock
+from shared.runtime.host import Host
+
+BEAT_S = 0.5
+FENCE_PART = 0.5  # of heartbeat_timeout_s: the rest is for killing, and for clocks that differ in speed
+_LOOK_S = 0.1
+_FOLD_POLL_S = 0.01
+
+
+class Heartbeat:
+    """end_workers: kills every worker at once; called when the fence falls."""
+
+    def __init__(
+        self, host: Host[State], bus: Bus, pool: str, clock: Clock, log: Any, end_workers: Callable[[], None]
+    ) -> None:
+        self._host, self._bus, self._pool, self._clock, self._log = host, bus, pool, clock, log
+        self._end_workers = end_workers
+        self._in_sight_s = math.inf  # when the ledger's end was last known to be folded; inf: not yet at all
+
+    async def run(self) -> None:
+        """For ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat(), name="beat")
+            tasks.create_task(self._look_for_the_end(), name="look for the ledger's end")
+            tasks.create_task(self._fence(), name="fence")
+
+    async def _beat(self) -> None:
+        subject = subjects.telemetry(self._pool, self._host.state.node_id)
+        while True:
+            if self._host.state.membership is Membership.MEMBER:
+                await self._tell(subject)
+            await asyncio.sleep(BEAT_S)
+
+    async def _tell(self, subject: str) -> None:
+        now_s = self._clock.now_s()
+        heartbeat = report(self._host.state, now_s)
+        try:
+            await self._bus.publish(subject, codec.encode(heartbeat, id="", recorded_at_s=now_s))
+        except Retry as error:
+            self._log.debug("heartbeat lost", error=str(error))
+
+    async def _look_for_the_end(self) -> None:
+        while True:
+            asked_s = time.monotonic()
+            try:
+                end = await self._bus.last_sequence(self._pool)
+            except Retry as error:
+                self._log.debug("ledger out of sight", error=str(error))
+            else:
+                while self._host.folded.sequence < end:  # noqa: ASYNC110 - the host tells nobody of a fold
+                    await asyncio.sleep(_FOLD_POLL_S)
+                self._in_sight_s = asked_s
+            await asyncio.sleep(max(_LOOK_S, asked_s + BEAT_S - time.monotonic()))
+
+    async def _fence(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            silence_s = time.monotonic() - self._in_sight_s
+            if silence_s > FENCE_PART * self._host.folded.config.heartbeat_timeout_s:
+                await self._stay_cut_off(silence_s)
+
+    async def _stay_cut_off(self, silence_s: float) -> None:
+        """End the workers; go on when the ledger's end is in sight again."""
+        last_in_sight_s = self._in_sight_s
+        self._log.warning("ContactLost", silence_s=round(silence_s, 2))
+        self._host.note(ContactLost(silence_s=silence_s))
+        self._end_workers()
+        while self._in_sight_s == last_in_sight_s:
+            await asyncio.sleep(_LOOK_S)
+            self._end_workers()  # one may have been about to start
+        self._log.info("ContactRestored")
+        self._host.note(ContactRestored())

@@ -1,0 +1,97 @@
+"""What the executor is told beside the settings of every service, and what it finds out about its machine."""
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from shared.messages.limits import MAX_GPUS
+from shared.runtime.settings import Reader
+
+CPU_PART = 0.8  # of the cores that slots may use together; the rest is for the services
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def num_visible_gpus(environment: Mapping[str, str]) -> int:
+    """GPUs that a worker of this process would see: of the driver's, those that CUDA_VISIBLE_DEVICES leaves."""
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    installed = sum(line.startswith("GPU ") for line in listing.splitlines())
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not installed:
+        return installed
+    named = [name.strip() for name in visible.split(",") if name.strip()]
+    return len(named[: named.index("-1")]) if "-1" in named else len(named)
+
+
+def reachable_host(nats_url: str) -> str:
+    """This machine's address on the way to NATS; loopback if NATS is here, for then so is everybody."""
+    first = nats_url.split(",")[0].strip()
+    parts = urlsplit(first if "://" in first else f"nats://{first}")
+    nats_host = parts.hostname or ""
+    if nats_host in _LOOPBACK:
+        return "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((nats_host, parts.port or 4222))  # sends nothing: it only picks the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def _token(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:64] or "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings:
+    """See each variable; all have defaults that fit a machine with GPUs as well as a laptop without."""
+
+    node_id: str  # EF_NODE_ID: one executor each; the host's name
+    device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
+    num_gpus: int  # EF_SLOTS: GPUs, or CPU slots where there are none
+    cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
+    advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
+    stop_grace_s: float  # EF_STOP_GRACE_S: from the wish to stop at a step boundary to the kill
+
+    @classmethod
+    def from_environment(
+        cls,
+        nats_url: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        discovered_gpus: Callable[[Mapping[str, str]], int] = num_visible_gpus,
+    ) -> "ExecutorSettings":
+        """Raises BadSettings, naming every variable that is wrong. discovered_gpus: asked for GPUs to use."""
+        given = os.environ if environment is None else environment
+        read = Reader(given)
+        found = 0 if given.get("EF_DEVICE") == "cpu" else discovered_gpus(given)
+        read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
+        cores = num_cores()
+        num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=found or MAX_GPUS)
+        fair_share = 1.0 if found else min(1.0, CPU_PART * cores / num_gpus)
+        settings = cls(
+            node_id=read.token("EF_NODE_ID", _token(socket.gethostname())),
+            device="cuda" if found else "cpu",
+            num_gpus=num_gpus,
+            cpu_share=read.number("EF_CPU_SHARE", fair_share, low=0.001, high=1e4),
+            advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
+            stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),
+        )
+        read.check()
+        return settings

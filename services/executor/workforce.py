@@ -1,0 +1,189 @@
+"""The executor's hands: the worker processes of this node, as the policy's actions want them."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.executor.code_archive import CodeArchive, CodeUnusable
+from services.executor.fork_server import Exited
+from services.executor.launcher import OnEvent, WorkerEvent, WorkerHandle
+from services.executor.notes import (
+    Action,
+    Depart,
+    Ended,
+    KillWorkers,
+    Note,
+    Said,
+    StartWorker,
+    StopWorkers,
+    TellRendezvous,
+    WorkerId,
+)
+from services.executor.settings import ExecutorSettings
+from shared.errors import ElasticFlowError
+from shared.messages.worker_channel import (
+    Assignment,
+    ExitCode,
+    Failed,
+    JoinRendezvous,
+    StopAtBoundary,
+    ToWorker,
+)
+
+
+class Launching(Protocol):
+    """What starts processes; `launcher.Launcher` in earnest."""
+
+    async def start(self) -> None: ...
+    async def launch(self, assignment: Assignment) -> WorkerHandle: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Post:
+    """A worker from the wish to its end. unsent: what it is to hear once it has a channel."""
+
+    handle: WorkerHandle | None = None
+    launching: bool = False
+    unwanted: bool = False
+    unsent: list[ToWorker] = field(default_factory=list)
+    starting: asyncio.Task[None] | None = None
+
+
+class Workforce:
+    """note: where a worker's words and end go; depart: what to do when nothing is left to do."""
+
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        data_dir: Path,
+        code: CodeArchive,
+        *,
+        make_launcher: Callable[[OnEvent], Launching],
+        note: Callable[[Note], None],
+        depart: Callable[[Depart], None],
+        log: Any,
+    ) -> None:
+        self._settings, self._data_dir, self._code = settings, data_dir, code
+        self._launcher = make_launcher(self._on_event)
+        self._note, self._depart, self._log = note, depart, log
+        self._posts: dict[WorkerId, _Post] = {}
+        self._tasks = asyncio.TaskGroup()
+
+    async def open(self) -> None:
+        """Return once no worker of an earlier incarnation is left, and new ones can be started."""
+        await self._launcher.start()
+
+    async def run(self) -> None:
+        """Start workers as `act` asks for them, until cancelled."""
+        async with self._tasks:
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Kill what is left; return when it is gone."""
+        self.kill_all()
+        await self._launcher.close()
+
+    def act(self, action: Action) -> None:
+        """One action of the policy; does not block."""
+        match action:
+            case StartWorker():
+                post = self._posts[action.worker] = _Post()
+                post.starting = self._tasks.create_task(self._start(action, post))
+            case TellRendezvous():
+                for worker in self._of_generation(action):
+                    if worker.rank != 0:
+                        self._send(worker, JoinRendezvous(address=action.address))
+            case StopWorkers():
+                self._log.info("StopWorkers", job_id=action.job_id, generation=action.generation)
+                for worker in self._of_generation(action):
+                    self._send(worker, StopAtBoundary())
+            case KillWorkers():
+                self._log.info("KillWorkers", job_id=action.job_id, generation=action.generation)
+                for worker in self._of_generation(action):
+                    self._kill(worker)
+            case Depart():
+                self._depart(action)
+
+    def kill_all(self) -> None:
+        for worker in tuple(self._posts):
+            self._kill(worker)
+
+    def _of_generation(self, action: TellRendezvous | StopWorkers | KillWorkers) -> list[WorkerId]:
+        return [worker for worker in self._posts if worker[:2] == (action.job_id, action.generation)]
+
+    def _send(self, worker: WorkerId, message: ToWorker) -> None:
+        post = self._posts[worker]
+        if post.handle is not None:
+            post.handle.send(message)
+        else:
+            post.unsent.append(message)
+
+    def _kill(self, worker: WorkerId) -> None:
+        post = self._posts[worker]
+        if post.unwanted:
+            return
+        post.unwanted = True
+        if post.handle is not None:
+            post.handle.kill()
+        elif not post.launching and post.starting is not None:  # it waits for code; there is no process yet
+            post.starting.cancel()
+            self._ended(Ended(worker=worker, exit_code=ExitCode.DONE))
+
+    # -- starting ----------------------------------------------------------------------------------------
+
+    async def _start(self, action: StartWorker, post: _Post) -> None:
+        worker = action.worker
+        try:
+            code_path = await self._code.folder(action.spec.code_digest)
+            post.launching = True  # from here on a process may exist: it is killed once it is known
+            handle = await self._launcher.launch(self._assignment(action, code_path))
+        except CodeUnusable as error:
+            self._note(Said(worker=worker, message=Failed(error=str(error))))
+            self._ended(Ended(worker=worker, exit_code=ExitCode.FAILED))
+        except (ElasticFlowError, OSError) as error:  # no process, no disk: another try may do
+            self._ended(Ended(worker=worker, explanation=str(error)))
+        else:
+            self._log.info("StartWorker", **worker._asdict(), pid=handle.pid, purpose=action.purpose)
+            post.handle = handle
+            for message in post.unsent:
+                handle.send(message)
+            if post.unwanted:
+                handle.kill()
+
+    def _assignment(self, action: StartWorker, code_path: str) -> Assignment:
+        job_id, generation, rank = action.worker
+        return Assignment(
+            job_id=job_id,
+            generation=generation,
+            rank=rank,
+            world_size=action.world_size,
+            spec=action.spec,
+            purpose=action.purpose,
+            checkpoint_dir=str(self._data_dir / "checkpoints" / job_id),
+            code_path=code_path,
+            device=self._settings.device,
+            gpu_index=action.gpu_index,
+            cpu_share=self._settings.cpu_share,
+            advertise_host=self._settings.advertise_host,
+            rendezvous=action.rendezvous,
+        )
+
+    # -- hearing -----------------------------------------------------------------------------------------
+
+    def _on_event(self, handle: WorkerHandle, event: WorkerEvent) -> None:
+        assignment = handle.assignment
+        worker = WorkerId(assignment.job_id, assignment.generation, assignment.rank)
+        if isinstance(event, Exited):
+            self._log.info("WorkerEnded", **worker._asdict(), exit_code=event.code, signal=event.signal)
+            self._ended(Ended(worker=worker, exit_code=event.code, signal=event.signal))
+        else:
+            self._note(Said(worker=worker, message=event))
+
+    def _ended(self, note: Ended) -> None:
+        with contextlib.suppress(KeyError):  # its last words may come after it was given up
+            del self._posts[note.worker]
+            self._note(note)

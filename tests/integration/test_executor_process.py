@@ -1,0 +1,134 @@
+"""Executors as processes of their own, with real workers: over two nodes, through a resize, to a clean end."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elasticflow.packaging import Package, package
+from services.executor.processes import marked_processes, wait_until_gone
+from shared.messages import events
+from shared.runtime import streams
+from shared.runtime.bus import Bus
+from shared.runtime.nats_bus import connect_nats
+from shared.runtime.nats_server import EmbeddedServer
+from tests.planned_ledger import POOL, Ledger
+
+ROOT = Path(__file__).parents[2]
+TRAINING_FUNCTIONS = ROOT / "tests" / "training" / "training_functions.py"
+
+
+@pytest.fixture
+async def bus(nats_server: EmbeddedServer) -> AsyncIterator[Bus]:
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    yield bus
+    await bus.close()
+
+
+@contextmanager
+def executor(nats_server: EmbeddedServer, data_dir: Path, node_id: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of one node with two CPU slots; its output is shown if the test fails."""
+    settings = {
+        "NATS_URL": nats_server.url,
+        "EF_POOL": POOL,
+        "EF_DATA_DIR": str(data_dir),
+        "EF_NODE_ID": node_id,
+        "EF_DEVICE": "cpu",
+        "EF_SLOTS": "2",
+        "EF_CPU_SHARE": "1",
+        "EF_DIE_WITH_PARENT": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.executor"], cwd=ROOT, env=os.environ | settings
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        left = marked_processes({"EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir)})
+        wait_until_gone([worker.pid for worker in left if worker.pid != process.pid])
+
+
+def points() -> Package:
+    return package(f"{TRAINING_FUNCTIONS}:Points")
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    return process.wait(timeout=60)
+
+
+async def test_a_job_trains_over_two_nodes_shrinks_and_finishes(
+    nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
+) -> None:
+    code = points()
+    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    ledger = Ledger(bus)
+    with (
+        executor(nats_server, tmp_path, "node-0") as first,
+        executor(nats_server, tmp_path, "node-1") as second,
+    ):
+        await ledger.until_told(events.NodeJoined, count=2)
+        await ledger.place(
+            "a",
+            1,
+            *("node-0:0", "node-1:1"),
+            training_function=code.training_function,
+            code_digest=code.code_digest,
+            global_batch_size=16,
+            max_iterations=400,
+            hyperparameters={"step_s": 0.005},
+        )
+        started = await ledger.until_told(events.GenerationStarted)
+        assert (started.num_gpus, started.iteration) == (2, 0)
+        await ledger.place("a", 2, "node-1:0")
+        resumed = await ledger.until_told(events.GenerationStarted, count=2)
+        assert resumed.iteration > 0
+        finished = await ledger.until_told(events.JobFinished)
+        assert (finished.iteration, finished.condition) == (400, "max_iterations")
+        for process in (first, second):
+            process.send_signal(signal.SIGTERM)
+        left = await ledger.until_told(events.NodeLost, count=2)
+        assert left.reason == "left"
+        assert [await asyncio.to_thread(exit_code, process) for process in (first, second)] == [0, 0]
+    assert not [message for message in ledger.told if isinstance(message, events.WorkerCrashed)]
+    assert not marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})
+
+
+async def test_a_killed_executor_comes_back_and_goes_on_from_the_checkpoint(
+    nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
+) -> None:
+    code = points()
+    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    ledger = Ledger(bus)
+    job = {
+        "training_function": code.training_function,
+        "code_digest": code.code_digest,
+        "global_batch_size": 16,
+        "max_iterations": 10**6,
+        "hyperparameters": {"step_s": 0.005},
+    }
+    with executor(nats_server, tmp_path, "node-0") as process:
+        await ledger.until_told(events.NodeJoined)
+        await ledger.place("a", 1, "node-0:0", **job)
+        await ledger.until_told(events.GenerationStarted)
+        await ledger.place("a", 2, "node-0:0", "node-0:1")
+        resumed = await ledger.until_told(events.GenerationStarted, count=2)
+        process.kill()
+    with executor(nats_server, tmp_path, "node-0") as process:
+        await ledger.until_told(events.NodeJoined, count=2)
+        assert ledger.state.live_jobs["a"].broken
+        assert len(marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})) == 1  # the new server
+        await ledger.place("a", 3, "node-0:1")
+        again = await ledger.until_told(events.GenerationStarted, count=3)
+        assert again.iteration >= resumed.iteration > 0
+        process.send_signal(signal.SIGTERM)
+        await ledger.until_told(events.NodeLost)
+        assert await asyncio.to_thread(exit_code, process) == 0

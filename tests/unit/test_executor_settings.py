@@ -1,0 +1,88 @@
+"""What an executor makes of its environment and of its machine."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.executor.settings import ExecutorSettings, num_cores, num_visible_gpus, reachable_host
+from shared.errors import BadSettings
+
+LOCAL = "nats://token@127.0.0.1:4222"
+
+
+def read(environment: dict[str, str], *, num_gpus: int = 0, nats_url: str = LOCAL) -> ExecutorSettings:
+    return ExecutorSettings.from_environment(nats_url, environment, discovered_gpus=lambda _: num_gpus)
+
+
+def test_without_gpus_the_cores_are_shared_out() -> None:
+    settings = read({"EF_NODE_ID": "n"})
+    assert (settings.device, settings.num_gpus, settings.advertise_host) == ("cpu", num_cores(), "127.0.0.1")
+    assert settings.cpu_share == pytest.approx(0.8)
+    assert read({"EF_SLOTS": "4"}).cpu_share == pytest.approx(min(1.0, 0.8 * num_cores() / 4))
+
+
+def test_gpus_are_offered_whole() -> None:
+    settings = read({}, num_gpus=8)
+    assert (settings.device, settings.num_gpus, settings.cpu_share) == ("cuda", 8, 1.0)
+    assert read({"EF_SLOTS": "2"}, num_gpus=8).num_gpus == 2
+    assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "3"}, num_gpus=8).device == "cpu"
+
+
+def test_every_wrong_variable_is_named() -> None:
+    wrong = {"EF_NODE_ID": "a.b", "EF_DEVICE": "cuda", "EF_SLOTS": "0", "EF_CPU_SHARE": "much"}
+    with pytest.raises(BadSettings) as raised:
+        read(wrong)
+    assert [problem.split("=")[0] for problem in raised.value.problems] == [
+        "EF_DEVICE",
+        "EF_SLOTS",
+        "EF_NODE_ID",
+        "EF_CPU_SHARE",
+    ]
+
+
+def test_more_slots_than_gpus_are_refused() -> None:
+    with pytest.raises(BadSettings, match="EF_SLOTS"):
+        read({"EF_SLOTS": "9"}, num_gpus=8)
+
+
+def test_the_default_node_id_is_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-7.cluster.local")
+    assert read({}).node_id == "gpu-7-cluster-local"
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("nats://localhost:4222", "127.0.0.1"),
+        ("127.0.0.1:4222", "127.0.0.1"),
+        ("tls://user:secret@[::1]:4222,nats://elsewhere:4222", "127.0.0.1"),
+    ],
+)
+def test_beside_nats_the_loopback_is_enough(url: str, host: str) -> None:
+    assert reachable_host(url) == host
+
+
+def test_elsewhere_it_is_the_host_or_its_address_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-7")
+    assert reachable_host("nats://no-such-host.invalid:4222") == "gpu-7"
+    assert read({"EF_ADVERTISE_HOST": "10.1.1.1"}, nats_url="nats://far:4222").advertise_host == "10.1.1.1"
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 2), ("", 0), ("1", 1), ("0,1", 2), ("0,-1,1", 1), ("GPU-a1b2", 1)]
+)
+def test_visible_gpus_are_counted_as_cuda_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'GPU 0: H (UUID: a)'\necho '  MIG 1g'\necho 'GPU 1: H (UUID: b)'\n")
+    driver.chmod(driver.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert num_visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert num_visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == 0
