@@ -10,7 +10,7 @@ from shared.messages.pool_state import Job, Phase
 def ends(
     state: State, job: Job | None, workers: tuple[Worker, ...], now_s: float
 ) -> list[StopWorkers | KillWorkers]:
-    """Which running workers should not run: at a step boundary where that saves steps, else at once."""
+    """Which running workers should not run: in their own time where that saves something, else at once."""
     outputs: list[StopWorkers | KillWorkers] = []
     for generation in sorted({worker.id.generation for worker in workers if worker.runs}):
         if _is_wanted(state, job, generation):
@@ -18,7 +18,7 @@ def ends(
         group = [worker for worker in workers if worker.runs and worker.id.generation == generation]
         job_id = group[0].id.job_id
         overdue = any((at_s := kill_due_s(state, w)) is not None and at_s <= now_s for w in group)
-        if overdue or not _has_steps_to_save(job, group):
+        if overdue or not _may_take_time(job, group):
             if not all(worker.kill_asked for worker in group):
                 outputs.append(KillWorkers(job_id=job_id, generation=generation))
         elif not all(worker.end_was_asked for worker in group):
@@ -26,9 +26,10 @@ def ends(
     return outputs
 
 
-def _has_steps_to_save(job: Job | None, group: list[Worker]) -> bool:
+def _may_take_time(job: Job | None, group: list[Worker]) -> bool:
+    """There are steps to save, or last lines to write."""
     if job is None or not job.live:
-        return False
+        return job is not None and job.phase is Phase.FINISHED
     broken = job.broken and group[0].id.generation == job.generation
     return not broken and any(worker.trains and worker.purpose == "train" for worker in group)
 

@@ -177,6 +177,13 @@ def test_a_finished_job_is_told_once_with_all_that_led_to_it() -> None:
     assert (job.phase, job.iteration, job.metrics) == (Phase.FINISHED, 100, {"loss": 0.5})
 
 
+def test_workers_of_a_finished_job_may_write_their_last_lines() -> None:
+    node = ExecutorNode().training(2).says(Finished(iteration=100, condition="metric")).ends()
+    assert node.acted == [STOP_A1]
+    node.at(NOW_S + 10.0)
+    assert node.acted == [STOP_A1, KILL_A1]
+
+
 def test_a_job_may_finish_while_it_is_being_stopped() -> None:
     node = ExecutorNode().training(1).place("node-0:1")
     node.says(Finished(iteration=100, condition="metric")).ends()
