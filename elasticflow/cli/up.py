@@ -20,7 +20,7 @@ from elasticflow.children import last_line
 from elasticflow.cli.options import DataDir, Json, Pool
 from elasticflow.cli.output import note, plain, print_json, say, say_line, table
 from elasticflow.endpoint import DEFAULT_POOL
-from elasticflow.errors import AlreadyRunning, StartFailed
+from elasticflow.errors import AlreadyRunning
 from elasticflow.run_file import DATA_DIR, RunFile, find_run_file, holder_of, read_run_file
 from elasticflow.supervisor import REPLICABLE, Supervisor, UpPlan
 from shared.errors import BadSettings
@@ -178,7 +178,8 @@ def _start_detached(data_dir: Path) -> RunFile:
         process.terminate()
         process.wait()
         raise
-    raise StartFailed("the pool", last_line(log_file).removeprefix("eflow: "), str(log_file))
+    note(last_line(log_file))  # it has said why, in one line, as we would have
+    raise typer.Exit(2)
 
 
 def read_config(file: Path) -> PoolConfig:
