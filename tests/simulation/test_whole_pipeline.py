@@ -25,7 +25,7 @@ from tests.scenarios import QUIET_MONITOR, random_scenario
 
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
 BAD_TIMES = replace(MANY_FAULTS, until_s=200.0)
-CALM, STORM = range(6), range(100, 112)
+CALM, STORM = range(6), range(110, 122)
 
 
 @cache
