@@ -20,7 +20,7 @@ ANSWER_TO = "Ef-Answer-To"  # header: where the sender wants to hear of a refusa
 MAX_PENDING = 256
 MAX_TRIES = 4  # deliveries of one message before it counts as poison
 PULL_TIMEOUT_S = 20.0
-ACK_WAIT_S = 30.0
+ACK_WAIT_S = 5.0  # so soon after a replica's death others decide what it had pulled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,13 @@ class Inbox:
         self._room.set()
 
     async def run(self) -> None:
-        """Pull for ever; a message that cannot be read never comes further than this."""
+        """For ever: pull, and hold on to what was pulled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._pull(), name="pull")
+            tasks.create_task(self._hold(), name="hold")
+
+    async def _pull(self) -> None:
+        """A message that cannot be read never comes further than this."""
         queue = await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
         while True:
             await self._room.wait()
@@ -61,6 +67,13 @@ class Inbox:
                 await self._receive(item)
             if len(self._pending) >= MAX_PENDING:
                 self._room.clear()
+
+    async def _hold(self) -> None:
+        """What waits here waits for the ledger: it is not handed on, nor counted as poison, while we live."""
+        while True:
+            await self._clock.sleep_until(self._clock.now_s() + ACK_WAIT_S / 3)
+            for pending in self._pending:
+                await pending.item.in_progress()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
         """The oldest wishes. One that came before and was not settled is judged alone: it may be poison."""

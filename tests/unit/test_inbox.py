@@ -1,0 +1,36 @@
+"""Wishes between being pulled and being acknowledged."""
+
+import asyncio
+
+from shared.messages import codec, subjects
+from shared.runtime.clock import VirtualClock
+from shared.runtime.inbox import ACK_WAIT_S, MAX_TRIES, Inbox
+from shared.runtime.logs import get_log
+from shared.runtime.memory_bus import MemoryBus
+from shared.runtime.telemetry import Metrics
+from tests.histories import submit
+
+
+async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() -> None:
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    news = asyncio.Event()
+    inbox = Inbox(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set)
+    running = asyncio.create_task(inbox.run())
+    data = codec.encode(submit("a"), id="wish", recorded_at_s=0.0)
+    await bus.append(subjects.submit("lab", "p"), data, message_id="wish")
+    await news.wait()
+    await clock.advance_to(2 * MAX_TRIES * ACK_WAIT_S)  # the ledger takes nothing for so long
+    rival = await bus.work("p", "admission", ack_wait_s=ACK_WAIT_S)
+    assert await rival.pull(1, 0.0) == []
+    assert [pending.command for pending in inbox.take(1)] == [submit("a")]
+
+    running.cancel()
+    await asyncio.wait({running})
+    pulling = asyncio.create_task(rival.pull(1, 2 * ACK_WAIT_S))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await clock.advance_to(clock.now_s() + ACK_WAIT_S)
+    (item,) = await pulling
+    assert (item.data, item.num_delivered) == (data, 2)
