@@ -52,7 +52,7 @@ class PoolConfig:
     resize_cost_s: DurationS = 4.0  # seconds without progress at each change of a job's share
     throughput_margin: Fraction = 0.1  # promises count on this much less than the measured curve
     deadline_slack_s: DurationS = 1.0  # promises are planned to end this much before their deadline
-    heartbeat_timeout_s: PositiveDurationS = 3.0  # silence after which a node is lost
+    heartbeat_timeout_s: PositiveDurationS = 6.0  # silence after which a node is lost
     stall_timeout_s: PositiveDurationS = 120.0  # without one iteration for so long a job has failed
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
     default_quota: TenantQuota = TenantQuota()

@@ -51,7 +51,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
                 state = _placed(state, placed, event.at_s)
             return state
         case events.ProfileCompleted():
-            return _profile_completed(state, event, sequence)
+            return _profile_completed(state, event)
         case events.NodeJoined():
             return _node_joined(state, event, sequence)
         case events.NodeLost():
@@ -259,7 +259,7 @@ def _placed(state: PoolState, placed: events.PlacedJob, at_s: float) -> PoolStat
         gpus=placed.gpus,
         placed_at_s=at_s,
         started_at_s=None,
-        broken=False,
+        broken=not all(_alive(state, gpu.node_id) for gpu in placed.gpus),  # lost while this was decided
         rendezvous="",
         iterations_per_s=None,
         at_risk=False,
@@ -272,9 +272,14 @@ def _all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
     current = (
         StoppingWorkers(generation=job.generation, node_id=node_id)
         for node_id in job.nodes
-        if node_id in state.nodes and state.nodes[node_id].alive
+        if _alive(state, node_id)
     )
     return (*job.stopping, *current)
+
+
+def _alive(state: PoolState, node_id: str) -> bool:
+    node = state.nodes.get(node_id)
+    return node is not None and node.alive
 
 
 def _measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
@@ -291,11 +296,11 @@ def _measured(state: PoolState, event: events.ThroughputMeasured, sequence: int)
     return _scheduling_event(state, sequence)
 
 
-def _profile_completed(state: PoolState, event: events.ProfileCompleted, sequence: int) -> PoolState:
+def _profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolState:
+    """No scheduling event: the allocator says it together with an allocation that knows it."""
     curve = state.curves.get(event.profile_key, _NO_CURVE)
     curve = replace(curve, iterations_per_s=event.iterations_per_s, complete=True)
-    state = replace(state, curves=state.curves.set(event.profile_key, curve))
-    return _scheduling_event(state, sequence)
+    return replace(state, curves=state.curves.set(event.profile_key, curve))
 
 
 # --- workers --------------------------------------------------------------------------------------------
@@ -332,8 +337,9 @@ def _checkpointed(job: Job, iteration: int) -> Job:
 
 def _workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
-    if gone not in job.stopping:
-        return job
+    if gone not in job.stopping:  # unasked: a node that leaves tells what it saved, its loss tells the rest
+        saved = event.iteration if event.generation == job.generation else None
+        return job if saved is None else _checkpointed(job, saved)
     job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
     if event.iteration is None:
         return job

@@ -46,9 +46,19 @@ def run_service(service: str, shell: Callable[[Process], Coroutine[Any, Any, Non
         if os.environ.get("EF_DIE_WITH_PARENT"):
             die_with_parent()
         asyncio.run(_run(service, settings, shell))
-    except ElasticFlowError as error:
-        print(f"{service}: {error}", file=sys.stderr)
+    except (ElasticFlowError, BaseExceptionGroup) as error:
+        expected = _expected(error)
+        if expected is None:
+            raise
+        print(f"{service}: {expected}", file=sys.stderr)
         sys.exit(2)
+
+
+def _expected(error: BaseException) -> ElasticFlowError | None:
+    """The failure that somebody has thought about, also out of a group of tasks that failed together."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _expected(inner))), None)
+    return error if isinstance(error, ElasticFlowError) else None
 
 
 async def _run(
