@@ -21,7 +21,7 @@ class Listening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The last heartbeat of a node."""
+    """The last heartbeat of a node, or the moment from which one could have been heard."""
 
     incarnation: str
     at_s: float
@@ -53,6 +53,10 @@ class State:
     listening_since_s: float | None = None
     listened_at_s: float = 0.0
 
+    def deaf(self, now_s: float) -> bool:
+        """Who was silent may have spoken: too long ago since we listened, or the clock was set back."""
+        return not 0.0 <= now_s - self.listened_at_s <= LISTENING_GAP_S
+
 
 def start(pool: PoolState) -> State:
     return State(pool=pool)
@@ -71,13 +75,21 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
 def observe(state: State, note: object, now_s: float) -> State:
     """Take in a heartbeat, or the sign that heartbeats can be heard."""
     if isinstance(note, Listening):
-        gap = state.listening_since_s is None or now_s - state.listened_at_s > LISTENING_GAP_S
-        return replace(
-            state, listened_at_s=now_s, listening_since_s=now_s if gap else state.listening_since_s
-        )
+        since_s = now_s if state.listening_since_s is None or state.deaf(now_s) else state.listening_since_s
+        return _expecting(replace(state, listened_at_s=now_s, listening_since_s=since_s), now_s)
     if isinstance(note, NodeReported):
         return _heard(state, note, now_s)
     return state
+
+
+def _expecting(state: State, now_s: float) -> State:
+    """Nodes that we meet have a full timeout from now: the time of their joining is of another clock."""
+    heard = state.heard
+    for node_id, node in state.pool.nodes.items():
+        known = heard.get(node_id)
+        if node.alive and (known is None or known.incarnation != node.incarnation):
+            heard = heard.set(node_id, Heard(incarnation=node.incarnation, at_s=now_s))
+    return replace(state, heard=heard)
 
 
 def _heard(state: State, reported: NodeReported, now_s: float) -> State:

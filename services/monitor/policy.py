@@ -3,7 +3,7 @@
 Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures); what was heard is in `model`.
 """
 
-from services.monitor.model import LISTENING_GAP_S, State, Watched, evolve, observe, start
+from services.monitor.model import State, Watched, evolve, observe, start
 from shared.messages.commands import Command
 from shared.messages.events import (
     JobAtRisk,
@@ -56,15 +56,14 @@ def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[F
 
 def _lost_nodes(state: State, now_s: float) -> list[NodeLost]:
     """Nodes that were silent for the whole timeout, while we could have heard them all the time."""
-    if state.listening_since_s is None or now_s - state.listened_at_s > LISTENING_GAP_S:
+    if state.listening_since_s is None or state.deaf(now_s):
         return []
     lost: list[NodeLost] = []
     for node_id, node in sorted(state.pool.nodes.items()):
         heard = state.heard.get(node_id)
-        last_s = max(state.listening_since_s, min(node.since_s, now_s))
-        if heard is not None and heard.incarnation == node.incarnation:
-            last_s = max(last_s, heard.at_s)
-        if node.alive and now_s - last_s > state.pool.config.heartbeat_timeout_s:
+        if not node.alive or heard is None or heard.incarnation != node.incarnation:
+            continue
+        if now_s - max(heard.at_s, state.listening_since_s) > state.pool.config.heartbeat_timeout_s:
             lost.append(NodeLost(node_id=node_id, incarnation=node.incarnation, reason="silent", at_s=now_s))
     return lost
 
@@ -88,8 +87,14 @@ def _given_up(state: State, job: Job, now_s: float) -> JobFailed | None:
 
 
 def _still_for_s(state: State, job: Job, now_s: float) -> float:
-    """Seconds since the job last moved: an iteration, or at least a new generation."""
-    moved_at_s = max(job.placed_at_s, job.progressed_at_s)
+    """Seconds since the job last moved: an iteration, or at least a new generation.
+
+    Only as far as we listened: nobody but the monitor tells of progress, so while it is away the ledger stands still
+    although the jobs do not.
+    """
+    if state.listening_since_s is None or state.deaf(now_s):
+        return 0.0
+    moved_at_s = max(job.placed_at_s, job.progressed_at_s, state.listening_since_s)
     watched = state.watched.get(job.job_id)
     if watched is not None and watched.generation == job.generation:
         moved_at_s = max(moved_at_s, watched.moved_at_s)

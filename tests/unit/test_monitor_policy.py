@@ -1,0 +1,271 @@
+"""Given a pool and what was heard of it, the monitor tells what follows, and nothing that it cannot know."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from services.monitor.model import Listening
+from services.monitor.policy import POLICY
+from shared.messages import events
+from shared.messages.events import NodeReported, PlacedJob, WorkerReport
+from tests import histories
+from tests.histories import NOW_S, History, gpus, spec
+
+TIMEOUT_S = 3.0
+BEAT_S = 0.5
+
+
+def pool(*num_gpus: int, **config: Any) -> History:
+    return histories.pool(*num_gpus, heartbeat_timeout_s=TIMEOUT_S, **config)
+
+
+def running(*job_ids: str, num_gpus: int = 4, deadline_s: float = NOW_S + 1_000.0, **config: Any) -> History:
+    """Jobs of 100 iterations, promised, each training on one GPU of node-0."""
+    history = pool(num_gpus, **config)
+    for number, job_id in enumerate(job_ids):
+        admitted = events.JobAdmitted(
+            job_id=job_id,
+            tenant="lab",
+            spec=spec(deadline_s=deadline_s),
+            deadline_s=deadline_s,
+            minimum_satisfactory_share=(),
+            gpu_seconds=100.0,
+            at_s=NOW_S,
+        )
+        placed = PlacedJob(job_id=job_id, generation=1, gpus=gpus(f"node-0:{number}"))
+        history.then(admitted, events.PlacementDecided(placements=(placed,), at_s=NOW_S)).started(job_id)
+    return history
+
+
+class Monitor:
+    """The policy as its host runs it: notes, then a judgement, whose facts are folded."""
+
+    def __init__(self, history: History) -> None:
+        self.state = POLICY.start(history.state)
+
+    def then(self, *messages: Any) -> None:
+        for message in messages:
+            self.state = POLICY.evolve(self.state, message, self.state.pool.sequence + 1)
+
+    def hears(self, now_s: float, *notes: Any, listening: bool = True) -> tuple[Any, ...]:
+        for note in (*notes, *((Listening(),) if listening else ())):
+            self.state = POLICY.observe(self.state, note, now_s)
+        facts = POLICY.decide(self.state, (), now_s)
+        self.then(*facts)
+        return facts
+
+    def hears_for(self, start_s: float, end_s: float, *notes: Any) -> list[Any]:
+        """The same notes at every beat."""
+        told, now_s = list[Any](), start_s
+        while now_s <= end_s:
+            told.extend(self.hears(now_s, *notes))
+            now_s += BEAT_S
+        return told
+
+    def trains(
+        self, start_s: float, end_s: float, rate: float, *job_ids: str, first: float = 0.0
+    ) -> list[Any]:
+        """node-0 reports these jobs as they do `rate` iterations/s."""
+        told, now_s = list[Any](), start_s
+        while now_s <= end_s:
+            done = int(first + rate * (now_s - start_s))
+            told.extend(self.hears(now_s, beat(*(report(job, done, rate=rate) for job in job_ids))))
+            now_s += BEAT_S
+        return told
+
+
+def beat(*workers: WorkerReport, node: str = "node-0", incarnation: str = "first-0") -> NodeReported:
+    return NodeReported(node_id=node, incarnation=incarnation, workers=workers, at_s=NOW_S)
+
+
+def report(job_id: str, iteration: int, *, rate: float | None = 1.0, **changes: Any) -> WorkerReport:
+    values = {"generation": 1, "rank": 0} | changes
+    return WorkerReport(job_id=job_id, iteration=iteration, iterations_per_s=rate, **values)
+
+
+def told(facts: Any, kind: type[Any]) -> list[Any]:
+    return [fact for fact in facts if isinstance(fact, kind)]
+
+
+# --- nodes ----------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_falls_silent_is_lost_once_after_the_timeout() -> None:
+    monitor = Monitor(pool(4, 4))
+    other = beat(node="node-1", incarnation="first-1")
+    assert monitor.hears_for(NOW_S, NOW_S + 5.0, beat(), other) == []
+    assert monitor.hears_for(NOW_S + 5.5, NOW_S + 5.0 + TIMEOUT_S, other) == []
+    facts = monitor.hears_for(NOW_S + 8.5, NOW_S + 20.0, other)
+    assert [(fact.node_id, fact.incarnation, fact.reason) for fact in facts] == [
+        ("node-0", "first-0", "silent")
+    ]
+    assert not monitor.state.pool.nodes["node-0"].alive
+
+
+def test_a_node_that_joined_and_never_spoke_is_lost() -> None:
+    facts = Monitor(pool(4)).hears_for(NOW_S, NOW_S + 2 * TIMEOUT_S)
+    assert [fact.node_id for fact in facts] == ["node-0"]
+
+
+def test_the_words_of_an_earlier_incarnation_keep_no_node_alive() -> None:
+    monitor = Monitor(pool(4))
+    assert told(monitor.hears_for(NOW_S, NOW_S + 2 * TIMEOUT_S, beat(incarnation="zeroth")), events.NodeLost)
+
+
+def test_a_monitor_that_starts_late_gives_every_node_a_full_timeout() -> None:
+    monitor = Monitor(pool(4, 4))
+    late_s = NOW_S + 3_600.0
+    assert monitor.hears(late_s) == ()
+    assert monitor.hears_for(late_s, late_s + TIMEOUT_S - BEAT_S) == []
+
+
+def test_silence_through_an_outage_of_the_bus_counts_for_nothing() -> None:
+    monitor = Monitor(pool(4))
+    monitor.hears_for(NOW_S, NOW_S + 5.0, beat())
+    for away_s in (2.0, 10.0, 600.0):  # a judgement without a sign of the bus, as when the ledger moves
+        assert monitor.hears(NOW_S + 5.0 + away_s, listening=False) == ()
+    back_s = NOW_S + 700.0
+    assert monitor.hears_for(back_s, back_s + TIMEOUT_S - BEAT_S) == []
+    assert told(monitor.hears_for(back_s + TIMEOUT_S, back_s + 2 * TIMEOUT_S), events.NodeLost)
+
+
+@pytest.mark.parametrize("skew_s", [-3_600.0, -10.0, 10.0, 3_600.0])
+def test_a_node_whose_clock_is_wrong_has_time_to_speak_first(skew_s: float) -> None:
+    monitor = Monitor(pool(4))
+    monitor.hears_for(NOW_S, NOW_S + 5.0, beat())
+    monitor.then(
+        events.NodeJoined(
+            node_id="late", incarnation="1", num_gpus=1, device="cpu", at_s=NOW_S + 5.0 + skew_s
+        )
+    )
+    assert monitor.hears_for(NOW_S + 5.5, NOW_S + 7.0, beat()) == []
+    assert told(monitor.hears_for(NOW_S + 7.5, NOW_S + 5.5 + 3 * TIMEOUT_S, beat()), events.NodeLost)
+
+
+# --- progress -------------------------------------------------------------------------------------------
+
+
+def test_progress_is_told_at_first_and_then_every_two_seconds() -> None:
+    facts = told(Monitor(running("a")).trains(NOW_S, NOW_S + 10.0, 2.0, "a"), events.JobProgressed)
+    times_s = [fact.at_s - NOW_S for fact in facts]
+    assert times_s[0] <= 1.0
+    assert all(2.0 <= late - early <= 2.5 for early, late in pairwise(times_s))
+    assert times_s[-1] >= 8.0
+    assert [fact.iteration for fact in facts] == [2 * int(at_s * 2) // 2 for at_s in times_s]
+
+
+def test_a_new_checkpoint_is_told_at_once() -> None:
+    monitor = Monitor(running("a"))
+    monitor.trains(NOW_S, NOW_S + 4.0, 2.0, "a")
+    monitor.hears(NOW_S + 4.5, beat(report("a", 9)))
+    (fact,) = monitor.hears(NOW_S + 5.0, beat(report("a", 10, checkpoint_iteration=10)))
+    assert (fact.iteration, fact.checkpoint_iteration) == (10, 10)
+
+
+@pytest.mark.parametrize("changes", [{"rank": 1}, {"generation": 0}, {"generation": 2}])
+def test_only_rank_0_of_the_current_generation_speaks_for_a_job(changes: dict[str, int]) -> None:
+    monitor = Monitor(running("a"))
+    assert (
+        told(monitor.hears_for(NOW_S, NOW_S + 5.0, beat(report("a", 5, **changes))), events.JobProgressed)
+        == []
+    )
+
+
+def test_a_broken_generation_makes_no_progress() -> None:
+    monitor = Monitor(running("a"))
+    monitor.then(crash("a", 1))
+    assert monitor.hears_for(NOW_S, NOW_S + 5.0, beat(report("a", 5))) == []
+
+
+# --- speed ----------------------------------------------------------------------------------------------
+
+
+def test_a_speed_like_the_curve_corrects_nothing() -> None:
+    monitor = Monitor(running("a"))
+    assert told(monitor.trains(NOW_S, NOW_S + 30.0, 1.05, "a"), events.ThroughputMeasured) == []
+
+
+@pytest.mark.parametrize("rate", [0.5, 2.0])
+def test_another_speed_moves_the_curve_until_it_fits(rate: float) -> None:
+    monitor = Monitor(running("a"))
+    facts = told(monitor.trains(NOW_S, NOW_S + 60.0, rate, "a"), events.ThroughputMeasured)
+    assert all(fact.source == "training" and fact.num_gpus == 1 for fact in facts)
+    assert facts[0].at_s >= NOW_S + 5.0
+    assert all(late.at_s - early.at_s >= 10.0 for early, late in pairwise(facts))
+    assert monitor.state.pool.curves["linear/b64"].iterations_per_s[1] == pytest.approx(rate, rel=0.1)
+
+
+# --- risk -----------------------------------------------------------------------------------------------
+
+
+def test_a_job_too_slow_for_its_deadline_on_all_gpus_is_at_risk_once() -> None:
+    monitor = Monitor(running("a", num_gpus=1, deadline_s=NOW_S + 120.0))
+    risks = told(monitor.trains(NOW_S, NOW_S + 60.0, 0.1, "a"), events.JobAtRisk)
+    assert [(risk.job_id, risk.generation, risk.deadline_s) for risk in risks] == [("a", 1, NOW_S + 120.0)]
+    assert monitor.state.pool.live_jobs["a"].at_risk
+
+
+def test_a_job_in_time_is_not_at_risk() -> None:
+    monitor = Monitor(running("a", num_gpus=1, deadline_s=NOW_S + 120.0))
+    assert told(monitor.trains(NOW_S, NOW_S + 60.0, 1.0, "a"), events.JobAtRisk) == []
+
+
+def test_a_promised_job_that_stands_still_is_at_risk() -> None:
+    monitor = Monitor(running("a"))
+    monitor.trains(NOW_S, NOW_S + 10.0, 1.0, "a")
+    still = beat(report("a", 10))
+    assert told(monitor.hears_for(NOW_S + 10.5, NOW_S + 35.0, still), events.JobAtRisk) == []
+    (risk,) = told(monitor.hears_for(NOW_S + 35.5, NOW_S + 60.0, still), events.JobAtRisk)
+    assert risk.projected_finish_s is None
+
+
+# --- the end --------------------------------------------------------------------------------------------
+
+
+def crash(job_id: str, generation: int) -> events.WorkerCrashed:
+    return events.WorkerCrashed(
+        job_id=job_id, generation=generation, node_id="node-0", rank=0, explanation="signal 11", at_s=NOW_S
+    )
+
+
+def again(job_id: str, generation: int) -> tuple[Any, ...]:
+    """A new generation in the place of a broken one, and its crash."""
+    placed = PlacedJob(job_id=job_id, generation=generation, gpus=gpus("node-0:0"))
+    return events.PlacementDecided(placements=(placed,), at_s=NOW_S), crash(job_id, generation)
+
+
+def test_a_job_that_crashes_too_often_fails() -> None:
+    monitor = Monitor(running("a", max_restarts=2))
+    monitor.then(crash("a", 1), *again("a", 2))
+    assert monitor.hears(NOW_S, beat()) == ()
+    monitor.then(*again("a", 3))
+    (failed,) = monitor.hears(NOW_S + 0.5, beat())
+    assert isinstance(failed, events.JobFailed)
+    assert "3 times" in failed.error
+    assert "a" not in monitor.state.pool.live_jobs
+
+
+def test_a_job_that_never_moves_fails_in_the_end() -> None:
+    monitor = Monitor(running("a", stall_timeout_s=60.0))
+    assert told(monitor.hears_for(NOW_S, NOW_S + 60.0, beat(report("a", 0))), events.JobFailed) == []
+    assert told(monitor.hears_for(NOW_S + 60.5, NOW_S + 70.0, beat(report("a", 0))), events.JobFailed)
+
+
+def test_a_monitor_that_was_away_fails_no_job_that_went_on_without_it() -> None:
+    """Nobody else tells of progress: the ledger knows none of the time in which no monitor ran."""
+    monitor = Monitor(running("a", deadline_s=NOW_S + 10_000.0))
+    late_s = NOW_S + 3_600.0
+    assert monitor.hears(late_s, listening=False) == ()
+    assert monitor.hears(late_s) == ()
+    facts = monitor.trains(late_s + 0.5, late_s + 10.0, 1.0, "a", first=50)
+    assert {type(fact) for fact in facts} == {events.JobProgressed}
+
+
+def test_an_outage_of_the_bus_fails_no_job() -> None:
+    monitor = Monitor(running("a", deadline_s=NOW_S + 10_000.0))
+    monitor.trains(NOW_S, NOW_S + 10.0, 1.0, "a")
+    back_s = NOW_S + 700.0
+    assert not told(monitor.hears(back_s - 1.0, listening=False), events.JobFailed)
+    facts = monitor.trains(back_s, back_s + 5.0, 1.0, "a", first=11)
+    assert {type(fact) for fact in facts} == {events.JobProgressed}
