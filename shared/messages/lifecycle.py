@@ -337,9 +337,8 @@ def _checkpointed(job: Job, iteration: int) -> Job:
 
 def _workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
-    if gone not in job.stopping:  # unasked: a node that leaves tells what it saved, its loss tells the rest
-        saved = event.iteration if event.generation == job.generation else None
-        return job if saved is None else _checkpointed(job, saved)
+    if gone not in job.stopping:
+        return job
     job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
     if event.iteration is None:
         return job
