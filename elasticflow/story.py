@@ -15,6 +15,8 @@ from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, PoolState
 from shared.messages.summary import gpus_in_words
 
+_REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__)
+
 Entry = tuple[int, float, Event | PlanDecided | None]  # sequence, stored at, message
 
 
@@ -60,9 +62,14 @@ class _Teller:
             self._causes = [(heard, cause) for heard, cause in self._causes if heard > based_on]
 
     def _tell(self, sentence: Sentence) -> None:
-        """Of several reports of progress in a row only the last is news."""
-        if self.told and self.told[-1].type == sentence.type == events.JobProgressed.__name__:
-            self.told.pop()
+        """Of several reports in a row only the last of each kind is news."""
+        for index in reversed(range(len(self.told))):
+            earlier = self.told[index]
+            if sentence.type not in _REPORTS or earlier.type not in _REPORTS:
+                break
+            if earlier.type == sentence.type:
+                del self.told[index]
+                break
         self.told.append(sentence)
 
     def _sentence(self, event: Event, before: PoolState, based_on: int) -> str:

@@ -36,7 +36,7 @@ HEALTHY_WITHIN_S = 60.0
 GIVE_UP_AFTER = 4  # ends before the first healthy moment
 _POLL_S = 0.2
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
-_CONNECT_WAIT_S = 10.0
+_CONNECT_WAIT_S = 5.0
 _HOST = "127.0.0.1"
 
 Report = Callable[[str], None]
@@ -127,10 +127,13 @@ class Supervisor:
             self._server.stop()
 
     async def _keep_nats(self, server: EmbeddedServer) -> None:
-        """Start the server again on its port and store whenever it is gone."""
+        """Start the server again on its port and store whenever it is gone, or its disk is not what it was."""
         retry_s = _FIRST_RETRY_S
         while True:
-            if server.pid is not None:
+            if server.pid is not None and server.has_wrong_bound:
+                self._report(f"the disk of {server.store_dir} ran low, or has room again")
+                server.stop()
+            elif server.pid is not None:
                 retry_s = _FIRST_RETRY_S
                 await asyncio.sleep(_POLL_S)
                 continue

@@ -65,11 +65,14 @@ def eflow(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Deadline-guaranteed, elastic training: say what to train and by when, never on how many GPUs.
+    """Deadline-guaranteed, elastic training: say what to train and by when, never
+    on how many GPUs.
 
-    Start here: [bold]eflow up[/bold], then [bold]eflow submit train.py --deadline 10m[/bold].
+    Start here: [bold]eflow up[/bold], then [bold]eflow submit train.py
+    --deadline 10m[/bold].
 
-    Exit codes: 0 yes, 1 no (a job is rejected, a check fails), 2 wrong usage or no connection, 130 Ctrl-C.
+    Exit codes: 0 yes, 1 no (a job is rejected, a check fails), 2 wrong usage or
+    no connection, 130 Ctrl-C.
     """
     configure_logs(level=os.environ.get("EF_LOG_LEVEL", "warning"))
 

@@ -29,7 +29,8 @@ def events(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show the ledger, message by message: every decision and every fact, with its sequence and time.
+    """Show the ledger, message by message: every decision and every fact, with its
+    sequence and time.
 
     With --json one JSON array; with --json --follow one JSON value a line.
 
@@ -68,7 +69,8 @@ def export(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write the whole ledger into one file, as raw as it is stored; it needs no NATS to be replayed.
+    """Write the whole ledger into one file, as raw as it is stored; it needs no
+    NATS to be replayed.
 
     \b
     Examples:

@@ -1,5 +1,7 @@
 """`eflow jobs` and `eflow cancel`."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -7,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
-from elasticflow.cli.output import bar, print_json, say, say_line, state_word, table
+from elasticflow.cli.output import bar, console, print_json, say, say_line, state_word, table
 from elasticflow.client import Client
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import JobView, job_views
@@ -52,7 +54,8 @@ def cancel(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a job and free its GPUs; its last checkpoint stays. Exit code 1 if there is nothing to cancel.
+    """Stop a job and free its GPUs; its last checkpoint stays. Exit code 1 if
+    there is nothing to cancel.
 
     \b
     Examples:
@@ -76,35 +79,22 @@ def cancel(
 
 
 def jobs_table(views: tuple[JobView, ...], now_s: float) -> Table:
+    """All columns where there is room for them, else those that are watched."""
+    wide = console().width >= _WIDE
+    columns = [column for column in _COLUMNS if wide or column.in_narrow]
     return table(
-        "JOB",
-        "STATE",
-        "CLASS",
-        "GPUS",
-        "PROGRESS",
-        "ITERATION",
-        "RATE/S",
-        "FINISH",
-        "DEADLINE",
-        "MARGIN",
-        right=("GPUS", "ITERATION", "RATE/S", "FINISH", "DEADLINE", "MARGIN"),
-        rows=(_row(view, now_s) for view in views),
+        *(column.name for column in columns),
+        right=tuple(column.name for column in columns if column.right),
+        rows=(tuple(column.cell(view, now_s) for column in columns) for view in views),
     )
 
 
-def _row(view: JobView, now_s: float) -> tuple[Text | str, ...]:
-    return (
-        view.job_id,
-        state_word(view.activity),
-        view.job_class.replace("_", "-"),
-        str(view.num_gpus or "-"),
-        bar(view.progress),
-        f"{view.iteration}/{view.max_iterations}",
-        f"{view.iterations_per_s:.1f}" if view.iterations_per_s else "-",
-        _time(view.expected_finish_s, now_s),
-        _time(view.deadline_s, now_s),
-        margin_word(view),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    name: str
+    cell: Callable[[JobView, float], Text | str]
+    right: bool = False
+    in_narrow: bool = True
 
 
 def _time(at_s: float | None, now_s: float) -> str:
@@ -117,3 +107,27 @@ def margin_word(view: JobView) -> Text:
         return Text("-")
     style = "red" if view.margin_s < 0 else "yellow" if view.at_risk else "green"
     return Text(duration_in_words(view.margin_s), style=style)
+
+
+_WIDE = 100  # columns of the terminal
+_COLUMNS = (
+    _Column(name="JOB", cell=lambda view, _: view.job_id),
+    _Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
+    _Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), in_narrow=False),
+    _Column(name="GPUS", cell=lambda view, _: str(view.num_gpus or "-"), right=True),
+    _Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
+    _Column(name="ITERATION", cell=lambda view, _: f"{view.iteration}/{view.max_iterations}", right=True),
+    _Column(
+        name="RATE/S",
+        cell=lambda view, _: f"{view.iterations_per_s:.1f}" if view.iterations_per_s else "-",
+        right=True,
+    ),
+    _Column(
+        name="FINISH",
+        cell=lambda view, now_s: _time(view.expected_finish_s, now_s),
+        right=True,
+        in_narrow=False,
+    ),
+    _Column(name="DEADLINE", cell=lambda view, now_s: _time(view.deadline_s, now_s), right=True),
+    _Column(name="MARGIN", cell=lambda view, _: margin_word(view), right=True),
+)

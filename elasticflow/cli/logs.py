@@ -31,8 +31,8 @@ def logs(
 ) -> None:
     """Show the logs of a job's workers, each line with its generation and rank.
 
-    The files lie in the pool's data folder. Where they are on another machine, the traceback of a failed job
-    still comes from the ledger.
+    The files lie in the pool's data folder. Where they are on another machine,
+    the traceback of a failed job still comes from the ledger.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ NatsUrl = Annotated[
         show_default=False,
         metavar="URL",
         rich_help_panel=_WHERE,
-        help="NATS server, nats://[token@]host:port. Default: the pool that `eflow up` runs here.",
+        help="NATS server, nats://TOKEN@host:port. Default: the pool that `eflow up` runs here.",
     ),
 ]
 Pool = Annotated[

@@ -39,14 +39,15 @@ def replay(
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")] = False,
 ) -> None:
-    """Fold the ledger and show the pool as it was; or take every decision again and compare.
+    """Fold the ledger and show the pool as it was; or take every decision again
+    and compare.
 
     \b
     Examples:
-      eflow replay                                   the pool as its ledger says now
-      eflow replay run.ledger --until 120            after the message with sequence 120
-      eflow replay run.ledger --verify               decide everything again (exit 1 if anything differs)
-      eflow replay run.ledger --follow --job j1      the story of one job, step by step
+      eflow replay                                the pool as it is now
+      eflow replay run.ledger --until 120         after message 120
+      eflow replay run.ledger --verify            decide everything again
+      eflow replay run.ledger --follow --job j1   one job, step by step
     """
     options: list[str] = []
     for option, value in (

@@ -81,17 +81,19 @@ def up(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Start everything on this machine: NATS, the five services, and executors with CPU slots or GPUs.
+    """Start everything on this machine: NATS, the five services, and executors
+    with CPU slots or GPUs.
 
-    What dies is started again. Ctrl-C stops all of it, in order; what was accepted stays in the ledger, and the
-    next `eflow up` on the same folder goes on with it.
+    What dies is started again. Ctrl-C stops all of it, in order; what was
+    accepted stays in the ledger, and the next `eflow up` on the same folder
+    goes on with it.
 
     \b
     Examples:
       eflow up
       eflow up --nodes 1 --slots 8 --detach
       eflow up --replicas admission=3 --config pool.toml
-      eflow up --nats-host 0.0.0.0 --nats-port 4222     more nodes: `python -m services.executor` there
+      eflow up --nats-host 0.0.0.0 --nats-port 4222   (for more nodes)
     """
     plan = UpPlan(
         data_dir=data_dir.absolute(),
@@ -114,7 +116,8 @@ def up(
 
 
 def down(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Stop the pool that runs in this folder, in order; jobs go on with the next `eflow up`.
+    """Stop the pool that runs in this folder, in order; jobs go on with the next
+    `eflow up`.
 
     \b
     Examples:

@@ -31,9 +31,11 @@ def watch(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Watch nodes and jobs: phase, GPUs, progress, speed, finish and margin. Ctrl-C ends it.
+    """Watch nodes and jobs: phase, GPUs, progress, speed, finish and margin.
+    Ctrl-C ends it.
 
-    In a pipe it prints one line for each change; with --json one JSON value a line, the whole pool each time.
+    In a pipe it prints one line for each change; with --json one JSON value a
+    line, the whole pool each time.
 
     \b
     Examples:

@@ -26,8 +26,8 @@ def why(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Tell a job's story: what was promised on which numbers, each change of its GPUs and the cause of it,
-    crashes, risks, and the end with its margin.
+    """Tell a job's story: what was promised on which numbers, each change of its
+    GPUs and the cause of it, crashes, risks, and the end with its margin.
 
     \b
     Examples:

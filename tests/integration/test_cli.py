@@ -1,6 +1,7 @@
 """`eflow` as its users run it: a process, over a real nats-server, before a real admission service."""
 
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import elasticflow
 from services.admission.service import serve
 from shared.messages import codec, events, subjects
 from shared.messages.cluster import PoolConfig
@@ -154,11 +156,19 @@ async def door(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Fro
         metrics=Metrics("admission", POOL),
     )
     serving = asyncio.create_task(serve(process))
+    async with asyncio.timeout(WAIT_S):
+        while not _has_folded(process.metrics, await bus.last_sequence(POOL)):  # noqa: ASYNC110 - a gauge is read
+            await asyncio.sleep(0.01)
     yield made
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     await process.bus.close()
     await bus.close()
+
+
+def _has_folded(metrics: Metrics, sequence: int) -> bool:
+    labels = {"service": "admission", "pool": POOL}
+    return metrics.registry.get_sample_value("ef_ledger_sequence", labels) == sequence
 
 
 # --- submit, quote, cancel ------------------------------------------------------------------------------
@@ -250,6 +260,21 @@ async def test_waiting_ends_with_the_job(door: FrontDoor) -> None:
         out, _ = await process.communicate()
     assert process.returncode == 0
     assert "finished  j1: 100 iterations" in out.decode()
+
+
+async def test_the_same_from_python(door: FrontDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(door.folder))
+    job = importlib.import_module("line").Line().set_deadline(within=300)
+    where = {"nats_url": door.url}
+    quoted = await asyncio.to_thread(elasticflow.quote, job, **where)
+    assert quoted.earliest_deadline_s is not None
+    admitted = await asyncio.to_thread(elasticflow.submit, job, job_id="j1", **where)
+    assert isinstance(admitted, events.JobAdmitted)
+    (view,) = elasticflow.jobs(**where)  # blocks this event loop, as a cell of a notebook does
+    assert (view.job_id, view.activity) == ("j1", "waiting")
+    cancelled = await asyncio.to_thread(elasticflow.cancel, "j1", **where)
+    assert isinstance(cancelled, events.JobCancelled)
+    assert (await asyncio.to_thread(elasticflow.wait, "j1", **where)).activity == "cancelled"
 
 
 # --- looking --------------------------------------------------------------------------------------------

@@ -70,6 +70,18 @@ def progressed(iteration: int) -> events.JobProgressed:
     )
 
 
+def measured(iterations_per_s: float) -> events.ThroughputMeasured:
+    return events.ThroughputMeasured(
+        profile_key="linear/b64",
+        num_gpus=2,
+        iterations_per_s=iterations_per_s,
+        job_id="j1",
+        generation=1,
+        source="training",
+        at_s=NOW_S,
+    )
+
+
 def test_a_promise_is_told_with_what_it_rests_on() -> None:
     (told,) = pool().admitted("j1").of("j1")
     assert "submitted by lab: examples.digits:Digits, 100 iterations of 64 samples, class slo" in told
@@ -114,12 +126,15 @@ def test_only_the_newest_progress_in_a_row_is_told() -> None:
     told.fact(
         events.GenerationStarted(job_id="j1", generation=1, num_gpus=2, iteration=0, at_s=NOW_S + 3.0),
         progressed(10),
+        measured(1.9),
         progressed(20),
+        measured(2.1),
     )
     assert told.of("j1")[2:] == [
         "generation 1 is placed on node-0:0,1",
         "generation 1 trains on 2 GPUs from iteration 0, 3.0s after its placement",
         "reached iteration 20 of 100 at 2 iterations/s",
+        "measured 2.1 iterations/s on 2 GPUs, by j1 while it trained",
     ]
 
 

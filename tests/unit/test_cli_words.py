@@ -3,7 +3,8 @@
 import pytest
 import typer
 
-from elasticflow.cli.submit import ClassName, Wish, parse_setting, schedule_in_words
+from elasticflow.cli.decisions import schedule_in_words
+from elasticflow.cli.wish import ClassName, Wish, parse_setting
 from elasticflow.times import duration_in_words, parse_deadline, parse_duration_s
 from shared.messages.cluster import ShareSegment
 

@@ -1,0 +1,112 @@
+"""Decisions, quotes and ends of jobs, in words and as JSON."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from elasticflow.cli.output import plain, say_line
+from elasticflow.cli.wish import Wish
+from elasticflow.client import Decision
+from elasticflow.times import clock_time, duration_in_words
+from elasticflow.views import job_view
+from shared.messages.cluster import ShareSegment
+from shared.messages.events import DeadlineQuoted, JobAdmitted, JobCancelled, JobFailed, JobRejected
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Job, Phase
+
+
+def show_decision(decision: Decision, wish: Wish) -> None:
+    match decision:
+        case JobAdmitted():
+            _show_admitted(decision)
+        case JobRejected():
+            _show_rejected(decision, wish)
+        case JobCancelled():
+            say_line(f"cancelled {decision.job_id} {decision.reason}".rstrip(), "yellow")
+        case JobFailed():
+            say_line(f"failed    {decision.job_id}: {decision.error}", "red")
+            say_line(f"  log     eflow logs {decision.job_id}")
+
+
+def _show_admitted(event: JobAdmitted) -> None:
+    say_line(f"admitted  {event.job_id}", "green")
+    if event.deadline_s is not None:
+        left = duration_in_words(event.deadline_s - event.at_s)
+        say_line(f"  deadline         {clock_time(event.deadline_s, now_s=event.at_s)} (in {left})")
+    finish_s = max((s.end_s for s in event.minimum_satisfactory_share if s.num_gpus), default=None)
+    if finish_s is not None:
+        left = duration_in_words(finish_s - event.at_s)
+        say_line(f"  expected finish  {clock_time(finish_s, now_s=event.at_s)} (in {left}) at the latest")
+        say_line(f"  promised         {schedule_in_words(event.minimum_satisfactory_share)}")
+    say_line(f"  follow it        eflow watch    eflow logs -f {event.job_id}    eflow why {event.job_id}")
+
+
+def _show_rejected(event: JobRejected, wish: Wish) -> None:
+    say_line(f"rejected  {event.job_id}: {event.explanation}", "red")
+    if event.earliest_deadline_s is not None:
+        left_s = math.ceil(event.earliest_deadline_s - event.at_s)
+        when = clock_time(event.earliest_deadline_s, now_s=event.at_s)
+        say_line(f"  earliest deadline  {when} (in {duration_in_words(left_s)})")
+        again = replace(wish, deadline=f"{left_s}s", name=f"{wish.name}-2" if wish.name else "")
+        say_line(f"  take it            {again.command()}")
+    if event.reason == "duplicate":
+        say_line("  choose another --name, or leave it out")
+
+
+def show_quote(quoted: DeadlineQuoted, earliest_s: float, wish: Wish) -> None:
+    left_s = math.ceil(earliest_s - quoted.at_s)
+    when = clock_time(earliest_s, now_s=quoted.at_s)
+    say_line(f"earliest deadline  {when} (in {duration_in_words(left_s)})", "green")
+    if quoted.gpu_seconds is not None:
+        say_line(f"  needs            {quoted.gpu_seconds:.0f} GPU-seconds")
+    say_line(f"  take it          {replace(wish, deadline=f'{left_s}s').command()}")
+
+
+def schedule_in_words(schedule: tuple[ShareSegment, ...]) -> str:
+    """ "2 GPUs for 40.0s, then 4 GPUs for 1m 20s"."""
+    steps = [
+        f"{s.num_gpus} GPU{'' if s.num_gpus == 1 else 's'} for {duration_in_words(s.end_s - s.start_s)}"
+        for s in schedule
+    ]
+    return ", then ".join(steps) or "nothing"
+
+
+def in_time(job: Job) -> bool:
+    """It finished, and before its deadline if it was promised one."""
+    if job.phase is not Phase.FINISHED:
+        return False
+    late = job.deadline_s is not None and job.ended_at_s is not None and job.ended_at_s > job.deadline_s
+    return not (late and job.spec is not None and job.spec.job_class is JobClass.SLO)
+
+
+def show_end(job: Job) -> None:
+    view = job_view(job, job.ended_at_s or 0.0)
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in view.metrics.items())
+    margin = ""
+    if view.margin_s is not None:
+        word = "before" if view.margin_s >= 0 else "after"
+        margin = f"  {duration_in_words(abs(view.margin_s))} {word} its deadline"
+    style = "green" if in_time(job) else "red"
+    end = f"{view.activity}  {job.job_id}: {view.iteration} iterations{margin}  {metrics}"
+    say_line(end.rstrip(), style)
+    if job.explanation:
+        say_line(f"  {job.explanation}")
+
+
+# --- as JSON --------------------------------------------------------------------------------------------
+
+_WORDS = {
+    JobAdmitted: "admitted",
+    JobRejected: "rejected",
+    JobCancelled: "cancelled",
+    JobFailed: "failed",
+}
+
+
+def decision_as_json(decision: Decision) -> dict[str, Any]:
+    """The event's own fields, and the decision in a word."""
+    return {"decision": _WORDS[type(decision)], **plain(decision)}
+
+
+def end_as_json(job: Job) -> dict[str, Any]:
+    return plain(job_view(job, job.ended_at_s or 0.0))

@@ -1,0 +1,79 @@
+"""What a command line asks for, and how it would be typed again."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import typer
+
+from elasticflow.job import ElasticJob
+from elasticflow.times import parse_deadline
+from shared.messages.job import Scalar
+
+
+class ClassName(StrEnum):
+    """Job classes as a command line spells them."""
+
+    SLO = "slo"
+    SOFT = "soft"
+    BEST_EFFORT = "best-effort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the command line asks for, beside what the class says."""
+
+    target: str
+    deadline: str = ""
+    batch: int | None = None
+    iterations: int | None = None
+    settings: tuple[str, ...] = ()
+    job_class: ClassName | None = None
+    name: str = ""
+    tenant: str = ""
+    where: tuple[str, ...] = ()  # options that name the pool
+
+    def command(self) -> str:
+        """The command line that asks for this, ready to be pasted into a shell."""
+        words = ["eflow", "submit", self.target]
+        options = {
+            "--deadline": self.deadline,
+            "--batch": self.batch,
+            "--iterations": self.iterations,
+            "--class": self.job_class,
+            "--name": self.name,
+            "--tenant": self.tenant,
+        }
+        for option, value in options.items():
+            words += [option, str(value)] if value not in ("", None) else []
+        for setting in self.settings:
+            words += ["--set", setting]
+        return shlex.join([*words, *self.where])
+
+    def apply(self, job: ElasticJob) -> ElasticJob:
+        """The job with what was asked for on top of what its class says."""
+        if self.deadline:
+            try:
+                deadline = parse_deadline(self.deadline)
+            except ValueError as error:
+                raise typer.BadParameter(str(error), param_hint="--deadline") from None
+            job.set_deadline(at=deadline.at_s, within=deadline.in_s)
+        if self.job_class is not None:
+            job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
+        settings: dict[str, Any] = dict(map(parse_setting, self.settings))
+        job.set_hyperparameter(global_batch_size=self.batch, **settings)
+        return job.term_condition(max_iterations=self.iterations)
+
+
+def parse_setting(text: str) -> tuple[str, Scalar]:
+    """NAME=VALUE; the value as a number or truth value where it reads as one, else as text."""
+    name, separator, value = text.partition("=")
+    if not separator or not name.isidentifier():
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return name, value
+    return name, parsed if isinstance(parsed, bool | int | float) else value

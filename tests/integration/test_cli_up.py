@@ -1,0 +1,160 @@
+"""`eflow up` on real processes: it starts all, mends what is killed, and leaves nothing."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from elasticflow.run_file import RunFile, holder_of, read_run_file
+
+WAIT_S = 90.0
+ROOT = Path(__file__).parents[2]
+SERVICES = {"admission", "allocator", "placement", "monitor"}
+
+
+class Laptop:
+    """A folder in which `eflow up` runs, without nodes: executors have tests of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data_dir = folder / ".eflow"
+
+    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "elasticflow",
+            *arguments,
+            cwd=self.folder,
+            env=kept | {"PYTHONPATH": str(ROOT)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def eflow(self, *arguments: str) -> tuple[int, str, str]:
+        process = await self.start(*arguments)
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def up(self) -> RunFile:
+        status, _, err = await self.eflow("up", "--detach", "--nodes", "0")
+        log = self.data_dir / "services" / "up.log"
+        assert status == 0, err + log.read_text()
+        return self.run()
+
+    def run(self) -> RunFile:
+        run = read_run_file(self.data_dir)
+        assert run is not None
+        return run
+
+    async def until(self, fact: Any) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not fact():  # noqa: ASYNC110 - other processes tell nobody when they change
+                await asyncio.sleep(0.05)
+
+    def pids(self) -> set[int]:
+        run = self.run()
+        return {run.pid, *(process.pid for process in run.processes.values())}
+
+
+@pytest.fixture
+async def laptop(tmp_path: Path) -> AsyncIterator[Laptop]:
+    made = Laptop(tmp_path)
+    yield made
+    pid = holder_of(made.data_dir)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+    await made.until(lambda: holder_of(made.data_dir) is None)
+
+
+async def test_up_in_the_background_and_down_again(laptop: Laptop) -> None:
+    status, out, err = await laptop.eflow("up", "--detach", "--nodes", "0", "--json")
+    assert status == 0, err
+    shown = json.loads(out)
+    assert set(shown["processes"]) == SERVICES | {"nats-server"}
+    assert "***" in shown["nats_url"]
+    pids = laptop.pids()
+    async with aiohttp.ClientSession() as http:
+        for name in SERVICES:
+            port = shown["processes"][name]["metrics_port"]
+            async with http.get(f"http://127.0.0.1:{port}/healthz") as page:
+                assert page.status == 200
+
+    status, _, err = await laptop.eflow("up", "--nodes", "0")
+    assert (status, f"process {shown['pid']} already runs a pool" in err) == (2, True)
+
+    assert (await laptop.eflow("events", "--json"))[0] == 0
+    status, out, err = await laptop.eflow("down")
+    assert (status, "stopped the pool" in out) == (0, True), err
+    assert not any(_runs(pid) for pid in pids)
+    assert not (laptop.data_dir / "run.json").exists()
+
+
+async def test_what_is_killed_is_started_again_and_nothing_is_lost(laptop: Laptop) -> None:
+    before = await laptop.up()
+    events = json.loads((await laptop.eflow("events", "--json"))[1])
+    for name in ("placement", "nats-server"):
+        os.kill(before.processes[name].pid, signal.SIGKILL)
+
+    def mended() -> bool:
+        after = laptop.run().processes
+        return all(
+            name in after and after[name].pid != before.processes[name].pid
+            for name in ("placement", "nats-server")
+        )
+
+    await laptop.until(mended)
+    assert laptop.run().nats_url == before.nats_url
+    again = json.loads((await laptop.eflow("events", "--json"))[1])
+    assert again[: len(events)] == events
+
+
+async def test_ctrl_c_stops_all_in_order(laptop: Laptop) -> None:
+    process = await laptop.start("up", "--nodes", "0", "--replicas", "admission=2")
+    await laptop.until(
+        lambda: ((run := read_run_file(laptop.data_dir)) is not None and run.healthy) or process.returncode
+    )
+    assert {"admission-0", "admission-1"} <= set(laptop.run().processes)
+    pids = laptop.pids()
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(WAIT_S):
+        out, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+    assert b"eflow submit" in out
+    assert not any(_runs(pid) for pid in pids)
+
+
+async def test_a_killed_supervisor_leaves_no_process(laptop: Laptop) -> None:
+    await laptop.up()
+    pids = laptop.pids()
+    os.kill(laptop.run().pid, signal.SIGKILL)
+    await laptop.until(lambda: not any(_runs(pid) for pid in pids))
+    status, out, _ = await laptop.eflow("down")
+    assert (status, out) == (0, "nothing runs in .eflow\n")
+
+
+async def test_a_process_that_cannot_start_is_named(laptop: Laptop) -> None:
+    (laptop.folder / "pool.toml").write_text("colour = 1")
+    status, _, err = await laptop.eflow("up", "--detach", "--nodes", "0", "--config", "pool.toml")
+    assert (status, "colour is no setting of a pool" in err) == (2, True)
+    status, _, err = await laptop.eflow("up", "--nodes", "0", "--nats-url", "nats://127.0.0.1:1")
+    assert (status, "no NATS JetStream at nats://127.0.0.1:1" in err) == (2, True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
