@@ -22,10 +22,19 @@ from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply, spec_of
 from shared.messages.policy import planner
 from shared.messages.pool_state import Phase, PoolState
-from shared.scheduling.minimum_satisfactory_share import AdmissionPlan, gpu_seconds
-from shared.scheduling.outlook import admission_plan, as_steps, known_curve, largest_level, newcomer
+from shared.scheduling.minimum_satisfactory_share import AdmissionPlan, SchedulableJob, gpu_seconds
+from shared.scheduling.outlook import (
+    admission_plan,
+    as_steps,
+    known_curve,
+    largest_level,
+    newcomer,
+    resize_cost_s,
+)
 from shared.scheduling.quota import Quota, TenantUsage, quota_refusal
 from shared.scheduling.scaling_curve import ScalingCurve
+
+MAX_TIGHT_OFFERS = 1  # of one decision: a tight one costs as much as ten wishes, which all wait for it
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[AdmissionEvent, ...]:
@@ -83,12 +92,18 @@ class _Desk:
         self.state, self.now_s = state, now_s
         self.said: list[AdmissionEvent] = []
         self._plan: AdmissionPlan | None = None
+        self._refused: list[SchedulableJob] = []  # beside this plan
+        self._num_tight_offers = 0
 
     @property
     def plan(self) -> AdmissionPlan:
         if self._plan is None:
             self._plan = admission_plan(self.state, self.now_s)
         return self._plan
+
+    def _replan(self, plan: AdmissionPlan | None) -> None:
+        """Go on with this plan; None: with one made anew."""
+        self._plan, self._refused = plan, []
 
     def submit(self, wish: SubmitJob) -> None:
         """Say something about a submission, unless the same was said before."""
@@ -122,7 +137,7 @@ class _Desk:
             why = f"it has ended already: {job.phase.value}"
         else:
             self._say(JobCancelled(job_id=wish.job_id, reason=wish.reason, at_s=self.now_s))
-            self._plan = None
+            self._replan(None)
             return
         self._say(CancelRefused(job_id=wish.job_id, explanation=why, at_s=self.now_s))
 
@@ -141,10 +156,32 @@ class _Desk:
     def earliest_deadline_s(self, job_id: str, spec: JobSpec, curve: ScalingCurve) -> float | None:
         """The earliest deadline, in whole seconds, that would be promised now."""
         job = newcomer(self.state, job_id, spec, curve, None)
-        earliest_s = self.plan.earliest_deadline_s(job)
-        return (
-            None if earliest_s is None else float(math.ceil(earliest_s + self.state.config.deadline_slack_s))
-        )
+        return self._deadline_s(self.plan.earliest_deadline_s(job))
+
+    def _admitting(self, job: SchedulableJob) -> AdmissionPlan | None:
+        """The plan with this job promised too, or None; at once if less was refused already."""
+        if any(_asks_no_less(job, refused) for refused in self._refused):
+            return None
+        plan = self.plan.admit(job)
+        if plan is None:
+            self._refused.append(job)
+        return plan
+
+    def _offer_s(self, job: SchedulableJob) -> float | None:
+        """A later deadline that would be promised if taken at once, in whole seconds.
+
+        The first offers of a decision are the earliest ones that there are; when many wishes come at once the
+        others are the earliest that move no other job, a little later at most times and much cheaper. A quote
+        is always tight.
+        """
+        self._num_tight_offers += 1
+        if self._num_tight_offers <= MAX_TIGHT_OFFERS:
+            return self._deadline_s(self.plan.earliest_deadline_s(job))
+        return self._deadline_s(self.plan.earliest_deadline_around_s(job))
+
+    def _deadline_s(self, planned_s: float | None) -> float | None:
+        """The deadline whose planned end is this."""
+        return None if planned_s is None else float(math.ceil(planned_s + self.state.config.deadline_slack_s))
 
     def _profile_known(self, spec: JobSpec) -> bool:
         measured = self.state.curves.get(spec.profile_key)
@@ -175,9 +212,9 @@ class _Desk:
         self, job_id: str, tenant: str, spec: JobSpec, curve: ScalingCurve, deadline_s: float | None
     ) -> None:
         job = newcomer(self.state, job_id, spec, curve, deadline_s)
-        plan = self.plan.admit(job)
+        plan = self._admitting(job)
         if plan is None:
-            earliest_s = self.earliest_deadline_s(job_id, spec, curve)
+            earliest_s = self._offer_s(job)
             why = _why_late(self.state, spec, curve, deadline_s, earliest_s, self.now_s)
             self._reject(
                 job_id, tenant, spec, "deadline", why, deadline_s=deadline_s, earliest_deadline_s=earliest_s
@@ -199,7 +236,7 @@ class _Desk:
         needed_gpu_seconds: float,
         plan: AdmissionPlan | None = None,
     ) -> None:
-        before = self.plan.schedules if plan else {}
+        before = self.plan.schedules
         self._say(
             JobAdmitted(
                 job_id=job_id,
@@ -217,7 +254,7 @@ class _Desk:
             )
         )
         if plan:
-            self._plan = plan
+            self._replan(plan)
 
     def _over_quota(self, tenant: str, needed_gpu_seconds: float) -> str | None:
         limits = self.state.config.quota(tenant)
@@ -259,6 +296,15 @@ class _Desk:
         self.state = apply(self.state, event, self.state.sequence + 1)
 
 
+def _asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:
+    """Whether `job` takes as long as `other` on any number of GPUs, and is due no later."""
+    return job.deadline_s <= other.deadline_s and all(
+        job.remaining_iterations * other.curve.throughput(level)
+        >= other.remaining_iterations * job.curve.throughput(level)
+        for level in job.curve.levels
+    )
+
+
 def _problems(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
     """What no schedule can mend, every field at once."""
     problems = _size_problems(state, spec)
@@ -291,11 +337,11 @@ def _why_late(
     """The rejection in a sentence with numbers."""
     window_s = (deadline_s or now_s) - now_s
     fastest = curve.throughput(curve.max_useful_gpus)
-    alone_s = spec.max_iterations / fastest + state.config.resize_cost_s
+    alone_s = spec.max_iterations / fastest + resize_cost_s(state)
     offer = (
-        "no deadline would do"
+        "no deadline would be met"
         if earliest_s is None
-        else f"the earliest is {earliest_s - now_s:.0f} s from now"
+        else f"one in {earliest_s - now_s:.0f} s would be met"
     )
     return (
         f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {curve.max_useful_gpus} GPUs "

@@ -71,6 +71,14 @@ class FreeProfile:
         """Fewest GPUs free at any instant; negative only while a plan is being rearranged."""
         return min(self.num_gpus_B)
 
+    def overdrawn(self) -> tuple[float, float] | None:
+        """From the first instant to the last at which GPUs are missing; None if none ever is."""
+        if self.lowest >= 0:
+            return None
+        missing = [piece for piece, num_gpus in enumerate(self.num_gpus_B) if num_gpus < 0]
+        last = missing[-1] + 1
+        return self.starts_s_B[missing[0]], self.starts_s_B[last] if last < len(self.starts_s_B) else math.inf
+
     def after(self, now_s: float) -> "FreeProfile":
         """The same profile, from a later instant on."""
         if now_s == self.starts_s_B[0]:

@@ -23,6 +23,7 @@ from shared.scheduling.progressive_filling import (
     finish_under,
     gpu_seconds,
     minimum_satisfactory_share,
+    overlaps,
     remainder,
     share_at,
 )
@@ -170,12 +171,15 @@ class AdmissionPlan:
     ) -> tuple[FreeProfile, list[SchedulableJob]]:
         """Take jobs off an overdrawn profile until it is sound: which they are, the latest deadline first."""
         free, displaced = overdrawn, list[SchedulableJob]()
+        span = free.overdrawn()
         for other in reversed(later_J):
-            if free.lowest >= 0:
+            if span is None:
                 break
-            if free.lowest_within(self.schedules[other.job_id]) < 0:
-                free = free.release(self.schedules[other.job_id])
+            schedule = self.schedules[other.job_id]
+            if overlaps(schedule, span) and free.lowest_within(schedule) < 0:
+                free = free.release(schedule)
                 displaced.append(other)
+                span = free.overdrawn()
         return free, displaced
 
     def _with(

@@ -61,6 +61,11 @@ def share_at(schedule: Schedule, at_s: float) -> int:
     return next((segment.num_gpus for segment in schedule if segment.start_s <= at_s < segment.end_s), 0)
 
 
+def overlaps(schedule: Schedule, span: tuple[float, float]) -> bool:
+    """Whether `schedule` lies at least partly, gaps counted, between two instants."""
+    return bool(schedule) and schedule[0].start_s < span[1] and schedule[-1].end_s > span[0]
+
+
 def minimum_satisfactory_share(job: SchedulableJob, free: FreeProfile, now_s: float) -> Schedule | None:
     """The filling with the smallest cap that ends by the deadline, or None.
 
@@ -98,6 +103,7 @@ def fill(job: SchedulableJob, free: FreeProfile, cap: int, by_s: float) -> Sched
     """The schedule with at most `cap` GPUs (a level of the job), or None if it ends after `by_s`."""
     left = job.remaining_iterations
     level_by_bits, rates = job.curve.level_by_bits[cap], job.curve.rate_by_num_gpus
+    next_level, cost_s = job.curve.next_level, job.resize_cost_s
     if left <= rates[job.curve.levels[0]] * TIME_TOLERANCE_S:
         return ()  # done, but for the rounding
     starts_s, free_counts = free.starts_s_B, free.num_gpus_B
@@ -109,14 +115,21 @@ def fill(job: SchedulableJob, free: FreeProfile, cap: int, by_s: float) -> Sched
         if left > top_rate * (by_s - start_s):
             return None
         target = level_by_bits[free_counts[piece].bit_length()]
+        too_many = next_level[target] if target < cap else math.inf
         piece += 1
-        while piece < num_pieces and level_by_bits[free_counts[piece].bit_length()] == target:
+        while piece < num_pieces and target <= free_counts[piece] < too_many:
             piece += 1
         end_s = starts_s[piece] if piece < num_pieces else math.inf
         if target != share:
-            target = _worth_taking(job, target, share, left, max(ready_s - start_s, 0.0), end_s - start_s)
-            if target not in (share, 0):
-                ready_s = start_s + job.resize_cost_s
+            stretch_s = end_s - start_s
+            if 0 < share < target and _better_unmoved(
+                job, target, share, left, max(ready_s - start_s, 0.0), stretch_s
+            ):
+                target = share
+            elif stretch_s <= cost_s + TIME_TOLERANCE_S:
+                target = 0
+            elif target:
+                ready_s = start_s + cost_s
         if target:
             working_s = ready_s if ready_s > start_s else start_s
             done_s = working_s + left / rates[target]
@@ -151,17 +164,16 @@ def finish_under(job: SchedulableJob, schedule: Schedule, now_s: float) -> float
     return math.inf
 
 
-def _worth_taking(
+def _better_unmoved(
     job: SchedulableJob, target: int, share: int, left: float, stalled_s: float, stretch_s: float
-) -> int:
-    """The share to hold for `stretch_s` in which `target` GPUs can be had: that, the present one, or none."""
-    rates, cost_s = job.curve.rate_by_num_gpus, job.resize_cost_s
+) -> bool:
+    """Whether a job that could have `target` GPUs for `stretch_s` gets further on the fewer that it has."""
+    rates = job.curve.rate_by_num_gpus
     staying_rate = rates.get(share, 0.0)
-    if 0 < share < target and staying_rate > 0:
-        compared_s = min(stretch_s, stalled_s + left / staying_rate)
-        if rates[target] * (compared_s - cost_s) <= staying_rate * (compared_s - stalled_s):
-            return share
-    return target if stretch_s > cost_s + TIME_TOLERANCE_S else 0
+    if staying_rate <= 0:
+        return False
+    compared_s = min(stretch_s, stalled_s + left / staying_rate)
+    return rates[target] * (compared_s - job.resize_cost_s) <= staying_rate * (compared_s - stalled_s)
 
 
 def _append(segments: list[Segment], start_s: float, end_s: float, num_gpus: int) -> None:

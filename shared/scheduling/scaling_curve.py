@@ -98,6 +98,11 @@ class ScalingCurve:
         }
 
     @cached_property
+    def next_level(self) -> Mapping[int, int]:
+        """The level above each level but the last; above 0 the first."""
+        return dict(zip((0, *self.levels), self.levels, strict=False))
+
+    @cached_property
     def _rising(self) -> "ScalingCurve":
         best, kept = 0.0, list[tuple[int, float]]()
         for level, rate in zip(self.num_gpus_L, self.iterations_per_s_L, strict=True):

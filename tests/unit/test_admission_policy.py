@@ -56,6 +56,35 @@ def test_one_decision_never_promises_the_same_capacity_twice() -> None:
     assert [type(event) for event in said] == [events.JobAdmitted, events.JobRejected]
 
 
+def test_of_many_rejections_at_once_every_offer_is_real_and_the_first_as_early_as_can_be() -> None:
+    later = submit("b", deadline_s=NOW_S + 300.0, max_iterations=20)  # may give way to whoever is more urgent
+    urgent = [submit(job_id, deadline_s=NOW_S + 110.0, max_iterations=40) for job_id in ("c", "d")]
+    history = pool_with_a()
+    assert isinstance(only(history.decided(POLICY, later)), events.JobAdmitted)
+    before = history.state
+    said = history.decided(POLICY, *urgent)
+    offers = [event.earliest_deadline_s for event in said if isinstance(event, events.JobRejected)]
+    assert len(offers) == 2
+    assert offers[0] is not None
+    assert offers[1] is not None
+    assert offers[0] < offers[1], "the second one would not move b"
+    for wish, offer in zip(urgent, offers, strict=True):
+        taken = only(
+            History(before).decided(POLICY, submit(wish.job_id, deadline_s=offer, max_iterations=40))
+        )
+        assert isinstance(taken, events.JobAdmitted)
+
+
+def test_who_asks_no_less_than_was_just_refused_is_refused_and_who_asks_less_is_not() -> None:
+    said = pool_with_a().decided(
+        POLICY,
+        submit("b", deadline_s=NOW_S + 110.0, max_iterations=40),
+        submit("c", deadline_s=NOW_S + 105.0, max_iterations=50),
+        submit("d", deadline_s=NOW_S + 109.0, max_iterations=1),
+    )
+    assert [type(event) for event in said] == [events.JobRejected, events.JobRejected, events.JobAdmitted]
+
+
 def test_every_bad_field_is_named_in_one_answer() -> None:
     wish = submit("a", deadline_s=NOW_S - 5.0, deadline_in_s=3.0)
     rejected = only(pool(1).decided(POLICY, wish))
