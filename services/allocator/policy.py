@@ -31,8 +31,8 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     profiling = _profiling_job(state)
     plan, lent = _lend(state, profiling, now_s)
     completed = _completed_profile(state, profiling, lent, now_s)
-    if completed is not None:  # what it held is free for this very allocation
-        plan, lent = admission_plan(state, now_s), 0
+    if completed is not None and profiling is not None:
+        plan, lent = _hold(state, plan, profiling, now_s)
     allocation = allocate(
         plan,
         plan.jobs_J,
@@ -124,6 +124,12 @@ def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[Admiss
             return plan, wanted
         aside //= 2
     return whole, 0
+
+
+def _hold(state: PoolState, whole: AdmissionPlan, job: Job, now_s: float) -> tuple[AdmissionPlan, int]:
+    """Leave a job what its pre-run held until admission has decided, in milliseconds: nobody moves in for that."""
+    plan = admission_plan(state, now_s, num_gpus=state.num_gpus - job.num_gpus)
+    return (plan, job.num_gpus) if set(plan.late) <= set(whole.late) else (whole, 0)
 
 
 def _completed_profile(

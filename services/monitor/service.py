@@ -15,6 +15,8 @@ from shared.runtime.host import Host
 from shared.runtime.service import Process, host_policy
 
 LISTEN_EVERY_S = 0.5
+TOUCH_TIMEOUT_S = 1.0
+SAVE_TIMEOUT_S = 10.0
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
@@ -53,11 +55,12 @@ class _Watch:
     async def _put_aside(self, message: Message, error: codec.Undecodable) -> None:
         self._process.metrics.refused_total.inc()
         self._process.log.warning("MessageRefused", subject=message.subject, problems=error.problems)
-        with contextlib.suppress(ElasticFlowError):  # telemetry is not worth waiting for
+        with contextlib.suppress(ElasticFlowError, TimeoutError):  # telemetry is not worth waiting for
             await self._process.bus.append(
                 subjects.dead_letter(self._pool, POLICY.service),
                 message.data,
                 message_id=f"dead-{hash(message.data)}",
+                timeout_s=TOUCH_TIMEOUT_S,
                 headers={"Ef-Subject": message.subject, "Ef-Reason": str(error)[:1000].replace("\n", " ")},
             )
 
@@ -65,7 +68,7 @@ class _Watch:
         """Twice a second: say that we listen, bring the gauges up to date, now and then take a snapshot."""
         try:
             while True:
-                if self._process.bus.is_connected:
+                if await self._in_touch():
                     self._host.note(Listening())
                 self._gauges.update(self._host.folded, self._process.clock.now_s())
                 if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY:
@@ -75,12 +78,21 @@ class _Watch:
             if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY // 10:
                 await self._snapshot()
 
+    async def _in_touch(self) -> bool:
+        """A round trip: a connection that hangs half-open looks connected and brings no heartbeats."""
+        try:
+            async with asyncio.timeout(TOUCH_TIMEOUT_S):
+                await self._process.bus.last_sequence(self._pool)
+        except (Retry, TimeoutError):
+            return False
+        return True
+
     async def _snapshot(self) -> None:
         state = self._host.folded
         try:
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(SAVE_TIMEOUT_S):
                 await snapshots.save(self._process.bus, self._pool, state)
-        except (Retry, TimeoutError) as error:
+        except (ElasticFlowError, TimeoutError) as error:
             self._process.log.warning("snapshot not saved", error=str(error))
             return
         self._saved_at = state.sequence

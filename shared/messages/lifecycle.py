@@ -13,6 +13,8 @@ from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, MeasuredCurve, NodeState, Phase, PoolState, StoppingWorkers, Usage
 
 DAY_S = 86_400.0
+MAX_START_COST_S = 120.0
+FASTER_START_WEIGHT = 0.2
 MAX_EARLIER_INCARNATIONS = 8  # a join is told again within minutes, if ever
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
@@ -104,7 +106,7 @@ def _of_a_job(
                 return state
             return _with_job(state, replace(job, rendezvous=event.address))
         case events.GenerationStarted():
-            return _with_job(state, _generation_started(job, event))
+            return _with_job(_start_seen(state, job, event), _generation_started(job, event))
         case events.JobProgressed():
             return _with_job(state, _progressed(job, event))
         case events.JobAtRisk():
@@ -304,6 +306,16 @@ def _profile_completed(state: PoolState, event: events.ProfileCompleted) -> Pool
 
 
 # --- workers --------------------------------------------------------------------------------------------
+
+
+def _start_seen(state: PoolState, job: Job, event: events.GenerationStarted) -> PoolState:
+    """Learn what a start costs here: a slower one at once, a faster one by and by."""
+    if not _whole(job, event.generation) or job.started_at_s is not None:
+        return state
+    cost_s = min(max(event.at_s - job.placed_at_s, 0.0), MAX_START_COST_S)
+    if cost_s < state.start_cost_s:
+        cost_s = state.start_cost_s + FASTER_START_WEIGHT * (cost_s - state.start_cost_s)
+    return replace(state, start_cost_s=cost_s)
 
 
 def _generation_started(job: Job, event: events.GenerationStarted) -> Job:

@@ -142,6 +142,9 @@ class PoolState:
     ended_jobs: Map[str, Job] = _NO_JOBS
     curves: Map[str, MeasuredCurve] = _NO_CURVES
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours
+    start_cost_s: float = (
+        0.0  # from a placement to its first iteration, as lately seen; slow starts count more
+    )
     scheduling_event_sequence: int = 0  # last event that can change who should get how many GPUs
     allocation_based_on: int = 0  # what the last allocation had seen
     allocation_sequence: int = 0

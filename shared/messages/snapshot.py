@@ -31,6 +31,7 @@ class _Flat:
     ended_jobs: dict[str, Job]
     curves: dict[str, MeasuredCurve]
     usage: dict[str, tuple[Usage, ...]]
+    start_cost_s: float
     scheduling_event_sequence: int
     allocation_based_on: int
     allocation_sequence: int

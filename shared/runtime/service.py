@@ -54,6 +54,10 @@ def run_service(service: str, shell: Callable[[Process], Coroutine[Any, Any, Non
         sys.exit(2)
 
 
+def _shown(settings: Settings) -> dict[str, Any]:
+    return asdict(settings) | {"nats_url": masked(settings.nats_url), "data_dir": str(settings.data_dir)}
+
+
 def _expected(error: BaseException) -> ElasticFlowError | None:
     """The failure that somebody has thought about, also out of a group of tasks that failed together."""
     if isinstance(error, BaseExceptionGroup):
@@ -65,7 +69,7 @@ async def _run(
     service: str, settings: Settings, shell: Callable[[Process], Coroutine[Any, Any, None]]
 ) -> None:
     log = get_log(service, pool=settings.pool, instance=settings.instance)
-    log.info("service starts", **(asdict(settings) | {"nats_url": masked(settings.nats_url)}))
+    log.info("service starts", **_shown(settings))
     metrics = Metrics(service, settings.pool)
     bus = await _connected(service, settings, log, metrics)
     process = Process(settings=settings, bus=bus, clock=SystemClock(), log=log, metrics=metrics)

@@ -1,5 +1,6 @@
 """Where snapshots are kept: one object for each pool, replaced now and then by the monitor."""
 
+import asyncio
 from typing import Any
 
 from shared.errors import ElasticFlowError, NotFound
@@ -33,4 +34,5 @@ async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
 
 async def save(bus: Bus, pool: str, state: PoolState) -> None:
     """Keep this state for the next start. Raises what the bus raises; losing a snapshot loses nothing."""
-    await bus.put_object(streams.snapshot_bucket(pool), _NAME, snapshot.dump(state))
+    data = await asyncio.to_thread(snapshot.dump, state)  # a large one takes a while, and heartbeats go on
+    await bus.put_object(streams.snapshot_bucket(pool), _NAME, data)

@@ -62,7 +62,7 @@ def to_schedule(state: PoolState, job: Job, now_s: float) -> SchedulableJob | No
     curve = known_curve(state, spec)
     if curve is None:
         return None
-    cost_s = state.config.resize_cost_s
+    cost_s = resize_cost_s(state)
     share = 0 if job.broken else len(job.gpus)
     stalled_until_s = -math.inf
     if share and not job.training:
@@ -87,8 +87,13 @@ def newcomer(
         curve=curve,
         remaining_iterations=float(spec.max_iterations),
         deadline_s=planned_deadline_s(state, deadline_s),
-        resize_cost_s=state.config.resize_cost_s,
+        resize_cost_s=resize_cost_s(state),
     )
+
+
+def resize_cost_s(state: PoolState) -> float:
+    """Seconds without progress at a change of share: as configured, or as seen if starts are slower here."""
+    return max(state.config.resize_cost_s, state.start_cost_s)
 
 
 def planned_deadline_s(state: PoolState, deadline_s: float | None) -> float:
