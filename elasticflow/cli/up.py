@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from pydantic import TypeAdapter, ValidationError
 
@@ -238,7 +239,7 @@ def _stop(data_dir: Path, pid: int) -> None:
     run = read_run_file(data_dir)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    if _gone_within(data_dir, _STOP_TIMEOUT_S):
+    if _gone_within(data_dir, pid, _STOP_TIMEOUT_S):
         return
     note(f"process {pid} does not stop; killing it and what it started")
     children = [process.pid for process in run.processes.values()] if run is not None else []
@@ -247,13 +248,21 @@ def _stop(data_dir: Path, pid: int) -> None:
             os.killpg(target, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(target, signal.SIGKILL)
-    _gone_within(data_dir, _STOP_TIMEOUT_S)
+    _gone_within(data_dir, pid, _STOP_TIMEOUT_S)
 
 
-def _gone_within(data_dir: Path, timeout_s: float) -> bool:
+def _gone_within(data_dir: Path, pid: int, timeout_s: float) -> bool:
+    """The folder is free again, and so is the process id."""
     give_up_at = time.monotonic() + timeout_s
-    while holder_of(data_dir) is not None:
+    while holder_of(data_dir) is not None or _runs(pid):
         if time.monotonic() > give_up_at:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
