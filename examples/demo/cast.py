@@ -21,34 +21,24 @@ class Entrance:
 def cast() -> tuple[Entrance, ...]:
     """Eight submissions: SLO, soft and best effort; one cannot be promised and takes the counter-offer."""
     return (
+        Entrance(at_s=0.0, job_id="digits", job=_iterations(Digits(), 500).set_deadline(within=110)),
+        Entrance(at_s=0.0, job_id="text", job=_iterations(Text(), 400).set_deadline(within=130)),
+        Entrance(at_s=1.0, job_id="wine-spare", job=_iterations(Wine(), 300).set_job_class("best_effort")),
+        Entrance(at_s=30.0, job_id="digits-rush", job=_iterations(Digits(), 250).set_deadline(within=55)),
+        Entrance(at_s=38.0, job_id="wine", job=_iterations(Wine(), 150).set_deadline(within=70)),
         Entrance(
-            at_s=0.0, job_id="digits", job=Digits().term_condition(max_iterations=200).set_deadline(within=75)
-        ),
-        Entrance(
-            at_s=0.0, job_id="text", job=Text().term_condition(max_iterations=120).set_deadline(within=110)
-        ),
-        Entrance(at_s=1.0, job_id="wine-best-effort", job=_best_effort(Wine(), 500)),
-        Entrance(
-            at_s=30.0,
-            job_id="digits-rush",
-            job=Digits().term_condition(max_iterations=120).set_deadline(within=30),
-        ),
-        Entrance(
-            at_s=38.0, job_id="wine", job=Wine().term_condition(max_iterations=150).set_deadline(within=45)
-        ),
-        Entrance(
-            at_s=45.0,
-            job_id="text-impossible",
-            job=Text().term_condition(max_iterations=100).set_deadline(within=8),
+            at_s=44.0,
+            job_id="text-at-once",
+            job=_iterations(Text(), 100).set_deadline(within=6),
             counter_offer=True,
         ),
         Entrance(
-            at_s=52.0,
+            at_s=50.0,
             job_id="digits-soft",
-            job=Digits().term_condition(max_iterations=80).set_deadline(within=40).set_job_class("soft"),
+            job=_iterations(Digits(), 150).set_deadline(within=60).set_job_class("soft"),
         ),
     )
 
 
-def _best_effort(job: ElasticJob, max_iterations: int) -> ElasticJob:
-    return job.term_condition(max_iterations=max_iterations).set_job_class("best_effort")
+def _iterations(job: ElasticJob, max_iterations: int) -> ElasticJob:
+    return job.term_condition(max_iterations=max_iterations)

@@ -20,6 +20,7 @@ from shared.messages.job import JobSpec
 from shared.messages.pool_state import PoolState
 
 _REDRAW_S = 0.5
+_TAKING_S = 3.0
 
 
 @dataclass
@@ -78,14 +79,17 @@ async def _play(
 
 
 async def _enter(client: Client, entrance: Entrance) -> list[str]:
-    """Submit when it is time; a refused job may take what it is offered. The ids that were submitted."""
+    """Submit when it is time; a refused job may take what it is offered. The ids that were submitted.
+
+    The offer is the earliest deadline of that very moment; taking it takes a moment too, so a little is added.
+    """
     await asyncio.sleep(entrance.at_s)
     spec = entrance.job.spec()
     decision = await client.submit(spec, job_id=entrance.job_id)
     if not (entrance.counter_offer and isinstance(decision, JobRejected) and decision.earliest_deadline_s):
         return [entrance.job_id]
-    accepted = f"{entrance.job_id.removesuffix('-impossible')}-counter-offer"
-    await client.submit(_with_deadline(spec, decision.earliest_deadline_s), job_id=accepted)
+    accepted = f"{entrance.job_id.removesuffix('-at-once')}-counter-offer"
+    await client.submit(_with_deadline(spec, decision.earliest_deadline_s + _TAKING_S), job_id=accepted)
     return [entrance.job_id, accepted]
 
 

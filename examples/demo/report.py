@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from elasticflow.views import promised_finish_s
@@ -76,7 +77,7 @@ def _steps(job_id: str, performance: Performance) -> tuple[int, ...]:
     for _, num_gpus in gpus_over_time(job_id, performance):
         if not held or held[-1] != num_gpus:
             held.append(num_gpus)
-    return tuple(held[1:] if held and held[0] == 0 else held)
+    return tuple(held[held[:1] == [0] : len(held) - (held[-1:] == [0])])
 
 
 def gpus_over_time(job_id: str, performance: Performance) -> list[tuple[float, int]]:
@@ -89,9 +90,12 @@ def gpus_over_time(job_id: str, performance: Performance) -> list[tuple[float, i
 
 
 def table(all_rows: tuple[Row, ...]) -> Table:
-    result = Table(title="What was promised, and what became of it (seconds after the start)")
+    result = Table(
+        title="What was promised, and what became of it (seconds after the start)", box=SIMPLE_HEAD
+    )
     for column in ("job", "class", "decision", "deadline", "finish", "margin", "GPUs over time", "result"):
-        result.add_column(column, justify="right" if column in ("deadline", "finish", "margin") else "left")
+        numeric = column in ("deadline", "finish", "margin")
+        result.add_column(column, justify="right" if numeric else "left", no_wrap=column != "GPUs over time")
     for row in all_rows:
         style = "" if row.kept else "bold red"
         result.add_row(
@@ -102,13 +106,13 @@ def table(all_rows: tuple[Row, ...]) -> Table:
             _seconds(row.finish_s),
             _seconds(row.margin_s),
             " ".join(map(str, row.gpus)),
-            "  ".join(f"{name} {value:g}" for name, value in row.metrics.items() if name in _SHOWN),
+            next((f"{name} {row.metrics[name]:g}" for name in _SHOWN if name in row.metrics), ""),
             style=style,
         )
     return result
 
 
-_SHOWN = ("loss", "accuracy", "held_out_loss")
+_SHOWN = ("accuracy", "held_out_loss", "loss")  # the first that a job has
 
 
 def _seconds(value: float | None) -> str:

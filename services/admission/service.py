@@ -17,6 +17,7 @@ async def serve(process: Process) -> None:
 
     async def answer_quotes(host: Host[PoolState]) -> None:
         pool = process.settings.pool
+        await host.ready.wait()
         questions = await process.bus.subscribe(subjects.quote(pool), queue=POLICY.service)
         async for question in questions:
             answer = _answer(question.data, host.folded, process.clock.now_s())

@@ -33,7 +33,7 @@ async def serve(process: Process, *, make_launcher: MakeLauncher | None = None) 
     data_dir = process.settings.data_dir
     process.log.info("node offers", **{name: getattr(settings, name) for name in settings.__slots__})
     with _only_executor(data_dir, settings.node_id):
-        default = partial(_launcher, data_dir, settings.node_id)
+        default = partial(_launcher, data_dir, settings)
         executor = Executor(process, settings, make_launcher or default)
         await executor.run()
 
@@ -110,8 +110,8 @@ class Executor:
             self._departed.set_result(departure)
 
 
-def _launcher(data_dir: Path, node_id: str, on_event: OnEvent) -> Launcher:
-    return Launcher(data_dir=data_dir, node_id=node_id, on_event=on_event)
+def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> Launcher:
+    return Launcher(data_dir=data_dir, node_id=settings.node_id, on_event=on_event, preload=settings.preload)
 
 
 def _offer(settings: ExecutorSettings) -> Offer:

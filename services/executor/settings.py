@@ -68,6 +68,7 @@ class ExecutorSettings:
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
     stop_grace_s: float  # EF_STOP_GRACE_S: from the wish to stop at a step boundary to the kill
+    preload: tuple[str, ...]  # EF_PRELOAD: modules that many jobs import, loaded once for all workers; commas
 
     @classmethod
     def from_environment(
@@ -92,6 +93,7 @@ class ExecutorSettings:
             cpu_share=read.number("EF_CPU_SHARE", fair_share, low=0.001, high=1e4),
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),
+            preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
         )
         read.check()
         return settings

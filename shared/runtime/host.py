@@ -63,6 +63,7 @@ class Host(Generic[State]):
             Inbox(bus, pool, policy.service, clock, log, metrics, self._news.set) if takes_commands else None
         )
         self._caught_up_at: int | None = None
+        self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
         self._last_decision_id = ""
 
     # -- what the shell may do ---------------------------------------------------------------------------
@@ -149,6 +150,7 @@ class Host(Generic[State]):
                 self._log.warning("catching up postponed", error=str(error))
                 await asyncio.sleep(RETRY_S)
         await self._folded_up_to(self._caught_up_at)
+        self.ready.set()
         self._log.info("caught up", sequence=self.folded.sequence)
         self._news.set()
 
