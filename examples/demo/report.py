@@ -130,7 +130,7 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
     times = [at_s - performance.began_at_s for at_s, _ in performance.history]
     layers: list[list[int]] = [[n for _, n in gpus_over_time(row.job_id, performance)] for row in drawn]
     figure, axes = pyplot.subplots(figsize=(11, 5), constrained_layout=True)
-    colours = pyplot.get_cmap("tab10").colors
+    colours = [pyplot.get_cmap("tab10")(index) for index in range(10)]
     axes.stackplot(
         times, *layers, labels=[row.job_id for row in drawn], colors=colours, step="post", alpha=0.85
     )
