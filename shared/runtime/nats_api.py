@@ -82,8 +82,12 @@ def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowErro
 async def ensure_stream(connection: Connection, config: Mapping[str, Any]) -> None:
     """Create it; one that is there stays as its operator has set it."""
     answer = await connection.api(f"STREAM.CREATE.{config['name']}", config, timeout_s=10.0)
-    if answer.get("error", {}).get("err_code") != _OTHER_CONFIGURATION:
-        check(answer, config["name"], connection.url)
+    problem = answer.get("error", {}).get("err_code")
+    if problem == _OTHER_CONFIGURATION:
+        return
+    if problem in _FULL and "error" not in await connection.api(f"STREAM.INFO.{config['name']}"):
+        return  # it is there: a server short of disk counts the bound of the same stream once more
+    check(answer, config["name"], connection.url)
 
 
 async def stream_names(connection: Connection, subject: str) -> list[str]:

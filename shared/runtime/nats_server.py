@@ -26,6 +26,7 @@ from shared.runtime.parent_death import preexec_die_with_parent
 
 NEEDED_VERSION = (2, 12)
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024  # NATS counts headers too
+LOW_DISK_BYTES = 64 << 20
 _SHARE_OF_FREE_DISK = 0.9
 _POLL_S = 0.005
 
@@ -100,6 +101,7 @@ class EmbeddedServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._ports_file = self.store_dir / "none.ports"
         self._log_start = 0
+        self._began_low = False
 
     @property
     def url(self) -> str:
@@ -113,12 +115,23 @@ class EmbeddedServer:
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if self._process and running else None
 
+    @property
+    def has_wrong_bound(self) -> bool:
+        """The disk ran low since the start, or has room again: only another start bounds the store anew.
+
+        Started on a low disk the server refuses what it cannot store. Else it would run into the end of the disk,
+        and then give no answer any more, not even when there is room again.
+        """
+        free = shutil.disk_usage(self.store_dir).free
+        return free > 2 * LOW_DISK_BYTES if self._began_low else free < LOW_DISK_BYTES
+
     def start(self) -> None:
         """Return once it takes connections, its store recovered."""
         assert self.pid is None, "already started"
         binary = find_server()
         self.store_dir.mkdir(parents=True, exist_ok=True)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._began_low = shutil.disk_usage(self.store_dir).free < LOW_DISK_BYTES
         lock = self._lock_store()
         try:
             self._process = self._spawn(binary, lock)

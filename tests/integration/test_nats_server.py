@@ -145,3 +145,16 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(nats_server: EmbeddedS
         await item.ack()
     await bus.append_fact("ef.submit.t.p", bytes(4000), message_id="2")
     await bus.close()
+
+
+def test_a_disk_that_runs_low_or_has_room_again_asks_for_another_start(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not nats_server.has_wrong_bound
+    with monkeypatch.context() as low:
+        low.setattr("shared.runtime.nats_server.LOW_DISK_BYTES", 1 << 60)
+        assert nats_server.has_wrong_bound
+        nats_server.stop()
+        nats_server.start()
+        assert not nats_server.has_wrong_bound
+    assert nats_server.has_wrong_bound
