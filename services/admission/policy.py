@@ -258,6 +258,8 @@ class _Desk:
 
     def _over_quota(self, tenant: str, needed_gpu_seconds: float) -> str | None:
         limits = self.state.config.quota(tenant)
+        if limits.max_jobs_per_day is None and limits.max_gpu_hours_per_day is None:
+            return None
         quota = Quota(
             max_jobs_per_day=limits.max_jobs_per_day, max_gpu_hours_per_day=limits.max_gpu_hours_per_day
         )

@@ -11,13 +11,14 @@ from shared.messages import codec, subjects
 from shared.messages.codec import Envelope, Undecodable
 from shared.messages.commands import CancelJob, Command, SubmitJob
 from shared.messages.events import MessageRefused
-from shared.messages.limits import MAX_SUBMISSION_BYTES
+from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from shared.runtime.bus import Bus, WorkItem
 from shared.runtime.clock import Clock
 from shared.runtime.telemetry import Metrics
 
 ANSWER_TO = "Ef-Answer-To"  # header: where the sender wants to hear of a refusal
 MAX_PENDING = 256
+MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its wishes: each comes back in an event, with schedules
 MAX_TRIES = 4  # deliveries of one message before it counts as poison
 PULL_TIMEOUT_S = 20.0
 ACK_WAIT_S = 5.0  # so soon after a replica's death others decide what it had pulled
@@ -76,13 +77,19 @@ class Inbox:
                 await pending.item.in_progress()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
-        """The oldest wishes. One that came before and was not settled is judged alone: it may be poison."""
+        """The oldest wishes, as many as fit into one decision.
+
+        One that came before and was not settled is judged alone: it may be poison.
+        """
         taken: list[Pending] = []
+        num_bytes = 0
         for pending in self._pending[:max_commands]:
-            if pending.item.num_delivered > 1:
-                taken = taken or [pending]
+            num_bytes += len(pending.item.data)
+            if taken and (pending.item.num_delivered > 1 or num_bytes > MAX_DECISION_BYTES):
                 break
             taken.append(pending)
+            if pending.item.num_delivered > 1:
+                break
         return tuple(taken)
 
     def settled(self, taken: tuple[Pending, ...]) -> None:

@@ -82,6 +82,8 @@ class _Filling:
 
     def spend(self, jobs: Sequence[SchedulableJob]) -> None:
         """Hand out the GPUs left now, one step at a time, each to the job with the greatest marginal return."""
+        if not self._free.num_gpus_now:
+            return
         steps = [step for job in jobs if (step := self._step(job)) is not None]
         heapq.heapify(steps)
         by_id = {job.job_id: job for job in jobs}

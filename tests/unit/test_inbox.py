@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from shared.messages import codec, subjects
 from shared.runtime.clock import VirtualClock
 from shared.runtime.inbox import ACK_WAIT_S, MAX_TRIES, Inbox
@@ -34,3 +36,26 @@ async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() ->
     await clock.advance_to(clock.now_s() + ACK_WAIT_S)
     (item,) = await pulling
     assert (item.data, item.num_delivered) == (data, 2)
+
+
+async def test_no_more_wishes_are_taken_at_once_than_one_decision_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    wishes = [submit(f"job-{number}") for number in range(5)]
+    payloads = [codec.encode(wish, id=wish.job_id, recorded_at_s=0.0) for wish in wishes]
+    monkeypatch.setattr("shared.runtime.inbox.MAX_DECISION_BYTES", int(2.5 * len(payloads[0])))
+    for wish, data in zip(wishes, payloads, strict=True):
+        await bus.append(subjects.submit("lab", "p"), data, message_id=wish.job_id)
+    all_here = asyncio.Event()
+    inbox = Inbox(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set)
+    running = asyncio.create_task(inbox.run())
+    await all_here.wait()  # one pull brings all
+    for expected in (wishes[:2], wishes[2:4], wishes[4:]):
+        taken = inbox.take(5)
+        assert [pending.command for pending in taken] == expected
+        inbox.settled(taken)
+    running.cancel()
+    await asyncio.wait({running})
