@@ -219,7 +219,7 @@ class Client:
         async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
             async for batch in batches:
                 for stored in batch:
-                    yield stored, readable(stored.data)
+                    yield stored, readable(stored)
 
     async def last_sequence(self) -> int:
         return await self._bus.last_sequence(self._pool)
@@ -241,7 +241,7 @@ class Client:
         async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
             async for batch in batches:
                 for stored in batch:
-                    state = lifecycle.evolve(state, readable(stored.data), stored.sequence)
+                    state = lifecycle.evolve(state, readable(stored), stored.sequence)
                 yield state
 
     async def job(self, job_id: str) -> Job:
@@ -264,10 +264,10 @@ class Client:
         return job
 
 
-def readable(data: bytes) -> Event | PlanDecided | None:
-    """The message in these bytes, None if nobody can read them."""
+def readable(stored: Stored) -> Event | PlanDecided | None:
+    """The message in it, None if nobody can read it."""
     try:
-        return ledger_message(data)
+        return ledger_message(stored.subject, stored.data)
     except codec.Undecodable:
         return None
 

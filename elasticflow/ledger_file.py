@@ -34,7 +34,7 @@ def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
             records = read_export(opened)
         except BadExport as error:
             raise NotAnExport(str(file), str(error)) from None
-    return tuple((_stored(record), readable(record.data)) for record in records)
+    return tuple((stored, readable(stored)) for stored in map(_stored, records))
 
 
 def _record(stored: Stored) -> LedgerRecord:

@@ -258,6 +258,7 @@ async def configure(url: str, plan: UpPlan, clock: Clock) -> None:
 
 async def _configured(bus: NatsBus, plan: UpPlan, clock: Clock) -> bool:
     """True if the pool has the wanted configuration now; False if a rival decision came between."""
+    plan_end = await bus.last_subject_sequence(subjects.plan(plan.pool))
     state = await Client(bus, Endpoint(nats_url="", pool=plan.pool), DEFAULT_TENANT, clock).state()
     wanted = plan.config or (state.config if state.configured else PoolConfig())
     if state.configured and state.config == wanted:
@@ -275,7 +276,7 @@ async def _configured(bus: NatsBus, plan: UpPlan, clock: Clock) -> bool:
             subjects.plan(plan.pool),
             codec.encode(decision, id=message_id, recorded_at_s=now_s),
             message_id=message_id,
-            expected_last_subject_sequence=state.plan_sequence,
+            expected_last_subject_sequence=plan_end,
         )
     except Reload:
         return False

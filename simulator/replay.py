@@ -152,7 +152,7 @@ def _taken_again(
 
 def _entry(record: LedgerRecord) -> Entry:
     try:
-        message, problems = ledger_message(record.data), ()
+        message, problems = ledger_message(record.subject, record.data), ()
     except Undecodable as error:
         message, problems = None, error.problems
     return Entry(sequence=record.sequence, stored_at_s=record.stored_at_s, message=message, problems=problems)

@@ -54,7 +54,7 @@ class Ledger:
         async with asyncio.timeout(PATIENCE_S):
             async for batch in self.bus.follow(POOL, after_sequence=self.state.sequence):
                 for stored in batch:
-                    message = ledger_message(stored.data)
+                    message = ledger_message(stored.subject, stored.data)
                     self.told.append(message)
                     self.state = lifecycle.evolve(self.state, message, stored.sequence)
                     if wanted(self.state):

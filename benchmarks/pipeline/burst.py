@@ -62,7 +62,7 @@ async def _count_decisions(cluster: Cluster, pool: str, expected: int) -> tuple[
     admitted = rejected = 0
     async for batch in cluster.bus.follow(pool, after_sequence=0):
         for stored in batch:
-            message = ledger_message(stored.data)
+            message = ledger_message(stored.subject, stored.data)
             if isinstance(message, events.PlanDecided) and message.service == "admission":
                 admitted += sum(isinstance(event, events.JobAdmitted) for event in message.events)
                 rejected += sum(isinstance(event, events.JobRejected) for event in message.events)

@@ -93,7 +93,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         async for batch in self._cluster.bus.follow(self._pool, after_sequence=0):
             for stored in batch:
-                message = ledger_message(stored.data)
+                message = ledger_message(stored.subject, stored.data)
                 if isinstance(message, events.PlanDecided):
                     self._decided(message, loop.time())
             self._check()

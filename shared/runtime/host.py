@@ -65,6 +65,7 @@ class Host(Generic[State]):
         self._caught_up_at: int | None = None
         self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
         self._last_decision_id = ""
+        self._plan_end = 0  # of the plan, where that is not the last decision: something unreadable lies there
 
     # -- what the shell may do ---------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class Host(Generic[State]):
             return
         assert stored.sequence == sequence + 1, f"ledger jumps from {sequence} to {stored.sequence}"
         try:
-            message = ledger_message(stored.data)
+            message = ledger_message(stored.subject, stored.data)
         except Undecodable as error:
             self._metrics.refused_total.inc()
             self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=error.problems)
@@ -208,11 +209,11 @@ class Host(Generic[State]):
                     subjects.plan(self._pool),
                     data,
                     message_id=message_id,
-                    expected_last_subject_sequence=folded.plan_sequence,
+                    expected_last_subject_sequence=max(folded.plan_sequence, self._plan_end),
                 )
         except Reload:
             self._metrics.conflicts_total.inc()
-            await self._rival_folded(folded.plan_sequence)
+            await self._rival_folded()
             return False
         except MaybeStored:
             if not await self._was_stored(message_id):
@@ -232,9 +233,11 @@ class Host(Generic[State]):
         else:
             await self._folded_up_to(sequence)
 
-    async def _rival_folded(self, plan_sequence: int) -> None:
-        async with self._folded:
-            await self._folded.wait_for(lambda: self.folded.plan_sequence > plan_sequence)
+    async def _rival_folded(self) -> None:
+        """Catch up with whoever wrote to the plan, be it something that nobody can read."""
+        end = await self._bus.last_subject_sequence(subjects.plan(self._pool))
+        await self._folded_up_to(end)
+        self._plan_end = end
         self._news.set()
 
     async def _was_stored(self, message_id: str) -> bool:

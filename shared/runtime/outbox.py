@@ -20,15 +20,21 @@ PLAN_EVENTS = get_args(PlanEvent)
 ADMISSION_EVENTS = get_args(AdmissionEvent)
 NODE_EVENTS = get_args(NodeEvent)
 JOB_EVENTS = get_args(JobEvent)
-LEDGER_MESSAGES = (PlanDecided, *PLAN_EVENTS, *NODE_EVENTS, *JOB_EVENTS)
+FACTS = (*NODE_EVENTS, *JOB_EVENTS)
 
 
-def ledger_message(data: bytes) -> Event | PlanDecided:
-    """The fact or decision in these bytes. Raises Undecodable, also for messages that belong elsewhere."""
+def ledger_message(subject: str, data: bytes) -> Event | PlanDecided:
+    """The fact or decision in these bytes. Raises Undecodable, also for a message that belongs elsewhere.
+
+    What is decided by compare-and-set on one subject must not slip in on another.
+    """
     message = codec.decode(data).message
-    if not isinstance(message, LEDGER_MESSAGES):
-        raise codec.Undecodable(f"type: {type(message).__name__} has no place in a ledger")
-    return cast(Event | PlanDecided, message)
+    pool = "".join(subject.split(".")[2:3])
+    if isinstance(message, PlanDecided) and subject == subjects.plan(pool):
+        return message
+    if isinstance(message, FACTS) and subject == subject_of(pool, cast(Event, message)):
+        return cast(Event, message)
+    raise codec.Undecodable(f"type: {type(message).__name__} has no place on {subject}")
 
 
 def admission_events(plan: tuple[PlanEvent, ...]) -> list[AdmissionEvent]:
