@@ -1,0 +1,105 @@
+"""Kill -9 at random moments, seed after seed: everything acknowledged comes to its end, and nothing happens twice.
+
+Two consecutive seeds together kill every victim. EF_FAULT_SEEDS=20 runs twenty seeds instead of four, and
+EF_FAULT_FIRST_SEED=7 begins with the seventh: a failure names its seed, and the seed alone repeats its order of events.
+"""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Phase
+from tests.faults.evidence import assert_sound, iterations_trained
+from tests.faults.pool import RunningPool, eventually, job, persistently, running_pool
+
+FIRST_SEED = int(os.environ.get("EF_FAULT_FIRST_SEED", "0"))
+NUM_SEEDS = int(os.environ.get("EF_FAULT_SEEDS", "4"))
+LONGEST_PAUSE_S = 2.0  # between two kills
+VICTIMS = (
+    "admission-0",
+    "admission-1",
+    "allocator",
+    "placement",
+    "monitor",
+    "executor-node-0",
+    "executor-node-1",
+    "worker",
+    "another worker",
+    "fork server",
+    "nats-server",
+)
+ITERATIONS = {"slo-long": 250, "slo-short": 80, "soft": 80, "best-effort": 120, "unprofiled": 60}
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + NUM_SEEDS))
+async def test_everything_acknowledged_comes_to_its_end(seed: int, tmp_path: Path) -> None:
+    async with running_pool(tmp_path, num_nodes=2, replicas={"admission": 2}) as pool:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kill_some(pool, seed))
+            tasks.create_task(submit_all(pool, seed))
+        state = await pool.ended([*ITERATIONS, "cancelled", "impossible"])
+        await eventually(lambda: not pool.workers(), "no worker is left")
+        entries = await pool.ledger()
+
+    phases = {job_id: job.phase for job_id, job in state.ended_jobs.items()}
+    assert phases == dict.fromkeys(ITERATIONS, Phase.FINISHED) | {
+        "cancelled": Phase.CANCELLED,
+        "impossible": Phase.REJECTED,
+    }, {job.job_id: job.explanation for job in state.ended_jobs.values()}
+    assert_sound(entries, pool.data_dir)
+    for job_id, max_iterations in ITERATIONS.items():
+        assert state.ended_jobs[job_id].iteration == max_iterations
+        assert iterations_trained(pool.data_dir, job_id) >= set(range(max_iterations)), job_id
+
+
+async def submit_all(pool: RunningPool, seed: int) -> None:
+    """Wishes of every kind, a little apart; each is acknowledged before the next is made."""
+    rng = np.random.default_rng((seed, 1))
+    wishes = {
+        "slo-long": job(max_iterations=250),
+        "unprofiled": job(model_name="", max_iterations=60),
+        "cancelled": job(JobClass.BEST_EFFORT, max_iterations=1_000_000),
+        "slo-short": job(max_iterations=80),
+        "impossible": job(max_iterations=1_000_000, deadline_in_s=60.0),
+        "soft": job(JobClass.SOFT, max_iterations=80),
+        "best-effort": job(JobClass.BEST_EFFORT, max_iterations=120),
+    }
+    for job_id, spec in wishes.items():
+        await pool.acknowledged(spec, job_id)
+        await asyncio.sleep(rng.uniform(0.0, 0.5))
+    await pool.acknowledged(wishes["slo-long"], "slo-long")  # the same wish
+    await pool.acknowledged(wishes["soft"], "slo-long")  # another wish under a name that is taken
+    await persistently(lambda: pool.client.cancel("cancelled", reason="changed my mind"))
+
+
+async def kill_some(pool: RunningPool, seed: int) -> None:
+    """Half of the victims, at moments and in an order of the seed's choice; the next seed takes the other half."""
+    half = len(VICTIMS) // 2
+    order = np.random.default_rng((seed // 2, 2)).permutation(VICTIMS)
+    rng = np.random.default_rng((seed, 3))
+    for victim in order[:half] if seed % 2 == 0 else order[half:]:
+        await asyncio.sleep(rng.uniform(0.0, LONGEST_PAUSE_S))
+        orphans = await kill_one(pool, str(victim), rng)
+        await eventually(
+            lambda orphans=orphans: not psutil.wait_procs(orphans, timeout=0)[1], f"nothing survives {victim}"
+        )
+
+
+async def kill_one(pool: RunningPool, victim: str, rng: np.random.Generator) -> list[psutil.Process]:
+    """What the victim had started, which has to follow it."""
+    if victim not in ("worker", "another worker", "fork server"):
+        return await pool.kill(victim)
+    look = pool.fork_servers if victim == "fork server" else pool.workers
+    while True:
+        candidates = await eventually(look, f"there is a {victim}")
+        process = candidates[rng.integers(len(candidates))]
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+            orphans = process.children(recursive=True)
+            process.kill()
+            return orphans

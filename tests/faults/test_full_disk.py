@@ -1,0 +1,70 @@
+"""A full disk, for real: wishes are refused with the reason; everything lives, and goes on when there is room."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.errors import StorageFull
+from tests.faults.evidence import assert_decided_once, assert_one_chain, decisions
+from tests.faults.pool import RunningPool, job, running_pool
+
+DISK = "700m"  # the streams' own bounds must fit into it
+LEFT_BYTES = 512 << 10
+LONG = "x" * 20_000  # makes a wish that fills the rest soon
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", disk], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+async def test_a_full_disk_is_said_and_survived(small_disk: Path) -> None:
+    async with running_pool(small_disk, num_nodes=1, replicas={}) as pool:
+        job_ids = [await pool.acknowledged(job(), "before")]
+        await pool.when(lambda state: state.job("before") is not None, "the first wish is decided")
+        pids = {name: pid for name, pid in pool.pids().items() if name != "nats-server"}
+
+        ballast = fill(small_disk)
+        while await was_acknowledged(pool, f"filling-{len(job_ids)}"):
+            job_ids.append(f"filling-{len(job_ids)}")
+        ballast.unlink()
+
+        job_ids.append(await pool.acknowledged(job(), "after"))
+        state = await pool.ended(job_ids)
+        entries = await pool.ledger()
+        assert {name: pool.pid(name) for name in pids} == pids, "a service has died of the full disk"
+
+    assert {job.job_id for job in decisions(entries)} == set(job_ids) == set(state.ended_jobs)
+    assert_one_chain(entries)
+    assert_decided_once(entries)
+
+
+def fill(disk: Path) -> Path:
+    """The file that takes nearly all there is."""
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - LEFT_BYTES)
+    return ballast
+
+
+async def was_acknowledged(pool: RunningPool, job_id: str) -> bool:
+    """Hand in a long wish; False if the answer is that the disk is full."""
+    try:
+        await pool.acknowledged(job(max_iterations=1, description=LONG), job_id, unless=StorageFull)
+    except StorageFull:
+        return False
+    return True

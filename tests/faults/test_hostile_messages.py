@@ -1,0 +1,145 @@
+"""Whatever anybody publishes anywhere: every service lives, the bytes are kept with the reason, who asked is told."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import numpy as np
+from nats.aio.msg import Msg
+
+from shared.errors import NotFound
+from shared.messages import codec, subjects
+from shared.messages.commands import SubmitJob
+from shared.messages.events import JobFinished, JobRejected, MessageRefused, NodeReported, PlanDecided
+from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
+from shared.messages.pool_state import Phase
+from shared.runtime import streams
+from shared.runtime.inbox import ANSWER_TO
+from tests.faults.evidence import assert_sound
+from tests.faults.pool import POOL, RunningPool, job, persistently, running_pool
+
+SEED = 0
+TOLD = "test.told"
+SUBMIT, QUOTE, PLAN = subjects.submit("lab", POOL), subjects.quote(POOL), subjects.plan(POOL)
+TELEMETRY = subjects.telemetry(POOL, "node-0")
+JOB, NODE = subjects.job(POOL, "intruder"), subjects.node(POOL, "intruder")
+ENVELOPE = {"id": "hostile", "cause_id": "", "recorded_at_s": 0.0, "version": 1}
+
+
+def hostile_bytes() -> Iterator[bytes]:
+    """Bytes that are no message of ours: chance, wrong types, wrong sizes, unknown versions."""
+    rng = np.random.default_rng(SEED)
+    yield from (rng.bytes(length) for length in (1, 2, 3, 5, 8, 13, 100, 1000, 10_000))
+    yield b""
+    yield b"\x91" * 5000  # a list in a list in a list
+    yield b"[" * 5000
+    yield b"\xdd\xff\xff\xff\xff"  # a list of four billion things
+    yield bytes(MAX_SUBMISSION_BYTES + 1)
+    yield bytes(MAX_MESSAGE_BYTES)
+    yield json.dumps({"type": "SubmitJob"}).encode()
+    for wrong in (None, 0, "SubmitJob", [], {}, {"type": 7}, {"type": "SubmitJob", "payload": []}):
+        yield packed(wrong)
+    for name in codec.MESSAGE_TYPES:
+        yield packed(ENVELOPE | {"type": name, "version": 1000, "payload": {}})
+        yield packed(
+            ENVELOPE | {"type": name, "payload": {"job_id": ["a"], "node_id": 1, "events": {}, "at_s": "now"}}
+        )
+    yield packed(ENVELOPE | {"type": "DropAllTables", "payload": {}})
+
+
+def misplaced() -> Iterator[tuple[str, bytes]]:
+    """Messages that are fine in themselves, where they do not belong: nobody may decide or speak for others."""
+    rejected = JobRejected(
+        job_id="before", tenant="lab", spec=None, reason="invalid", explanation="by an intruder", at_s=0.0
+    )
+    decision = encoded(PlanDecided(service="admission", based_on=1, now_s=0.0, events=(rejected,)))
+    heartbeat = encoded(NodeReported(node_id="node-0", incarnation="1", at_s=0.0))
+    finished = encoded(
+        JobFinished(job_id="before", generation=1, iteration=1, condition="max_iterations", at_s=0.0)
+    )
+    wish = encoded(SubmitJob(job_id="smuggled", tenant="lab", spec=job()))
+    foreign = encoded(SubmitJob(job_id="smuggled", tenant="another-lab", spec=job()))
+    yield from ((subject, decision) for subject in (SUBMIT, TELEMETRY, JOB, NODE))
+    yield from ((subject, encoded(rejected)) for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE))
+    yield from ((subject, heartbeat) for subject in (SUBMIT, PLAN, JOB, NODE))
+    yield from ((subject, finished) for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE))
+    yield from ((subject, wish) for subject in (TELEMETRY, PLAN, JOB, NODE))
+    yield SUBMIT, foreign
+
+
+def packed(value: object) -> bytes:
+    data = msgpack.packb(value)
+    assert isinstance(data, bytes)
+    return data
+
+
+def encoded(message: codec.Message) -> bytes:
+    return codec.encode(message, id="hostile", recorded_at_s=0.0)
+
+
+async def test_no_message_stops_a_service(tmp_path: Path) -> None:
+    everywhere = [
+        (subject, data) for data in hostile_bytes() for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE)
+    ]
+    hostile = [*everywhere, *misplaced()]
+    async with running_pool(tmp_path, num_nodes=1, replicas={"admission": 2}) as pool:
+        pids = pool.pids()
+        told = await pool.bus.subscribe(TOLD)
+        await pool.acknowledged(job(), "before")
+        for number, (subject, data) in enumerate(hostile):
+            await publish(pool, subject, data, number)
+        for data in hostile_bytes():
+            assert refused(await pool.bus.request(QUOTE, data))
+        await pool.acknowledged(job(), "after")
+        state = await pool.ended(["before", "after"])
+        for subject, service in ((SUBMIT, "admission"), (TELEMETRY, "monitor")):
+            sent = {data for where, data in hostile if where == subject}
+            await assert_put_aside(pool, service, subject, sent)
+        for _ in [subject for subject, _ in hostile if subject == SUBMIT]:
+            assert refused((await anext(told)).data)
+        entries = await pool.ledger()
+        assert pool.pids() == pids, pool.reports
+
+    phases = {ended.job_id: ended.phase for ended in state.ended_jobs.values()}
+    assert phases == {"before": Phase.FINISHED, "after": Phase.FINISHED}
+    num_unreadable = sum(entry.message is None for entry in entries)
+    assert num_unreadable == sum(subject in (PLAN, JOB, NODE) for subject, _ in hostile)
+    assert_sound(entries, pool.data_dir)
+
+
+async def publish(pool: RunningPool, subject: str, data: bytes, number: int) -> None:
+    if subject == TELEMETRY:
+        await pool.bus.publish(subject, data)
+    else:
+        await pool.bus.append(subject, data, message_id=f"hostile-{number}", headers={ANSWER_TO: TOLD})
+
+
+def refused(answer: bytes) -> bool:
+    message = codec.decode(answer).message
+    return isinstance(message, MessageRefused) and all(message.problems)
+
+
+async def assert_put_aside(pool: RunningPool, service: str, subject: str, sent: set[bytes]) -> None:
+    """The dead letters of a service hold exactly these bytes, each with its reason and where it came from."""
+    found: set[bytes] = set()
+    sequence = 0
+    while not found >= sent:
+        request = {"next_by_subj": subjects.dead_letter(POOL, service), "seq": sequence + 1}
+        letter = await persistently(lambda request=request: next_letter(pool, request))
+        assert letter.headers["Ef-Reason"]
+        assert letter.headers["Ef-Subject"] == subject
+        found.add(letter.data)
+        sequence = int(letter.headers["Nats-Sequence"])
+    assert found == sent
+
+
+async def next_letter(pool: RunningPool, request: dict[str, object]) -> Msg:
+    """Raises NotFound while there is none."""
+    stream = streams.dead_letter_stream(POOL)
+    letter = await pool.bus._connection.request(
+        f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), timeout_s=5.0
+    )
+    if "Nats-Sequence" not in letter.headers:
+        raise NotFound(stream, str(request))
+    return letter

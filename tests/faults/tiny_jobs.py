@@ -1,0 +1,43 @@
+"""A training job that costs almost nothing and leaves evidence of each of its steps. Imported by workers only.
+
+Its worker's log file (logs/<job_id>/g<generation>-r<rank>.log) says whose evidence it is; the clock is one for
+all processes of the machine.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elasticflow import ElasticJob, Scalar
+
+
+class Steps(ElasticJob):
+    """hyperparameters: step_s: least time of a step."""
+
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.02}
+    max_iterations = 100
+
+    def init_model(self):
+        return nn.Linear(4, 1)
+
+    def init_dataset(self):
+        points = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(points, points.sum(1, keepdim=True))
+
+    def init_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train(self, batch, model, optimizer):
+        points, targets = batch
+        print(f"step {self.iteration} of process {os.getpid()} begins at {time.monotonic():.6f}")
+        time.sleep(self.hyperparameters["step_s"])
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        optimizer.step()
+        print(f"step {self.iteration} of process {os.getpid()} ends at {time.monotonic():.6f}")
+        return loss
