@@ -82,12 +82,11 @@ class Cluster:
             await self.start("admission", pool, replica=replica)
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds that each process, and the NATS server, has used so far."""
+        """CPU seconds that each service with its children, and the NATS server, has used so far."""
         used = {name: process.pid for name, process in self.processes.items()}
         assert self.server.pid is not None
         used["nats-server"] = self.server.pid
-        times = {name: psutil.Process(pid).cpu_times() for name, pid in used.items()}
-        return {name: spent.user + spent.system for name, spent in times.items()}
+        return {name: _cpu_s(pid) for name, pid in used.items()}
 
     def stop_services(self) -> None:
         for process in self.processes.values():
@@ -110,6 +109,12 @@ async def running_cluster() -> AsyncIterator[Cluster]:
             finally:
                 cluster.stop_services()
                 await bus.close()
+
+
+def _cpu_s(pid: int) -> float:
+    process = psutil.Process(pid)
+    times = [member.cpu_times() for member in (process, *process.children(recursive=True))]
+    return sum(spent.user + spent.system for spent in times)
 
 
 async def append_fact(bus: NatsBus, subject: str, message: codec.Message, message_id: str) -> int:

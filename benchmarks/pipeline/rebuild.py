@@ -7,15 +7,16 @@ from benchmarks.pipeline.cluster import CLOCK, Cluster
 from benchmarks.pipeline.workload import submissions
 from services.allocator.policy import POLICY
 from shared.messages import codec, events, subjects
+from shared.messages.cluster import GpuId
+from shared.messages.job import JobSpec
 from shared.messages.pool_state import PoolState
 from shared.runtime import snapshots
 from shared.runtime.host import Host
 from shared.runtime.logs import get_log
-from shared.runtime.outbox import fact_id
 from shared.runtime.telemetry import Metrics
 
 WRITERS = 256
-LIFE = 20  # messages of one job: admitted, placed, started, progress, finished
+LIFE = 20  # messages of one job
 
 
 async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any]:
@@ -68,16 +69,18 @@ async def _write_history(cluster: Cluster, pool: str, num_events: int) -> None:
 
     async def writer() -> None:
         for wish in waiting:
-            for fact in _life(wish.job_id, wish.tenant, wish.spec):
-                data = codec.encode(fact, id=fact_id(fact), recorded_at_s=CLOCK.now_s())
-                await cluster.bus.append(
-                    subjects.job(pool, wish.job_id), data, message_id=fact_id(fact), timeout_s=60.0
-                )
+            for number, message in enumerate(_life(wish.job_id, wish.tenant, wish.spec)):
+                decided = isinstance(message, events.PlanDecided)
+                subject = subjects.plan(pool) if decided else subjects.job(pool, wish.job_id)
+                message_id = f"{wish.job_id}-{number}"
+                data = codec.encode(message, id=message_id, recorded_at_s=CLOCK.now_s())
+                await cluster.bus.append(subject, data, message_id=message_id, timeout_s=60.0)
 
     await asyncio.gather(*(writer() for _ in range(WRITERS)))
 
 
-def _life(job_id: str, tenant: str, spec: Any) -> list[Any]:
+def _life(job_id: str, tenant: str, spec: JobSpec) -> list[codec.Message]:
+    """Admitted, placed, started, progress, finished: LIFE messages, each of which the fold has to apply."""
     now_s = CLOCK.now_s()
     admitted = events.JobAdmitted(
         job_id=job_id,
@@ -88,19 +91,29 @@ def _life(job_id: str, tenant: str, spec: Any) -> list[Any]:
         gpu_seconds=60.0,
         at_s=now_s,
     )
-    started = events.GenerationStarted(job_id=job_id, generation=0, num_gpus=1, iteration=0, at_s=now_s)
+    gpus = (GpuId(f"node-{sum(job_id.encode()) % 8:03}", 0),)
+    placed = events.PlacementDecided(
+        placements=(events.PlacedJob(job_id=job_id, generation=1, gpus=gpus),), migrated=(), at_s=now_s
+    )
+    started = events.GenerationStarted(job_id=job_id, generation=1, num_gpus=1, iteration=0, at_s=now_s)
     progress = [
         events.JobProgressed(
             job_id=job_id,
-            generation=0,
-            iteration=step,
+            generation=1,
+            iteration=step + 1,
             iterations_per_s=5.0,
             metrics={"loss": 1.0 / (step + 1)},
             at_s=now_s + step,
         )
-        for step in range(LIFE - 3)
+        for step in range(LIFE - 4)
     ]
     finished = events.JobFinished(
-        job_id=job_id, generation=0, iteration=100, condition="max_iterations", at_s=now_s + LIFE
+        job_id=job_id, generation=1, iteration=100, condition="max_iterations", at_s=now_s + LIFE
     )
-    return [admitted, started, *progress, finished]
+    return [
+        events.PlanDecided(service="admission", based_on=0, now_s=now_s, events=(admitted,)),
+        events.PlanDecided(service="placement", based_on=0, now_s=now_s, events=(placed,)),
+        started,
+        *progress,
+        finished,
+    ]

@@ -172,14 +172,15 @@ class AdmissionPlan:
         """Take jobs off an overdrawn profile until it is sound: which they are, the latest deadline first."""
         free, displaced = overdrawn, list[SchedulableJob]()
         span = free.overdrawn()
+        if span is None:
+            return free, displaced
         for other in reversed(later_J):
-            if span is None:
-                break
             schedule = self.schedules[other.job_id]
             if overlaps(schedule, span) and free.lowest_within(schedule) < 0:
                 free = free.release(schedule)
                 displaced.append(other)
-                span = free.overdrawn()
+                if free.lowest >= 0:
+                    break
         return free, displaced
 
     def _with(

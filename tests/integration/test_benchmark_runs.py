@@ -1,0 +1,19 @@
+"""The benchmark runs: real services over a real NATS, a little work, no time asserted."""
+
+from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
+from benchmarks.pipeline.cluster import running_cluster
+from benchmarks.pipeline.latency import measure_latency
+from benchmarks.pipeline.rebuild import measure_rebuild
+
+
+async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() -> None:
+    async with running_cluster() as cluster:
+        latency = await measure_latency(cluster, rate_per_s=50.0, num_jobs=20)
+        assert latency["placed"] + latency["rejected"] == latency["submissions"] == 20
+        assert await raw_publishes_per_s(cluster, 20) > 0
+        burst = await measure_burst(cluster, num_jobs=100, pools=("burst",))
+        assert burst["admitted"] + burst["rejected"] == burst["submissions"] == 100
+        rebuild = await measure_rebuild(cluster, num_events=400)
+        assert rebuild["jobs"] == 20
+        assert rebuild["events"] == 409, "1 configuration, 8 nodes, 20 lives of 20 messages"
+        assert not cluster.processes
