@@ -25,7 +25,7 @@ from shared.runtime.inbox import Inbox, Pending
 from shared.runtime.outbox import admission_events, decision_id, fact_id, ledger_message, split, subject_of
 from shared.runtime.telemetry import Metrics
 
-MAX_COMMANDS = 64  # wishes in one decision: few enough that a lost race costs little
+MAX_COMMANDS = 256  # wishes in one decision: they share the cost of one plan, and of one lost race
 RETRY_S = 0.1
 SHORTEST_WAIT_S = 0.005  # between two looks at the clock: an instant that has passed is no reason to spin
 

@@ -17,7 +17,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.telemetry import Metrics
 
 ANSWER_TO = "Ef-Answer-To"  # header: where the sender wants to hear of a refusal
-MAX_PENDING = 256
+MAX_PENDING = 512  # more than one decision takes, so that the next one need not wait for its wishes
 MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its wishes: each comes back in an event, with schedules
 MAX_TRIES = 4  # deliveries of one message before it counts as poison
 PULL_TIMEOUT_S = 20.0
