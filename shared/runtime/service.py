@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shared.errors import ElasticFlowError, Retry
+from shared.errors import ElasticFlowError, Retry, Stop
 from shared.messages.policy import Policy, State
 from shared.runtime import snapshots
 from shared.runtime.clock import Clock, SystemClock
@@ -39,7 +39,10 @@ class Process:
 
 
 def run_service(service: str, shell: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
-    """Run a service's shell until SIGTERM or SIGINT. Exits 2 on wrong settings or credentials."""
+    """Run a service's shell until SIGTERM or SIGINT.
+
+    Exits 2 where another start would end the same (wrong settings or credentials, say), 1 where it may not.
+    """
     try:
         settings = Settings.from_environment()
         configure_logs(settings.log_format, level=settings.log_level)
@@ -51,7 +54,7 @@ def run_service(service: str, shell: Callable[[Process], Coroutine[Any, Any, Non
         if expected is None:
             raise
         print(f"{service}: {expected}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(expected, Stop) else 1)
 
 
 def _shown(settings: Settings) -> dict[str, Any]:
