@@ -63,6 +63,11 @@ class Training:
     ended_s: float
     iterations: frozenset[int]
 
+    @property
+    def in_words(self) -> str:
+        who = f"{self.job_id} g{self.generation} rank {self.rank} (process {self.pid})"
+        return f"{who} trained from {self.began_s:.3f} to {self.ended_s:.3f}"
+
 
 def trainings(data_dir: Path) -> list[Training]:
     """All steps that any worker ever took, by process."""
@@ -99,7 +104,7 @@ def overlaps(data_dir: Path) -> Iterator[str]:
             if same_generation and one.rank != other.rank:
                 continue
             if one.began_s <= other.ended_s and other.began_s <= one.ended_s:
-                yield f"{one} and {other}"
+                yield f"{one.in_words} and {other.in_words}"
 
 
 def iterations_trained(data_dir: Path, job_id: str) -> set[int]:
