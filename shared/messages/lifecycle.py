@@ -433,8 +433,9 @@ def spec_of(job: Job) -> JobSpec:
     return job.spec
 
 
-def outcome(job: Job) -> events.AdmissionEvent:
-    """What admission said of this job, told again to whoever asks again."""
+def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
+    """What was said of this job, told again to whoever asks again: admission's word, or its end if that was none
+    that its user had hoped for."""
     match job.phase:
         case Phase.PROFILING:
             return events.ProfileRequested(
@@ -455,7 +456,19 @@ def outcome(job: Job) -> events.AdmissionEvent:
                 earliest_deadline_s=job.earliest_deadline_s,
                 at_s=job.decided_at_s,
             )
-        case Phase.ADMITTED | Phase.FINISHED | Phase.FAILED | Phase.CANCELLED:
+        case Phase.FAILED:
+            return events.JobFailed(
+                job_id=job.job_id,
+                generation=job.generation,
+                error=job.explanation,
+                traceback=job.traceback,
+                at_s=job.ended_at_s or job.decided_at_s,
+            )
+        case Phase.CANCELLED:
+            return events.JobCancelled(
+                job_id=job.job_id, reason=job.explanation, at_s=job.ended_at_s or job.decided_at_s
+            )
+        case Phase.ADMITTED | Phase.FINISHED:
             return events.JobAdmitted(
                 job_id=job.job_id,
                 tenant=job.tenant,

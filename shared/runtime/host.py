@@ -15,7 +15,7 @@ from shared.errors import MaybeStored, Reload, Retry
 from shared.messages import codec, lifecycle, subjects
 from shared.messages.codec import Undecodable
 from shared.messages.commands import Command
-from shared.messages.events import AdmissionEvent, Event, PlanDecided, PlanEvent
+from shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided, PlanEvent
 from shared.messages.policy import Policy, State
 from shared.messages.pool_state import PoolState
 from shared.messages.summary import summary
@@ -262,6 +262,8 @@ class Host(Generic[State]):
             sequence = await self._bus.append_fact(subject_of(self._pool, fact), data, message_id=message_id)
         self._metrics.facts_total.inc()
         self._log_decision(fact, message_id, sequence)
+        if isinstance(fact, JobFailed):  # in its pre-run, perhaps: its user waits for a decision
+            await self._answer(fact)
         return sequence
 
     # -- answer ------------------------------------------------------------------------------------------
@@ -276,17 +278,17 @@ class Host(Generic[State]):
         self._metrics.commands_total.inc(len(taken))
         answers = admission_events(plan)
         told = {answer.job_id for answer in answers}
-        answers += (self._told_before(p.command.job_id) for p in taken if p.command.job_id not in told)
-        for answer in answers:
+        again = (self._told_before(p.command.job_id) for p in taken if p.command.job_id not in told)
+        for answer in (*answers, *again):
             await self._answer(answer)
 
-    def _told_before(self, job_id: str) -> AdmissionEvent:
+    def _told_before(self, job_id: str) -> AdmissionEvent | JobFailed:
         """The decision on a wish that came again."""
         job = self.folded.job(job_id)
         assert job is not None, job_id
         return lifecycle.outcome(job)
 
-    async def _answer(self, answer: AdmissionEvent) -> None:
+    async def _answer(self, answer: AdmissionEvent | JobFailed) -> None:
         data = codec.encode(answer, id=f"answer-{fact_id(answer)}", recorded_at_s=self._clock.now_s())
         await self._bus.publish(subjects.answer(self._pool, answer.job_id), data)
 

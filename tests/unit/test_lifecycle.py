@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages import events
+from shared.messages import events, lifecycle
 from shared.messages.events import PlacedJob
 from shared.messages.pool_state import Job, Phase, StoppingWorkers
 from tests.histories import NOW_S, History, gpus, pool, spec
@@ -311,3 +311,21 @@ def test_a_generation_that_is_gone_finishes_nothing() -> None:
 
 def test_a_pre_run_does_not_finish_its_job() -> None:
     assert job(pool(4).then(profile_requested(), placed(1, "node-0:0"), finished(1))).phase is Phase.PROFILING
+
+
+# --- told again -----------------------------------------------------------------------------------------
+
+
+def test_who_asks_again_is_told_how_it_went_wrong() -> None:
+    """Admitted is no answer for a job that will not train any more."""
+    failed = events.JobFailed(job_id="a", generation=0, error="no", traceback="line 1", at_s=NOW_S + 5.0)
+    cancelled = events.JobCancelled(job_id="a", reason="why not", at_s=NOW_S + 5.0)
+    for before in (profile_requested(), admitted()):
+        for end in (failed, cancelled):
+            state = pool(4).then(before, end).state
+            assert lifecycle.outcome(state.ended_jobs["a"]) == end
+
+
+def test_who_asks_again_is_told_of_the_promise() -> None:
+    state = pool(4).then(admitted()).state
+    assert isinstance(lifecycle.outcome(state.live_jobs["a"]), events.JobAdmitted)
