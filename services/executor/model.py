@@ -300,7 +300,7 @@ def _with_worker(state: State, worker: Worker) -> State:
 
 
 def report(state: State, now_s: float) -> events.NodeReported:
-    """The heartbeat. Pre-runs are left out: their speed is told once, as a fact."""
+    """The heartbeat: of pre-runs too, so that the monitor sees whether they move."""
     return events.NodeReported(
         node_id=state.node_id,
         incarnation=state.incarnation,
@@ -316,7 +316,7 @@ def report(state: State, now_s: float) -> events.NodeReported:
                 metrics=worker.metrics,
             )
             for worker in state.running
-            if worker.trains and worker.purpose == "train"
+            if worker.trains
         ),
         at_s=now_s,
     )

@@ -77,13 +77,19 @@ def _given_up(state: State, job: Job, now_s: float) -> JobFailed | None:
     if job.restarts > config.max_restarts:
         error = f"its workers crashed {job.restarts} times in a row without a new checkpoint"
     elif job.gpus and _still_for_s(state, job, now_s) > config.stall_timeout_s:
-        error = (
-            f"no iteration was finished for {_still_for_s(state, job, now_s):.0f} s after iteration {job.iteration}; "
-            "does train() return?"
-        )
+        error = _standstill_in_words(state, job, now_s)
     else:
         return None
     return JobFailed(job_id=job.job_id, generation=job.generation, error=error, at_s=now_s)
+
+
+def _standstill_in_words(state: State, job: Job, now_s: float) -> str:
+    still_s = _still_for_s(state, job, now_s)
+    if not job.training:
+        return f"it did not start to train within {still_s:.0f} s; do init_model() and init_dataset() return?"
+    watched = state.watched.get(job.job_id)
+    iteration = max(job.iteration, watched.report.iteration if watched is not None else 0)
+    return f"no iteration ended for {still_s:.0f} s after {iteration} were done; does train() return?"
 
 
 def _still_for_s(state: State, job: Job, now_s: float) -> float:

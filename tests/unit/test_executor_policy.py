@@ -34,6 +34,7 @@ from tests.histories import NOW_S
 
 STOP_A1 = StopWorkers(job_id="a", generation=1)
 KILL_A1 = KillWorkers(job_id="a", generation=1)
+OTHER_NODE = events.NodeJoined(node_id="node-1", incarnation="x", num_gpus=4, device="cpu", at_s=NOW_S)
 
 
 def kinds(outputs: list[object]) -> list[type]:
@@ -56,7 +57,8 @@ def test_it_joins_before_anything_else_and_once() -> None:
 
 
 def test_what_is_placed_here_is_started_and_told_step_by_step() -> None:
-    node = ExecutorNode().settle().forget().admit().place("node-0:2", "node-0:3", "node-1:0")
+    node = ExecutorNode().settle().ledger(OTHER_NODE).forget()
+    node.admit().place("node-0:2", "node-0:3", "node-1:0")
     assert [(a.worker.rank, a.gpu_index, a.world_size, a.rendezvous) for a in node.acted] == [
         (0, 2, 3, ""),
         (1, 3, 3, ""),
@@ -71,7 +73,7 @@ def test_what_is_placed_here_is_started_and_told_step_by_step() -> None:
 
 
 def test_the_address_of_a_distant_rank_0_is_passed_on_once() -> None:
-    node = ExecutorNode().settle().admit().place("node-1:0", "node-0:0").forget()
+    node = ExecutorNode().settle().ledger(OTHER_NODE).admit().place("node-1:0", "node-0:0").forget()
     opened = events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.2:1")
     node.ledger(opened, opened)
     assert node.acted == [TellRendezvous(job_id="a", generation=1, address="10.0.0.2:1")]
@@ -79,7 +81,7 @@ def test_the_address_of_a_distant_rank_0_is_passed_on_once() -> None:
 
 
 def test_a_worker_that_starts_late_gets_the_address_with_its_assignment() -> None:
-    node = ExecutorNode().settle().admit().admit("b").place("node-0:0", job_id="b")
+    node = ExecutorNode().settle().ledger(OTHER_NODE).admit().admit("b").place("node-0:0", job_id="b")
     node.ledger(
         events.PlacementDecided(
             placements=(events.PlacedJob(job_id="b", generation=2, gpus=()),), at_s=node.now_s
@@ -93,10 +95,7 @@ def test_a_worker_that_starts_late_gets_the_address_with_its_assignment() -> Non
 
 
 def test_a_generation_waits_until_the_older_one_is_gone_everywhere() -> None:
-    node = ExecutorNode().settle()
-    node.ledger(
-        events.NodeJoined(node_id="node-1", incarnation="x", num_gpus=4, device="cpu", at_s=NOW_S),
-    )
+    node = ExecutorNode().settle().ledger(OTHER_NODE)
     node.admit().place("node-1:0").place("node-0:0")
     assert node.acted == []
     node.ledger(events.WorkersStopped(job_id="a", generation=1, node_id="node-1", at_s=NOW_S))
@@ -159,8 +158,7 @@ def test_the_workers_of_a_cancelled_job_are_killed_at_once() -> None:
 
 def test_a_generation_that_never_ran_here_is_reported_gone() -> None:
     node = ExecutorNode().settle().admit()
-    blocked = events.NodeJoined(node_id="node-1", incarnation="x", num_gpus=4, device="cpu", at_s=NOW_S)
-    node.ledger(blocked).place("node-1:0").place("node-0:0").forget().place("node-0:1")
+    node.ledger(OTHER_NODE).place("node-1:0").place("node-0:0").forget().place("node-0:1")
     assert [(f.generation, f.iteration) for f in node.told_of(events.WorkersStopped)] == [(2, None)]
     assert node.state.pool.live_jobs["a"].stopping == (StoppingWorkers(generation=1, node_id="node-1"),)
 
@@ -268,6 +266,13 @@ def test_a_pre_run_is_measured_once_and_its_end_is_no_crash() -> None:
 def test_a_pre_run_that_is_replaced_is_killed_at_once() -> None:
     node = ExecutorNode().settle().profile().place("node-0:0").says(Started(iteration=0)).forget().place()
     assert node.acted == [KILL_A1]
+
+
+def test_the_heartbeat_tells_how_far_a_pre_run_is() -> None:
+    node = ExecutorNode().settle().profile().place("node-0:0").says(Started(iteration=0))
+    node.says(Progressed(iteration=4, iterations_per_s=None, metrics={}))
+    (worker,) = report(node.state, NOW_S + 1.0).workers
+    assert (worker.job_id, worker.iteration) == ("a", 4)
 
 
 def test_a_pre_run_that_hangs_fails_its_job() -> None:

@@ -252,6 +252,32 @@ def test_a_job_that_never_moves_fails_in_the_end() -> None:
     assert told(monitor.hears_for(NOW_S + 60.5, NOW_S + 70.0, beat(report("a", 0))), events.JobFailed)
 
 
+def test_a_job_that_is_given_up_is_told_how_far_it_came() -> None:
+    monitor = Monitor(running("a", stall_timeout_s=60.0))
+    (failed,) = told(monitor.hears_for(NOW_S, NOW_S + 61.0, beat(report("a", 9))), events.JobFailed)
+    assert "after 9 were done; does train() return?" in failed.error
+
+
+def test_a_job_that_does_not_even_start_is_told_so() -> None:
+    history = pool(2, stall_timeout_s=60.0)
+    asked = events.ProfileRequested(job_id="a", tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
+    placed = PlacedJob(job_id="a", generation=1, gpus=gpus("node-0:0"))
+    history.then(asked, events.PlacementDecided(placements=(placed,), at_s=NOW_S))
+    (failed,) = told(Monitor(history).hears_for(NOW_S, NOW_S + 61.0, beat()), events.JobFailed)
+    assert "it did not start to train within" in failed.error
+
+
+def test_a_long_pre_run_that_moves_is_not_given_up() -> None:
+    history = pool(2, stall_timeout_s=60.0)
+    asked = events.ProfileRequested(job_id="a", tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
+    placed = PlacedJob(job_id="a", generation=1, gpus=gpus("node-0:0"))
+    history.then(asked, events.PlacementDecided(placements=(placed,), at_s=NOW_S)).started("a")
+    monitor = Monitor(history)
+    for iteration in range(5):
+        start_s = NOW_S + 40.0 * iteration
+        assert monitor.hears_for(start_s, start_s + 39.5, beat(report("a", iteration))) == []
+
+
 def test_a_monitor_that_was_away_fails_no_job_that_went_on_without_it() -> None:
     """Nobody else tells of progress: the ledger knows none of the time in which no monitor ran."""
     monitor = Monitor(running("a", deadline_s=NOW_S + 10_000.0))
