@@ -99,9 +99,9 @@ class Client:
                     while True:
                         match await _next(heard):
                             case ProfileRequested() as profiling:
-                                patience.reschedule(None)
-                                if on_profiling:
+                                if on_profiling and patience.when() is not None:  # both sides tell of it
                                     on_profiling(profiling)
+                                patience.reschedule(None)
                             case MessageRefused(problems=problems):
                                 raise InvalidJob(*problems)
                             case CancelRefused():

@@ -195,7 +195,9 @@ class ElasticJob:
         if has_deadline and self.job_class == JobClass.BEST_EFFORT:
             problems.append("deadline: a best_effort job has none; use soft to have one tried")
         if not has_deadline and self.job_class != JobClass.BEST_EFFORT:
-            problems.append(f"deadline: a job of class {self.job_class} needs one; call set_deadline")
+            problems.append(
+                f"deadline: a job of class {self.job_class} needs one: set_deadline(...), or --deadline"
+            )
         if problems:
             raise InvalidJob(*problems)
         return spec

@@ -22,6 +22,8 @@ async def write_ledger(client: Client, file: Path) -> int:
                     count += 1
             writer.finish()
         unfinished.replace(file)
+    except OSError as error:  # under the name that its user gave
+        raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return count

@@ -58,18 +58,22 @@ def _only_job_class(file: Path) -> str:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as error:
         raise PackagingFailed(f"{file} is no Python source: {error}") from error
-    names = [
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-        and any(ast.unparse(base).rpartition(".")[2] == "ElasticJob" for base in node.bases)
-    ]
+    family = ["ElasticJob"]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(_last_name(base) in family for base in node.bases):
+            family.append(node.name)
+    names = [name for name in family[1:] if not name.startswith("_")]
     if len(names) != 1:
         found = ", ".join(names) or "none"
         raise PackagingFailed(
             f"{file} must hold one subclass of ElasticJob (found: {found}); or name it: {file.name}:Class"
         )
     return names[0]
+
+
+def _last_name(base: ast.expr) -> str:
+    """Without the module that it is looked up in."""
+    return ast.unparse(base).rpartition(".")[2]
 
 
 def _import_root(file: Path) -> Path:

@@ -82,9 +82,13 @@ def _import_root(target: str, code: Package) -> Path:
     return file.parents[depth] if file.stem != "__init__" else file.parents[depth + 1]
 
 
+def _of_the_import(filename: str) -> bool:
+    return filename.startswith("<frozen importlib") or filename in (__file__, importlib.__file__)
+
+
 def _in_a_line(error: BaseException) -> str:
     """The error, and where in the user's code it arose."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _of_the_import(f.filename)]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):
         where = f" ({error.filename}, line {error.lineno})"

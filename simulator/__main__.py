@@ -100,7 +100,7 @@ def _chosen(file: Path, until: int | None, at: str | None) -> tuple[Entry, ...]:
     except OSError as error:
         raise _refused(f"cannot read {file}: {error.strerror or error}") from error
     except BadExport as error:
-        raise _refused(f"{file}: {error}") from error
+        raise _refused(f"{file}: {error}; `eflow events export FILE` writes one that is whole") from error
     if until is not None and until > len(entries):
         raise _refused(f"{file}: the ledger ends at sequence {len(entries)}, before {until}")
     return up_to(entries, sequence=until, at_s=_instant_s(at) if at is not None else None)

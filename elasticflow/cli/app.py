@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from elasticflow.cli import events, jobs, logs, nodes, replay, submit, up, watch, why
-from elasticflow.cli.output import note
+from elasticflow.cli.options import AS_JSON
+from elasticflow.cli.output import note, print_json
 from elasticflow.errors import UnknownJob
 from elasticflow.job import InvalidJob
 from elasticflow.packaging import PackagingFailed
@@ -38,7 +39,11 @@ class _Eflow(TyperGroup):
             raise typer.Exit(0) from None
         except _EXPECTED as error:
             note(f"eflow: {error}")
-            raise typer.Exit(NEGATIVE if isinstance(error, InvalidJob | UnknownJob) else CANNOT) from None
+            if not isinstance(error, InvalidJob | UnknownJob):
+                raise typer.Exit(CANNOT) from None
+            if ctx.meta.get(AS_JSON):  # no is an answer, too
+                print_json({"error": str(error)})
+            raise typer.Exit(NEGATIVE) from None
         except OSError as error:
             note(f"eflow: {error.filename or 'input/output'}: {error.strerror or error}")
             raise typer.Exit(CANNOT) from None

@@ -46,7 +46,18 @@ DataDir = Annotated[
 Tenant = Annotated[
     str, typer.Option("--tenant", envvar="EF_TENANT", metavar="NAME", help="On whose behalf (for quotas).")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
+
+
+def _remember(context: typer.Context, as_json: bool) -> bool:
+    """For whoever reports a failure of the command."""
+    context.meta[AS_JSON] = as_json
+    return as_json
+
+
+AS_JSON = "as_json"  # key in a context's meta
+Json = Annotated[
+    bool, typer.Option("--json", callback=_remember, help="Print one JSON value instead of a table.")
+]
 
 
 def where_words(context: typer.Context) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ policy hook of its section 4.4.
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from shared.messages.commands import CancelJob, Command, QuoteDeadline, SubmitJob
 from shared.messages.events import (
@@ -108,14 +109,16 @@ class _Desk:
     def submit(self, wish: SubmitJob) -> None:
         """Say something about a submission, unless the same was said before."""
         known, spec = self.state.job(wish.job_id), wish.spec
+        deadline_s = spec.resolved_deadline_s(self.now_s)
         if known is not None:
             if known.spec != spec or known.tenant != wish.tenant:
-                self._reject(wish.job_id, wish.tenant, spec, "duplicate", "this id names another job already")
+                why = f"job_id: {wish.job_id} names another job already, of another spec or tenant"
+                self._reject(wish.job_id, wish.tenant, spec, "duplicate", why, deadline_s=deadline_s)
             return
-        deadline_s = spec.resolved_deadline_s(self.now_s)
         problems = _problems(self.state, spec, self.now_s)
         if problems:
-            self._reject(wish.job_id, wish.tenant, spec, "invalid", "; ".join(problems))
+            why = "; ".join(problems)
+            self._reject(wish.job_id, wish.tenant, spec, "invalid", why, deadline_s=deadline_s)
         elif not self._profile_known(spec):
             self._say(
                 ProfileRequested(
@@ -132,7 +135,7 @@ class _Desk:
     def cancel(self, wish: CancelJob) -> None:
         job = self.state.job(wish.job_id)
         if job is None or job.tenant != wish.tenant:
-            why = "there is no such job of this tenant"
+            why = f"tenant {wish.tenant} has no such job; `eflow jobs --all` lists them"
         elif not job.live:
             why = f"it has ended already: {job.phase.value}"
         else:
@@ -316,7 +319,8 @@ def _problems(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
     if spec.job_class is JobClass.SLO and deadline_s is None:
         problems.append("deadline_s: a job of class slo needs a deadline; without one choose best_effort")
     if deadline_s is not None and deadline_s <= now_s:
-        problems.append(f"deadline_s: {deadline_s:.0f} is {now_s - deadline_s:.0f} s in the past")
+        when, late_s = datetime.fromtimestamp(deadline_s, UTC).isoformat(" ", "seconds"), now_s - deadline_s
+        problems.append(f"deadline_s: {when} is {late_s:.0f} s in the past; choose a later one")
     return problems
 
 
@@ -325,7 +329,9 @@ def _size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     if measured is None or measured.dataset_size is None or spec.global_batch_size <= measured.dataset_size:
         return []
     size = measured.dataset_size
-    return [f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples"]
+    return [
+        f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
+    ]
 
 
 def _why_late(

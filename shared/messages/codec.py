@@ -202,7 +202,7 @@ def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
 def _problem(details: Any) -> str:
     place = ".".join(str(part) for part in details["loc"])
     given = "" if details["type"] == "missing" else f", not {_shown(details['input'])}"
-    return f"{place}: {details['msg']}{given}"
+    return f"{place}: {details['msg'].replace('Input should be', 'must be')}{given}"
 
 
 def _shown(value: object) -> str:

@@ -20,11 +20,20 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from shared.errors import BadCredentials, BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
+from shared.errors import (
+    BadCredentials,
+    BadSettings,
+    BusClosed,
+    NoResponder,
+    RequestTimeout,
+    TooLarge,
+    Unavailable,
+)
 from shared.runtime.nats_inbox import Inbox, status_of
 
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
 
+_SCHEMES = ("nats", "tls", "ws", "wss")
 _RECONNECT_WAIT_S = 0.2
 _CONNECT_TIMEOUT_S = 2
 _PING_INTERVAL_S = 10  # two missed ones mean a dead peer
@@ -44,6 +53,18 @@ def masked(url: str) -> str:
         f"{parts.scheme}://{'***@' if parts.username else ''}{parts.netloc.rpartition('@')[2]}"
         for parts in map(urlsplit, url.split(","))
     )
+
+
+def check_url(url: str) -> None:
+    """Raises BadSettings if this names no NATS server, without repeating it: it may hold a secret."""
+    for part in url.split(","):
+        try:
+            parts = urlsplit(part)
+            good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of a port that is none
+            good = False
+        if not good:
+            raise BadSettings(("NATS_URL must be like nats://host:4222, or nats://TOKEN@host:4222",))
 
 
 class Connection:
@@ -70,7 +91,8 @@ class Connection:
         tls: ssl.SSLContext | None,
         credentials_file: Path | None,
     ) -> None:
-        """Connect, trying for wait_s; raises BadCredentials (at once) or Unavailable."""
+        """Connect, trying for wait_s; raises BadSettings or BadCredentials (at once), or Unavailable."""
+        check_url(url)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + wait_s
         servers = url.split(",")

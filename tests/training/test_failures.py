@@ -52,7 +52,7 @@ async def test_unusable_training_function_is_named(node, spec_of, function, erro
 @pytest.mark.parametrize("purpose", ["train", "profile"])
 async def test_batch_larger_than_the_data_set_names_both(node, spec_of, purpose):
     failed, _ = await failure_of(node, spec_of("Points", global_batch_size=64), purpose=purpose)
-    assert failed.error == "the global batch of 64 samples is larger than the data set of 50"
+    assert failed.error == "global_batch_size: 64 is more than the data set's 50 samples; lower it"
 
 
 async def test_more_workers_than_samples_in_a_batch(node, spec_of):

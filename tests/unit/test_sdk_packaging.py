@@ -92,6 +92,7 @@ def test_the_archive_is_importable_as_it_is(tmp_path, monkeypatch):
     ("file", "content", "reason"),
     [
         ("two.py", SOURCE + SOURCE.replace("Mine", "Yours"), "found: Mine, Yours"),
+        ("heir.py", SOURCE + "\nclass Heir(Mine): ...\n", "found: Mine, Heir"),
         ("none.py", "x = 1", "found: none"),
         ("broken.py", "def", "is no Python source"),
         ("not-a-name.py", SOURCE, "is no module name"),
@@ -101,6 +102,11 @@ def test_code_that_cannot_be_sent_is_refused_in_words(tmp_path, file, content, r
     (tmp_path / file).write_text(content)
     with pytest.raises(PackagingFailed, match=reason):
         package(tmp_path / file)
+
+
+def test_a_private_base_is_not_meant(tmp_path):
+    (tmp_path / "heir.py").write_text(SOURCE.replace("Mine", "_Base") + "\nclass Heir(_Base): ...\n")
+    assert package(tmp_path / "heir.py").training_function == "heir:Heir"
 
 
 def test_missing_file_and_too_much_code(tmp_path, monkeypatch):

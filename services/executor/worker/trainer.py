@@ -196,7 +196,7 @@ def _checked_size(dataset: Any, spec: JobSpec, world_size: int) -> int:
         raise TrainingFailed("init_dataset() must return a map-style data set with a length") from error
     if spec.global_batch_size > size:
         raise TrainingFailed(
-            f"the global batch of {spec.global_batch_size:,} samples is larger than the data set of {size:,}"
+            f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
         )
     if world_size > spec.global_batch_size:
         raise TrainingFailed(

@@ -42,6 +42,9 @@ class TrainingFunction(Protocol):
     def collate(self, samples: list[Any]) -> Any: ...
 
 
+_WHERE_MODULES_ARE = (
+    "; install it on the nodes, or put it into one package with your file: a package is sent whole"
+)
 _METHODS = ("init_model", "init_dataset", "init_optimizer", "train", "evaluate", "collate")
 
 
@@ -53,7 +56,10 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     try:
         module = importlib.import_module(module_name)
     except BaseException as error:  # a module may raise anything while it is imported
-        raise TrainingFailed(f"cannot import {module_name}: {type(error).__name__}: {error}") from error
+        what_to_do = _WHERE_MODULES_ARE if isinstance(error, ModuleNotFoundError) else ""
+        raise TrainingFailed(
+            f"cannot import {module_name}: {type(error).__name__}: {error}{what_to_do}"
+        ) from error
     job_class = getattr(module, class_name, None)
     if job_class is None:
         raise TrainingFailed(f"module {module_name} has no class {class_name}")
