@@ -1,0 +1,373 @@
+"""What a user does wrong gets a clear answer: what is wrong, where, and what to do. The pool lives on, whole.
+
+One real pool for the whole module; each wrong thing is done by the command and, where that is not the same, by a
+message published with a plain NATS client. What is wrong with files and options alone is in
+`tests/unit/test_cli_usage.py`, what fails on the bus itself in `tests/faults`.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import nats.js.errors
+import pytest
+import pytest_asyncio
+
+from shared.messages.job import JobClass, JobSpec
+from shared.messages.pool_state import Phase
+from tests.faults.pool import CONFIG, POOL, RunningPool, job, running_pool
+from tests.user import User
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KNOWN, UNKNOWN = 0.01, 0.02  # learning rates of broken jobs: whether the speed is known, so that it trains
+LIGHT_JOB = """
+{first_line}
+from elasticflow import ElasticJob
+
+class Light(ElasticJob):
+    hyperparameters = {{"global_batch_size": 8}}
+    max_iterations = 20
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPool]:
+    """One node with two slots. Whatever was done to it: afterwards the same processes are there, a good job
+    trains to its end, and every decision can be taken again."""
+    known = {
+        spec(name, learning_rate=KNOWN).profile_key: {1: 50.0}
+        for name in ("RaisesInIteration10", "Diverges", "NeverReturns")
+    }
+    config = replace(CONFIG, stall_timeout_s=8.0, curves={**CONFIG.curves, **known, "light/b8": {1: 1.0}})
+    folder = tmp_path_factory.mktemp("bad-input")
+    async with running_pool(folder, num_nodes=1, replicas={}, config=config) as pool:
+        pids = pool.pids()
+        yield pool
+        await pool.acknowledged(job(JobClass.SLO, max_iterations=20), "good")
+        assert (await pool.ended(["good"])).ended_jobs["good"].phase is Phase.FINISHED
+        assert pool.pids() == pids
+        await pool.ledger()
+
+
+@pytest.fixture
+def user(pool: RunningPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])  # the command adds the folders of users' files
+    (tmp_path / "light.py").write_text(LIGHT_JOB.format(first_line=""))
+    return User(pool, tmp_path)
+
+
+def spec(name: str, *, learning_rate: float, **changes: Any) -> JobSpec:
+    """A job of examples/broken.py."""
+    broken = JobSpec(
+        training_function=f"examples.broken:{name}",
+        global_batch_size=16,
+        hyperparameters={"learning_rate": learning_rate},
+        max_iterations=100,
+        deadline_in_s=600.0,
+    )
+    return replace(broken, **changes)
+
+
+def published(name: str, **changes: Any) -> dict[str, Any]:
+    """The same as fields of a message; its speed is not known, so it is pre-run."""
+    return {
+        "training_function": f"examples.broken:{name}",
+        "global_batch_size": 16,
+        "hyperparameters": {"learning_rate": UNKNOWN},
+        "max_iterations": 100,
+        "deadline_in_s": 600.0,
+    } | changes
+
+
+# --- refused at the door --------------------------------------------------------------------------------
+
+
+async def test_an_unknown_pool(user: User) -> None:
+    for command in (("jobs", "--json"), ("submit", "light.py", "--deadline", "10m")):
+        ran = await user.eflow(*command, "--pool", "mars")
+        assert (ran.status, ran.out) == (2, "")
+        assert "no pool 'mars' on the NATS server at nats://***@127.0.0.1:" in ran.err
+        assert f"it has {POOL}" in ran.err
+    client = await nats.connect(user.pool.url)
+    with pytest.raises(nats.js.errors.NoStreamResponseError):  # the server says that nobody keeps it
+        await client.jetstream().publish("ef.submit.default.mars", b"{}")
+    with pytest.raises(nats.errors.NoRespondersError):
+        await client.request("ef.quote.mars", b"{}")
+    await client.close()
+
+
+async def test_a_deadline_in_the_past(user: User) -> None:
+    past = ("submit", "light.py", "--deadline", "2001-01-01T00:00+00:00")
+    shown, as_json = await user.eflow(*past, "--name", "late"), await user.eflow(*past, "--json")
+    relative = await user.eflow("submit", "light.py", "--deadline", "0s", "--json")
+    assert shown.status == as_json.status == relative.status == 1
+    assert "rejected  late: deadline_s: 2001-01-01 00:00:00+00:00 is" in shown.out
+    assert "s in the past; choose a later one" in shown.out
+    assert (as_json.value["decision"], as_json.value["reason"]) == ("rejected", "invalid")
+    assert as_json.value["deadline_s"] == 978307200.0
+    assert relative.value["error"] == "deadline_in_s: must be greater than 0, not 0.0"
+
+    wish = published("Diverges", deadline_in_s=None, deadline_s=978307200.0)
+    said, answer = await user.publishes("SubmitJob", "late-by-hand", spec=wish)
+    assert (said, answer["reason"]) == ("JobRejected", "invalid")
+    assert "in the past; choose a later one" in answer["explanation"]
+
+
+async def test_a_batch_of_nothing(user: User) -> None:
+    shown = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "0")
+    as_json = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "-1", "--json")
+    assert (shown.status, shown.out) == (1, "")
+    assert shown.err == "eflow: global_batch_size: must be greater than 0, not 0\n"
+    assert (as_json.status, as_json.value) == (
+        1,
+        {"error": "global_batch_size: must be greater than 0, not -1"},
+    )
+    said, answer = await user.publishes(
+        "SubmitJob", "empty-batch", spec=published("Diverges", global_batch_size=0)
+    )
+    assert said == "MessageRefused"
+    assert answer["problems"] == ["spec.global_batch_size: must be greater than 0, not 0"]
+
+
+async def test_a_batch_larger_than_the_data_set(user: User) -> None:
+    told = "global_batch_size: 512 is more than the data set's 256 samples; lower it"
+    target = "examples.broken:BatchTooLarge"
+    ran = await user.eflow("submit", target, "--deadline", "10m", "--name", "large")
+    assert ran.status == 1
+    assert f"failed    large: {told}" in ran.out
+    await user.job_has_ended("large", Phase.FAILED)
+    wish = published("BatchTooLarge", global_batch_size=512)
+    said, answer = await user.publishes("SubmitJob", "large-by-hand", spec=wish)
+    assert (said, answer["error"]) == ("JobFailed", told)
+    await user.job_has_ended("large-by-hand", Phase.FAILED)
+
+
+# --- training functions that go wrong -------------------------------------------------------------------
+
+
+async def test_a_training_function_that_does_not_import_here(user: User) -> None:
+    (user.folder / "typo.py").write_text(LIGHT_JOB.format(first_line="import no_such_library"))
+    expected = {
+        "absent.py": "cannot load absent.py: there is no file",
+        "no_such.module:Job": "importing no_such.module failed: ModuleNotFoundError: No module named 'no_such'\n",
+        "light.py:Heavy": "light has no class Heavy",
+        "typo.py": f"No module named 'no_such_library' ({user.folder / 'typo.py'}, line 2)",
+    }
+    for target, said in expected.items():
+        ran = await user.eflow("submit", target, "--deadline", "10m", "--json")
+        assert (ran.status, ran.out) == (2, "")
+        assert said in ran.err
+
+
+async def test_a_training_function_that_does_not_import_on_the_nodes(user: User) -> None:
+    """One file is sent, not what lies beside it."""
+    (user.folder / "beside.py").touch()
+    (user.folder / "alone.py").write_text(LIGHT_JOB.format(first_line="import beside"))
+    ran = await user.eflow("submit", "alone.py", "--deadline", "10m", "--name", "alone")
+    assert ran.status == 1
+    assert "failed    alone: cannot import alone: ModuleNotFoundError: No module named 'beside'" in ran.out
+    assert "a package is sent whole" in ran.out
+    await user.job_has_ended("alone", Phase.FAILED)
+    logs = await user.eflow("logs", "alone")
+    assert 'alone.py", line 2, in <module>' in logs.out
+
+    said, answer = await user.publishes(
+        "SubmitJob", "nowhere", spec=published("X", training_function="no_such.module:Job")
+    )
+    assert said == "JobFailed"
+    assert "cannot import no_such.module: ModuleNotFoundError" in answer["error"]
+    await user.job_has_ended("nowhere", Phase.FAILED)
+
+
+async def test_a_training_function_that_raises_in_its_10th_iteration(user: User) -> None:
+    ran = await user.eflow(
+        "submit", "examples.broken:RaisesInIteration10", "--deadline", "10m", "--name", "raises", "--wait"
+    )
+    assert ran.status == 1
+    assert "failed  raises: " in ran.out
+    assert "RuntimeError: this is the 10th iteration (in iteration 9)" in ran.out
+    said, answer = await user.publishes("SubmitJob", "pre-run-raises", spec=published("RaisesInIteration10"))
+    assert (said, "line 48, in train" in answer["traceback"]) == ("JobFailed", True)
+    for job_id in ("raises", "pre-run-raises"):
+        await user.job_has_ended(job_id, Phase.FAILED)
+        logs = await user.eflow("logs", job_id)
+        assert logs.status == 0
+        assert "Traceback (most recent call last):" in logs.out
+        assert 'raise RuntimeError("this is the 10th iteration")' in logs.out
+        assert f"job {job_id} is failed: RuntimeError: this is the 10th iteration" in logs.err
+
+
+async def test_a_loss_that_becomes_nan(user: User) -> None:
+    told = "the loss is nan in iteration 10: lower the learning rate (it is 0.0"
+    ran, (said, answer) = await asyncio.gather(
+        user.eflow(
+            "submit", "examples.broken:Diverges", "--deadline", "10m", "--name", "nan", "--wait", "--json"
+        ),
+        user.publishes("SubmitJob", "nan-by-hand", spec=published("Diverges")),
+    )
+    assert (ran.status, ran.value["decision"], ran.value["end"]["activity"]) == (1, "admitted", "failed")
+    assert told in ran.value["end"]["explanation"]
+    assert (said, told in answer["error"]) == ("JobFailed", True)
+    await user.pool.ended(["nan"])
+    await user.job_has_ended("nan-by-hand", Phase.FAILED)
+
+
+async def test_a_job_that_never_calls_back(user: User) -> None:
+    """Neither from its training nor from its pre-run."""
+    ran, (said, answer) = await asyncio.gather(
+        user.eflow(
+            "submit", "examples.broken:NeverReturns", "--deadline", "10m", "--name", "silent", "--wait"
+        ),
+        user.publishes("SubmitJob", "silent-pre-run", spec=published("NeverReturns")),
+    )
+    assert (ran.status, said) == (1, "JobFailed")
+    for told in (ran.out, answer["error"]):
+        assert "s after 9 were done; does train() return?" in told
+    await user.pool.ended(["silent"])
+    await user.job_has_ended("silent-pre-run", Phase.FAILED)
+    assert "does train() return?" in (await user.eflow("logs", "silent")).err
+
+
+# --- ids ------------------------------------------------------------------------------------------------
+
+
+async def test_two_submissions_with_one_id(user: User) -> None:
+    """The answer to the same wish is the same, also once the job has failed; another wish is refused."""
+    wish = ("submit", "light.py", "--deadline", "10m", "--name", "twice", "--json")
+    first, again = await user.eflow(*wish), await user.eflow(*wish)
+    assert (first.status, first.value["decision"]) == (1, "failed")
+    assert (
+        first.value["error"]
+        == again.value["error"]
+        == "TypeError: Light lacks init_model (while the model and the data set were made)"
+    )
+    assert again.status == 1
+    other = await user.eflow(*wish, "--iterations", "5")
+    shown = await user.eflow("submit", "light.py", "--deadline", "11m", "--name", "twice")
+    assert (other.status, other.value["reason"]) == (1, "duplicate")
+    assert "rejected  twice: job_id: twice names another job already" in shown.out
+    assert "choose another --name, or leave it out" in shown.out
+
+    said, answer = await user.publishes("SubmitJob", "twice", spec=published("Diverges"))
+    assert (said, answer["reason"]) == ("JobRejected", "duplicate")
+    await user.job_has_ended("twice", Phase.FAILED)
+
+
+async def test_cancelling_what_has_ended_or_never_was(user: User) -> None:
+    await user.pool.acknowledged(job(JobClass.BEST_EFFORT, max_iterations=2), "done")
+    await user.pool.ended(["done"])
+    lab = ("--tenant", "lab")
+    shown, as_json = (
+        await user.eflow("cancel", "done", *lab),
+        await user.eflow("cancel", "done", *lab, "--json"),
+    )
+    unknown = await user.eflow("cancel", "nobody", "--json")
+    assert (shown.status, shown.out) == (1, "not cancelled: done: it has ended already: finished\n")
+    assert (as_json.status, as_json.value["cancelled"]) == (1, False)
+    assert unknown.status == 1
+    assert unknown.value["explanation"] == "tenant default has no such job; `eflow jobs --all` lists them"
+    said, answer = await user.publishes("CancelJob", "done")  # of another tenant
+    assert (said, answer["explanation"][:32]) == ("CancelRefused", "tenant default has no such job; ")
+    await user.job_has_ended("done", Phase.FINISHED)
+
+
+async def test_asking_for_a_job_that_never_was(user: User) -> None:
+    for command in ("logs", "why"):
+        ran = await user.eflow(command, "nobody", "--json")
+        assert ran.status == 1
+        assert "no job 'nobody' in pool" in ran.value["error"]
+
+
+# --- files, disks, servers ------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_no_whole_export(user: User) -> None:
+    good = await user.eflow("events", "export", "good.ledger", "--json")
+    assert good.status == 0
+    data = (user.folder / "good.ledger").read_bytes()
+    (user.folder / "cut.ledger").write_bytes(data[:-50])
+    (user.folder / "changed.ledger").write_bytes(data.replace(b"node-0", b"node-9", 1))
+    (user.folder / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0 a photo")
+    expected = {
+        "cut.ledger": f"cut off after sequence {good.value['messages']}",
+        "changed.ledger": "damaged at sequence ",
+        "photo.jpg": "not an export of an ElasticFlow ledger",
+    }
+    for file, said in expected.items():
+        replayed = await user.python("elasticflow", "replay", file, "--verify", "--json")
+        for ran in (replayed, await user.eflow("why", "good", "--file", file)):
+            assert (ran.status, ran.out) == (2, "")
+            assert file in ran.err
+            assert said in ran.err
+            assert "`eflow events export FILE`" in ran.err
+    unwritable = await user.eflow("events", "export", "no/such/folder.ledger")
+    assert (unwritable.status, unwritable.err) == (
+        2,
+        "eflow: no/such/folder.ledger: No such file or directory\n",
+    )
+
+
+async def test_a_disk_without_room_for_checkpoints(user: User) -> None:
+    with full_disk(user.pool.data_dir / "checkpoints" / "no-room"):
+        await user.pool.acknowledged(job(JobClass.SLO, max_iterations=5), "no-room")
+        failed = await user.job_has_ended("no-room", Phase.FAILED)
+    assert "the checkpoint of iteration 5 could not be written" in failed.explanation
+    assert "No space left on device" in failed.explanation
+    assert "free disk space on the node, then submit the job again" in failed.explanation
+
+
+async def test_no_nats(user: User) -> None:
+    for command in (("jobs", "--json"), ("submit", "light.py", "--deadline", "10m")):
+        ran = await user.eflow(*command, NATS_URL="nats://127.0.0.1:1")
+        assert (ran.status, ran.out) == (2, "")
+        assert "no NATS JetStream at nats://127.0.0.1:1 " in ran.err
+        assert "start one (`eflow up`), or set NATS_URL to one that runs" in ran.err
+    nonsense = await user.eflow("jobs", NATS_URL="s3cret")
+    service = await user.python("services.admission", NATS_URL="nats://s3cret@127.0.0.1:99999")
+    for ran in (nonsense, service):
+        assert ran.status == 2
+        assert "NATS_URL must be like nats://host:4222" in ran.err
+        assert "s3cret" not in ran.err + ran.out
+    elsewhere = await user.eflow("jobs", EF_DATA_DIR=str(user.folder))
+    assert elsewhere.status == 2
+    assert "start one with `eflow up`" in elsewhere.err
+
+
+async def test_a_wrong_token(user: User) -> None:
+    server = user.pool.url.rpartition("@")[2]
+    wrong = f"nats://guess@{server}"
+    looked = await user.eflow("jobs", "--json", NATS_URL=wrong)
+    submitted = await user.eflow("submit", "light.py", "--deadline", "10m", NATS_URL=wrong)
+    service = await user.python("services.admission", NATS_URL=wrong)
+    for ran in (looked, submitted, service):
+        assert ran.status == 2
+        assert f"NATS at nats://***@{server} refuses the credentials; check the token or user" in ran.err
+        assert "guess" not in ran.err + ran.out
+    assert looked.out == submitted.out == ""
+
+
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """A disk of its own at this folder, without a byte left."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    folder.mkdir(parents=True)
+    mount = ("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder)
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        (folder / "ballast").write_bytes(b"x" * 4096)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
