@@ -65,7 +65,7 @@ class Host(Generic[State]):
         self._caught_up_at: int | None = None
         self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
         self._last_decision_id = ""
-        self._plan_end = 0  # of the plan, where that is not the last decision: something unreadable lies there
+        self._plan_end = 0  # of the plan, where its last message is no decision but something unreadable
 
     # -- what the shell may do ---------------------------------------------------------------------------
 
