@@ -81,8 +81,9 @@ gather_wheels() {
   mkdir "$package"
   cp pyproject.toml "$package/"
   touch "$package/README.md"
-  "$python" -m pip wheel --quiet --wheel-dir deploy/wheels --constraint constraints.txt \
-    ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "${package}[train,examples]" 'setuptools>=77'
+  PIP_EXTRA_INDEX_URL=${TORCH_INDEX_URL:-${PIP_EXTRA_INDEX_URL:-}} \
+    "$python" -m pip wheel --quiet --wheel-dir deploy/wheels --constraint constraints.txt \
+    "${package}[train,examples]" 'setuptools>=77'
   rm -f deploy/wheels/elasticflow-*.whl
 }
 

@@ -17,7 +17,14 @@ from shared.messages.pool_state import Job, Phase, PoolState
 from shared.scheduling.allocation import allocate
 from shared.scheduling.free_profile import Schedule
 from shared.scheduling.minimum_satisfactory_share import AdmissionPlan
-from shared.scheduling.outlook import admission_plan, as_steps, largest_level, planned_deadline_s, to_schedule
+from shared.scheduling.outlook import (
+    admission_plan,
+    as_steps,
+    largest_level,
+    planned_deadline_s,
+    profile_known,
+    to_schedule,
+)
 
 WORTHWHILE_SPEEDUP = 1.1  # a doubling that brings less ends the pre-run
 SHORTEST_PLAN_S = 0.05
@@ -86,14 +93,9 @@ def _profiling_job(state: PoolState) -> Job | None:
     waiting = [
         job
         for job in state.live_jobs.values()
-        if job.phase is Phase.PROFILING and not _complete(state, spec_of(job).profile_key)
+        if job.phase is Phase.PROFILING and not profile_known(state, spec_of(job))
     ]
     return min(waiting, key=lambda job: (job.decided_sequence, job.job_id), default=None)
-
-
-def _complete(state: PoolState, profile_key: str) -> bool:
-    measured = state.curves.get(profile_key)
-    return measured is not None and measured.complete
 
 
 def _next_level(state: PoolState, job: Job) -> int:
@@ -128,6 +130,8 @@ def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[Admiss
 
 def _hold(state: PoolState, whole: AdmissionPlan, job: Job, now_s: float) -> tuple[AdmissionPlan, int]:
     """Leave a job what its pre-run held until admission has decided, in milliseconds: nobody moves in for that."""
+    if job.num_gpus > state.num_gpus:  # a node was lost meanwhile
+        return whole, 0
     plan = admission_plan(state, now_s, num_gpus=state.num_gpus - job.num_gpus)
     return (plan, job.num_gpus) if set(plan.late) <= set(whole.late) else (whole, 0)
 

@@ -25,11 +25,17 @@ def largest_level(state: PoolState, spec: JobSpec) -> int:
     return 1 << (most.bit_length() - 1) if most else 0
 
 
+def profile_known(state: PoolState, spec: JobSpec) -> bool:
+    """Whether the job's scaling curve has been measured to its end."""
+    measured = state.curves.get(spec.profile_key)
+    return measured is not None and measured.complete
+
+
 def known_curve(state: PoolState, spec: JobSpec) -> ScalingCurve | None:
     """The scaling curve to count on: measured, less the margin. None if unknown, or if it runs nowhere here."""
-    measured = state.curves.get(spec.profile_key)
-    if measured is None or not measured.complete:
+    if not profile_known(state, spec):
         return None
+    measured = state.curves[spec.profile_key]
     most = largest_level(state, spec)
     points = tuple(sorted((n, rate) for n, rate in measured.iterations_per_s.items() if n <= most))
     return _curve(points, 1.0 - state.config.throughput_margin)

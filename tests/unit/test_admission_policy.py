@@ -161,6 +161,26 @@ def test_a_quota_is_a_reason_of_its_own() -> None:
     assert isinstance(other_tenant, events.JobAdmitted)
 
 
+def test_a_job_that_is_still_measured_counts_for_the_quota_but_not_against_itself() -> None:
+    history = pool(8, quotas={"lab": TenantQuota(max_jobs_per_day=1)})
+    first, second = history.decided(POLICY, submit("a", model_name="new"), submit("b", model_name="newer"))
+    assert isinstance(first, events.ProfileRequested)
+    assert isinstance(second, events.JobRejected)
+    assert second.reason == "quota"
+    history.then(events.ProfileCompleted(profile_key="new/b64", iterations_per_s={1: 2.0}, at_s=NOW_S))
+    assert isinstance(only(history.decided(POLICY)), events.JobAdmitted)
+
+
+@pytest.mark.parametrize("slack_s", [0.0, 0.3, 1.3, 2.0])
+def test_what_is_offered_is_accepted_with_any_slack(slack_s: float) -> None:
+    history = pool(4, deadline_slack_s=slack_s)
+    history.decided(POLICY, *(submit(f"j{n}", deadline_s=NOW_S + 60.0 + 7.3 * n) for n in range(8)))
+    rejected = history.decided(POLICY, submit("late", deadline_s=NOW_S + 10.0))[0]
+    assert isinstance(rejected, events.JobRejected)
+    taken = only(history.decided(POLICY, submit("offer", deadline_s=rejected.earliest_deadline_s)))
+    assert isinstance(taken, events.JobAdmitted)
+
+
 def test_best_effort_is_admitted_beside_any_promise() -> None:
     history = pool(1)
     history.decided(POLICY, submit("a", deadline_s=NOW_S + 103.0))
@@ -176,9 +196,13 @@ def test_cancel_ends_a_live_job_once_and_gives_its_capacity_back() -> None:
     )
     assert isinstance(cancelled, events.JobCancelled)
     assert isinstance(admitted, events.JobAdmitted)
-    refused = only(history.decided(POLICY, CancelJob(job_id="a", tenant="lab")))
+    assert (
+        history.decided(POLICY, CancelJob(job_id="a", tenant="lab")) == ()
+    )  # told before, not decided again
+    history.then(events.PlacementDecided(placements=(), at_s=NOW_S)).finished("b", at_s=NOW_S + 50)
+    refused = only(history.decided(POLICY, CancelJob(job_id="b", tenant="lab")))
     assert isinstance(refused, events.CancelRefused)
-    assert "cancelled" in refused.explanation
+    assert "finished" in refused.explanation
 
 
 def test_another_tenant_cannot_cancel() -> None:

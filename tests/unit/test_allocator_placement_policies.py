@@ -76,6 +76,28 @@ def test_a_profile_runs_on_1_2_4_gpus_until_more_does_not_help() -> None:
     assert history.state.live_jobs["a"].generation > job.generation
 
 
+def test_a_node_lost_during_a_pre_run_ends_it_with_what_is_known() -> None:
+    history = pool(2, 2)
+    history.decided(ADMISSION, submit("a", model_name="new"))
+    for rate in (1.0, 2.0):
+        planned(history)
+        job = history.state.live_jobs["a"]
+        measured = events.ThroughputMeasured(
+            profile_key="new/b64",
+            num_gpus=len(job.gpus),
+            iterations_per_s=rate,
+            job_id="a",
+            generation=job.generation,
+            source="profile",
+            at_s=NOW_S + rate,
+        )
+        history.then(measured)
+    planned(history)
+    assert shares(history) == {"a": 4}
+    history.then(events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S))
+    assert isinstance(history.decided(ALLOCATOR)[0], events.ProfileCompleted)
+
+
 def test_a_profile_never_takes_gpus_that_a_promise_needs() -> None:
     history = pool(2)
     history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 104.0), submit("b", deadline_s=NOW_S + 104.0))

@@ -1,0 +1,55 @@
+"""Rules beside the schedule: whom an operator would not promise more, whatever is free.
+
+The hook is `RULES`: each rule looks at a request and says why not, or None; the first that objects is told to the
+tenant. Rules are asked before a pre-run and again before a promise.
+Source: ElasticFlow, section 4.4 (malicious users and admission control policies).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.messages.pool_state import Phase, PoolState
+from shared.scheduling.quota import Quota, TenantUsage, quota_refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a tenant is about to be given. gpu_seconds: 0 while its speed is not known."""
+
+    job_id: str
+    tenant: str
+    gpu_seconds: float
+    at_s: float
+
+
+Rule = Callable[[PoolState, Request], str | None]
+
+
+def quota_rule(state: PoolState, request: Request) -> str | None:
+    """Jobs and GPU-hours in any 24 hours; a job that is still being measured counts as one."""
+    limits = state.config.quota(request.tenant)
+    if limits.max_jobs_per_day is None and limits.max_gpu_hours_per_day is None:
+        return None
+    usage = state.usage.get(request.tenant, ())
+    measured = [
+        job.decided_at_s
+        for job in state.live_jobs.values()
+        if job.phase is Phase.PROFILING and job.tenant == request.tenant and job.job_id != request.job_id
+    ]
+    return quota_refusal(
+        Quota(max_jobs_per_day=limits.max_jobs_per_day, max_gpu_hours_per_day=limits.max_gpu_hours_per_day),
+        TenantUsage(
+            admitted_at_s=(*(used.at_s for used in usage), *measured),
+            gpu_seconds=(*(used.gpu_seconds for used in usage), *(0.0 for _ in measured)),
+        ),
+        request.gpu_seconds,
+        request.at_s,
+    )
+
+
+RULES: tuple[Rule, ...] = (quota_rule,)
+
+
+def objection(state: PoolState, request: Request) -> str | None:
+    """What the first rule that objects says."""
+    return next((why for rule in RULES if (why := rule(state, request)) is not None), None)
