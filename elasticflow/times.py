@@ -56,8 +56,3 @@ def clock_time(at_s: float, *, now_s: float | None = None) -> str:
     if now_s is not None and datetime.fromtimestamp(now_s, UTC).astimezone().date() != moment.date():
         return moment.strftime("%Y-%m-%d %H:%M:%S")
     return moment.strftime("%H:%M:%S")
-
-
-def iso_time(at_s: float) -> str:
-    """Local time with its zone, as `--deadline` takes it."""
-    return datetime.fromtimestamp(at_s, UTC).astimezone().isoformat(timespec="seconds")

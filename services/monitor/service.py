@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 
 from services.monitor.gauges import PoolGauges
 from services.monitor.model import Listening, State
@@ -17,6 +18,7 @@ from shared.runtime.service import Process, host_policy
 LISTEN_EVERY_S = 0.5
 TOUCH_TIMEOUT_S = 1.0
 SAVE_TIMEOUT_S = 10.0
+MAX_RUBBISH = 64  # messages that wait to be put aside
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
@@ -27,6 +29,7 @@ async def serve(process: Process) -> None:
         watch = _Watch(process, host)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch.hear(), name="hear")
+            tasks.create_task(watch.put_aside(), name="put aside")
             tasks.create_task(watch.keep(), name="keep")
 
     await host_policy(process, POLICY, leads_by_lease=True, beside=beside)
@@ -38,6 +41,7 @@ class _Watch:
         self._pool = process.settings.pool
         self._gauges = PoolGauges(process.metrics)
         self._saved_at = host.folded.sequence
+        self._rubbish: asyncio.Queue[tuple[Message, codec.Undecodable]] = asyncio.Queue(MAX_RUBBISH)
 
     async def hear(self) -> None:
         """Hand each heartbeat to the policy; what is no heartbeat goes to the dead letters."""
@@ -48,21 +52,29 @@ class _Watch:
                 if not isinstance(reported, NodeReported):
                     raise codec.Undecodable(f"type: {type(reported).__name__} is no telemetry")
             except codec.Undecodable as error:
-                await self._put_aside(message, error)
+                self._process.metrics.refused_total.inc()
+                with contextlib.suppress(asyncio.QueueFull):  # a flood of rubbish is counted, not kept
+                    self._rubbish.put_nowait((message, error))
                 continue
             self._host.note(reported)
 
-    async def _put_aside(self, message: Message, error: codec.Undecodable) -> None:
-        self._process.metrics.refused_total.inc()
-        self._process.log.warning("MessageRefused", subject=message.subject, problems=error.problems)
-        with contextlib.suppress(ElasticFlowError, TimeoutError):  # telemetry is not worth waiting for
-            await self._process.bus.append(
-                subjects.dead_letter(self._pool, POLICY.service),
-                message.data,
-                message_id=f"dead-{hash(message.data)}",
-                timeout_s=TOUCH_TIMEOUT_S,
-                headers={"Ef-Subject": message.subject, "Ef-Reason": str(error)[:1000].replace("\n", " ")},
-            )
+    async def put_aside(self) -> None:
+        """Keep what was no heartbeat on the dead-letter subject, beside the hearing: it must not hold that up."""
+        while True:
+            message, error = await self._rubbish.get()
+            self._process.log.warning("MessageRefused", subject=message.subject, problems=error.problems)
+            digest = hashlib.blake2b(message.data, digest_size=10).hexdigest()
+            with contextlib.suppress(ElasticFlowError, TimeoutError):  # telemetry is not worth waiting for
+                await self._process.bus.append(
+                    subjects.dead_letter(self._pool, POLICY.service),
+                    message.data,
+                    message_id=f"dead-{self._pool}-{digest}",
+                    timeout_s=TOUCH_TIMEOUT_S,
+                    headers={
+                        "Ef-Subject": message.subject,
+                        "Ef-Reason": str(error)[:1000].replace("\n", " "),
+                    },
+                )
 
     async def keep(self) -> None:
         """Twice a second: say that we listen, bring the gauges up to date, now and then take a snapshot."""

@@ -12,6 +12,7 @@ from shared.messages.events import Event, PlanDecided
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, MeasuredCurve, NodeState, Phase, PoolState, StoppingWorkers, Usage
 
+FOLD = 1  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 DAY_S = 86_400.0
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2
@@ -33,7 +34,7 @@ def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int)
     for event in message.events:
         state = apply(state, event, sequence)
     if message.service == "allocator":
-        state = replace(state, allocation_based_on=message.based_on, allocation_sequence=sequence)
+        state = replace(state, allocation_based_on=message.based_on)
     return replace(state, sequence=sequence, plan_sequence=sequence)
 
 

@@ -147,7 +147,6 @@ class PoolState:
     )
     scheduling_event_sequence: int = 0  # last event that can change who should get how many GPUs
     allocation_based_on: int = 0  # what the last allocation had seen
-    allocation_sequence: int = 0
     allocation_valid_until_s: float | None = None
 
     def job(self, job_id: str) -> Job | None:

@@ -1,6 +1,6 @@
 """A folded pool as bytes: a cache that anyone may delete, written so that a restart need not fold from 1.
 
-A snapshot names the shape of the state it holds; after the shape changed it is not read any more.
+A snapshot names the fold and the shape of the state it holds; after either changed it is not read any more.
 """
 
 import hashlib
@@ -12,9 +12,11 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from immutables import Map
 from pydantic import TypeAdapter, ValidationError
 
-from shared.messages.cluster import PoolConfig
+from shared.messages.cluster import PoolConfig, ShareSegment, TenantQuota
 from shared.messages.codec import Undecodable
-from shared.messages.pool_state import Job, MeasuredCurve, NodeState, PoolState, Usage
+from shared.messages.job import JobSpec, MetricCondition
+from shared.messages.lifecycle import FOLD
+from shared.messages.pool_state import Job, MeasuredCurve, NodeState, PoolState, StoppingWorkers, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +36,17 @@ class _Flat:
     start_cost_s: float
     scheduling_event_sequence: int
     allocation_based_on: int
-    allocation_sequence: int
     allocation_valid_until_s: float | None
 
 
 _ADAPTER = TypeAdapter(_Flat)
 _MAPS = ("nodes", "live_jobs", "ended_jobs", "curves", "usage")
-_STATE = (PoolState, Job, NodeState, MeasuredCurve, Usage, PoolConfig)
-SHAPE = hashlib.sha256(
-    repr([(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]).encode()
-).hexdigest()[:16]
+_STATE = (
+    *(PoolState, Job, NodeState, MeasuredCurve, Usage, PoolConfig),
+    *(TenantQuota, ShareSegment, StoppingWorkers, JobSpec, MetricCondition),
+)
+_FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]
+SHAPE = hashlib.sha256(repr((FOLD, _FIELDS)).encode()).hexdigest()[:16]
 
 
 def dump(state: PoolState) -> bytes:

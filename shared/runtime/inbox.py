@@ -100,10 +100,6 @@ class Inbox:
         if self._pending:
             self._on_news()
 
-    @property
-    def empty(self) -> bool:
-        return not self._pending
-
     async def _receive(self, item: WorkItem) -> None:
         try:
             envelope = codec.decode(item.data, max_bytes=MAX_SUBMISSION_BYTES)

@@ -62,9 +62,10 @@ def _shown(settings: Settings) -> dict[str, Any]:
 
 
 def _expected(error: BaseException) -> ElasticFlowError | None:
-    """The failure that somebody has thought about, also out of a group of tasks that failed together."""
+    """The failure that somebody has thought about, also out of a group; None if anything else went wrong too."""
     if isinstance(error, BaseExceptionGroup):
-        return next((found for inner in error.exceptions if (found := _expected(inner))), None)
+        inner = [_expected(each) for each in error.exceptions]
+        return None if None in inner else inner[0]
     return error if isinstance(error, ElasticFlowError) else None
 
 

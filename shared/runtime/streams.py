@@ -59,7 +59,7 @@ def snapshot_bucket(pool: str) -> str:
 
 
 def state_bucket(pool: str) -> str:
-    """Keys and values: leases and throughput profiles."""
+    """Keys and values: leases."""
     return f"EF_STATE_{pool}"
 
 

@@ -6,7 +6,7 @@ Source: ElasticFlow, section 4.1.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,26 +36,10 @@ class ScalingCurve:
         """Iterations per second; 0 without GPUs and at a level that was not measured."""
         return self.rate_by_num_gpus.get(num_gpus, 0.0)
 
-    def rising(self) -> "ScalingCurve":
-        """The same curve without the levels that are no faster than a smaller one."""
-        return self._rising
-
-    def scaled(self, factor: float) -> "ScalingCurve":
-        """The curve of a job that measured `factor` times as fast as predicted."""
-        return ScalingCurve(self.num_gpus_L, tuple(rate * factor for rate in self.iterations_per_s_L))
-
     @property
     def max_useful_gpus(self) -> int:
         """The level that trains fastest; more GPUs than that only cost."""
         return self.levels[-1]
-
-    def capped(self, max_gpus: int) -> "ScalingCurve":
-        """Levels up to `max_gpus`. Raises ValueError if the job cannot train on so few."""
-        return self._keeping(lambda level: level <= max_gpus)
-
-    def at_least(self, min_gpus: int) -> "ScalingCurve":
-        """Levels from `min_gpus` on. Raises ValueError if there is none."""
-        return self._keeping(lambda level: level >= min_gpus)
 
     def least_gpu_seconds(self, iterations: float, window_s: float) -> float:
         """Lower bound on the GPU-seconds of `iterations` done within `window_s`; inf if no level is so fast.
@@ -121,10 +105,6 @@ class ScalingCurve:
                 hull.pop()
             hull.append((rate, level))
         return tuple(hull)
-
-    def _keeping(self, wanted: Callable[[int], bool]) -> "ScalingCurve":
-        kept = [(level, rate) for level, rate in self.rate_by_num_gpus.items() if wanted(level)]
-        return ScalingCurve(tuple(level for level, _ in kept), tuple(rate for _, rate in kept))
 
 
 def _slope(a: tuple[float, int], b: tuple[float, int]) -> float:

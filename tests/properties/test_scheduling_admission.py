@@ -74,7 +74,7 @@ def test_a_schedule_ends_when_it_says_and_by_the_deadline(
     fastest = fastest_schedule(job, free, 0.0)
     share = minimum_satisfactory_share(job, free, 0.0)
     if fastest is None:
-        assert min(job.curve.rising().num_gpus_L) > NUM_GPUS
+        assert min(job.curve.levels) > NUM_GPUS
         assert share is None
         return
     assert abs(replayed_finish_s(job, fastest, 0.0) - finish_s(fastest)) <= 2 * TIME_TOLERANCE_S
@@ -116,7 +116,7 @@ def test_the_quoted_deadline_is_accepted_at_once(jobs: list[SchedulableJob], new
         plan = plan.admit(job) or plan
     quoted_s, around_s = plan.earliest_deadline_s(new), plan.earliest_deadline_around_s(new)
     if quoted_s is None or around_s is None:
-        assert min(new.curve.rising().num_gpus_L) > NUM_GPUS
+        assert min(new.curve.levels) > NUM_GPUS
         return
     assert quoted_s == int(quoted_s) <= around_s
     assert plan.admit(replace(new, deadline_s=quoted_s)) is not None

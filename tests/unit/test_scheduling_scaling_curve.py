@@ -11,8 +11,7 @@ def test_throughput_is_zero_where_nothing_was_measured() -> None:
     assert [FALLING.throughput(n) for n in (0, 1, 2, 3, 4, 8, 16)] == [0, 3, 2, 0, 5, 0, 5]
 
 
-def test_rising_keeps_only_levels_that_are_faster_than_all_smaller_ones() -> None:
-    assert FALLING.rising() == ScalingCurve((1, 4), (3.0, 5.0))
+def test_levels_are_only_those_that_are_faster_than_all_smaller_ones() -> None:
     assert FALLING.max_useful_gpus == 4
     assert FALLING.levels == (1, 4)
 
@@ -21,14 +20,6 @@ def test_the_largest_level_is_found_by_bit_length() -> None:
     found = [FALLING.level_by_bits[4][n.bit_length()] for n in range(9)]
     assert found == [0, 1, 1, 1, 4, 4, 4, 4, 4]
     assert [FALLING.level_by_bits[1][n.bit_length()] for n in (0, 1, 5)] == [0, 1, 1]
-
-
-def test_derived_curves() -> None:
-    assert FALLING.scaled(2.0).iterations_per_s_L == (6.0, 4.0, 10.0, 10.0)
-    assert FALLING.capped(2) == ScalingCurve((1, 2), (3.0, 2.0))
-    assert FALLING.at_least(2).num_gpus_L == (2, 4, 16)
-    with pytest.raises(ValueError, match="progress"):
-        ScalingCurve((4,), (1.0,)).capped(2)
 
 
 def test_least_gpu_seconds_mixes_the_cheapest_levels() -> None:
