@@ -11,9 +11,8 @@ from services.admission.refusals import problems_of
 from shared.messages.commands import CancelJob, Command, QuoteDeadline, SubmitJob
 from shared.messages.events import AdmissionEvent, DeadlineQuoted
 from shared.messages.job import JobClass
-from shared.messages.lifecycle import spec_of
 from shared.messages.policy import planner
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.pool_state import Phase, PoolState, spec_of
 from shared.scheduling.minimum_satisfactory_share import gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer
 

@@ -11,9 +11,8 @@ from shared.messages.cluster import ShareSegment
 from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from shared.messages.job import JobClass
-from shared.messages.lifecycle import spec_of
 from shared.messages.policy import planner
-from shared.messages.pool_state import Job, Phase, PoolState
+from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.allocation import allocate
 from shared.scheduling.free_profile import Schedule
 from shared.scheduling.minimum_satisfactory_share import AdmissionPlan

@@ -22,9 +22,8 @@ from shared.messages.events import (
     ThroughputMeasured,
     WorkersStopped,
 )
-from shared.messages.lifecycle import spec_of
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Job, Phase
+from shared.messages.pool_state import Job, Phase, spec_of
 
 Output = JobEvent | NodeEvent | Action
 

@@ -13,9 +13,8 @@ from shared.messages.events import (
     NodeLost,
     ThroughputMeasured,
 )
-from shared.messages.lifecycle import spec_of
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Job, Phase, PoolState
+from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.minimum_satisfactory_share import finish_s
 from shared.scheduling.outlook import admission_plan
 

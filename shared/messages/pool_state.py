@@ -157,3 +157,9 @@ class PoolState:
     def num_gpus(self) -> int:
         """GPUs of the nodes that are alive."""
         return sum(node.num_gpus for node in self.nodes.values() if node.alive)
+
+
+def spec_of(job: Job) -> JobSpec:
+    """The spec of a live job, which always has one."""
+    assert job.spec is not None, job.job_id
+    return job.spec

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from shared.errors import MaybeStored, Reload, Retry
-from shared.messages import codec, lifecycle, subjects
+from shared.messages import codec, subjects
 from shared.messages.codec import Undecodable
 from shared.messages.commands import Command
 from shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided, PlanEvent
+from shared.messages.outcome import outcome
 from shared.messages.policy import Policy, State
 from shared.messages.pool_state import PoolState
 from shared.messages.summary import summary
@@ -286,7 +287,7 @@ class Host(Generic[State]):
         """The decision on a wish that came again."""
         job = self.folded.job(job_id)
         assert job is not None, job_id
-        return lifecycle.outcome(job)
+        return outcome(job)
 
     async def _answer(self, answer: AdmissionEvent | JobFailed) -> None:
         data = codec.encode(answer, id=f"answer-{fact_id(answer)}", recorded_at_s=self._clock.now_s())

@@ -8,8 +8,7 @@ from functools import lru_cache
 
 from shared.messages.cluster import ShareSegment
 from shared.messages.job import JobSpec
-from shared.messages.lifecycle import spec_of
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.pool_state import Job, PoolState, spec_of
 from shared.scheduling.free_profile import Schedule, Segment
 from shared.scheduling.minimum_satisfactory_share import AdmissionPlan, SchedulableJob
 from shared.scheduling.scaling_curve import ScalingCurve

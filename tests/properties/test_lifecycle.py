@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import lifecycle, snapshot
+from shared.messages.outcome import outcome
 from shared.messages.pool_state import Phase, PoolState
 from tests.properties.history_strategies import FACTS, histories
 
@@ -98,4 +99,4 @@ def test_what_a_job_says_of_itself_fits_together(history: tuple[Any, ...]) -> No
             assert job.phase not in (Phase.PROFILING, Phase.ADMITTED)
             assert (job.num_gpus, job.gpus) == (0, ())
             assert job.ended_at_s is not None
-            lifecycle.outcome(job)
+            outcome(job)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from shared.messages import events, lifecycle
+from shared.messages import events
 from shared.messages.events import PlacedJob
+from shared.messages.outcome import outcome
 from shared.messages.pool_state import Job, Phase, StoppingWorkers
 from tests.histories import NOW_S, History, gpus, pool, spec
 
@@ -323,9 +324,9 @@ def test_who_asks_again_is_told_how_it_went_wrong() -> None:
     for before in (profile_requested(), admitted()):
         for end in (failed, cancelled):
             state = pool(4).then(before, end).state
-            assert lifecycle.outcome(state.ended_jobs["a"]) == end
+            assert outcome(state.ended_jobs["a"]) == end
 
 
 def test_who_asks_again_is_told_of_the_promise() -> None:
     state = pool(4).then(admitted()).state
-    assert isinstance(lifecycle.outcome(state.live_jobs["a"]), events.JobAdmitted)
+    assert isinstance(outcome(state.live_jobs["a"]), events.JobAdmitted)

@@ -1,0 +1,52 @@
+"""The fold of nodes that come and go. Part of `lifecycle`."""
+
+from dataclasses import replace
+
+from shared.messages import events
+from shared.messages.fold_jobs import broken, scheduling_event, with_job
+from shared.messages.pool_state import NodeState, PoolState
+
+MAX_EARLIER_INCARNATIONS = 8  # a join is told again within minutes, if ever
+
+
+def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> PoolState:
+    known = state.nodes.get(event.node_id)
+    if known is not None and event.incarnation in (known.incarnation, *known.earlier_incarnations):
+        return state
+    if known is not None and known.alive:
+        state = without_workers_on(state, event.node_id)
+    earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
+    node = NodeState(
+        node_id=event.node_id,
+        incarnation=event.incarnation,
+        earlier_incarnations=earlier[:MAX_EARLIER_INCARNATIONS],
+        num_gpus=event.num_gpus,
+        device=event.device,
+        alive=True,
+        since_s=event.at_s,
+    )
+    return scheduling_event(replace(state, nodes=state.nodes.set(event.node_id, node)), sequence)
+
+
+def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolState:
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    node = replace(node, alive=False, since_s=event.at_s)
+    state = replace(state, nodes=state.nodes.set(event.node_id, node))
+    return scheduling_event(without_workers_on(state, event.node_id), sequence)
+
+
+def without_workers_on(state: PoolState, node_id: str) -> PoolState:
+    for job in state.live_jobs.values():
+        if job.stopping:
+            job = replace(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
+        if node_id in job.nodes:
+            job = broken(job, crashes=0)
+        state = with_job(state, job)
+    for job in state.ended_jobs.values():
+        if any(s.node_id == node_id for s in job.stopping):
+            stopping = tuple(s for s in job.stopping if s.node_id != node_id)
+            ended_jobs = state.ended_jobs.set(job.job_id, replace(job, stopping=stopping))
+            state = replace(state, ended_jobs=ended_jobs)
+    return state

@@ -1,0 +1,63 @@
+"""The fold of what executors and the monitor tell of a job's workers. Part of `lifecycle`."""
+
+from dataclasses import replace
+
+from shared.messages import events
+from shared.messages.events import Event
+from shared.messages.fold_jobs import checkpointed, whole
+from shared.messages.pool_state import Job, PoolState, StoppingWorkers
+
+MAX_START_COST_S = 120.0
+FASTER_START_WEIGHT = 0.2
+
+
+def start_seen(state: PoolState, job: Job, event: events.GenerationStarted) -> PoolState:
+    """Learn what a start costs here: a slower one at once, a faster one by and by."""
+    if not whole(job, event.generation) or job.started_at_s is not None:
+        return state
+    cost_s = min(max(event.at_s - job.placed_at_s, 0.0), MAX_START_COST_S)
+    if cost_s < state.start_cost_s:
+        cost_s = state.start_cost_s + FASTER_START_WEIGHT * (cost_s - state.start_cost_s)
+    return replace(state, start_cost_s=cost_s)
+
+
+def generation_started(job: Job, event: events.GenerationStarted) -> Job:
+    if not whole(job, event.generation) or job.started_at_s is not None:
+        return job
+    job = checkpointed(job, event.iteration)
+    return replace(job, started_at_s=event.at_s, iteration=event.iteration, progressed_at_s=event.at_s)
+
+
+def progressed(job: Job, event: events.JobProgressed) -> Job:
+    """Reports of a generation are ordered by iteration first: their writer's clock is not that of its start."""
+    if event.generation != job.generation or not job.training:
+        return job
+    if (event.iteration, event.at_s) <= (job.iteration, job.progressed_at_s):
+        return job
+    return replace(
+        checkpointed(job, event.checkpoint_iteration),
+        iteration=event.iteration,
+        iterations_per_s=event.iterations_per_s,
+        metrics={**job.metrics, **event.metrics},
+        progressed_at_s=event.at_s,
+    )
+
+
+def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
+    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
+    if gone not in job.stopping:
+        return job
+    job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    if event.iteration is None:
+        return job
+    job = checkpointed(job, event.iteration)
+    return job if job.started_at_s is not None else replace(job, iteration=job.checkpoint_iteration)
+
+
+def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
+    job = state.ended_jobs.get(event.job_id) if isinstance(event, events.WorkersStopped) else None
+    if job is None or not isinstance(event, events.WorkersStopped):
+        return state
+    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
+    job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    return replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))

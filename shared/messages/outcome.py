@@ -1,0 +1,51 @@
+"""What was decided on a job, told again to whoever asks again."""
+
+from shared.messages import events
+from shared.messages.pool_state import Job, Phase, spec_of
+
+
+def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
+    """What was said of this job, told again to whoever asks again: admission's word, or its end if that was none
+    that its user had hoped for."""
+    match job.phase:
+        case Phase.PROFILING:
+            return events.ProfileRequested(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=spec_of(job),
+                deadline_s=job.deadline_s,
+                at_s=job.decided_at_s,
+            )
+        case Phase.REJECTED:
+            return events.JobRejected(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=job.spec,
+                reason=job.rejection or "invalid",
+                explanation=job.explanation,
+                deadline_s=job.deadline_s,
+                earliest_deadline_s=job.earliest_deadline_s,
+                at_s=job.decided_at_s,
+            )
+        case Phase.FAILED:
+            return events.JobFailed(
+                job_id=job.job_id,
+                generation=job.generation,
+                error=job.explanation,
+                traceback=job.traceback,
+                at_s=job.ended_at_s or job.decided_at_s,
+            )
+        case Phase.CANCELLED:
+            return events.JobCancelled(
+                job_id=job.job_id, reason=job.explanation, at_s=job.ended_at_s or job.decided_at_s
+            )
+        case Phase.ADMITTED | Phase.FINISHED:
+            return events.JobAdmitted(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=spec_of(job),
+                deadline_s=job.deadline_s,
+                minimum_satisfactory_share=job.minimum_satisfactory_share,
+                gpu_seconds=sum(s.num_gpus * (s.end_s - s.start_s) for s in job.minimum_satisfactory_share),
+                at_s=job.decided_at_s,
+            )
