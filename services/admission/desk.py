@@ -20,7 +20,7 @@ from shared.messages.events import (
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply
 from shared.messages.pool_state import Phase, PoolState
-from shared.scheduling.minimum_satisfactory_share import AdmissionPlan, SchedulableJob, gpu_seconds
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.outlook import (
     admission_plan,
     as_steps,
@@ -29,6 +29,7 @@ from shared.scheduling.outlook import (
     newcomer,
     profile_known,
 )
+from shared.scheduling.progressive_filling import SchedulableJob, gpu_seconds
 from shared.scheduling.scaling_curve import ScalingCurve
 
 MAX_TIGHT_OFFERS = 1  # of one decision: a tight one costs as much as ten wishes, which all wait for it

@@ -13,9 +13,9 @@ from shared.messages.events import AllocationDecided, PlanEvent, ProfileComplete
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.free_profile import Schedule
-from shared.scheduling.minimum_satisfactory_share import AdmissionPlan
 from shared.scheduling.outlook import (
     admission_plan,
     as_steps,

@@ -15,8 +15,8 @@ from shared.messages.events import (
 )
 from shared.messages.policy import Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.minimum_satisfactory_share import finish_s
 from shared.scheduling.outlook import admission_plan
+from shared.scheduling.progressive_filling import finish_s
 
 TELL_EVERY_S = 2.0  # progress of one job
 SETTLED_S = 5.0  # a generation's speed counts after so long

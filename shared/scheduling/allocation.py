@@ -1,6 +1,6 @@
 """Who gets how many GPUs now: every promise its share, then what is left where it brings most.
 
-What was promised is decided by `minimum_satisfactory_share`, which GPUs they are by `buddy`.
+What was promised is decided by `admission_plan`, which GPUs they are by `buddy`.
 Source: ElasticFlow, Algorithm 2, in continuous time: a step must also pay for the resize that it takes.
 """
 
@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.free_profile import FreeProfile, Schedule
-from shared.scheduling.minimum_satisfactory_share import AdmissionPlan
 from shared.scheduling.progressive_filling import (
     SchedulableJob,
     fill,

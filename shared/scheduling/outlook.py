@@ -9,8 +9,9 @@ from functools import lru_cache
 from shared.messages.cluster import ShareSegment
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, PoolState, spec_of
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.free_profile import Schedule, Segment
-from shared.scheduling.minimum_satisfactory_share import AdmissionPlan, SchedulableJob
+from shared.scheduling.progressive_filling import SchedulableJob
 from shared.scheduling.scaling_curve import ScalingCurve
 
 EXTRAPOLATE_S = (

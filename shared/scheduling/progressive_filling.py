@@ -2,7 +2,7 @@
 
 For a cap j, the job takes at each instant the largest level <= min(j, free GPUs), as in Algorithm 1, but over the
 pieces of a step function instead of slots, and without moves that cost more than they bring. Several jobs together
-are the business of `minimum_satisfactory_share`.
+are the business of `admission_plan`.
 """
 
 import math

@@ -4,7 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
-from shared.scheduling.minimum_satisfactory_share import SchedulableJob
+from shared.scheduling.progressive_filling import SchedulableJob
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.topology import Node, Topology
 

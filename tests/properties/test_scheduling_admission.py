@@ -7,11 +7,11 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.free_profile import FreeProfile, Schedule
-from shared.scheduling.minimum_satisfactory_share import (
+from shared.scheduling.progressive_filling import (
     TIME_TOLERANCE_S,
-    AdmissionPlan,
     SchedulableJob,
     fastest_schedule,
     finish_s,

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import Allocation, allocate
 from shared.scheduling.free_profile import Schedule
-from shared.scheduling.minimum_satisfactory_share import TIME_TOLERANCE_S, AdmissionPlan, SchedulableJob
+from shared.scheduling.progressive_filling import TIME_TOLERANCE_S, SchedulableJob
 from shared.scheduling.scaling_curve import ScalingCurve
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.free_profile import FreeProfile, Schedule, Segment
-from shared.scheduling.minimum_satisfactory_share import (
-    AdmissionPlan,
+from shared.scheduling.progressive_filling import (
     SchedulableJob,
     fastest_schedule,
     finish_s,

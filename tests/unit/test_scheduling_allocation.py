@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import Allocation, allocate
 from shared.scheduling.free_profile import Segment
-from shared.scheduling.minimum_satisfactory_share import AdmissionPlan, SchedulableJob, finish_s
+from shared.scheduling.progressive_filling import SchedulableJob, finish_s
 from shared.scheduling.scaling_curve import ScalingCurve
 
 LINEAR = ScalingCurve((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))

@@ -13,36 +13,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from shared.scheduling.free_profile import FreeProfile, Schedule, Segment
+from shared.scheduling.free_profile import FreeProfile, Schedule
 from shared.scheduling.progressive_filling import (
-    TIME_TOLERANCE_S,
     SchedulableJob,
     fastest_schedule,
     fill,
     finish_s,
     finish_under,
-    gpu_seconds,
     minimum_satisfactory_share,
     overlaps,
     remainder,
-    share_at,
 )
-
-__all__ = [
-    "TIME_TOLERANCE_S",
-    "AdmissionPlan",
-    "SchedulableJob",
-    "Schedule",
-    "Segment",
-    "fastest_schedule",
-    "fill",
-    "finish_s",
-    "finish_under",
-    "gpu_seconds",
-    "minimum_satisfactory_share",
-    "remainder",
-    "share_at",
-]
 
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
 
