@@ -1,8 +1,9 @@
 """Starts, signals and reaps the worker processes of one node. Asynchronous; never imports torch.
 
 A fork server (`python -m services.executor.worker`) holds the libraries ready; each worker is a fork of it, with a
-channel of its own to here. Three things make sure that no worker outlives its executor: the kernel's parent
-death signal, the end of file on the channel, and at the next start the marks in the environment.
+channel of its own to here. Three things make sure that no worker outlives its executor, nor what it has started: the
+end of file on the fork server's socket, that on the worker's own channel, and at the next start the marks in the
+environment. Should the fork server itself be killed, the kernel's parent death signal ends its workers.
 """
 
 import asyncio

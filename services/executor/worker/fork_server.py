@@ -1,7 +1,8 @@
 """Loads torch once and forks a child for each worker: 30 ms instead of 2 s.
 
 It has one thread, runs no tensor operation and never touches CUDA: a fork would inherit their broken halves.
-It ends, and its children with it, when the executor at the other end of the control socket is gone.
+It ends, and its children with it, when the executor at the other end of the control socket is gone. It asks for no
+parent death signal itself: that would take its workers by theirs, one by one, and leave alive what they had started.
 """
 
 import contextlib
@@ -49,7 +50,6 @@ class ForkServer:
 
     def serve(self) -> None:
         """Until the executor is gone."""
-        _die_with_parent()
         self._watch_children()
         for module in self._preload:
             with contextlib.suppress(ImportError):
@@ -77,7 +77,10 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _serve_request(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, 65_536, 1)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, 65_536, 1)
+        except ConnectionResetError:  # it died with an answer of ours unread
+            return False
         if not data:
             return False
         for request in self._frames.feed(data):
@@ -135,7 +138,9 @@ class ForkServer:
             )
 
     def _send(self, message: FromForkServer) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the executor is gone: the next read says so
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the executor is gone: the next read says so
             self._control.sendall(encode_frame(message))
 
 
