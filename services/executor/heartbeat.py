@@ -4,16 +4,19 @@ The monitor counts a node as lost after `heartbeat_timeout_s` of silence, and it
 node that sees no more of the ledger ends its workers after half of that, by itself. The sign of sight is a
 round trip to the ledger's leader, followed by a fold up to the end that it named: it fails with the network, with
 NATS, with a cluster that lost its majority, and with a reader that lags.
+
+Each sight extends the leases of the workers by as much: an executor that is stopped, stuck or starved extends nothing,
+and its workers end by themselves at the instant at which it would have ended them.
 """
 
 import asyncio
 import math
-import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+from services.executor.boot_clock import boot_s
 from services.executor.model import Membership, State, report
 from services.executor.notes import ContactLost, ContactRestored
+from services.executor.staffing import fence_s
 from shared.errors import Retry
 from shared.messages import codec, subjects
 from shared.runtime.bus import Bus
@@ -21,19 +24,27 @@ from shared.runtime.clock import Clock
 from shared.runtime.host import Host
 
 BEAT_S = 0.5
-FENCE_PART = 0.5  # of heartbeat_timeout_s: the rest is for killing, and for clocks that differ in speed
+ANSWER_TIMEOUT_S = 2 * BEAT_S  # one answer that is lost must not cost the workers of a node
+LOOKS_IN_FENCE = 5  # at least so many before the fence falls
 _LOOK_S = 0.1
 _FOLD_POLL_S = 0.01
 
 
+class Workers(Protocol):
+    """All workers of this node; `workforce.Workforce` in earnest."""
+
+    def kill_all(self) -> None: ...
+    def extend_leases(self, until_s: float) -> None: ...
+
+
 class Heartbeat:
-    """end_workers: kills every worker at once; called when the fence falls."""
+    """workers: those that live as long as the ledger is in sight."""
 
     def __init__(
-        self, host: Host[State], bus: Bus, pool: str, clock: Clock, log: Any, end_workers: Callable[[], None]
+        self, host: Host[State], bus: Bus, pool: str, clock: Clock, log: Any, workers: Workers
     ) -> None:
         self._host, self._bus, self._pool, self._clock, self._log = host, bus, pool, clock, log
-        self._end_workers = end_workers
+        self._workers = workers
         self._in_sight_s = math.inf  # when the ledger's end was last known to be folded; inf: not yet at all
 
     async def run(self) -> None:
@@ -60,22 +71,32 @@ class Heartbeat:
 
     async def _look_for_the_end(self) -> None:
         while True:
-            asked_s = time.monotonic()
+            asked_s = boot_s()
             try:
-                end = await self._bus.last_sequence(self._pool)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    end = await self._bus.last_sequence(self._pool)
+            except TimeoutError:
+                self._log.debug("ledger out of sight", waited_s=ANSWER_TIMEOUT_S)
+                continue
             except Retry as error:
                 self._log.debug("ledger out of sight", error=str(error))
             else:
                 while self._host.folded.sequence < end:  # noqa: ASYNC110 - the host tells nobody of a fold
                     await asyncio.sleep(_FOLD_POLL_S)
                 self._in_sight_s = asked_s
-            await asyncio.sleep(max(_LOOK_S, asked_s + BEAT_S - time.monotonic()))
+                self._workers.extend_leases(asked_s + self._fence_s)
+            pause_s = min(BEAT_S, self._fence_s / LOOKS_IN_FENCE)
+            await asyncio.sleep(max(_LOOK_S, asked_s + pause_s - boot_s()))
+
+    @property
+    def _fence_s(self) -> float:
+        return fence_s(self._host.folded.config)
 
     async def _fence(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            silence_s = time.monotonic() - self._in_sight_s
-            if silence_s > FENCE_PART * self._host.folded.config.heartbeat_timeout_s:
+            silence_s = boot_s() - self._in_sight_s
+            if silence_s > self._fence_s:
                 await self._stay_cut_off(silence_s)
 
     async def _stay_cut_off(self, silence_s: float) -> None:
@@ -83,9 +104,9 @@ class Heartbeat:
         last_in_sight_s = self._in_sight_s
         self._log.warning("ContactLost", silence_s=round(silence_s, 2))
         self._host.note(ContactLost(silence_s=silence_s))
-        self._end_workers()
+        self._workers.kill_all()
         while self._in_sight_s == last_in_sight_s:
             await asyncio.sleep(_LOOK_S)
-            self._end_workers()  # one may have been about to start
+            self._workers.kill_all()  # one may have been about to start
         self._log.info("ContactRestored")
         self._host.note(ContactRestored())

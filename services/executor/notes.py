@@ -61,13 +61,18 @@ class LeaveRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """rendezvous: host:port of rank 0, "" if it is not known yet or not needed."""
+    """checkpoint_iteration: the ledger knows of a whole checkpoint of so many steps.
+    fence_s: how long the worker goes on without hearing that the ledger is in sight.
+    rendezvous: host:port of rank 0, "" if it is not known yet or not needed.
+    """
 
     worker: WorkerId
     gpu_index: int
     world_size: int
     purpose: Purpose
     spec: JobSpec
+    checkpoint_iteration: int
+    fence_s: float
     rendezvous: str = ""
 
 

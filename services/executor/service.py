@@ -95,7 +95,7 @@ class Executor:
         self._host = host
         process = self._process
         heartbeat = Heartbeat(
-            host, process.bus, process.settings.pool, process.clock, process.log, self._workforce.kill_all
+            host, process.bus, process.settings.pool, process.clock, process.log, self._workforce
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._workforce.run(), name="workforce")

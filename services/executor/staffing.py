@@ -3,8 +3,15 @@
 
 from services.executor.model import State, Worker, is_current
 from services.executor.notes import KillWorkers, StartWorker, StopWorkers, TellRendezvous, WorkerId
-from shared.messages.lifecycle import spec_of
-from shared.messages.pool_state import Job, Phase
+from shared.messages.cluster import PoolConfig
+from shared.messages.pool_state import Job, Phase, spec_of
+
+FENCE_PART = 0.5  # of heartbeat_timeout_s: the rest is for killing, and for clocks that differ in speed
+
+
+def fence_s(config: PoolConfig) -> float:
+    """How long workers go on after the ledger's end was last in sight."""
+    return FENCE_PART * config.heartbeat_timeout_s
 
 
 def ends(
@@ -53,7 +60,7 @@ def starts(state: State) -> list[StartWorker | TellRendezvous]:
             worker_id = WorkerId(job_id, job.generation, rank)
             if gpu.node_id == state.node_id and worker_id not in state.workers and gpu.gpu_index not in taken:
                 taken.add(gpu.gpu_index)
-                outputs.append(_start(job, worker_id, gpu.gpu_index))
+                outputs.append(_start(state, job, worker_id, gpu.gpu_index))
         if job.rendezvous and any(_waits_for_address(worker) for worker in state.workers_of(job_id)):
             outputs.append(TellRendezvous(job_id=job_id, generation=job.generation, address=job.rendezvous))
     return outputs
@@ -65,13 +72,15 @@ def _may_start(state: State, job: Job) -> bool:
     return _is_wanted(state, job, job.generation) and not job.stopping and not older and not state.cut_off
 
 
-def _start(job: Job, worker_id: WorkerId, gpu_index: int) -> StartWorker:
+def _start(state: State, job: Job, worker_id: WorkerId, gpu_index: int) -> StartWorker:
     return StartWorker(
         worker=worker_id,
         gpu_index=gpu_index,
         world_size=len(job.gpus),
         purpose="profile" if job.phase is Phase.PROFILING else "train",
         spec=spec_of(job),
+        checkpoint_iteration=job.checkpoint_iteration,
+        fence_s=fence_s(state.pool.config),
         rendezvous=job.rendezvous if worker_id.rank else "",
     )
 

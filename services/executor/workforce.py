@@ -29,6 +29,7 @@ from shared.messages.worker_channel import (
     ExitCode,
     Failed,
     JoinRendezvous,
+    LeaseExtended,
     StopAtBoundary,
     ToWorker,
 )
@@ -71,6 +72,7 @@ class Workforce:
         self._launcher = make_launcher(self._on_event)
         self._note, self._depart, self._log = note, depart, log
         self._posts: dict[WorkerId, _Post] = {}
+        self._lease: LeaseExtended | None = None  # the newest; None: the ledger's end was not yet in sight
         self._tasks = asyncio.TaskGroup()
 
     async def open(self) -> None:
@@ -112,6 +114,13 @@ class Workforce:
         for worker in tuple(self._posts):
             self._kill(worker)
 
+    def extend_leases(self, until_s: float) -> None:
+        """Let all workers train until then (boot clock), and those that start in the meantime."""
+        self._lease = LeaseExtended(until_s=until_s)
+        for post in self._posts.values():
+            if post.handle is not None:
+                post.handle.send(self._lease)
+
     def _of_generation(self, action: TellRendezvous | StopWorkers | KillWorkers) -> list[WorkerId]:
         return [worker for worker in self._posts if worker[:2] == (action.job_id, action.generation)]
 
@@ -149,6 +158,8 @@ class Workforce:
         else:
             self._log.info("StartWorker", **worker._asdict(), pid=handle.pid, purpose=action.purpose)
             post.handle = handle
+            if self._lease is not None:
+                handle.send(self._lease)
             for message in post.unsent:
                 handle.send(message)
             if post.unwanted:
@@ -170,6 +181,8 @@ class Workforce:
             cpu_share=self._settings.cpu_share,
             advertise_host=self._settings.advertise_host,
             rendezvous=action.rendezvous,
+            fence_s=action.fence_s,
+            checkpoint_iteration=action.checkpoint_iteration,
         )
 
     # -- hearing -----------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ class Assignment:
     gpu_index: number of the GPU on this node.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; no limit from 1 on.
     rendezvous: host:port of rank 0, "" if `JoinRendezvous` brings it; rank 0 listens on advertise_host.
-    resume_iteration: start from the newest whole checkpoint that is not beyond it; None: from the newest.
+    checkpoint_iteration: a whole checkpoint of so many steps exists; a start from an older one would lose work.
+    fence_s: without a LeaseExtended for so long the worker ends itself; None: it has all the time in the world.
     """
 
     job_id: Token
@@ -77,10 +78,12 @@ class Assignment:
     cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
     advertise_host: str = "127.0.0.1"
     rendezvous: str = ""
-    resume_iteration: Iterations | None = None
+    checkpoint_iteration: Iterations = 0
+    fence_s: PositiveDurationS | None = None
     checkpoint_every_s: PositiveDurationS = 30.0
     profile_min_s: PositiveDurationS = 0.6
     profile_max_iterations: Annotated[int, Strict(), Ge(3)] = 30
+    checkpoint_wait_s: DurationS = 60.0  # NFS shows a folder's new file so much later (acdirmax)
     start_timeout_s: PositiveDurationS = 60.0  # for all workers of the generation to meet
     collective_timeout_s: PositiveDurationS = 300.0  # for a worker that hangs without having died
 
@@ -95,6 +98,14 @@ class JoinRendezvous:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAtBoundary:
     """Write a checkpoint at the next step boundary that all workers agree on, then exit. As SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseExtended:
+    """The executor sees the ledger: train on until then, unless there is another one. Instants are of the boot
+    clock (services/executor/boot_clock.py): both ends live on one machine."""
+
+    until_s: DurationS
 
 
 # --- worker -> executor ---------------------------------------------------------------------------------
@@ -204,7 +215,7 @@ class WorkerReaped:
     signal: int | None
 
 
-ToWorker = Assignment | JoinRendezvous | StopAtBoundary
+ToWorker = Assignment | JoinRendezvous | StopAtBoundary | LeaseExtended
 FromWorker = RendezvousListening | Started | Progressed | Alive | Checkpointed | Profiled | Finished | Failed
 ToForkServer = ForkWorker
 FromForkServer = ForkServerReady | WorkerForked | ForkRefused | WorkerReaped
@@ -214,6 +225,7 @@ _TYPES: tuple[type[Any], ...] = (
     Assignment,
     JoinRendezvous,
     StopAtBoundary,
+    LeaseExtended,
     RendezvousListening,
     Started,
     Progressed,

@@ -21,6 +21,7 @@ from shared.messages.worker_channel import (
     Assignment,
     Checkpointed,
     JoinRendezvous,
+    LeaseExtended,
     Progressed,
     RendezvousListening,
     Started,
@@ -57,6 +58,8 @@ class FakeWorker:
                     worker._later(Started(iteration=0))
             case StopAtBoundary():
                 self._later(Checkpointed(iteration=5), Exited(code=0, signal=None))
+            case LeaseExtended():
+                pass
             case _:
                 raise AssertionError(message)
 

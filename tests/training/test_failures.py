@@ -87,3 +87,47 @@ async def test_full_disk_at_the_last_checkpoint_fails_in_words(node, spec_of):
     assert "the checkpoint of iteration 10 could not be written" in failed.error
     assert "No space left on device" in failed.error
     assert "free disk space" in failed.error
+
+
+@pytest.mark.parametrize("purpose", ["train", "profile"])
+async def test_state_that_no_resize_could_take_over_fails_at_once(node, spec_of, purpose):
+    failed, log = await failure_of(node, spec_of("NumpyInOptimizer", max_iterations=10**6), purpose=purpose)
+    assert "the optimizer's state holds numpy.float64: checkpoints carry tensors and plain" in failed.error
+    assert "checkpoint_written" not in log
+
+
+async def test_a_checkpoint_that_is_not_here_is_no_start_from_nothing(node, spec_of):
+    spec = spec_of("Points")
+    failed, _ = await failure_of(node, spec, checkpoint_iteration=400, checkpoint_wait_s=0.0)
+    assert failed.error.startswith("the checkpoint of iteration 400 is not in /")
+    assert failed.error.endswith("EF_DATA_DIR must be the same storage on all nodes of the pool")
+
+
+async def test_a_torn_checkpoint_that_nobody_was_told_of_is_no_loss(node, spec_of):
+    job_id = node.new_job_id()
+    first = await node.launch(spec_of("Points", max_iterations=10), job_id=job_id)
+    await first.first(Finished)
+    await first.ended()
+    torn = f"g{1:010d}-i{15:014d}-{'0' * 64}.ckpt"
+    (node.checkpoints_of(job_id) / torn).write_bytes(b"half of it")
+    again = await node.launch(
+        spec_of("Points", max_iterations=20), job_id=job_id, generation=2, checkpoint_iteration=10
+    )
+    assert (await again.first(Started)).iteration == 10
+    await again.ended()
+
+
+async def test_a_checkpoint_that_the_storage_shows_late_is_waited_for(node, spec_of):
+    job_id = node.new_job_id()
+    first = await node.launch(spec_of("Points", max_iterations=10), job_id=job_id)
+    await first.first(Finished)
+    await first.ended()
+    folder = node.checkpoints_of(job_id)
+    hidden = folder.rename(folder.with_name(f"{job_id}-hidden"))
+    again = await node.launch(
+        spec_of("Points", max_iterations=20), job_id=job_id, generation=2, checkpoint_iteration=10
+    )
+    await again.first(Alive)
+    hidden.rename(folder)
+    assert (await again.first(Started)).iteration == 10
+    await again.ended()

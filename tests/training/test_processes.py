@@ -9,9 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.executor.boot_clock import boot_s
 from services.executor.launcher import Launcher
 from services.executor.processes import marked_processes, wait_until_gone
-from shared.messages.worker_channel import Assignment, Checkpointed, ExitCode, Finished, Started
+from shared.messages.worker_channel import (
+    Assignment,
+    Checkpointed,
+    ExitCode,
+    Finished,
+    LeaseExtended,
+    Started,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -72,6 +80,30 @@ async def test_what_a_worker_started_ends_with_it(node, spec_of):
     await until_gone(int(child))
 
 
+async def test_a_worker_ends_itself_and_what_it_started_when_its_lease_runs_out(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(spec_of("StartsProcesses", **LONG), job_id=job_id, fence_s=600.0)
+    await workers.first(Started)
+    workers.workers[0].send(LeaseExtended(until_s=boot_s()))
+    assert (await workers.ended())[0].signal == signal.SIGKILL
+    log = node.log_of(job_id)
+    assert "has not extended the lease" in log
+    await until_gone(int(log.partition("child=")[2].split()[0]))
+
+
+async def test_a_worker_that_never_hears_of_a_lease_ends_too(node, spec_of):
+    workers = await node.launch(spec_of("Points", **LONG), job_id=node.new_job_id(), fence_s=0.5)
+    assert (await workers.ended())[0].signal == signal.SIGKILL
+
+
+async def test_a_lease_that_is_extended_lets_the_training_end(node, spec_of):
+    spec = spec_of("Points", max_iterations=100, hyperparameters={"step_s": 0.02})
+    workers = await node.launch(spec, job_id=node.new_job_id(), fence_s=0.5)
+    workers.workers[0].send(LeaseExtended(until_s=boot_s() + 600.0))
+    assert (await workers.first(Finished)).iteration == 100
+    await workers.ended()
+
+
 async def test_dead_fork_server_is_replaced_and_its_workers_are_reported(node, spec_of):
     spec = spec_of("Points", **LONG)
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
@@ -99,7 +131,7 @@ async def main():
     launcher = Launcher(data_dir=Path(sys.argv[1]), node_id="doomed", on_event=on_event)
     await launcher.start()
     spec = JobSpec(
-        training_function="training_functions:Points",
+        training_function="training_functions:StartsProcesses",
         global_batch_size=16,
         max_iterations=1_000_000,
         hyperparameters={"step_s": 0.005},
@@ -117,7 +149,7 @@ asyncio.run(main())
 """
 
 
-async def test_no_worker_outlives_a_killed_executor(tmp_path):
+async def test_no_worker_nor_what_it_started_outlives_a_killed_executor(tmp_path):
     executor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", EXECUTOR, str(tmp_path), str(Path(__file__).parent)),
         stdout=asyncio.subprocess.PIPE,
@@ -130,6 +162,7 @@ async def test_no_worker_outlives_a_killed_executor(tmp_path):
     marks = {"EF_WORKER": "1", "EF_NODE_ID": "doomed", "EF_DATA_DIR": str(tmp_path)}
     workers = {process.pid: process for process in marked_processes(marks)}
     assert set(pids) < set(workers)
+    assert sum(process.name() == "sleep" for process in workers.values()) == 2
     assert "NATS_URL" not in workers[pids[0]].environ()  # it may hold a token
     executor.kill()
     await executor.wait()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -101,6 +102,14 @@ class StartsProcesses(Points):
         child = subprocess.Popen(["sleep", "600"])
         print(f"child={child.pid}")
         return super().init_model()
+
+
+class NumpyInOptimizer(Points):
+    """As a learning-rate schedule computed with numpy leaves it."""
+
+    def train(self, batch, model, optimizer):
+        optimizer.param_groups[0]["lr"] = np.float64(0.1) / (1 + self.iteration)
+        return super().train(batch, model, optimizer)
 
 
 class ReturnsText(Points):

@@ -29,8 +29,8 @@ def test_state_comes_back_and_two_are_kept(tmp_path):
     assert content is not None
     assert torch.equal(state_of(content)["model"]["weight"], torch.arange(4.0))
     assert newest_iteration(store) == 30
-    assert newest_iteration(store, at_most=29) == 20
-    assert newest_iteration(store, at_most=5) is None
+    assert newest_iteration(store, at_least=30) == 30
+    assert newest_iteration(store, at_least=31) is None
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -1,26 +1,34 @@
 """The worker's end of its channel: a thread reads, whoever has something to say writes.
 
 The executor's end closes only when the executor is gone. The worker then kills itself and everything it has
-started, at once: nobody else would.
+started, at once: nobody else would. It does the same when its lease runs out: an executor that is stopped or stuck,
+or sees no more of the ledger, is counted as lost, and its jobs are soon placed elsewhere.
 """
 
+import contextlib
+import math
 import os
 import queue
+import select
 import signal
 import socket
 import threading
 
 import structlog
 
+from services.executor.boot_clock import boot_s
 from shared.messages.worker_channel import (
     Assignment,
     ExitCode,
     FrameReader,
     FromWorker,
     JoinRendezvous,
+    LeaseExtended,
     StopAtBoundary,
     encode_frame,
 )
+
+_LOOK_S = 0.1  # at the lease: poll itself does not count the time that a machine sleeps
 
 log = structlog.get_logger()
 
@@ -33,6 +41,7 @@ class Channel:
         self._addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stop_requested = threading.Event()
         self._has_state_to_save = False
+        self._lease_until_s = math.inf
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     def send(self, message: FromWorker) -> None:
@@ -76,20 +85,38 @@ class Channel:
             for message in frames.feed(data):
                 match message:
                     case Assignment():
+                        if message.fence_s is not None:
+                            self._lease_until_s = boot_s() + message.fence_s
                         self._assignments.put(message)
                     case JoinRendezvous(address=address):
                         self._addresses.put(address)
                     case StopAtBoundary():
                         self.request_stop()
+                    case LeaseExtended(until_s=until_s):
+                        self._lease_until_s = until_s
                     case _:
                         raise AssertionError(f"a worker is never told {type(message).__name__}")
         _end_process_group()
 
     def _receive(self) -> bytes:
+        """What comes next; nothing at the end of the file or of the lease. A word that is here counts, however late
+        this thread got to hear it."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while not poll.poll(_LOOK_S * 1000):
+            if boot_s() > self._lease_until_s:
+                _say_last(b"the executor has not extended the lease: this worker ends itself\n")
+                return b""
         try:
             return self._socket.recv(65_536)
         except OSError:
             return b""
+
+
+def _say_last(words: bytes) -> None:
+    """Past the buffers, whose locks the training may hold."""
+    with contextlib.suppress(OSError):
+        os.write(2, words)
 
 
 def _end_process_group() -> None:

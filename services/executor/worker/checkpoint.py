@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from shared.errors import Stop
 log = structlog.get_logger()
 
 _KEEP = 2  # should the newest be damaged later, there is one before it
+_ALWAYS_READABLE = (type(None), bool, int, float, str)
 _NAME = re.compile(r"g(\d{10})-i(\d{14})-([0-9a-f]{64})\.ckpt")
 
 
@@ -71,11 +73,11 @@ class CheckpointStore:
         self._write(self._folder / entry.file_name, content)
         self._remove_outdated()
 
-    def newest(self, *, at_most: int | None = None) -> bytes | None:
-        """Content of the newest whole checkpoint, not beyond iteration at_most. Raises Superseded."""
+    def newest(self, *, at_least: int = 0) -> bytes | None:
+        """Content of the newest whole checkpoint, not before iteration at_least. Raises Superseded."""
         self._refuse_if_superseded()
         for entry in self._entries():
-            if at_most is not None and entry.iteration > at_most:
+            if entry.iteration < at_least:
                 continue
             content = (self._folder / entry.file_name).read_bytes()
             if hashlib.sha256(content).hexdigest() == entry.digest:
@@ -101,6 +103,35 @@ class CheckpointStore:
         newer = max((entry.generation for entry in self._entries()), default=0)
         if newer > self._generation:
             raise Superseded(self._generation, newer)
+
+
+def unreadable_types(value: Any) -> set[str]:
+    """Types in a state that `state_of` would refuse to read back. Numbers and tensors are known to be fine."""
+    match value:
+        case None | bool() | int() | float() | str() if type(value) in _ALWAYS_READABLE:
+            return set()
+        case torch.Tensor() if type(value) in (torch.Tensor, torch.nn.Parameter):
+            return set()
+        case Mapping() if type(value) in (dict, OrderedDict):
+            return unreadable_types([*value, *value.values()])
+        case list() | tuple() if type(value) in (list, tuple):
+            return set[str]().union(*map(unreadable_types, value))
+        case _:
+            return set() if _comes_back(value) else {_full_name(type(value))}
+
+
+def _comes_back(value: Any) -> bool:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        state_of(buffer.getvalue())
+    except Exception:  # pickle raises whatever the object does
+        return False
+    return True
+
+
+def _full_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def state_of(content: bytes) -> dict[str, Any]:

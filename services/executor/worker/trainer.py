@@ -6,6 +6,7 @@ and the state that outlives this generation are looked after here, between its c
 
 import math
 import random  # noqa: TID251 - users' code may draw from it, so it is seeded like the others
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from services.executor.worker.channel import Channel
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore, state_of, unreadable_types
 from services.executor.worker.data_order import DataOrder, local_slice
 from services.executor.worker.membership import Membership, join, open_rendezvous
 from services.executor.worker.pacing import Pacer
@@ -31,6 +32,8 @@ from services.executor.worker.training_function import (
 )
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
+
+_LOOK_S = 0.2  # for a checkpoint that the shared storage does not show yet
 
 
 @dataclass(kw_only=True)
@@ -100,6 +103,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything that a generation of any size needs; the data order follows from the iteration."""
+        self.check_state()
         return {
             "iteration": self.iteration,
             "epoch": self.iteration * self.spec.global_batch_size // self.dataset_size,
@@ -107,6 +111,15 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
+
+    def check_state(self) -> None:
+        """A state that cannot be read back must fail the job now, not at its first resize."""
+        for part, state in (("model", self.model), ("optimizer", self.optimizer)):
+            if names := unreadable_types(state.state_dict()):
+                raise TrainingFailed(
+                    f"the {part}'s state holds {', '.join(sorted(names))}: checkpoints carry tensors and "
+                    "plain numbers only; use float(...) or int(...)"
+                )
 
     def _check_names(self, names: tuple[str, ...]) -> None:
         """Workers that sent vectors of different length to each other would end without a word."""
@@ -146,7 +159,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Tr
     checkpoints = None
     if assignment.rank == 0 and assignment.purpose == "train":
         checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
-    content = checkpoints.newest(at_most=assignment.resume_iteration) if checkpoints else None
+    content = _newest(checkpoints, assignment) if checkpoints else None
     content = members.from_rank_0(content)
     state = state_of(content) if content else {"iteration": 0, "metrics": {}}
     if content:
@@ -179,6 +192,21 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Tr
         iteration=state["iteration"],
         metrics=state["metrics"],
     )
+
+
+def _newest(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | None:
+    """None if the job has none yet. Work that the ledger counts as done must not be done again in silence."""
+    give_up_s = time.monotonic() + assignment.checkpoint_wait_s
+    while (content := checkpoints.newest(at_least=assignment.checkpoint_iteration)) is None:
+        if assignment.checkpoint_iteration == 0:
+            return None
+        if time.monotonic() >= give_up_s:
+            raise TrainingFailed(
+                f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in "
+                f"{assignment.checkpoint_dir}: EF_DATA_DIR must be the same storage on all nodes of the pool"
+            )
+        time.sleep(_LOOK_S)
+    return content
 
 
 def _claim_device(assignment: Assignment) -> torch.device:

@@ -40,10 +40,13 @@ def run(assignment: Assignment, channel: Channel) -> None:
 def _train(trainer: Trainer, assignment: Assignment, channel: Channel) -> None:
     saved_at_s = time.monotonic()
     stopping = False
+    first = trainer.iteration
     while (condition := trainer.condition_met()) is None:
         if stopping:
             return _stop(trainer, channel)
         stopping = trainer.step(stop=channel.stop_requested)
+        if trainer.iteration == first + 1:  # optimizers get their state in the first step
+            trainer.check_state()
         if trainer.evaluation_is_due():
             trainer.evaluate()
         if trainer.checkpoints and time.monotonic() - saved_at_s >= assignment.checkpoint_every_s:
@@ -83,6 +86,7 @@ def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None
     for _ in range(_WARM_UP_ITERATIONS):
         if trainer.step(stop=channel.stop_requested):
             return
+    trainer.check_state()
     stopping = False
     while not stopping:
         began_s = time.monotonic()

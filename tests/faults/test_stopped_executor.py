@@ -1,0 +1,50 @@
+"""An executor that is stopped, not dead: it is counted as lost, and what it has started must not train on."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Job
+from tests.faults.evidence import assert_sound, iterations_trained
+from tests.faults.pool import CONFIG, job, running_pool
+
+ITERATIONS = 1000
+LOSS_SOON = replace(CONFIG, heartbeat_timeout_s=3.0)
+
+
+def moved_on(job: Job) -> bool:
+    """Some of its current generation's steps are known."""
+    return job.training and job.iterations_per_s is not None
+
+
+async def test_workers_of_a_stopped_executor_end_before_their_job_goes_on_elsewhere(tmp_path: Path) -> None:
+    async with running_pool(tmp_path, num_nodes=2, replicas={}, config=LOSS_SOON) as pool:
+        spec = job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS)
+        await pool.acknowledged(spec, "survivor")
+        state = await pool.when(
+            lambda state: "survivor" in state.live_jobs and moved_on(state.live_jobs["survivor"]), "it trains"
+        )
+        node_id = state.live_jobs["survivor"].gpus[0].node_id
+        stopped = pool.pid(
+            next(name for name in pool.pids() if name.startswith("executor") and node_id in name)
+        )
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            await pool.when(lambda state: not state.nodes[node_id].alive, f"{node_id} is lost")
+            await pool.when(
+                lambda state: (job := state.live_jobs["survivor"]).training and node_id not in job.nodes,
+                "it trains elsewhere",
+            )
+            await pool.when(
+                lambda state: moved_on(state.live_jobs["survivor"]), "it moves on, beside whoever is left"
+            )
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        await pool.when(lambda state: state.nodes[node_id].alive, f"{node_id} is back")
+        await pool.ended(["survivor"])
+        entries = await pool.ledger()
+        assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))
+    assert_sound(entries, pool.data_dir)
