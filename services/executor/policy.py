@@ -49,7 +49,7 @@ def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[O
     outputs = [output for job_id in job_ids for output in _of_a_job(state, job_id, now_s)]
     outputs += starts(state)
     if state.leaving and not state.running:
-        outputs += _farewell(state, now_s)
+        outputs.append(_farewell(state, now_s))
     return tuple(outputs)
 
 
@@ -84,12 +84,10 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
     return (joined,)
 
 
-def _farewell(state: State, now_s: float) -> list[Output]:
-    """The last words: how far each job got that was placed here, and good-bye."""
-    jobs = [job for job_id in sorted(state.job_ids) if (job := state.pool.live_jobs.get(job_id))]
-    here = [job for job in jobs if state.node_id in job.nodes]
-    left = NodeLost(node_id=state.node_id, incarnation=state.incarnation, reason="left", at_s=now_s)
-    return [*(_stopped(state, job, job.generation, now_s) for job in here), left]
+def _farewell(state: State, now_s: float) -> NodeLost:
+    """The last word. How far the jobs got that were placed here is in their checkpoints: nobody in the ledger asked
+    their workers to stop, so nobody waits for `WorkersStopped`."""
+    return NodeLost(node_id=state.node_id, incarnation=state.incarnation, reason="left", at_s=now_s)
 
 
 # --- one job --------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ MakeLauncher = Callable[[OnEvent], Launching]
 
 
 async def serve(process: Process, *, make_launcher: MakeLauncher | None = None) -> None:
-    """Make the placement true on this node, until cancelled; then stop the workers, tell how far they got, and go."""
+    """Make the placement true on this node, until cancelled; then stop the workers, and go."""
     settings = ExecutorSettings.from_environment(process.settings.nats_url)
     data_dir = process.settings.data_dir
     process.log.info("node offers", **{name: getattr(settings, name) for name in settings.__slots__})

@@ -85,7 +85,7 @@ def _crash(state: State, job: Job, worker: Worker, now_s: float) -> WorkerCrashe
         return JobFailed(
             job_id=job.job_id,
             generation=job.generation,
-            error=f"crashed {job.restarts + 1} times in a row without progress; last: {explanation}",
+            error=f"crashed {job.restarts + 1} times in a row without a new checkpoint; last: {explanation}",
             at_s=now_s,
         )
     return WorkerCrashed(

@@ -71,14 +71,11 @@ def _lost_nodes(state: State, now_s: float) -> list[NodeLost]:
 
 
 def _given_up(state: State, job: Job, now_s: float) -> JobFailed | None:
-    """Crashing again and again, or standing still for longer than the pool tolerates, is a failure."""
-    config = state.pool.config
-    if job.restarts > config.max_restarts:
-        error = f"its workers crashed {job.restarts} times in a row without a new checkpoint"
-    elif job.gpus and _still_for_s(state, job, now_s) > config.stall_timeout_s:
-        error = _standstill_in_words(state, job, now_s)
-    else:
+    """Standing still for longer than the pool tolerates is a failure. (Crashing again and again is one too: that is
+    the executor's to say, which knows of what.)"""
+    if not job.gpus or _still_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s:
         return None
+    error = _standstill_in_words(state, job, now_s)
     return JobFailed(job_id=job.job_id, generation=job.generation, error=error, at_s=now_s)
 
 

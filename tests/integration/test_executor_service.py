@@ -161,7 +161,7 @@ async def test_from_joining_to_leaving(bus: Bus, run: Run, tmp_path: Path) -> No
     await ended(task)
     left = await ledger.until_told(events.NodeLost)
     assert (left.incarnation, left.reason) == (joined.incarnation, "left")
-    assert [fact.iteration for fact in ledger.told if isinstance(fact, events.WorkersStopped)] == [5, 5]
+    assert [fact.iteration for fact in ledger.told if isinstance(fact, events.WorkersStopped)] == [5]
     assert not launcher.running
 
 

@@ -234,7 +234,7 @@ def test_a_job_that_crashes_again_and_again_fails() -> None:
     assert len(node.told_of(events.WorkerCrashed)) == 5
     failed = node.told_of(events.JobFailed)
     assert [fact.error for fact in failed] == [
-        "crashed 6 times in a row without progress; last: rank 0 on node-0 was ended by SIGSEGV"
+        "crashed 6 times in a row without a new checkpoint; last: rank 0 on node-0 was ended by SIGSEGV"
     ]
 
 
@@ -307,12 +307,13 @@ def test_whoever_is_replaced_ends_all_and_departs() -> None:
     assert node.told == []
 
 
-def test_a_leaving_node_stops_at_a_boundary_tells_how_far_it_got_and_goes() -> None:
+def test_a_leaving_node_stops_at_a_boundary_and_goes() -> None:
+    """Its checkpoints speak for it: the next generation begins at the newest, and then tells which that was."""
     node = ExecutorNode().training(1).note(LeaveRequested())
     assert node.acted == [STOP_A1]
     node.says(Checkpointed(iteration=12)).ends()
-    assert kinds(node.told) == [events.WorkersStopped, events.NodeLost]
-    assert (node.told[0].iteration, node.told[1].reason) == (12, "left")
+    assert kinds(node.told) == [events.NodeLost]
+    assert node.told[0].reason == "left"
     assert node.acted[1] == Depart(replaced=False)
     assert node.state.pool.live_jobs["a"].broken
 
@@ -320,7 +321,7 @@ def test_a_leaving_node_stops_at_a_boundary_tells_how_far_it_got_and_goes() -> N
 def test_a_worker_that_is_killed_on_leaving_is_no_crash() -> None:
     node = ExecutorNode().training(1).note(LeaveRequested()).at(NOW_S + 10.0).ends(signal=9)
     assert kinds(node.acted) == [StopWorkers, KillWorkers, Depart]
-    assert kinds(node.told) == [events.WorkersStopped, events.NodeLost]
+    assert kinds(node.told) == [events.NodeLost]
 
 
 def test_after_a_restart_a_broken_generation_is_not_started_but_reported_gone() -> None:

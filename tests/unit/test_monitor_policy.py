@@ -229,23 +229,6 @@ def crash(job_id: str, generation: int) -> events.WorkerCrashed:
     )
 
 
-def again(job_id: str, generation: int) -> tuple[Any, ...]:
-    """A new generation in the place of a broken one, and its crash."""
-    placed = PlacedJob(job_id=job_id, generation=generation, gpus=gpus("node-0:0"))
-    return events.PlacementDecided(placements=(placed,), at_s=NOW_S), crash(job_id, generation)
-
-
-def test_a_job_that_crashes_too_often_fails() -> None:
-    monitor = Monitor(running("a", max_restarts=2))
-    monitor.then(crash("a", 1), *again("a", 2))
-    assert monitor.hears(NOW_S, beat()) == ()
-    monitor.then(*again("a", 3))
-    (failed,) = monitor.hears(NOW_S + 0.5, beat())
-    assert isinstance(failed, events.JobFailed)
-    assert "3 times" in failed.error
-    assert "a" not in monitor.state.pool.live_jobs
-
-
 def test_a_job_that_never_moves_fails_in_the_end() -> None:
     monitor = Monitor(running("a", stall_timeout_s=60.0))
     assert told(monitor.hears_for(NOW_S, NOW_S + 60.0, beat(report("a", 0))), events.JobFailed) == []
