@@ -45,6 +45,10 @@ class ElasticJob:
     What is declared in the class holds for every job of it; the setters change one job.
     The methods run on the nodes, in as many processes as the job has GPUs. Each sees one device and its part of
     the global batch; how many there are changes while the job trains and must not matter to it.
+
+    Only the state of the model and of the optimizer outlives such a change: tensors and plain numbers, as their
+    `state_dict()` holds them. Attributes of `self` and learning-rate schedulers start anew; derive what changes with
+    time from `self.iteration`.
     """
 
     # --- what may be declared in the class; see the setters ---
