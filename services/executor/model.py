@@ -52,6 +52,8 @@ class Offer:
     num_gpus: int
     device: Literal["cpu", "cuda"]
     advertise_host: str
+    sockets: int = 1
+    rack: str = ""
     stop_grace_s: float = 10.0  # from the wish to stop at a step boundary to the kill
 
 

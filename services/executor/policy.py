@@ -79,6 +79,8 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         incarnation=state.incarnation,
         num_gpus=state.offer.num_gpus,
         device=state.offer.device,
+        sockets=state.offer.sockets,
+        rack=state.offer.rack,
         at_s=now_s,
     )
     return (joined,)

@@ -121,6 +121,8 @@ def _offer(settings: ExecutorSettings) -> Offer:
         num_gpus=settings.num_gpus,
         device=settings.device,
         advertise_host=settings.advertise_host,
+        sockets=settings.sockets,
+        rack=settings.rack,
         stop_grace_s=settings.stop_grace_s,
     )
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -39,6 +40,14 @@ def num_visible_gpus(environment: Mapping[str, str]) -> int:
     return len(named[: named.index("-1")]) if "-1" in named else len(named)
 
 
+def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
+    """CPU packages of this machine, 1 if it does not say. A virtual machine may call each core a package, and a package
+    may hold several NUMA nodes: the fewer of both it is."""
+    packages = {path.read_text() for path in system.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
+    numa_nodes = [path for path in system.glob("node/node[0-9]*/cpulist") if path.read_text().strip()]
+    return max(1, min(len(packages), len(numa_nodes)))
+
+
 def reachable_host(nats_url: str) -> str:
     """This machine's address on the way to NATS; loopback if NATS is here, for then so is everybody."""
     first = nats_url.split(",")[0].strip()
@@ -66,6 +75,8 @@ class ExecutorSettings:
     device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
     num_gpus: int  # EF_SLOTS: GPUs, or CPU slots where there are none
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
+    sockets: int  # EF_SOCKETS: over which its GPUs are spread, in order and evenly
+    rack: str  # EF_RACK: nodes of one rack are closer to each other; "": not known
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
     stop_grace_s: float  # EF_STOP_GRACE_S: from the wish to stop at a step boundary to the kill
     preload: tuple[str, ...]  # EF_PRELOAD: modules that many jobs import, loaded once for all workers; commas
@@ -77,6 +88,7 @@ class ExecutorSettings:
         environment: Mapping[str, str] | None = None,
         *,
         discovered_gpus: Callable[[Mapping[str, str]], int] = num_visible_gpus,
+        discovered_sockets: Callable[[], int] = num_sockets,
     ) -> "ExecutorSettings":
         """Raises BadSettings, naming every variable that is wrong. discovered_gpus: asked for GPUs to use."""
         given = os.environ if environment is None else environment
@@ -85,12 +97,16 @@ class ExecutorSettings:
         read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
         cores = num_cores()
         num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=found or MAX_GPUS)
+        all_gpus = num_gpus == found > 0 and "CUDA_VISIBLE_DEVICES" not in given  # of a part, who knows which
+        sockets = discovered_sockets() if all_gpus else 1
         fair_share = 1.0 if found else min(1.0, CPU_PART * cores / num_gpus)
         settings = cls(
             node_id=read.token("EF_NODE_ID", _token(socket.gethostname())),
             device="cuda" if found else "cpu",
             num_gpus=num_gpus,
             cpu_share=read.number("EF_CPU_SHARE", fair_share, low=0.001, high=1e4),
+            sockets=read.integer("EF_SOCKETS", 1 if num_gpus % sockets else sockets, low=1, high=64),
+            rack=read.token("EF_RACK", "") if given.get("EF_RACK") else "",
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),

@@ -41,14 +41,15 @@ def _misplaced(job: Job) -> bool:
 
 
 def _topology(state: PoolState) -> Topology:
+    """As the nodes say of themselves, unless the pool's settings know better."""
     config = state.config
     return Topology(
         tuple(
             Node(
                 node.node_id,
                 node.num_gpus,
-                sockets=config.sockets_per_node,
-                rack=config.racks.get(node.node_id, ""),
+                sockets=config.sockets_per_node if config.sockets_per_node > 1 else node.sockets,
+                rack=config.racks.get(node.node_id, node.rack),
             )
             for node in state.nodes.values()
             if node.alive

@@ -14,6 +14,7 @@ from shared.messages.limits import (
     Index,
     Name,
     NumGpus,
+    NumSockets,
     PositiveDurationS,
     Rate,
     TimeS,
@@ -58,8 +59,10 @@ class PoolConfig:
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])
     curves: Mapping[Name, Mapping[int, Rate]] = field(default_factory=dict[str, Mapping[int, float]])
-    sockets_per_node: Annotated[int, Strict(), Gt(0), Le(64)] = 1
-    racks: Annotated[Mapping[Token, Name], FewItems] = field(default_factory=dict[str, str])  # node -> rack
+    sockets_per_node: NumSockets = 1  # more than one: whatever the nodes say of themselves
+    racks: Annotated[Mapping[Token, Name], FewItems] = field(
+        default_factory=dict[str, str]
+    )  # node -> rack, likewise
 
     def quota(self, tenant: str) -> TenantQuota:
         return self.quotas.get(tenant, self.default_quota)

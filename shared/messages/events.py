@@ -22,6 +22,8 @@ from shared.messages.limits import (
     Iterations,
     Name,
     NumGpus,
+    NumSockets,
+    Rack,
     Rate,
     Sequence,
     Text,
@@ -175,6 +177,8 @@ class NodeJoined:
     num_gpus: NumGpus
     device: Literal["cpu", "cuda"]
     at_s: TimeS
+    sockets: NumSockets = 1  # its GPUs are spread over, in order and evenly
+    rack: Rack = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         device=event.device,
         alive=True,
         since_s=event.at_s,
+        sockets=event.sockets,
+        rack=event.rack,
     )
     return scheduling_event(replace(state, nodes=state.nodes.set(event.node_id, node)), sequence)
 

@@ -19,11 +19,13 @@ MAX_TIME_S = 1e11  # some 3,000 years after 1970: later is a mistake in units
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+Rack = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]  # "": not known
 Text = Annotated[str, StringConstraints(max_length=20_000)]
 Digest = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
 # "package.module:Class", as in entry points.
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
+NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]
 NumGpus = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 Index = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 Iterations = Annotated[int, Strict(), Ge(0), Le(MAX_ITERATIONS)]

@@ -109,6 +109,8 @@ class NodeState:
     device: str
     alive: bool
     since_s: float
+    sockets: int = 1
+    rack: str = ""
     earlier_incarnations: tuple[str, ...] = ()  # newest first: their joining, told again, is old news
 
 

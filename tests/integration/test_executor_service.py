@@ -112,7 +112,7 @@ Run = Callable[..., Awaitable[tuple["asyncio.Task[None]", FakeLauncher]]]
 @pytest.fixture
 async def run(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
     """Starts an executor of node-0 on the bus, as a process of its own would run; all are ended at the end."""
-    for name, value in {"EF_NODE_ID": "node-0", "EF_SLOTS": "4", "EF_DEVICE": "cpu"}.items():
+    for name, value in {"EF_NODE_ID": "node-0", "EF_SLOTS": "4", "EF_DEVICE": "cpu", "EF_RACK": "r7"}.items():
         monkeypatch.setenv(name, value)
     running: list[asyncio.Task[None]] = []
 
@@ -149,6 +149,7 @@ async def test_from_joining_to_leaving(bus: Bus, run: Run, tmp_path: Path) -> No
     ledger = Ledger(bus)
     joined = await ledger.until_told(events.NodeJoined)
     assert (joined.node_id, joined.num_gpus, joined.device) == ("node-0", 4, "cpu")
+    assert (joined.sockets, joined.rack) == (1, "r7")
     await ledger.place("a", 1, "node-0:2", "node-0:3")
     await ledger.until(lambda pool: "a" in pool.live_jobs and pool.live_jobs["a"].training)
     assert launcher.addresses == ["127.0.0.1:4000"]

@@ -1,11 +1,15 @@
 """Given this history, the allocator shares out and placement places."""
 
+from typing import Any
+
+import pytest
+
 from services.admission.policy import POLICY as ADMISSION
 from services.allocator.policy import POLICY as ALLOCATOR
 from services.placement.policy import POLICY as PLACEMENT
 from shared.messages import events
 from shared.messages.job import JobClass
-from tests.histories import NOW_S, History, pool, submit
+from tests.histories import LINEAR, NOW_S, History, pool, submit
 
 
 def planned(history: History, now_s: float = NOW_S) -> History:
@@ -167,3 +171,45 @@ def test_gpus_of_a_pre_run_are_not_given_away_before_it_has_left_them() -> None:
     history.decided(PLACEMENT)
     holders = [gpu for job in history.state.live_jobs.values() for gpu in job.gpus]
     assert len(holders) == len(set(holders)) > 0
+
+
+def gpus_of_a_job(num_gpus: int, joined: dict[str, dict[str, Any]], **config: Any) -> set[tuple[str, int]]:
+    """Where a job of so many GPUs comes to sit."""
+    curve = {n: rate for n, rate in LINEAR.items() if n <= num_gpus}
+    history = History().configured(curves={"linear/b64": curve}, **config)
+    for node_id, said in joined.items():
+        history.then(
+            events.NodeJoined(
+                node_id=node_id, incarnation="1", device="cuda", at_s=NOW_S, **{"num_gpus": 1} | said
+            )
+        )
+    history.decided(ADMISSION, submit("a"))
+    planned(history)
+    return set(history.state.live_jobs["a"].gpus)
+
+
+@pytest.mark.parametrize(
+    ("racks", "config", "nodes"),
+    [
+        ({}, {}, {"a", "b"}),
+        ({"a": "x", "b": "y", "c": "x", "d": "y"}, {}, {"a", "c"}),
+        ({"a": "x", "b": "y", "c": "x", "d": "y"}, {"b": "x", "c": "y"}, {"a", "b"}),
+    ],
+)
+def test_a_job_stays_in_a_rack_as_its_nodes_or_else_the_settings_say(
+    racks: dict[str, str], config: dict[str, str], nodes: set[str]
+) -> None:
+    joined = {node_id: {"rack": racks.get(node_id, "")} for node_id in "abcd"}
+    assert {gpu[0] for gpu in gpus_of_a_job(2, joined, racks=config)} == nodes
+
+
+@pytest.mark.parametrize(
+    ("said", "sockets_per_node", "gpu_indices"),
+    [(1, 1, {0, 1, 2, 3}), (2, 1, {0, 1, 3, 4}), (1, 2, {0, 1, 3, 4}), (2, 6, {0, 1, 2, 3})],
+)
+def test_pairs_of_gpus_stay_on_a_socket_as_its_node_or_else_the_settings_say(
+    said: int, sockets_per_node: int, gpu_indices: set[int]
+) -> None:
+    joined = {"a": {"num_gpus": 6, "sockets": said}}
+    gpus = gpus_of_a_job(4, joined, sockets_per_node=sockets_per_node)
+    assert {index for _, index in gpus} == gpu_indices

@@ -6,14 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.settings import ExecutorSettings, num_cores, num_visible_gpus, reachable_host
+from services.executor.settings import (
+    ExecutorSettings,
+    num_cores,
+    num_sockets,
+    num_visible_gpus,
+    reachable_host,
+)
 from shared.errors import BadSettings
 
 LOCAL = "nats://token@127.0.0.1:4222"
 
 
-def read(environment: dict[str, str], *, num_gpus: int = 0, nats_url: str = LOCAL) -> ExecutorSettings:
-    return ExecutorSettings.from_environment(nats_url, environment, discovered_gpus=lambda _: num_gpus)
+def read(
+    environment: dict[str, str], *, num_gpus: int = 0, sockets: int = 2, nats_url: str = LOCAL
+) -> ExecutorSettings:
+    return ExecutorSettings.from_environment(
+        nats_url,
+        environment,
+        discovered_gpus=lambda _: num_gpus,
+        discovered_sockets=lambda: sockets,
+    )
 
 
 def test_without_gpus_the_cores_are_shared_out() -> None:
@@ -28,6 +41,43 @@ def test_gpus_are_offered_whole() -> None:
     assert (settings.device, settings.num_gpus, settings.cpu_share) == ("cuda", 8, 1.0)
     assert read({"EF_SLOTS": "2"}, num_gpus=8).num_gpus == 2
     assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "3"}, num_gpus=8).device == "cpu"
+
+
+def test_sockets_are_found_where_gpus_sit_on_them_evenly_and_said_otherwise() -> None:
+    assert (read({}, num_gpus=8).sockets, read({}, num_gpus=8).rack) == (2, "")
+    assert read({}, num_gpus=8, sockets=3).sockets == 1
+    assert read({"EF_SLOTS": "4"}, num_gpus=8).sockets == 1  # of which socket, nobody knows
+    assert read({"CUDA_VISIBLE_DEVICES": "0,1"}, num_gpus=2).sockets == 1
+    assert read({"EF_SLOTS": "4"}).sockets == 1  # a CPU slot is bound to no core
+    told = read({"EF_SOCKETS": "4", "EF_RACK": "r7"}, num_gpus=8)
+    assert (told.sockets, told.rack) == (4, "r7")
+    with pytest.raises(BadSettings, match=r"EF_SOCKETS.*EF_RACK"):
+        read({"EF_SOCKETS": "0", "EF_RACK": "a b"})
+
+
+@pytest.mark.parametrize(
+    ("packages", "numa_nodes", "sockets"),
+    [
+        (("0", "0", "1", "1"), ("0-1", "2-3"), 2),
+        (("0", "0", "1", "1"), ("0", "1", "2", "3"), 2),
+        (("0", "1", "2", "3"), ("0-3",), 1),
+        (("0", "0", "0", "0"), ("0-3", ""), 1),
+        ((), (), 1),
+    ],
+)
+def test_sockets_of_a_machine(
+    tmp_path: Path, packages: tuple[str, ...], numa_nodes: tuple[str, ...], sockets: int
+) -> None:
+    for number, package in enumerate(packages):
+        write(tmp_path / f"cpu/cpu{number}/topology/physical_package_id", package)
+    for number, cpus in enumerate(numa_nodes):
+        write(tmp_path / f"node/node{number}/cpulist", cpus)
+    assert num_sockets(tmp_path) == sockets
+
+
+def write(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{line}\n")
 
 
 def test_every_wrong_variable_is_named() -> None:
