@@ -59,10 +59,9 @@ class PoolConfig:
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])
     curves: Mapping[Name, Mapping[int, Rate]] = field(default_factory=dict[str, Mapping[int, float]])
-    sockets_per_node: NumSockets = 1  # more than one: whatever the nodes say of themselves
-    racks: Annotated[Mapping[Token, Name], FewItems] = field(
-        default_factory=dict[str, str]
-    )  # node -> rack, likewise
+    # more than one socket, or a node's rack, counts whatever the nodes say of themselves
+    sockets_per_node: NumSockets = 1
+    racks: Annotated[Mapping[Token, Name], FewItems] = field(default_factory=dict[str, str])  # node -> rack
 
     def quota(self, tenant: str) -> TenantQuota:
         return self.quotas.get(tenant, self.default_quota)

@@ -164,10 +164,8 @@ async def test_no_worker_nor_what_it_started_outlives_a_killed_executor(tmp_path
     assert set(pids) < set(workers)
     assert sum(process.name() == "sleep" for process in workers.values()) == 2
     assert "NATS_URL" not in workers[pids[0]].environ()  # it may hold a token
-    for pid in pids:
-        os.kill(
-            pid, signal.SIGSTOP
-        )  # who cannot hear the end of its channel has others end it, and its children
+    for pid in pids:  # who cannot hear the end of its channel has others end it, and its children
+        os.kill(pid, signal.SIGSTOP)
     executor.kill()
     await executor.wait()
     await until_gone(*workers)
