@@ -13,7 +13,8 @@ from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.errors import NoAdmission, Undecided, UnknownJob, UnknownPool
 from elasticflow.job import InvalidJob
 from elasticflow.packaging import Package
-from shared.errors import MaybeStored, NoResponder, Retry
+from elasticflow.patience import patiently
+from shared.errors import NoResponder, Retry
 from shared.messages import codec, lifecycle, subjects
 from shared.messages.commands import CancelJob, Command, QuoteDeadline, SubmitJob
 from shared.messages.events import (
@@ -39,7 +40,6 @@ from shared.runtime.nats_connection import masked
 from shared.runtime.outbox import ledger_message
 
 ANSWER_TIMEOUT_S = 30.0
-_PUBLISH_TRIES = 3
 
 Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
 Heard = Decision | ProfileRequested | CancelRefused | MessageRefused
@@ -65,7 +65,7 @@ class Client:
         endpoint = endpoint or find_endpoint()
         bus = await connect_nats(endpoint.nats_url, name="eflow")
         try:
-            if not await bus.pool_exists(endpoint.pool):
+            if not await patiently(bus.pool_exists, endpoint.pool):
                 raise UnknownPool(endpoint.pool, masked(endpoint.nats_url), await bus.pools())
             yield cls(bus, endpoint, tenant or DEFAULT_TENANT, clock or SystemClock())
         finally:
@@ -118,7 +118,8 @@ class Client:
         if problems:
             raise InvalidJob(*problems)
         if code is not None:
-            await self._bus.put_object(streams.code_bucket(self._pool), code.code_digest, code.archive)
+            bucket = streams.code_bucket(self._pool)
+            await patiently(self._bus.put_object, bucket, code.code_digest, code.archive)
         await self._publish(wish)
         return wish.job_id
 
@@ -163,11 +164,7 @@ class Client:
         message_id = f"{type(wish).__name__}-{fresh_id()}"
         data = codec.encode(wish, id=message_id, recorded_at_s=self.now_s())
         subject = subjects.submit(self.tenant, self._pool)
-        for _ in range(_PUBLISH_TRIES - 1):
-            with contextlib.suppress(MaybeStored):
-                await self._bus.append(subject, data, message_id=message_id)
-                return
-        await self._bus.append(subject, data, message_id=message_id)
+        await patiently(self._bus.append, subject, data, message_id=message_id)
 
     # -- what is said about one job ----------------------------------------------------------------------
 
@@ -176,7 +173,7 @@ class Client:
         """Answers from now on, from two sides: admission's own word (it alone tells of refusals and
         repeats), and the ledger (it alone is never lost)."""
         heard: asyncio.Queue[Heard | Exception] = asyncio.Queue()
-        after_sequence = await self._bus.last_sequence(self._pool)
+        after_sequence = await self.last_sequence()
         words = await self._bus.subscribe(subjects.answer(self._pool, job_id))
 
         async def from_admission() -> None:
@@ -222,7 +219,7 @@ class Client:
                     yield stored, readable(stored)
 
     async def last_sequence(self) -> int:
-        return await self._bus.last_sequence(self._pool)
+        return await patiently(self._bus.last_sequence, self._pool)
 
     async def state(self) -> PoolState:
         """The pool now: the newest snapshot, and what the ledger has added since."""
