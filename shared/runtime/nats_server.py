@@ -64,13 +64,14 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _storage_bound(store_dir: Path) -> int:
-    """Bytes that the store may grow to: what it has, and most of what is free.
+    """Bytes that the store may grow to: what it has, and most of what is free beyond a reserve for everybody else.
 
     A stream that hits this bound says so and recovers; one that hits the end of the disk says nothing until the
     server is restarted. The server's own bound forgets what the store has already.
     """
     used = sum(file.stat().st_size for file in store_dir.rglob("*") if file.is_file())
-    return used + int(_SHARE_OF_FREE_DISK * shutil.disk_usage(store_dir).free)
+    spare = max(0, shutil.disk_usage(store_dir).free - LOW_DISK_BYTES)
+    return used + int(_SHARE_OF_FREE_DISK * spare)
 
 
 class EmbeddedServer:
