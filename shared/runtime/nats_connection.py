@@ -36,7 +36,9 @@ OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or
 _SCHEMES = ("nats", "tls", "ws", "wss")
 _RECONNECT_WAIT_S = 0.2
 _CONNECT_TIMEOUT_S = 2
-_PING_INTERVAL_S = 10  # two missed ones mean a dead peer
+_PING_INTERVAL_S = (
+    2  # also finds what nats-py overlooks: a connection that broke while it was being made again
+)
 _DRAIN_TIMEOUT_S = 5
 _HEADER_LINE_BYTES = 14  # "NATS/1.0\r\n", and the empty line at the end
 

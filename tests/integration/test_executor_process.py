@@ -13,7 +13,7 @@ import pytest
 
 from elasticflow.packaging import Package, package
 from services.executor.processes import marked_processes, wait_until_gone
-from shared.messages import events
+from shared.messages import codec, events, subjects
 from shared.runtime import streams
 from shared.runtime.bus import Bus
 from shared.runtime.nats_bus import connect_nats
@@ -65,6 +65,18 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
     return process.wait(timeout=60)
 
 
+async def until_moving(bus: Bus, job_id: str) -> None:
+    """Return when a heartbeat tells of a finished iteration: there is something to checkpoint then."""
+    heartbeats = await bus.subscribe(subjects.every_node(POOL))
+    async with asyncio.timeout(60):
+        async for message in heartbeats:
+            reported = codec.decode(message.data).message
+            assert isinstance(reported, events.NodeReported)
+            if any(report.job_id == job_id and report.iteration > 0 for report in reported.workers):
+                break
+    await heartbeats.close()
+
+
 async def test_a_job_trains_over_two_nodes_shrinks_and_finishes(
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:
@@ -88,6 +100,7 @@ async def test_a_job_trains_over_two_nodes_shrinks_and_finishes(
         )
         started = await ledger.until_told(events.GenerationStarted)
         assert (started.num_gpus, started.iteration) == (2, 0)
+        await until_moving(bus, "a")
         await ledger.place("a", 2, "node-1:0")
         resumed = await ledger.until_told(events.GenerationStarted, count=2)
         assert resumed.iteration > 0

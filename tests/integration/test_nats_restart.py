@@ -66,7 +66,7 @@ async def work(bus: NatsBus, done: set[bytes]) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not holds():  # noqa: ASYNC110 - facts of several tasks, with no event in common
             await asyncio.sleep(0.005)
 
