@@ -2,43 +2,30 @@
 
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from shared.errors import StorageFull
 from tests.faults.evidence import assert_decided_once, assert_one_chain, decisions
 from tests.faults.pool import RunningPool, job, running_pool
+from tests.small_disk import small_disk
 
 DISK = "800m"  # the streams' own bounds must fit into it
 LEFT_BYTES = 48 << 20  # room for what is written until the supervisor looks
 LONG = "x" * 20_000  # makes a wish that fills the rest soon
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", disk], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
+async def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", DISK) as disk:
+        await fill_and_free(disk)
 
 
-async def test_a_full_disk_is_said_and_survived(small_disk: Path) -> None:
-    async with running_pool(small_disk, num_nodes=1, replicas={}) as pool:
+async def fill_and_free(disk: Path) -> None:
+    async with running_pool(disk, num_nodes=1, replicas={}) as pool:
         job_ids = [await pool.acknowledged(job(), "before")]
         await pool.when(lambda state: state.job("before") is not None, "the first wish is decided")
         pids = {name: pid for name, pid in pool.pids().items() if name != "nats-server"}
 
-        ballast = fill(small_disk)
+        ballast = fill(disk)
         while await was_acknowledged(pool, f"filling-{len(job_ids)}"):
             job_ids.append(f"filling-{len(job_ids)}")
         ballast.unlink()

@@ -6,8 +6,6 @@ message published with a plain NATS client. What is wrong with files and options
 """
 
 import asyncio
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ import pytest_asyncio
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.pool_state import Phase
 from tests.faults.pool import CONFIG, POOL, RunningPool, job, running_pool
+from tests.small_disk import small_disk
 from tests.user import User
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -359,15 +358,6 @@ async def test_a_wrong_token(user: User) -> None:
 @contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
     """A disk of its own at this folder, without a byte left."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    folder.mkdir(parents=True)
-    mount = ("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder)
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_disk(folder, "4k"):
         (folder / "ballast").write_bytes(b"x" * 4096)
         yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
