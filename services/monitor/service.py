@@ -13,6 +13,7 @@ from shared.messages.events import NodeReported
 from shared.runtime import snapshots
 from shared.runtime.bus import Message
 from shared.runtime.host import Host
+from shared.runtime.outbox import dead_letter_headers
 from shared.runtime.service import Process, host_policy
 
 LISTEN_EVERY_S = 0.5
@@ -70,10 +71,7 @@ class _Watch:
                     message.data,
                     message_id=f"dead-{self._pool}-{digest}",
                     timeout_s=TOUCH_TIMEOUT_S,
-                    headers={
-                        "Ef-Subject": message.subject,
-                        "Ef-Reason": str(error)[:1000].replace("\n", " "),
-                    },
+                    headers=dead_letter_headers(message.subject, error.problems),
                 )
 
     async def keep(self) -> None:

@@ -14,6 +14,7 @@ from shared.messages.events import MessageRefused
 from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from shared.runtime.bus import Bus, WorkItem
 from shared.runtime.clock import Clock
+from shared.runtime.outbox import dead_letter_headers
 from shared.runtime.telemetry import Metrics
 
 ANSWER_TO = "Ef-Answer-To"  # header: where the sender wants to hear of a refusal
@@ -126,7 +127,7 @@ class Inbox:
         """Keep the bytes on the dead-letter subject with the reason, tell the sender, go on."""
         self._metrics.refused_total.inc()
         self._log.warning("MessageRefused", subject=item.subject, sequence=item.sequence, problems=problems)
-        headers = {"Ef-Subject": item.subject, "Ef-Reason": "; ".join(problems)[:1000].replace("\n", " ")}
+        headers = dead_letter_headers(item.subject, problems)
         try:
             await self._bus.append(
                 subjects.dead_letter(self._pool, self._service),

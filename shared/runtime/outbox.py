@@ -50,6 +50,11 @@ def subject_of(pool: str, event: Event) -> str:
     return subjects.job(pool, cast(JobEvent, event).job_id)
 
 
+def dead_letter_headers(subject: str, problems: tuple[str, ...]) -> dict[str, str]:
+    """What goes with the bytes of a message that nobody could read: where it came, and why it was put aside."""
+    return {"Ef-Subject": subject, "Ef-Reason": "; ".join(problems)[:1000].replace("\n", " ")}
+
+
 def fact_id(event: Event) -> str:
     """The same fact has the same id, whenever it is told again: the time of telling is left out."""
     timeless = replace(event, at_s=0.0) if hasattr(event, "at_s") else event
