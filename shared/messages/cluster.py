@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import Strict
 
 from shared.messages.limits import (
@@ -51,6 +51,11 @@ class PoolConfig:
     """What the policies of a pool assume. It is a fact of the ledger, so that a replay needs nothing else."""
 
     resize_cost_s: DurationS = 4.0  # seconds without progress at each change of a job's share
+    # the same where it depends on the new number of GPUs: from each number on; takes the place of the one above
+    resize_cost_s_by_num_gpus: Mapping[NumGpus, DurationS] = field(default_factory=dict[int, float])
+    progress_timeout_s: DurationS = 10.0  # progress is assumed for so long after a report, then standing still
+    admission: Literal["first-come", "selective"] = "selective"  # refuse what cannot be kept; or also what crowds out
+    reserve_nodes: Annotated[int, Strict(), Ge(0), Le(2)] = 0  # promises hold with so many nodes down at once
     throughput_margin: Fraction = 0.1  # promises count on this much less than the measured curve
     deadline_slack_s: DurationS = 1.0  # promises are planned to end this much before their deadline
     heartbeat_timeout_s: PositiveDurationS = 6.0  # silence after which a node is lost
