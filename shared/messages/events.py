@@ -30,6 +30,7 @@ from shared.messages.limits import (
     TimeS,
     Token,
 )
+from shared.messages.witness import Witness
 
 RejectionReason = Literal["invalid", "deadline", "quota", "duplicate", "unrunnable"]
 
@@ -72,6 +73,7 @@ class JobRejected:
 
     reason: a word for programs; explanation: a sentence with numbers for people.
     earliest_deadline_s: what could have been promised at at_s, None if no deadline would do.
+    witness: of a refused deadline, what shows that it was refused rightly.
     """
 
     VERSION: ClassVar[int] = 1
@@ -82,6 +84,7 @@ class JobRejected:
     explanation: Text
     deadline_s: TimeS | None = None
     earliest_deadline_s: TimeS | None = None
+    witness: Witness | None = None
     at_s: TimeS
 
 
