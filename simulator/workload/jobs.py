@@ -51,7 +51,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         keys = [(job.submitted_at_s, job.job_id) for job in self.jobs]
-        if any(first > second for first, second in zip(keys, keys[1:], strict=False)):
+        if keys != sorted(keys):
             raise ValueError("jobs must be ordered by submission, then by id")
         if len({job.job_id for job in self.jobs}) < len(keys):
             raise ValueError("two jobs have the same id")

@@ -1,0 +1,95 @@
+"""Raw traces say when a job came, on how many GPUs it ran and for how long; what else a job needs is drawn here.
+
+Source: ElasticFlow, section 6.1: a model and batch size from those with a throughput table, the iterations that the
+duration allows at that throughput, and a deadline of lambda times the duration, lambda uniform in [0.5, 1.5].
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.messages.job import JobClass
+from shared.messages.limits import MAX_GPUS, MAX_TIME_S
+from shared.scheduling.scaling_curve import ScalingCurve
+from simulator.workload.jobs import TraceJob
+from simulator.workload.table import Row
+from simulator.workload.throughputs import Throughputs
+
+TIGHTNESS = (0.5, 1.5)  # the range of lambda
+MAX_DURATION_S = 1e9  # thirty years; more is a mistake in units
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A model at a global batch size: what can be drawn for a job."""
+
+    model_name: str
+    global_batch_size: int
+    curve: ScalingCurve
+
+
+def settings_at(throughputs: Throughputs, num_gpus: int) -> tuple[Setting, ...]:
+    """All settings that run on num_gpus GPUs, by name and batch size."""
+    return tuple(
+        Setting(model, batch_size, curve)
+        for model in throughputs.models
+        for batch_size in throughputs.batch_sizes(model)
+        if (curve := throughputs.curve(model, batch_size)).throughput(num_gpus) > 0
+    )
+
+
+def completed_job(
+    *,
+    job_id: str,
+    submitted_at_s: float,
+    duration_s: float,
+    num_gpus: int,
+    setting: Setting,
+    deadline_s: float | None,
+    job_class: JobClass = JobClass.SLO,
+) -> TraceJob:
+    """A job that needs duration_s seconds on num_gpus GPUs, or one iteration where that is longer."""
+    iterations = int(duration_s * setting.curve.throughput(num_gpus))
+    return TraceJob(
+        job_id=job_id,
+        submitted_at_s=submitted_at_s,
+        num_iterations=max(iterations, 1),
+        model_name=setting.model_name,
+        global_batch_size=setting.global_batch_size,
+        deadline_s=deadline_s,
+        job_class=job_class,
+        num_gpus=num_gpus,
+        duration_s=duration_s,
+        curve=setting.curve,
+    )
+
+
+class RawReader:
+    """Makes jobs of raw rows, one draw after the other: the same rows and seed give the same jobs.
+
+    A number of GPUs that is no power of two is rounded up to the next one.
+    """
+
+    def __init__(self, throughputs: Throughputs, chance: np.random.Generator) -> None:
+        self._throughputs, self._chance = throughputs, chance
+        self._settings: dict[int, tuple[Setting, ...]] = {}  # by number of GPUs, once asked for
+
+    def __call__(self, row: Row, job_id: str) -> TraceJob:
+        submitted_at_s = row.number("submission_time", 0, MAX_TIME_S)
+        duration_s = row.number("duration", 0, MAX_DURATION_S)
+        if duration_s == 0:
+            raise row.refusal("duration", "must be more than 0")
+        num_gpus = 1 << (row.whole("num_gpu", 1, MAX_GPUS) - 1).bit_length()
+        if num_gpus not in self._settings:
+            self._settings[num_gpus] = settings_at(self._throughputs, num_gpus)
+        settings = self._settings[num_gpus]
+        if not settings:
+            raise row.refusal("num_gpu", f"no model of {self._throughputs.source} runs on {num_gpus} GPUs")
+        return completed_job(
+            job_id=job_id,
+            submitted_at_s=submitted_at_s,
+            duration_s=duration_s,
+            num_gpus=num_gpus,
+            setting=settings[self._chance.integers(len(settings))],
+            deadline_s=submitted_at_s + duration_s * self._chance.uniform(*TIGHTNESS),
+        )

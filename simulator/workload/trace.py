@@ -1,0 +1,180 @@
+"""Traces: comma-separated files with one job a row. Which form a file has, its header says.
+
+    job_id, submission_time, num_iteration, model_name, deadline, batch_size, num_gpu, duration
+    job_id, submission_time, num_gpu, duration                       (raw: see raw_trace.py)
+
+Times are in seconds on a clock of the trace's own, deadlines absolute. Without a job_id column, jobs are called by
+their line. In the first form num_gpu and duration may be empty or absent (only rigid baselines look at them), and
+two more columns may say 1: `best_effort` (its deadline is not looked at) and `soft_deadline`. Other columns are
+passed over.
+"""
+
+import csv
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from shared.messages.job import JobClass
+from shared.messages.limits import MAX_BATCH, MAX_GPUS, MAX_ITERATIONS, MAX_TIME_S
+from shared.scheduling.scaling_curve import ScalingCurve
+from simulator.workload.errors import BadInput, BadRow, refusal
+from simulator.workload.jobs import TraceJob, Workload
+from simulator.workload.raw_trace import MAX_DURATION_S, RawReader
+from simulator.workload.table import Row, columns_of, read_lines, rows_of
+from simulator.workload.throughputs import Throughputs
+
+COLUMNS = (
+    "job_id",
+    "submission_time",
+    "num_iteration",
+    "model_name",
+    "deadline",
+    "batch_size",
+    "num_gpu",
+    "duration",
+    "best_effort",
+    "soft_deadline",
+)
+REQUIRED = ("submission_time", "num_iteration", "model_name", "deadline", "batch_size")
+REQUIRED_RAW = ("submission_time", "num_gpu", "duration")
+SPELLINGS = {name: name for name in COLUMNS} | {
+    "submit_time": "submission_time",
+    "iteration": "num_iteration",
+    "ddl": "deadline",
+    "global_batch_size": "batch_size",
+    "num_gpus": "num_gpu",
+}
+MAX_ID_CHARS = 200
+ADVICE = "mend these rows, or pass over them with --skip-bad"
+
+
+def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, seed: int = 0) -> Workload:
+    """The jobs of a file in either form; seed: for what a raw trace leaves open.
+
+    BadInput names every bad row, or with skip_bad they are in `skipped`; a file without a good row is an error.
+    """
+    (_, header), *lines = read_lines(file)
+    columns = columns_of(file, header, SPELLINGS)
+    read_job = _reader(file, columns, throughputs, seed)
+    jobs: dict[str, TraceJob] = {}
+    bad: list[BadRow] = []
+    lines_by_id: dict[str, int] = {}
+    for row in rows_of(file, columns, lines):
+        try:
+            if isinstance(row, BadInput):
+                raise row
+            job = read_job(row, _job_id(row))
+            first = lines_by_id.setdefault(job.job_id, row.line)
+            if first != row.line:
+                raise row.refusal("job_id", f"is in line {first} already; every job needs its own")
+            jobs[job.job_id] = job
+        except BadInput as error:
+            bad.extend(error.problems)
+    if bad and not (skip_bad and jobs):
+        raise BadInput(tuple(bad), ADVICE if jobs else "no row is good")
+    if not jobs:
+        raise refusal(file, "has a header, but no job below it")
+    return Workload.of(file.stem, jobs.values(), bad)
+
+
+def write_trace(workload: Workload, file: Path) -> None:
+    """In the form that `read_trace` reads back to the same jobs, given the same throughputs."""
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.writer(opened, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for job in workload.jobs:
+            writer.writerow(
+                (
+                    job.job_id,
+                    _plain(job.submitted_at_s),
+                    job.num_iterations,
+                    job.model_name,
+                    "" if job.deadline_s is None else _plain(job.deadline_s),
+                    job.global_batch_size,
+                    job.num_gpus or "",
+                    _plain(job.duration_s) if job.duration_s else "",
+                    int(job.job_class is JobClass.BEST_EFFORT),
+                    int(job.job_class is JobClass.SOFT),
+                )
+            )
+
+
+def _plain(value: float) -> str:
+    """Exact, and without a fraction where there is none."""
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def _reader(
+    file: Path, columns: list[str], throughputs: Throughputs, seed: int
+) -> Callable[[Row, str], TraceJob]:
+    """For the form that the header shows: a trace that names iterations or models is no raw one."""
+    missing = [name for name in REQUIRED if name not in columns]
+    if not missing:
+        return partial(_complete_job, throughputs)
+    missing_raw = [name for name in REQUIRED_RAW if name not in columns]
+    if not missing_raw and len(missing) == len(REQUIRED) - 1:  # all but the submission time
+        return RawReader(throughputs, np.random.default_rng(seed))
+    wanted = missing_raw if {"num_iteration", "model_name"}.isdisjoint(columns) else missing
+    raise refusal(
+        file,
+        f"no column {', '.join(wanted)}; a trace has {', '.join(REQUIRED)}, a raw one {', '.join(REQUIRED_RAW)}",
+        line=1,
+    )
+
+
+def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
+    submitted_at_s = row.number("submission_time", 0, MAX_TIME_S)
+    model_name, batch_size = row.text("model_name"), row.whole("batch_size", 1, MAX_BATCH)
+    job_class = _job_class(row)
+    return TraceJob(
+        job_id=job_id,
+        submitted_at_s=submitted_at_s,
+        num_iterations=row.whole("num_iteration", 1, MAX_ITERATIONS),
+        model_name=model_name,
+        global_batch_size=batch_size,
+        deadline_s=None if job_class is JobClass.BEST_EFFORT else _deadline_s(row, submitted_at_s),
+        job_class=job_class,
+        num_gpus=row.whole("num_gpu", 1, MAX_GPUS) if row.has("num_gpu") else 0,
+        duration_s=row.number("duration", 0, MAX_DURATION_S) if row.has("duration") else 0.0,
+        curve=_curve(throughputs, row, model_name, batch_size),
+    )
+
+
+def _job_id(row: Row) -> str:
+    if "job_id" not in row.cells:
+        return f"job-{row.line:06d}"
+    job_id = row.text("job_id")
+    if not job_id.isprintable() or len(job_id) > MAX_ID_CHARS:
+        raise row.refusal("job_id", f"must be 1 to {MAX_ID_CHARS} printable characters")
+    return job_id
+
+
+def _job_class(row: Row) -> JobClass:
+    best_effort, soft = row.flag("best_effort"), row.flag("soft_deadline")
+    if best_effort and soft:
+        raise row.refusal("soft_deadline", "cannot be 1 beside best_effort; choose one")
+    return JobClass.BEST_EFFORT if best_effort else JobClass.SOFT if soft else JobClass.SLO
+
+
+def _deadline_s(row: Row, submitted_at_s: float) -> float:
+    if not row.has("deadline"):
+        raise row.refusal("deadline", "is missing; give one, or mark the job with best_effort 1")
+    deadline_s = row.number("deadline", 0, MAX_TIME_S)
+    if deadline_s <= submitted_at_s:
+        raise row.refusal(
+            "deadline", f"must come after the submission at {submitted_at_s:.15g} s (it is absolute)"
+        )
+    return deadline_s
+
+
+def _curve(throughputs: Throughputs, row: Row, model_name: str, batch_size: int) -> ScalingCurve:
+    known = throughputs.batch_sizes(model_name)
+    if not known:
+        models = ", ".join(throughputs.models)
+        raise row.refusal("model_name", f"has no throughput table; {throughputs.source} knows {models}")
+    if batch_size not in known:
+        sizes = ", ".join(map(str, known))
+        raise row.refusal("batch_size", f"is not in the table of {model_name}, which knows {sizes}")
+    return throughputs.curve(model_name, batch_size)
