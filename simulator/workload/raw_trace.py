@@ -16,6 +16,7 @@ from simulator.workload.table import Row
 from simulator.workload.throughputs import Throughputs
 
 TIGHTNESS = (0.5, 1.5)  # the range of lambda
+MIN_DURATION_S = 1e-3
 MAX_DURATION_S = 1e9  # thirty years; more is a mistake in units
 
 
@@ -76,9 +77,7 @@ class RawReader:
 
     def __call__(self, row: Row, job_id: str) -> TraceJob:
         submitted_at_s = row.number("submission_time", 0, MAX_TIME_S)
-        duration_s = row.number("duration", 0, MAX_DURATION_S)
-        if duration_s == 0:
-            raise row.refusal("duration", "must be more than 0")
+        duration_s = row.number("duration", MIN_DURATION_S, MAX_DURATION_S)
         num_gpus = 1 << (row.whole("num_gpu", 1, MAX_GPUS) - 1).bit_length()
         if num_gpus not in self._settings:
             self._settings[num_gpus] = settings_at(self._throughputs, num_gpus)
