@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import promised_finish_s
 from shared.messages import events, lifecycle
-from shared.messages.cluster import ShareSegment
+from shared.messages.cluster import ShareSchedule, segments
 from shared.messages.events import Event, PlanDecided
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, PoolState
@@ -166,7 +166,9 @@ def _admitted(event: events.JobAdmitted, old: Job | None, state: PoolState) -> s
     speeds = f", at {_curve(curve.iterations_per_s)}" if curve and curve.iterations_per_s else ""
     if not event.minimum_satisfactory_share:
         return f"{asked}admitted without a promise{speeds}"
-    finish_s = max((s.end_s for s in event.minimum_satisfactory_share if s.num_gpus), default=event.at_s)
+    finish_s = max(
+        (s.end_s for s in segments(event.minimum_satisfactory_share) if s.num_gpus), default=event.at_s
+    )
     slack = (
         f", {duration_in_words(event.deadline_s - finish_s)} before the deadline" if event.deadline_s else ""
     )
@@ -289,9 +291,9 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def _schedule(schedule: tuple[ShareSegment, ...]) -> str:
+def _schedule(schedule: ShareSchedule) -> str:
     return ", then ".join(
-        f"{_gpus(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in schedule
+        f"{_gpus(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in segments(schedule)
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.messages.cluster import GpuId
+from shared.messages.cluster import GpuId, segments
 from shared.messages.pool_state import Job, Phase, PoolState
 
 
@@ -109,7 +109,7 @@ def expected_finish_s(job: Job, now_s: float) -> float | None:
 
 def promised_finish_s(job: Job) -> float | None:
     """The end of the schedule that admission promised on; None if it promised none."""
-    return max((s.end_s for s in job.minimum_satisfactory_share if s.num_gpus), default=None)
+    return max((s.end_s for s in segments(job.minimum_satisfactory_share) if s.num_gpus), default=None)
 
 
 def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[JobView, ...]:

@@ -9,7 +9,7 @@ from elasticflow.cli.wish import Wish
 from elasticflow.client import Decision
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import job_view
-from shared.messages.cluster import ShareSegment
+from shared.messages.cluster import ShareSchedule, segments
 from shared.messages.events import DeadlineQuoted, JobAdmitted, JobCancelled, JobFailed, JobRejected
 from shared.messages.job import JobClass
 from shared.messages.pool_state import Job, Phase
@@ -33,7 +33,7 @@ def _show_admitted(event: JobAdmitted) -> None:
     if event.deadline_s is not None:
         left = duration_in_words(event.deadline_s - event.at_s)
         say_line(f"  deadline         {clock_time(event.deadline_s, now_s=event.at_s)} (in {left})")
-    finish_s = max((s.end_s for s in event.minimum_satisfactory_share if s.num_gpus), default=None)
+    finish_s = max((s.end_s for s in segments(event.minimum_satisfactory_share) if s.num_gpus), default=None)
     if finish_s is not None:
         left = duration_in_words(finish_s - event.at_s)
         say_line(f"  expected finish  {clock_time(finish_s, now_s=event.at_s)} (in {left}) at the latest")
@@ -62,11 +62,11 @@ def show_quote(quoted: DeadlineQuoted, earliest_s: float, wish: Wish) -> None:
     say_line(f"  take it          {replace(wish, deadline=f'{left_s}s').command()}")
 
 
-def schedule_in_words(schedule: tuple[ShareSegment, ...]) -> str:
+def schedule_in_words(schedule: ShareSchedule) -> str:
     """ "2 GPUs for 40.0s, then 4 GPUs for 1m 20s"."""
     steps = [
         f"{s.num_gpus} GPU{'' if s.num_gpus == 1 else 's'} for {duration_in_words(s.end_s - s.start_s)}"
-        for s in schedule
+        for s in segments(schedule)
     ]
     return ", then ".join(steps) or "nothing"
 

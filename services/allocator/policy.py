@@ -7,7 +7,7 @@ Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.p
 
 from collections.abc import Mapping
 
-from shared.messages.cluster import ShareSegment
+from shared.messages.cluster import ShareSchedule
 from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from shared.messages.job import JobClass
@@ -63,7 +63,7 @@ def wake_at_s(state: PoolState) -> float | None:
     return state.allocation_valid_until_s
 
 
-def _changed(state: PoolState, schedules: Mapping[str, Schedule]) -> dict[str, tuple[ShareSegment, ...]]:
+def _changed(state: PoolState, schedules: Mapping[str, Schedule]) -> dict[str, ShareSchedule]:
     """The schedules that are not the recorded ones."""
     planned = {job_id: as_steps(schedule) for job_id, schedule in schedules.items()}
     return {

@@ -1,11 +1,11 @@
 """Nodes, GPUs and the settings of a pool. A GPU is one slot of a node: a device, or a slice of CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Le
-from pydantic import Strict
+from pydantic import AfterValidator, Strict
 
 from shared.messages.limits import (
     DurationS,
@@ -29,13 +29,30 @@ class GpuId(NamedTuple):
     gpu_index: Index
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareSegment:
+class ShareSegment(NamedTuple):
     """A job holds num_gpus from start_s to end_s: one piece of a promised schedule."""
 
-    start_s: TimeS
-    end_s: TimeS
-    num_gpus: NumGpus
+    start_s: float
+    end_s: float
+    num_gpus: int
+
+
+def _in_threes(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    if len(numbers) % 3:
+        raise ValueError(f"{len(numbers)} numbers are no segments of start_s, end_s, num_gpus")
+    return numbers
+
+
+# GPUs of one job over time: start_s, end_s, num_gpus of each segment, one after another. Flat, because a decision
+# may move thousands of schedules: so a message of them costs a fifth of what it costs with a map for each segment.
+ShareSchedule = Annotated[tuple[TimeS, ...], AfterValidator(_in_threes)]
+
+
+def segments(schedule: ShareSchedule) -> Iterator[ShareSegment]:
+    """The segments of a schedule, in order of time."""
+    numbers = iter(schedule)
+    for start_s, end_s, num_gpus in zip(numbers, numbers, numbers, strict=True):
+        yield ShareSegment(start_s, end_s, int(num_gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +70,9 @@ class PoolConfig:
     resize_cost_s: DurationS = 4.0  # seconds without progress at each change of a job's share
     # the same where it depends on the new number of GPUs: from each number on; takes the place of the one above
     resize_cost_s_by_num_gpus: Mapping[NumGpus, DurationS] = field(default_factory=dict[int, float])
-    progress_timeout_s: DurationS = 10.0  # progress is assumed for so long after a report, then standing still
-    admission: Literal["first-come", "selective"] = "selective"  # refuse what cannot be kept; or also what crowds out
+    progress_timeout_s: DurationS = 10.0  # progress is assumed for so long after a report, then none
+    # refuse what cannot be kept; or also what crowds out
+    admission: Literal["first-come", "selective"] = "selective"
     reserve_nodes: Annotated[int, Strict(), Ge(0), Le(2)] = 0  # promises hold with so many nodes down at once
     throughput_margin: Fraction = 0.1  # promises count on this much less than the measured curve
     deadline_slack_s: DurationS = 1.0  # promises are planned to end this much before their deadline

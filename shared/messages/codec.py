@@ -17,7 +17,8 @@ from typing import Any, cast, get_args
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
 
-from shared.messages import commands, events
+from shared.errors import TooLarge
+from shared.messages import commands, events, upcasters
 from shared.messages.commands import Command, QuoteDeadline
 from shared.messages.events import PlanDecided
 from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TIME_S, TOKEN_PATTERN, Sequence, TimeS, Token
@@ -64,7 +65,10 @@ _PLAN_EVENTS = {message_type.__name__: message_type for message_type in get_args
 _MAX_PROBLEMS = 100  # that one refusal names
 
 # (name, version) -> the fields of version + 1. Applied one after another up to the current version.
-UPCASTERS: dict[tuple[str, int], Upcaster] = {}
+UPCASTERS: dict[tuple[str, int], Upcaster] = {
+    ("JobAdmitted", 1): upcasters.job_admitted_1,
+    ("AllocationDecided", 1): upcasters.allocation_decided_1,
+}
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = 80
@@ -91,11 +95,11 @@ class Envelope:
 
 
 def encode(message: Message, *, id: str, cause_id: str = "", recorded_at_s: float) -> bytes:
-    """The message in its envelope, as msgpack. Raises ValueError above MAX_MESSAGE_BYTES."""
+    """The message in its envelope, as msgpack. Raises TooLarge above MAX_MESSAGE_BYTES."""
     envelope = _tagged(message) | {"id": id, "cause_id": cause_id, "recorded_at_s": recorded_at_s}
     data = _pack(envelope)
     if len(data) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"{type(message).__name__} of {len(data):,} bytes is above {MAX_MESSAGE_BYTES:,}")
+        raise TooLarge(type(message).__name__, len(data), MAX_MESSAGE_BYTES)
     return data
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Len
 
-from shared.messages.cluster import GpuId, PoolConfig, ShareSegment
+from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule
 from shared.messages.commands import Command
 from shared.messages.job import JobSpec
 from shared.messages.limits import (
@@ -53,17 +53,15 @@ class ProfileRequested:
 class JobAdmitted:
     """Admission promised the deadline; the schedule that proves it comes along. From admission."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     job_id: Token
     tenant: Token
     spec: JobSpec
     deadline_s: TimeS | None
-    minimum_satisfactory_share: tuple[ShareSegment, ...]
+    minimum_satisfactory_share: ShareSchedule
     gpu_seconds: DurationS
     # Promised jobs that made room and are still in time, with their new schedules.
-    replanned: Mapping[Token, tuple[ShareSegment, ...]] = field(
-        default_factory=dict[str, tuple[ShareSegment, ...]]
-    )
+    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     at_s: TimeS
 
 
@@ -120,12 +118,10 @@ class AllocationDecided:
         and can miss a way that existed a moment ago; the recorded way is then still there to be kept.
     """
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     num_gpus_by_job: Mapping[Token, NumGpus]
     valid_until_s: TimeS | None
-    planned: Mapping[Token, tuple[ShareSegment, ...]] = field(
-        default_factory=dict[str, tuple[ShareSegment, ...]]
-    )
+    planned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     at_s: TimeS
 
 

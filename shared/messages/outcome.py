@@ -1,6 +1,7 @@
 """What was decided on a job, told again to whoever asks again."""
 
 from shared.messages import events
+from shared.messages.cluster import segments
 from shared.messages.pool_state import Job, Phase, spec_of
 
 
@@ -46,6 +47,8 @@ def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
                 spec=spec_of(job),
                 deadline_s=job.deadline_s,
                 minimum_satisfactory_share=job.minimum_satisfactory_share,
-                gpu_seconds=sum(s.num_gpus * (s.end_s - s.start_s) for s in job.minimum_satisfactory_share),
+                gpu_seconds=sum(
+                    s.num_gpus * (s.end_s - s.start_s) for s in segments(job.minimum_satisfactory_share)
+                ),
                 at_s=job.decided_at_s,
             )

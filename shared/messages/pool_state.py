@@ -11,7 +11,7 @@ from typing import cast
 
 from immutables import Map
 
-from shared.messages.cluster import GpuId, PoolConfig, ShareSegment
+from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobClass, JobSpec
 
@@ -54,8 +54,8 @@ class Job:
     decided_at_s: float
     decided_sequence: int
     deadline_s: float | None = None
-    minimum_satisfactory_share: tuple[ShareSegment, ...] = ()  # as promised at admission
-    planned_share: tuple[ShareSegment, ...] = ()  # the newest schedule that keeps the promise
+    minimum_satisfactory_share: ShareSchedule = ()  # as promised at admission
+    planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""
     rejection: RejectionReason | None = None

@@ -12,7 +12,7 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from immutables import Map
 from pydantic import TypeAdapter, ValidationError
 
-from shared.messages.cluster import PoolConfig, ShareSegment, TenantQuota
+from shared.messages.cluster import PoolConfig, TenantQuota
 from shared.messages.codec import Undecodable
 from shared.messages.job import JobSpec, MetricCondition
 from shared.messages.lifecycle import FOLD
@@ -43,7 +43,7 @@ _ADAPTER = TypeAdapter(_Flat)
 _MAPS = ("nodes", "live_jobs", "ended_jobs", "curves", "usage")
 _STATE = (
     *(PoolState, Job, NodeState, MeasuredCurve, Usage, PoolConfig),
-    *(TenantQuota, ShareSegment, StoppingWorkers, JobSpec, MetricCondition),
+    *(TenantQuota, StoppingWorkers, JobSpec, MetricCondition),
 )
 _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]
 SHAPE = hashlib.sha256(repr((FOLD, _FIELDS)).encode()).hexdigest()[:16]

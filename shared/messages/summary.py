@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import islice
 from typing import Any, cast
 
-from shared.messages.cluster import GpuId, PoolConfig, ShareSegment
+from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule, segments
 from shared.messages.events import PlacedJob
 from shared.messages.job import JobSpec
 
@@ -21,6 +22,10 @@ def summary(message: Any) -> dict[str, Any]:
             continue
         if isinstance(value, JobSpec):
             shown |= _asked_for(value)
+        elif field.name == "minimum_satisfactory_share":
+            shown[field.name] = _steps(value)
+        elif field.name in ("replanned", "planned"):
+            shown[field.name] = {job_id: _steps(schedule) for job_id, schedule in value.items()}
         else:
             shown[field.name] = _short(value)
     return shown
@@ -32,6 +37,10 @@ def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
     for gpu in gpus:
         by_node.setdefault(gpu.node_id, []).append(gpu.gpu_index)
     return " ".join(f"{node}:{','.join(map(str, indices))}" for node, indices in by_node.items())
+
+
+def _steps(schedule: ShareSchedule) -> list[str]:
+    return [f"{s.num_gpus} GPUs for {s.end_s - s.start_s:.1f} s" for s in islice(segments(schedule), _MANY)]
 
 
 def _asked_for(spec: JobSpec) -> dict[str, Any]:
@@ -50,8 +59,6 @@ def _short(value: Any) -> Any:
         return {"resize_cost_s": value.resize_cost_s, "throughput_margin": value.throughput_margin}
     if isinstance(value, PlacedJob):
         return f"{value.job_id} g{value.generation} on {gpus_in_words(value.gpus) or 'nothing'}"
-    if isinstance(value, ShareSegment):
-        return f"{value.num_gpus} GPUs for {value.end_s - value.start_s:.1f} s"
     if isinstance(value, tuple):
         return [_short(item) for item in cast(tuple[Any, ...], value)[:_MANY]]
     if isinstance(value, Mapping):

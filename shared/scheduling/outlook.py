@@ -5,8 +5,9 @@ All three planners look through these eyes, so that what admission promises is w
 
 import math
 from functools import lru_cache
+from itertools import chain
 
-from shared.messages.cluster import ShareSegment
+from shared.messages.cluster import ShareSchedule, segments
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, PoolState, spec_of
 from shared.scheduling.admission_plan import AdmissionPlan
@@ -115,13 +116,11 @@ def admission_plan(state: PoolState, now_s: float, *, num_gpus: int | None = Non
     return AdmissionPlan.build(jobs, state.num_gpus if num_gpus is None else num_gpus, now_s, kept)
 
 
-def as_schedule(steps: tuple[ShareSegment, ...]) -> Schedule:
+def as_schedule(steps: ShareSchedule) -> Schedule:
     """A promised schedule, as the algorithms hold it."""
-    return tuple(Segment(step.start_s, step.end_s, step.num_gpus) for step in steps)
+    return tuple(Segment(*segment) for segment in segments(steps))
 
 
-def as_steps(schedule: Schedule) -> tuple[ShareSegment, ...]:
+def as_steps(schedule: Schedule) -> ShareSchedule:
     """A schedule, as events carry it."""
-    return tuple(
-        ShareSegment(start_s=start_s, end_s=end_s, num_gpus=num_gpus) for start_s, end_s, num_gpus in schedule
-    )
+    return tuple(map(float, chain.from_iterable(schedule)))

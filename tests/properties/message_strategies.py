@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
+from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from pydantic import StringConstraints
 
 from shared.messages import commands, events
+from shared.messages.cluster import ShareSchedule
 from shared.messages.codec import MESSAGE_TYPES
 from shared.messages.events import PlanDecided
+from shared.messages.limits import TimeS
 
 INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
 MAX_ITEMS = 3
@@ -52,6 +55,8 @@ def decisions(plan_events: st.SearchStrategy[Any]) -> st.SearchStrategy[PlanDeci
 def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
     """Values of a type, within the bounds that its annotation names."""
     origin, args = get_origin(hint), get_args(hint)
+    if hint == ShareSchedule:
+        return st.lists(st.tuples(*[_of(TimeS)] * 3), max_size=MAX_ITEMS).map(lambda s: tuple(chain(*s)))
     if origin is Annotated:
         return _of(args[0], *args[1:], *bounds)
     if origin in (Union, types.UnionType):

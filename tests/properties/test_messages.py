@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.errors import TooLarge
 from shared.messages import codec
 from shared.messages.codec import MESSAGE_TYPES, Undecodable
 from shared.messages.commands import CancelJob, SubmitJob
@@ -163,7 +164,7 @@ def test_a_message_above_the_bound_is_refused_on_both_ends() -> None:
     with pytest.raises(Undecodable, match="above"):
         codec.decode(data, max_bytes=len(data) - 1)
     too_long = CancelJob(job_id="a", tenant="b", reason="x" * MAX_MESSAGE_BYTES)
-    with pytest.raises(ValueError, match="above"):
+    with pytest.raises(TooLarge, match="CancelJob"):
         codec.encode(too_long, id="id", recorded_at_s=0.0)
 
 

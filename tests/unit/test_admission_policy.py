@@ -4,7 +4,7 @@ import pytest
 
 from services.admission.policy import POLICY, quote, wake_at_s
 from shared.messages import events
-from shared.messages.cluster import TenantQuota
+from shared.messages.cluster import TenantQuota, segments
 from shared.messages.commands import CancelJob, QuoteDeadline
 from shared.messages.job import JobClass
 from shared.messages.pool_state import Phase
@@ -20,7 +20,7 @@ def test_a_job_that_fits_is_admitted_with_the_schedule_that_proves_it() -> None:
     history = pool(4)
     admitted = only(history.decided(POLICY, submit("a")))
     assert isinstance(admitted, events.JobAdmitted)
-    steps = admitted.minimum_satisfactory_share
+    steps = tuple(segments(admitted.minimum_satisfactory_share))
     assert sum(LINEAR[s.num_gpus] * (s.end_s - s.start_s) for s in steps) >= 100.0
     assert steps[-1].end_s <= NOW_S + 100.0
     assert admitted.gpu_seconds == pytest.approx(sum(s.num_gpus * (s.end_s - s.start_s) for s in steps))

@@ -5,7 +5,7 @@ from typing import Any
 
 from elasticflow.story import Sentence, story
 from shared.messages import events
-from shared.messages.cluster import PoolConfig, ShareSegment
+from shared.messages.cluster import PoolConfig
 from tests.histories import LINEAR, NOW_S, gpus, spec
 
 
@@ -34,7 +34,7 @@ class Told:
                 tenant="lab",
                 spec=spec(),
                 deadline_s=NOW_S + 100.0,
-                minimum_satisfactory_share=(ShareSegment(start_s=NOW_S, end_s=NOW_S + 60.0, num_gpus=2),),
+                minimum_satisfactory_share=(NOW_S, NOW_S + 60.0, 2),
                 gpu_seconds=120.0,
                 at_s=NOW_S,
             ),
@@ -201,7 +201,7 @@ def test_making_room_is_part_of_the_story_of_who_made_it() -> None:
         deadline_s=NOW_S + 30.0,
         minimum_satisfactory_share=(),
         gpu_seconds=10.0,
-        replanned={"j1": (ShareSegment(start_s=NOW_S, end_s=NOW_S + 90.0, num_gpus=1),)},
+        replanned={"j1": (NOW_S, NOW_S + 90.0, 1)},
         at_s=NOW_S,
     )
     told.decided("admission", newcomer)

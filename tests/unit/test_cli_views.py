@@ -5,7 +5,6 @@ import pytest
 from elasticflow.cli.watch import changes
 from elasticflow.views import job_view, job_views, node_views
 from shared.messages import events
-from shared.messages.cluster import ShareSegment
 from tests.histories import NOW_S, History, gpus, pool, spec
 
 
@@ -16,7 +15,7 @@ def admitted(history: History, job_id: str, at_s: float = NOW_S) -> History:
             tenant="lab",
             spec=spec(),
             deadline_s=NOW_S + 100.0,
-            minimum_satisfactory_share=(ShareSegment(start_s=NOW_S, end_s=NOW_S + 60.0, num_gpus=2),),
+            minimum_satisfactory_share=(NOW_S, NOW_S + 60.0, 2),
             gpu_seconds=120.0,
             at_s=at_s,
         )

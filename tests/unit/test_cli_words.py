@@ -6,7 +6,6 @@ import typer
 from elasticflow.cli.decisions import schedule_in_words
 from elasticflow.cli.wish import ClassName, Wish, parse_setting
 from elasticflow.times import duration_in_words, parse_deadline, parse_duration_s
-from shared.messages.cluster import ShareSegment
 
 
 @pytest.mark.parametrize(
@@ -81,8 +80,5 @@ def test_a_wish_is_its_own_command_line() -> None:
 
 
 def test_a_schedule_in_words() -> None:
-    schedule = (
-        ShareSegment(start_s=0.0, end_s=40.0, num_gpus=1),
-        ShareSegment(start_s=40.0, end_s=120.0, num_gpus=4),
-    )
+    schedule = (0.0, 40.0, 1, 40.0, 120.0, 4)
     assert schedule_in_words(schedule) == "1 GPU for 40.0s, then 4 GPUs for 1m 20s"
