@@ -14,12 +14,14 @@ from rich.console import Console
 from shared.messages.export import BadExport, read_export
 from simulator.policies import PLANNERS
 from simulator.replay import Entry, Verification, folded, read_entries, up_to, verify
+from simulator.trace_driven.command import app as simulate_app
 from simulator.view import as_object, difference_lines, event_rows, line, tables
 
 WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
 INTERRUPTED = 130  # as shells report Ctrl-C
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+app.add_typer(simulate_app, name="simulate")
 
 
 def _console() -> Console:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from elasticflow.cli import events, jobs, logs, nodes, replay, submit, up, watch, why
+from elasticflow.cli import events, jobs, logs, nodes, replay, simulate, submit, up, watch, why
 from elasticflow.cli.options import AS_JSON
 from elasticflow.cli.output import note, print_json
 from elasticflow.errors import UnknownJob
@@ -93,4 +93,5 @@ app.command()(logs.logs)
 app.command()(nodes.nodes)
 app.add_typer(events.app, name="events")
 app.command()(replay.replay)
+app.command(context_settings=simulate.SETTINGS)(simulate.simulate)
 app.command()(why.why)

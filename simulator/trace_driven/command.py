@@ -1,0 +1,194 @@
+"""`simulate`: a trace, a cluster and a policy in; the numbers out. `eflow simulate` hands over to this."""
+
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from shared.errors import ElasticFlowError
+from simulator.trace_driven.failures import Failures
+from simulator.trace_driven.pool import ClusterShape
+from simulator.trace_driven.result import Result
+from simulator.trace_driven.simulation import Simulation
+from simulator.trace_driven.strategies import strategy, strategy_names
+from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
+from simulator.workload.jobs import Workload
+from simulator.workload.overhead import CHOICES as OVERHEADS
+from simulator.workload.overhead import overhead_model
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace
+
+CANNOT, INTERRUPTED = 2, 130  # exit codes, as those of `eflow`
+LOOK_EVERY_S = 0.1  # real seconds between two looks at the progress
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def simulate(
+    context: typer.Context,
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help=f"A trace, or a bundled one: {', '.join(bundled_traces())}.")
+    ] = "",
+    throughputs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of <model>.csv throughput tables.", show_default="bundled"),
+    ] = None,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Machines in the cluster.")] = 4,
+    gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each.")] = 8,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(strategy_names())}.")
+    ] = "selective",
+    overhead: Annotated[
+        str, typer.Option(metavar="MODEL", help=f"What a change of GPUs costs: {OVERHEADS}.")
+    ] = "reference",
+    failures: Annotated[
+        int | None, typer.Option(metavar="SEED", min=0, help="Let nodes fail and come back.")
+    ] = None,
+    reserve: Annotated[
+        int, typer.Option(metavar="K", min=0, max=2, help="Promise with so many nodes in reserve.")
+    ] = 0,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad rows, and name them.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="For what a raw trace leaves open.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
+) -> None:
+    """Run a trace through the live scheduler on virtual time.
+
+    A cluster need not be a power of two: jobs hold powers of two of GPUs, in buddy
+    blocks of what is there. Ctrl-C shows what there is so far, marked partial.
+
+    \b
+    Examples:
+      eflow simulate --trace small --nodes 2
+      eflow simulate --trace jobs.csv --throughputs tables/ --nodes 16 --json
+      eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
+
+    Exit codes: 0 done, 2 bad input or wrong usage, 130 Ctrl-C.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if not trace:
+        raise typer.BadParameter("give a file or a bundled name", param_hint="--trace")
+    with refusing():
+        cluster = ClusterShape(num_nodes=nodes, gpus_per_node=gpus_per_node)
+        workload = workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed)
+        chosen = strategy(policy)
+        began_s = time.perf_counter()
+        simulation = Simulation(
+            workload,
+            cluster,
+            chosen.policies,
+            resize_cost=overhead_model(overhead, cluster.num_gpus),
+            admission=chosen.admission,
+            reserve_nodes=reserve,
+            failures=Failures(seed=failures) if failures is not None else None,
+        )
+    with watched(simulation, f"{workload.name} on {cluster.num_gpus} GPUs") as stop:
+        result = simulation.run(stop)
+    numbers = {
+        "trace": workload.name,
+        "policy": policy,
+        "num_gpus": cluster.num_gpus,
+        **result.summary(),
+        "wall_s": round(time.perf_counter() - began_s, 3),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "partial": result.partial,
+    }
+    if as_json:
+        print(json.dumps(numbers), flush=True)
+    else:
+        _show(numbers, result)
+    if result.partial:
+        raise typer.Exit(INTERRUPTED)
+
+
+def workload_of(trace: str, throughputs: Path | None, *, skip_bad: bool, seed: int) -> Workload:
+    """The jobs of a file, or of a bundled trace by its name; rows that are passed over are named on stderr."""
+    file = bundled_trace(trace) if trace in bundled_traces() else Path(trace)
+    tables = read_throughputs(throughputs or bundled_throughputs())
+    workload = read_trace(file, tables, skip_bad, seed)
+    for row in workload.skipped:
+        _note(f"passed over: {row}")
+    return workload
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """A failure that somebody has thought about ends in its sentence and exit code 2."""
+    try:
+        yield
+    except ElasticFlowError as error:
+        _note(f"eflow: {error}")
+        raise typer.Exit(CANNOT) from None
+
+
+@contextmanager
+def watched(simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
+    """Says when to stop: at the first Ctrl-C (the second ends at once); meanwhile shows a bar on a terminal."""
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    looked_at_s = time.perf_counter()
+    earlier = signal.signal(signal.SIGINT, interrupt)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=len(simulation.workload.jobs))
+
+        def stop() -> bool:
+            nonlocal looked_at_s
+            if not bar.disable and time.perf_counter() - looked_at_s > LOOK_EVERY_S:
+                looked_at_s = time.perf_counter()
+                bar.update(task, completed=len(simulation.state.ended_jobs))
+            return interrupted
+
+        try:
+            yield stop
+        finally:
+            signal.signal(signal.SIGINT, earlier)
+
+
+def _show(numbers: Mapping[str, object], result: Result) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in numbers.items():
+        table.add_row(name, _readable(value))
+    Console(highlight=False).print(table)
+    if result.partial:
+        _note("interrupted: these are the numbers so far")
+
+
+def _readable(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case _:
+            return str(value)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,87 @@
+"""What the simulated pool is told: its nodes, its settings, and the wishes of its users."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.errors import BadSettings
+from shared.messages.cluster import GpuId, PoolConfig
+from shared.messages.commands import SubmitJob
+from shared.messages.job import JobSpec
+from shared.messages.limits import MAX_GPUS
+from shared.scheduling.resize_cost import ResizeCost
+from simulator.workload.jobs import TraceJob, Workload
+
+AdmissionPolicy = Literal["first-come", "selective"]
+
+TENANT = "trace"
+NEVER_S = 1e11  # progress is known exactly, so it may be carried on for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterShape:
+    """num_nodes machines with gpus_per_node GPUs each; neither need be a power of two."""
+
+    num_nodes: int
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be at least 1, not {count}"
+            for name, count in (("nodes", self.num_nodes), ("GPUs per node", self.gpus_per_node))
+            if count < 1
+        ]
+        if not problems and self.num_gpus > MAX_GPUS:
+            problems.append(f"{self.num_gpus} GPUs are more than the {MAX_GPUS} that a pool may have")
+        if problems:
+            raise BadSettings(tuple(problems))
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """In the order of their names."""
+        digits = len(str(self.num_nodes - 1))
+        return tuple(f"node-{number:0{digits}d}" for number in range(self.num_nodes))
+
+    def gpus_of(self, node_id: str) -> tuple[GpuId, ...]:
+        return tuple(GpuId(node_id, index) for index in range(self.gpus_per_node))
+
+
+def pool_config(
+    workload: Workload,
+    resize_cost: ResizeCost,
+    *,
+    admission: AdmissionPolicy = "selective",
+    reserve_nodes: int = 0,
+) -> PoolConfig:
+    """Settings under which the pool knows what is true: every curve, every cost, no margin for error."""
+    return PoolConfig(
+        resize_cost_s=0.0,
+        resize_cost_s_by_num_gpus=dict(zip(resize_cost.num_gpus_C, resize_cost.seconds_C, strict=True)),
+        progress_timeout_s=NEVER_S,
+        admission=admission,
+        reserve_nodes=reserve_nodes,
+        throughput_margin=0.0,
+        deadline_slack_s=0.0,
+        heartbeat_timeout_s=NEVER_S,
+        stall_timeout_s=NEVER_S,
+        curves={spec_of(job).profile_key: job.curve.rate_by_num_gpus for job in workload.jobs},
+    )
+
+
+def wish(job: TraceJob) -> SubmitJob:
+    """What the job's user would have sent."""
+    return SubmitJob(job_id=job.job_id, tenant=TENANT, spec=spec_of(job))
+
+
+def spec_of(job: TraceJob) -> JobSpec:
+    return JobSpec(
+        training_function="trace:Job",
+        model_name=job.model_name,
+        global_batch_size=job.global_batch_size,
+        max_iterations=job.num_iterations,
+        job_class=job.job_class,
+        deadline_s=job.deadline_s,
+    )

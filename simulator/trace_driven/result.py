@@ -1,0 +1,185 @@
+"""What came of a simulation: the fate of each job, and the numbers that are made of all of them.
+
+Judged by what the world did, never by a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shared.messages.events import RejectionReason
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Phase
+from shared.scheduling.scaling_curve import ScalingCurve
+from simulator.trace_driven.pool import ClusterShape
+from simulator.trace_driven.world import Stay
+from simulator.workload.jobs import TraceJob, Workload
+
+if TYPE_CHECKING:
+    from simulator.trace_driven.simulation import Simulation
+
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of one job. finished_at_s: None if it was rejected or had not ended when the simulation did."""
+
+    job: TraceJob
+    rejection: RejectionReason | None
+    decided: bool
+    finished_at_s: float | None
+    stays: tuple[Stay, ...]
+
+    @property
+    def admitted(self) -> bool:
+        return self.decided and self.rejection is None
+
+    @property
+    def met(self) -> bool:
+        """It had a deadline, and ended by then."""
+        if self.job.deadline_s is None or self.finished_at_s is None:
+            return False
+        return self.finished_at_s <= self.job.deadline_s
+
+    @property
+    def gpu_seconds(self) -> float:
+        return sum(stay.gpu_seconds for stay in self.stays)
+
+
+@dataclass(frozen=True, kw_only=True)  # not slotted: what is counted once is kept
+class Result:
+    """partial: the simulation was stopped at ended_at_s, and jobs that had not ended then have no finish."""
+
+    workload: Workload
+    cluster: ClusterShape
+    fates: tuple[Fate, ...]  # in the order of the workload
+    num_migrations: int
+    ended_at_s: float
+    partial: bool
+
+    @property
+    def num_admitted(self) -> int:
+        return sum(fate.admitted for fate in self.fates)
+
+    @property
+    def num_rejected(self) -> int:
+        return sum(fate.rejection is not None for fate in self.fates)
+
+    @property
+    def num_met(self) -> int:
+        """Jobs that ended by their deadline, be it promised or only tried."""
+        return sum(fate.met for fate in self.fates)
+
+    def num_late(self, job_class: JobClass = JobClass.SLO) -> int:
+        """Admitted jobs whose deadline passed before they ended: of class slo, broken promises."""
+        return sum(self._is_late(fate) for fate in self.fates if fate.job.job_class is job_class)
+
+    def _is_late(self, fate: Fate) -> bool:
+        deadline_s = fate.job.deadline_s
+        if not fate.admitted or fate.met or deadline_s is None:
+            return False
+        return fate.finished_at_s is not None or not self.partial or deadline_s < self.ended_at_s
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(fate.admitted and fate.finished_at_s is None for fate in self.fates)
+
+    @property
+    def deadline_satisfactory_ratio(self) -> float | None:
+        """Jobs that met their deadline over jobs that had one, the rejected among them."""
+        with_deadline = sum(fate.job.deadline_s is not None for fate in self.fates)
+        return self.num_met / with_deadline if with_deadline else None
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """From the first submission to the last end."""
+        ends_s = [fate.finished_at_s for fate in self.fates if fate.finished_at_s is not None]
+        if self.partial:
+            ends_s.append(self.ended_at_s)
+        return max(ends_s) - self.workload.jobs[0].submitted_at_s if ends_s else 0.0
+
+    @property
+    def cluster_efficiency(self) -> float:
+        """The mean over the makespan of equation 8 (ElasticFlow, section 6.1): each GPU counts with its part of
+        its job's throughput, measured in the throughput of one GPU alone."""
+        if not self.makespan_s:
+            return 0.0
+        alone_s = sum(
+            stay.iterations / rate_alone(fate.job.curve) for fate in self.fates for stay in fate.stays
+        )
+        return alone_s / (self.cluster.num_gpus * self.makespan_s)
+
+    @property
+    def mean_jct_best_effort_s(self) -> float | None:
+        """From submission to end, over the best-effort jobs that ended."""
+        times_s = [
+            fate.finished_at_s - fate.job.submitted_at_s
+            for fate in self.fates
+            if fate.job.job_class is JobClass.BEST_EFFORT and fate.finished_at_s is not None
+        ]
+        return sum(times_s) / len(times_s) if times_s else None
+
+    @property
+    def num_resizes(self) -> int:
+        """Stops after a job's first, migrations aside."""
+        return sum(max(len(fate.stays) - 1, 0) for fate in self.fates) - self.num_migrations
+
+    @property
+    def gpu_hours(self) -> float:
+        """Held by jobs, stops included."""
+        return sum(fate.gpu_seconds for fate in self.fates) / HOUR_S
+
+    def summary(self) -> Mapping[str, object]:
+        """The numbers of this run, by the names under which they are published."""
+        return {
+            "jobs": len(self.fates),
+            "admitted": self.num_admitted,
+            "rejected": self.num_rejected,
+            "met": self.num_met,
+            "late": self.num_late(),
+            "soft_late": self.num_late(JobClass.SOFT),
+            "unfinished": self.num_unfinished,
+            "deadline_satisfactory_ratio": self.deadline_satisfactory_ratio,
+            "cluster_efficiency": self.cluster_efficiency,
+            "makespan_s": self.makespan_s,
+            "mean_jct_best_effort_s": self.mean_jct_best_effort_s,
+            "resizes": self.num_resizes,
+            "migrations": self.num_migrations,
+            "gpu_hours": self.gpu_hours,
+        }
+
+
+def rate_alone(curve: ScalingCurve) -> float:
+    """Iterations/s on one GPU; of a job that needs more, one GPU's part at its smallest level."""
+    return curve.iterations_per_s_L[0] / curve.num_gpus_L[0]
+
+
+def result_of(simulation: Simulation, stays: Sequence[Stay], *, partial: bool) -> Result:
+    """The fates, read off the folded ledger and the world's record."""
+    stays_by_job: dict[str, list[Stay]] = {}
+    for stay in stays:
+        stays_by_job.setdefault(stay.job_id, []).append(stay)
+
+    def fate(job: TraceJob) -> Fate:
+        known = simulation.state.job(job.job_id)
+        finished = known is not None and known.phase is Phase.FINISHED
+        return Fate(
+            job=job,
+            decided=known is not None,
+            rejection=known.rejection if known is not None else None,
+            finished_at_s=known.ended_at_s if known is not None and finished else None,
+            stays=tuple(stays_by_job.get(job.job_id, ())),
+        )
+
+    return Result(
+        workload=simulation.workload,
+        cluster=simulation.cluster,
+        fates=tuple(fate(job) for job in simulation.workload.jobs),
+        num_migrations=simulation.num_migrations,
+        ended_at_s=simulation.now_s,
+        partial=partial,
+    )

@@ -1,0 +1,313 @@
+"""The loop: what happens in the world becomes facts, the policies are asked, what they decide changes the world.
+
+What happens at one instant is judged together, when all of it has happened; a decision takes no time. Facts are
+those of the live system, and as few as the policies need: nodes come and go, a generation starts, its workers have
+stopped (and where), a job has finished.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, Protocol, cast
+
+from shared.messages import lifecycle
+from shared.messages.commands import Command, SubmitJob
+from shared.messages.events import (
+    Event,
+    GenerationStarted,
+    JobFinished,
+    JobProgressed,
+    NodeJoined,
+    NodeLost,
+    PlacedJob,
+    PlacementDecided,
+    PlanDecided,
+    PlanEvent,
+    PoolConfigured,
+    WorkersStopped,
+)
+from shared.messages.policy import Policy
+from shared.messages.pool_state import PoolState
+from shared.scheduling.resize_cost import ResizeCost
+from simulator.engine import Engine
+from simulator.policies import PLANNERS
+from simulator.replay import OPERATOR
+from simulator.trace_driven.failures import FailingNodes, Failures
+from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape, pool_config, wish
+from simulator.trace_driven.result import Result, result_of
+from simulator.trace_driven.world import Training, World
+from simulator.workload.jobs import TraceJob, Workload
+
+NEVER_S = float("inf")
+STARVED_S = 30 * 86_400.0  # nothing to come and nobody trains for so long: whoever waits will wait for ever
+
+
+class Observer(Protocol):
+    """Somebody who looks at every decision. before: what it rested on."""
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None: ...
+
+
+class Simulation:
+    """One workload on one cluster under one set of policies, asked in their order."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterShape,
+        policies: Mapping[str, Policy[Any]] = PLANNERS,
+        *,
+        resize_cost: ResizeCost,
+        admission: AdmissionPolicy = "selective",
+        reserve_nodes: int = 0,
+        failures: Failures | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        assert workload.jobs, "a simulation needs a job"
+        self.workload, self.cluster = workload, cluster
+        self._policies, self._observers = tuple(policies.values()), observers
+        self._jobs = {job.job_id: job for job in workload.jobs}
+        self._engine = Engine(workload.jobs[0].submitted_at_s)
+        self._world = World(cluster, resize_cost)
+        self.state = PoolState()
+        # a policy that remembers more than the ledger says folds for itself
+        self._memories = {
+            policy.service: policy.start(self.state)
+            for policy in self._policies
+            if policy.evolve is not lifecycle.evolve
+        }
+        self._wishes: list[SubmitJob] = []
+        self._num_to_come = len(workload.jobs)
+        self._is_due, self._wake_at_s = False, NEVER_S
+        self._trained_at_s = self._engine.now_s
+        self.num_migrations = 0
+        for node_id in cluster.node_ids:
+            self._join(node_id)
+        config = pool_config(workload, resize_cost, admission=admission, reserve_nodes=reserve_nodes)
+        self._fold(
+            PlanDecided(
+                service=OPERATOR,
+                based_on=self.state.sequence,
+                now_s=self.now_s,
+                events=(PoolConfigured(config=config, at_s=self.now_s),),
+            )
+        )
+        for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
+            self._engine.at(at_s, partial(self._arrive, tuple(together)))
+        if failures is not None:
+            FailingNodes(self._engine, cluster.node_ids, failures, lose=self._lose, regain=self._regain)
+
+    @property
+    def now_s(self) -> float:
+        return self._engine.now_s
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Result:
+        """Until every job has ended or can never; or until stop(), then the result is a partial one."""
+        stopped = False
+
+        def over() -> bool:
+            nonlocal stopped
+            if self._is_over():
+                return True
+            stopped = stop()
+            return stopped
+
+        self._engine.run(NEVER_S, over)
+        for job_id in tuple(self._world.trainings):
+            self._world.release(job_id, self.now_s)
+        return result_of(self, self._world.stays, partial=stopped)
+
+    def _is_over(self) -> bool:
+        if self._world.trainings:
+            self._trained_at_s = self.now_s
+        if self._num_to_come or self._wishes:
+            return False
+        return not self.state.live_jobs or self.now_s - self._trained_at_s > STARVED_S
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    def _arrive(self, jobs: tuple[TraceJob, ...]) -> None:
+        self._num_to_come -= len(jobs)
+        self._wishes.extend(wish(job) for job in jobs)
+        self._soon()
+
+    def _start(self, training: Training) -> None:
+        """The stop is over, unless the job has moved on."""
+        if not self._is_present(training):
+            return
+        self._fold(
+            GenerationStarted(
+                job_id=training.job.job_id,
+                generation=training.generation,
+                num_gpus=len(training.gpus),
+                iteration=_told(training.iteration),
+                at_s=self.now_s,
+            )
+        )
+
+    def _finish(self, training: Training) -> None:
+        if not self._is_present(training):
+            return
+        job = training.job
+        self._world.finish(job.job_id, self.now_s)
+        self._fold(
+            JobFinished(
+                job_id=job.job_id,
+                generation=training.generation,
+                iteration=job.num_iterations,
+                condition="max_iterations",
+                at_s=self.now_s,
+            )
+        )
+        self._soon()
+
+    def _join(self, node_id: str) -> None:
+        known = self.state.nodes.get(node_id)
+        incarnation = int(known.incarnation) + 1 if known is not None else 0
+        self._fold(
+            NodeJoined(
+                node_id=node_id,
+                incarnation=str(incarnation),
+                num_gpus=self.cluster.gpus_per_node,
+                device="cuda",
+                at_s=self.now_s,
+            )
+        )
+
+    def _lose(self, node_id: str) -> None:
+        """A node goes down; its jobs lose their GPUs, and nothing of their progress."""
+        for job_id in self._world.jobs_on(node_id):
+            training = self._world.trainings[job_id]
+            iteration = _told(training.iteration_at(self.now_s))
+            self._fold(
+                JobProgressed(
+                    job_id=job_id,
+                    generation=training.generation,
+                    iteration=iteration,
+                    iterations_per_s=None,
+                    checkpoint_iteration=iteration,
+                    at_s=self.now_s,
+                )
+            )
+            self._world.release(job_id, self.now_s)
+        self._world.lose(node_id)
+        incarnation = self.state.nodes[node_id].incarnation
+        self._fold(NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=self.now_s))
+        self._soon()
+
+    def _regain(self, node_id: str) -> None:
+        self._world.regain(node_id)
+        self._join(node_id)
+        self._soon()
+
+    def _is_present(self, training: Training) -> bool:
+        return self._world.trainings.get(training.job.job_id) is training
+
+    # -- decide ------------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._engine.after(0.0, self._settle)
+
+    def _settle(self) -> None:
+        """Ask everybody, until nobody has more to say."""
+        self._is_due = False
+        while True:
+            wishes, self._wishes = tuple(self._wishes), []
+            said = [self._ask(policy, wishes) for policy in self._policies]
+            if not any(said):
+                break
+        self._sleep()
+
+    def _ask(self, policy: Policy[Any], wishes: tuple[Command, ...]) -> bool:
+        """Whether it had something to say."""
+        if (
+            policy.service == "admission" and not wishes
+        ):  # curves are known, so all its answers are given at once
+            return False
+        commands = wishes if policy.service == "admission" else ()
+        before = self.state
+        events = policy.decide(self._seen_by(policy), commands, self.now_s)
+        if not events:
+            return False
+        self._fold(
+            PlanDecided(
+                service=policy.service,
+                based_on=before.sequence,
+                now_s=self.now_s,
+                commands=commands,
+                events=events,
+            )
+        )
+        for event in events:
+            if isinstance(event, PlacementDecided):
+                self._carry_out(event)
+        for observer in self._observers:
+            observer.decided(before, events, self.now_s)
+        return True
+
+    def _sleep(self) -> None:
+        """Ask again when the first of them wants to be woken."""
+        wishes_s = (policy.wake_at_s(self._seen_by(policy)) for policy in self._policies)
+        wake_at_s = min((at_s for at_s in wishes_s if at_s is not None), default=NEVER_S)
+        assert wake_at_s > self.now_s, "a policy wants to wake now, and then has nothing to say"
+        if wake_at_s not in (self._wake_at_s, NEVER_S):
+            self._engine.at(wake_at_s, lambda: self._wake(wake_at_s))
+        self._wake_at_s = wake_at_s
+
+    def _wake(self, at_s: float) -> None:
+        if at_s == self._wake_at_s:
+            self._soon()
+
+    # -- carry out ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, decision: PlacementDecided) -> None:
+        """All leave before anybody moves in."""
+        self.num_migrations += len(decision.migrated)
+        for placed in decision.placements:
+            self._world.release(placed.job_id, self.now_s)
+            self._report_stopped(placed.job_id)
+        for placed in decision.placements:
+            if placed.gpus:
+                self._occupy(placed)
+
+    def _report_stopped(self, job_id: str) -> None:
+        """The word of each node that its workers are gone; of one of them, how far the job is."""
+        iteration = _told(self._world.iteration(job_id, self.now_s))
+        for stopping in self.state.live_jobs[job_id].stopping:
+            self._fold(
+                WorkersStopped(
+                    job_id=job_id,
+                    generation=stopping.generation,
+                    node_id=stopping.node_id,
+                    iteration=iteration,
+                    at_s=self.now_s,
+                )
+            )
+
+    def _occupy(self, placed: PlacedJob) -> None:
+        job = self._jobs[placed.job_id]
+        training = self._world.occupy(job, placed.generation, placed.gpus, self.now_s)
+        self._engine.at(training.starts_s, lambda: self._start(training))
+        if training.done_at_s < NEVER_S:
+            self._engine.at(training.done_at_s, lambda: self._finish(training))
+
+    # -- fold --------------------------------------------------------------------------------------------
+
+    def _fold(self, message: Event | PlanDecided) -> None:
+        sequence = self.state.sequence + 1
+        self.state = lifecycle.evolve(self.state, message, sequence)
+        for policy in self._policies:
+            if policy.service in self._memories:
+                memory = self._memories[policy.service]
+                self._memories[policy.service] = policy.evolve(memory, message, sequence)
+
+    def _seen_by(self, policy: Policy[Any]) -> Any:
+        return self._memories.get(policy.service, self.state)
+
+
+def _told(iteration: float) -> int:
+    """Live, facts count whole iterations. Here they say the truth with its fraction: a plan that is exact must not
+    lose the step in flight at every change of GPUs. No codec is in between that would mind."""
+    return cast(int, iteration)
