@@ -60,10 +60,11 @@ class Recipe:
     soft_share: float = 0.0
 
     def __post_init__(self) -> None:
-        asked, weights = (
-            self.num_gpus_weights,
-            (*self.num_gpus_weights.values(), *self.model_weights.values()),
-        )
+        counts = self.num_gpus_weights
+        weights = (*counts.values(), *self.model_weights.values())
+        are_powers = all(count > 0 and count.bit_count() == 1 for count in counts)
+        rises = 0 < self.tightness[0] <= self.tightness[1] <= MAX_TIGHTNESS
+        shares = (self.best_effort_share, self.soft_share)
         rules = {
             "num_jobs must be 1 or more": self.num_jobs >= 1,
             "cluster_gpus must be 1 or more": self.cluster_gpus >= 1,
@@ -71,16 +72,11 @@ class Recipe:
             "jobs_per_burst must be 1 or more": 1 <= self.jobs_per_burst < math.inf,
             "median_gpu_hours must be more than 0": 0 < self.median_gpu_hours < math.inf,
             "gpu_hours_sigma must be 0 to 10": 0 <= self.gpu_hours_sigma <= 10,
-            "num_gpus_weights must name powers of two": bool(asked)
-            and all(count >= 1 and not count & (count - 1) for count in asked),
+            "num_gpus_weights must name a number of GPUs": bool(counts),
+            "numbers of GPUs must be powers of two": are_powers,
             "weights must be more than 0": all(0 < weight < math.inf for weight in weights),
-            f"tightness must be two rising numbers above 0, up to {MAX_TIGHTNESS:g}": 0
-            < self.tightness[0]
-            <= self.tightness[1]
-            <= MAX_TIGHTNESS,
-            "shares must be 0 or more, and at most 1 together": min(self.best_effort_share, self.soft_share)
-            >= 0
-            and self.best_effort_share + self.soft_share <= 1,
+            f"tightness must rise, above 0 and up to {MAX_TIGHTNESS:g}": rises,
+            "shares must be 0 or more, and at most 1 together": min(shares) >= 0 and sum(shares) <= 1,
         }
         if problems := tuple(rule for rule, holds in rules.items() if not holds):
             raise BadSettings(problems)

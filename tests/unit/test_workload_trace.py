@@ -1,0 +1,181 @@
+from pathlib import Path
+
+import pytest
+
+from shared.messages.job import JobClass
+from shared.scheduling.scaling_curve import ScalingCurve
+from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
+from simulator.workload.errors import BadInput
+from simulator.workload.throughputs import Throughputs, read_throughputs
+from simulator.workload.trace import read_trace
+
+CURVE = ScalingCurve((1, 2), (1.0, 1.5))
+TABLES = Throughputs(source="tables/A100", curves={"bert": {64: CURVE, 128: CURVE}, "gpt2": {64: CURVE}})
+HEADER = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration"
+GOOD = "a,10,500,bert,900,64,2,300"
+LATER = "b,20,5,gpt2,90,64,1,30"
+
+
+def trace_of(tmp_path: Path, *lines: str) -> Path:
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_each_row_is_a_job_in_the_order_of_submission(tmp_path: Path) -> None:
+    workload = read_trace(trace_of(tmp_path, HEADER, LATER, GOOD), TABLES)
+    assert workload.name == "trace"
+    assert [job.job_id for job in workload.jobs] == ["a", "b"]
+    job = workload.jobs[0]
+    assert (job.submitted_at_s, job.deadline_s, job.num_iterations) == (10.0, 900.0, 500)
+    assert (job.model_name, job.global_batch_size, job.curve) == ("bert", 64, CURVE)
+    assert (job.num_gpus, job.duration_s, job.job_class) == (2, 300.0, JobClass.SLO)
+    assert workload.skipped == ()
+
+
+def test_the_other_spellings_mean_the_same(tmp_path: Path) -> None:
+    other = "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration"
+    expected = read_trace(trace_of(tmp_path, HEADER, GOOD, LATER), TABLES).jobs
+    assert read_trace(trace_of(tmp_path, other, GOOD, LATER), TABLES).jobs == expected
+
+
+def test_a_byte_order_mark_blank_lines_and_blanks_around_values_do_no_harm(tmp_path: Path) -> None:
+    expected = read_trace(trace_of(tmp_path, HEADER, GOOD), TABLES).jobs
+    spaced = trace_of(tmp_path, "\ufeff" + HEADER.replace(",", " , "), "", GOOD.replace(",", " ,"), "")
+    assert read_trace(spaced, TABLES).jobs == expected
+
+
+def test_ids_gpus_and_duration_may_be_missing(tmp_path: Path) -> None:
+    header = "submission_time,num_iteration,model_name,deadline,batch_size"
+    (job,) = read_trace(trace_of(tmp_path, header, "10,500,bert,900,64"), TABLES).jobs
+    assert (job.job_id, job.num_gpus, job.duration_s) == ("job-000002", 0, 0.0)
+    (job,) = read_trace(trace_of(tmp_path, HEADER, "a,10,500,bert,900,64,,"), TABLES).jobs
+    assert (job.num_gpus, job.duration_s) == (0, 0.0)
+
+
+def test_flags_make_best_effort_and_soft_jobs(tmp_path: Path) -> None:
+    file = trace_of(
+        tmp_path,
+        f"{HEADER},best_effort,soft_deadline",
+        "a,10,500,bert,,64,1,10,1,0",
+        "b,10,500,bert,5,64,1,10,1.0,",  # its deadline is not looked at
+        "c,10,500,bert,900,64,1,10,0,1",
+        "d,10,500,bert,900,64,1,10,,",
+    )
+    classes = [(job.job_class, job.deadline_s) for job in read_trace(file, TABLES).jobs]
+    assert classes == [
+        (JobClass.BEST_EFFORT, None),
+        (JobClass.BEST_EFFORT, None),
+        (JobClass.SOFT, 900.0),
+        (JobClass.SLO, 900.0),
+    ]
+
+
+BAD_ROWS = [
+    ("a,-1,500,bert,900,64,1,10", "submission_time '-1': must be 0 to 1e+11"),
+    ("a,soon,500,bert,900,64,1,10", "submission_time 'soon': is not a number"),
+    ("a,nan,500,bert,900,64,1,10", "submission_time 'nan': is not a number"),
+    ("a,1_0,500,bert,900,64,1,10", "submission_time '1_0': is not a number"),
+    ("a,,500,bert,900,64,1,10", "submission_time '': is missing"),
+    ("a,10,0,bert,900,64,1,10", "num_iteration '0': must be 1 to"),
+    ("a,10,2.5,bert,900,64,1,10", "num_iteration '2.5': must be a whole number"),
+    ("a,10,1e30,bert,900,64,1,10", "num_iteration '1e30': must be 1 to"),
+    ("a,10,inf,bert,900,64,1,10", "num_iteration 'inf': must be 1 to"),
+    ("a,10,500,,900,64,1,10", "model_name '': is missing"),
+    (
+        "a,10,500,llama,900,64,1,10",
+        "model_name 'llama': has no throughput table; tables/A100 knows bert, gpt2",
+    ),
+    ("a,10,500,bert,900,65,1,10", "batch_size '65': is not in the table of bert, which knows 64, 128"),
+    ("a,10,500,bert,900,0,1,10", "batch_size '0': must be 1 to"),
+    ("a,10,500,bert,10,64,1,10", "deadline '10': must come after the submission at 10 s"),
+    ("a,10,500,bert,-5,64,1,10", "deadline '-5': must be 0 to 1e+11"),
+    ("a,10,500,bert,,64,1,10", "deadline '': is missing; give one, or mark the job with best_effort 1"),
+    ("a,10,500,bert,900,64,0,10", "num_gpu '0': must be 1 to"),
+    ("a,10,500,bert,900,64,1,-10", "duration '-10': must be 0 to 1e+09"),
+    (",10,500,bert,900,64,1,10", "job_id '': is missing"),
+    ("b,10,500,bert,900,64,1,10", "job_id 'b': is in line 2 already; every job needs its own"),
+    ("a,10,500,bert,900,64,1", "has 7 cells where the header has 8"),
+    (f"{'a' * 201},10,500,bert,900,64,1,10", "job_id"),
+]
+
+
+@pytest.mark.parametrize(("row", "words"), BAD_ROWS)
+def test_a_bad_row_is_named_by_file_line_column_and_value(tmp_path: Path, row: str, words: str) -> None:
+    file = trace_of(tmp_path, HEADER, LATER, row)
+    with pytest.raises(BadInput) as refused:
+        read_trace(file, TABLES)
+    assert f"{file}:3: {words}" in str(refused.value)
+    assert "--skip-bad" in str(refused.value)
+
+
+@pytest.mark.parametrize(("row", "words"), BAD_ROWS)
+def test_a_bad_row_can_be_passed_over(tmp_path: Path, row: str, words: str) -> None:
+    workload = read_trace(trace_of(tmp_path, HEADER, LATER, row), TABLES, skip_bad=True)
+    assert [job.job_id for job in workload.jobs] == ["b"]
+    assert [problem.line for problem in workload.skipped] == [3]
+    assert words in str(workload.skipped[0])
+
+
+def test_all_bad_rows_are_named_in_one_error_up_to_twenty(tmp_path: Path) -> None:
+    rows = [f"j{number},-1,500,bert,900,64,1,10" for number in range(30)]
+    with pytest.raises(BadInput) as refused:
+        read_trace(trace_of(tmp_path, HEADER, GOOD, *rows), TABLES)
+    lines = str(refused.value).splitlines()
+    assert len(refused.value.problems) == 30
+    assert len(lines) == 22
+    assert ":22: submission_time" in lines[19]
+    assert lines[20] == "... and 10 more such rows"
+
+
+def test_a_trace_without_a_good_row_is_an_error_even_when_bad_ones_are_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no row is good"):
+        read_trace(trace_of(tmp_path, HEADER, "a,-1,500,bert,900,64,1,10"), TABLES, skip_bad=True)
+    with pytest.raises(BadInput, match="has a header, but no job below it"):
+        read_trace(trace_of(tmp_path, HEADER), TABLES, skip_bad=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("job_id,submission_time,model_name,batch_size", "no column num_iteration, deadline; a trace has"),
+        ("job_id,submission_time,duration", "no column num_gpu; a trace has"),
+        ("a,b,c", "no column submission_time, num_gpu, duration"),
+        (f"{HEADER},ddl", "two columns mean 'deadline'"),
+        (f"{HEADER},best_efort", "unknown column 'best_efort'; is it 'best_effort'?"),
+    ],
+)
+def test_a_header_that_cannot_be_read_is_refused(tmp_path: Path, header: str, words: str) -> None:
+    file = trace_of(tmp_path, header, GOOD)
+    with pytest.raises(BadInput) as refused:
+        read_trace(file, TABLES)
+    assert f"{file}:1: {words}" in str(refused.value)
+
+
+def test_columns_that_no_trace_needs_are_passed_over(tmp_path: Path) -> None:
+    assert len(read_trace(trace_of(tmp_path, f"{HEADER},user", f"{GOOD},alice"), TABLES).jobs) == 1
+
+
+def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"missing\.csv: cannot be read: No such file"):
+        read_trace(tmp_path / "missing.csv", TABLES)
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_trace(tmp_path, TABLES)
+    (tmp_path / "empty.csv").write_text("\n")
+    with pytest.raises(BadInput, match="is empty"):
+        read_trace(tmp_path / "empty.csv", TABLES)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="is not a text file in UTF-8"):
+        read_trace(tmp_path / "binary.csv", TABLES)
+    with pytest.raises(BadInput, match="is no comma-separated file"):
+        read_trace(trace_of(tmp_path, HEADER, '"a,10'), TABLES)
+
+
+def test_the_bundled_traces_read_without_a_complaint() -> None:
+    tables = read_throughputs(bundled_throughputs())
+    workloads = {name: read_trace(bundled_trace(name), tables) for name in bundled_traces()}
+    assert {name: len(workload.jobs) for name, workload in workloads.items()} == {"bursty": 150, "small": 100}
+    assert {job.job_class for job in workloads["small"].jobs} == set(JobClass)
+    assert len({job.submitted_at_s for job in workloads["bursty"].jobs}) == 10
+    with pytest.raises(BadInput, match="is no bundled trace; there are bursty, small"):
+        bundled_trace("large")
