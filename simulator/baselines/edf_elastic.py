@@ -1,0 +1,133 @@
+"""Earliest deadline first with elastic scaling: ElasticFlow without its admission control.
+
+Minimum satisfactory shares are filled in the order of deadlines (Algorithm 1), and what is left now goes where it
+brings most (Algorithm 2); whoever cannot be in time any more gets from what is left. Written anew and plainly, over
+the pieces of a step function instead of slots: none of the scheduler's own code is in it.
+Source: ElasticFlow, sections 4.1, 4.2 and 6.4 (EDF + elastic scaling).
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_deadline
+from simulator.baselines.greedy import grow
+
+
+class _Held(NamedTuple):
+    start_s: float
+    end_s: float
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarliestDeadlineFirstElastic(AdmitsAll):
+    name: str = "edf-elastic"
+
+    def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
+        free, shares = _Free(num_gpus, now_s), dict[str, int]()
+        ordered = sorted(jobs, key=by_deadline)
+        changes_s: list[float] = []
+        for job in ordered:
+            schedule = _minimum_satisfactory_share(job, free, now_s) if job.due_s < math.inf else ()
+            free.take(schedule)
+            changes_s += (at_s for held in schedule for at_s in (held.start_s, held.end_s) if at_s > now_s)
+            if schedule and schedule[0].start_s <= now_s:
+                shares[job.job_id] = schedule[0].num_gpus
+        until_s = min(changes_s, default=math.inf)
+        _share_out_the_rest(ordered, shares, free.lowest_until(until_s), until_s, now_s)
+        return Shares(num_gpus_by_job=shares, valid_until_s=until_s)
+
+
+class _Free:
+    """GPUs not yet planned for, from now on: a step function."""
+
+    def __init__(self, num_gpus: int, now_s: float) -> None:
+        self.starts_s, self.num_gpus = [now_s], [num_gpus]
+
+    def take(self, schedule: Sequence[_Held]) -> None:
+        for start_s, end_s, num_gpus in schedule:
+            for piece in range(self._cut(start_s), self._cut(end_s)):
+                self.num_gpus[piece] -= num_gpus
+
+    def lowest_until(self, until_s: float) -> int:
+        return min(n for at_s, n in zip(self.starts_s, self.num_gpus, strict=True) if at_s < until_s)
+
+    def _cut(self, at_s: float) -> int:
+        piece = bisect_left(self.starts_s, at_s)
+        if piece == len(self.starts_s) or self.starts_s[piece] > at_s:
+            self.starts_s.insert(piece, at_s)
+            self.num_gpus.insert(piece, self.num_gpus[piece - 1])
+        return piece
+
+
+def _minimum_satisfactory_share(job: BaselineJob, free: _Free, now_s: float) -> Sequence[_Held]:
+    """The filling with the smallest cap that ends by the deadline; nothing if there is none."""
+    for cap in job.curve.levels:
+        if now_s + job.remaining_iterations / job.curve.throughput(cap) <= job.due_s and (
+            schedule := _fill(job, free, cap, now_s)
+        ):
+            return schedule
+    return ()
+
+
+def _fill(job: BaselineJob, free: _Free, cap: int, now_s: float) -> list[_Held] | None:
+    """At each instant the largest level up to the cap that is free, each change charged; None if it ends too late."""
+    left, share, ready_s = job.remaining_iterations, job.current_num_gpus, now_s
+    ready_s += job.stall_s(share, now_s)
+    schedule: list[_Held] = []
+    for start_s, end_s, num_gpus in zip(
+        free.starts_s, [*free.starts_s[1:], math.inf], free.num_gpus, strict=True
+    ):
+        level = job.level(min(num_gpus, cap))
+        if start_s >= job.due_s:
+            return None
+        if level != share:
+            share, ready_s = level, start_s + job.resize_cost.seconds(level)
+        rate = job.curve.throughput(level)
+        done_s = max(start_s, ready_s) + left / rate if rate else math.inf
+        if done_s <= end_s:
+            return [*schedule, _Held(start_s, done_s, level)] if done_s <= job.due_s else None
+        if level:
+            schedule.append(_Held(start_s, end_s, level))
+        left -= rate * max(end_s - max(start_s, ready_s), 0.0)
+    return None
+
+
+def _share_out_the_rest(
+    ordered: Sequence[BaselineJob], shares: dict[str, int], num_free: int, until_s: float, now_s: float
+) -> None:
+    """Until the plan changes: nobody moves for nothing, nobody is left out, then the greatest marginal return."""
+
+    def give(job: BaselineJob, level: int) -> None:
+        nonlocal num_free
+        num_free -= level - shares.get(job.job_id, 0)
+        shares[job.job_id] = level
+
+    for job in ordered:
+        held, share = job.current_num_gpus, shares.get(job.job_id, 0)
+        if share < held <= share + num_free and held in job.curve.levels:
+            give(job, held)
+    for job in ordered:
+        if job.job_id not in shares and job.curve.levels[0] <= num_free:
+            give(job, job.curve.levels[0])
+    grow(ordered, shares, num_free + sum(shares.values()), partial(_step, until_s=until_s, now_s=now_s))
+
+
+def _step(job: BaselineJob, share: int, num_free: int, *, until_s: float, now_s: float) -> tuple[float, int]:
+    """The next level, with the throughput that each added GPU brings, in throughputs of its fewest GPUs."""
+    rate, level = job.curve.throughput, job.curve.next_level.get(share, 0)
+    if not level or level > share + num_free or not _pays(job, level, until_s, now_s):
+        return 0.0, 0
+    return (rate(level) - rate(share)) / (level - share) / rate(job.curve.levels[0]), level
+
+
+def _pays(job: BaselineJob, level: int, until_s: float, now_s: float) -> bool:
+    """Whether the job gets further at this level than at the one it holds, until the plan changes or it ends."""
+    rate, held = job.curve.throughput(level), job.curve.throughput(job.current_num_gpus)
+    window_s = min(until_s - now_s, job.seconds_left(level, now_s))
+    stay_s, move_s = (job.stall_s(n, now_s) for n in (job.current_num_gpus, level))
+    return rate * max(window_s - move_s, 0.0) >= held * max(window_s - stay_s, 0.0)

@@ -1,0 +1,62 @@
+"""Elastic weighted fair sharing: GPUs in proportion to priority, up to what each job requested; jobs shrink for others.
+
+Source: VirtualFlow (Or et al., MLSys 2022), section 4.2 and Algorithm 1. Its virtual nodes, as many as GPUs were
+requested, bound how wide a job can become.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedFairSharing(AdmitsAll):
+    """Priorities are the jobs' weights."""
+
+    name: str = "weighted-fair-sharing"
+
+    def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
+        queue = sorted((job for job in jobs if not job.current_num_gpus), key=by_priority)
+        running = sorted((job for job in jobs if job.current_num_gpus), key=by_priority)
+        allocations = _fair(running, num_gpus)
+        for job in queue:
+            fair = _fair([*running, job], num_gpus)
+            if job.job_id not in fair or any(
+                fair.get(other.job_id, 0) < allocations.get(other.job_id, 0)
+                for other in running
+                if other.weight > job.weight
+            ):
+                break
+            allocations = fair
+            running.append(job)
+        return Shares(num_gpus_by_job=allocations)
+
+
+def by_priority(job: BaselineJob) -> tuple[float, float, str]:
+    """The greatest weight first, then by arrival."""
+    return -job.weight, job.submitted_at_s, job.job_id
+
+
+def _fair(jobs: Sequence[BaselineJob], num_gpus: int) -> dict[str, int]:
+    """Weighted max-min fair shares: every job its fewest GPUs, then whoever has least for its weight grows."""
+    shares: dict[str, int] = {}
+    for job in sorted(jobs, key=by_priority):
+        fewest = job.curve.levels[0]
+        if fewest <= num_gpus:
+            shares[job.job_id] = fewest
+            num_gpus -= fewest
+    growing = [
+        (shares[job.job_id] / job.weight, by_priority(job), job) for job in jobs if job.job_id in shares
+    ]
+    heapq.heapify(growing)
+    while growing and num_gpus:
+        _, order, job = heapq.heappop(growing)
+        share = shares[job.job_id]
+        level = job.curve.next_level.get(share, 0)
+        if share < level <= min(job.gang, share + num_gpus):
+            shares[job.job_id] = level
+            num_gpus -= level - share
+            heapq.heappush(growing, (level / job.weight, order, job))
+    return shares
