@@ -18,10 +18,12 @@ from rich.table import Table
 
 from shared.errors import ElasticFlowError
 from simulator.trace_driven.failures import Failures
+from simulator.trace_driven.plots import require_matplotlib, write_plots
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Simulation
 from simulator.trace_driven.strategies import strategy, strategy_names
+from simulator.trace_driven.tables import write_tables
 from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
 from simulator.workload.jobs import Workload
 from simulator.workload.overhead import CHOICES as OVERHEADS
@@ -60,6 +62,9 @@ def simulate(
         int, typer.Option(metavar="K", min=0, max=2, help="Promise with so many nodes in reserve.")
     ] = 0,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad rows, and name them.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write jobs.csv, events.csv and pictures there.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="For what a raw trace leaves open.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
@@ -74,6 +79,7 @@ def simulate(
     Examples:
       eflow simulate --trace small --nodes 2
       eflow simulate --trace jobs.csv --throughputs tables/ --nodes 16 --json
+      eflow simulate --trace small --nodes 2 --out pictures/
       eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
 
     Exit codes: 0 done, 2 bad input or wrong usage, 130 Ctrl-C.
@@ -86,6 +92,8 @@ def simulate(
         cluster = ClusterShape(num_nodes=nodes, gpus_per_node=gpus_per_node)
         workload = workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed)
         chosen = strategy(policy)
+        if out is not None:
+            require_matplotlib()
         began_s = time.perf_counter()
         simulation = Simulation(
             workload,
@@ -107,6 +115,9 @@ def simulate(
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "partial": result.partial,
     }
+    if out is not None:
+        write_tables(result, out)
+        write_plots(result, out)
     if as_json:
         print(json.dumps(numbers), flush=True)
     else:

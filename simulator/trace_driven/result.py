@@ -5,7 +5,7 @@ Judged by what the world did, never by a plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from shared.messages.job import JobClass
 from shared.messages.pool_state import Phase
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.world import Stay
+from simulator.trace_driven.world import Outage, Stay, World
 from simulator.workload.jobs import TraceJob, Workload
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Result:
     workload: Workload
     cluster: ClusterShape
     fates: tuple[Fate, ...]  # in the order of the workload
+    outages: tuple[Outage, ...]  # in the order of their beginning
     num_migrations: int
     ended_at_s: float
     partial: bool
@@ -129,6 +130,11 @@ class Result:
         return sum(max(len(fate.stays) - 1, 0) for fate in self.fates) - self.num_migrations
 
     @property
+    def num_outages(self) -> int:
+        """Times that a node went down."""
+        return len(self.outages)
+
+    @property
     def gpu_hours(self) -> float:
         """Held by jobs, stops included."""
         return sum(fate.gpu_seconds for fate in self.fates) / HOUR_S
@@ -149,6 +155,7 @@ class Result:
             "mean_jct_best_effort_s": self.mean_jct_best_effort_s,
             "resizes": self.num_resizes,
             "migrations": self.num_migrations,
+            "outages": self.num_outages,
             "gpu_hours": self.gpu_hours,
         }
 
@@ -158,10 +165,10 @@ def rate_alone(curve: ScalingCurve) -> float:
     return curve.iterations_per_s_L[0] / curve.num_gpus_L[0]
 
 
-def result_of(simulation: Simulation, stays: Sequence[Stay], *, partial: bool) -> Result:
+def result_of(simulation: Simulation, world: World, *, partial: bool) -> Result:
     """The fates, read off the folded ledger and the world's record."""
     stays_by_job: dict[str, list[Stay]] = {}
-    for stay in stays:
+    for stay in world.stays:
         stays_by_job.setdefault(stay.job_id, []).append(stay)
 
     def fate(job: TraceJob) -> Fate:
@@ -179,6 +186,7 @@ def result_of(simulation: Simulation, stays: Sequence[Stay], *, partial: bool) -
         workload=simulation.workload,
         cluster=simulation.cluster,
         fates=tuple(fate(job) for job in simulation.workload.jobs),
+        outages=tuple(world.outages),
         num_migrations=simulation.num_migrations,
         ended_at_s=simulation.now_s,
         partial=partial,

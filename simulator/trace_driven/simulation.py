@@ -115,7 +115,7 @@ class Simulation:
         self._engine.run(NEVER_S, over)
         for job_id in tuple(self._world.trainings):
             self._world.release(job_id, self.now_s)
-        return result_of(self, self._world.stays, partial=stopped)
+        return result_of(self, self._world, partial=stopped)
 
     def _is_over(self) -> bool:
         if self._world.trainings:
@@ -190,13 +190,13 @@ class Simulation:
                 )
             )
             self._world.release(job_id, self.now_s)
-        self._world.lose(node_id)
+        self._world.lose(node_id, self.now_s)
         incarnation = self.state.nodes[node_id].incarnation
         self._fold(NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=self.now_s))
         self._soon()
 
     def _regain(self, node_id: str) -> None:
-        self._world.regain(node_id)
+        self._world.regain(node_id, self.now_s)
         self._join(node_id)
         self._soon()
 

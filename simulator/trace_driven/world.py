@@ -6,7 +6,7 @@ node that is down.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.messages.cluster import GpuId
 from shared.scheduling.resize_cost import ResizeCost
@@ -36,6 +36,15 @@ class Stay:
     @property
     def gpu_seconds(self) -> float:
         return self.num_gpus * (self.left_at_s - self.placed_at_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A node was down. to_s: None if it still was at the end."""
+
+    node_id: str
+    from_s: float
+    to_s: float | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -73,9 +82,11 @@ class World:
     def __init__(self, cluster: ClusterShape, resize_cost: ResizeCost) -> None:
         self._cluster, self._resize_cost = cluster, resize_cost
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
+        self._down: dict[str, int] = {}  # node: position among the outages
         self._iterations: dict[str, float] = {}  # of jobs that wait for GPUs
         self.trainings: dict[str, Training] = {}  # by job
         self.stays: list[Stay] = []
+        self.outages: list[Outage] = []  # in the order of their beginning
 
     def iteration(self, job_id: str, now_s: float) -> float:
         """How far a job is, fractions included."""
@@ -121,12 +132,17 @@ class World:
         self.release(job_id, now_s)
         del self._iterations[job_id]
 
-    def lose(self, node_id: str) -> None:
+    def lose(self, node_id: str, now_s: float) -> None:
         """The node is down; whoever trained there has been released."""
         self._take(self._cluster.gpus_of(node_id), node_id)
+        self._down[node_id] = len(self.outages)
+        self.outages.append(Outage(node_id=node_id, from_s=now_s, to_s=None))
 
-    def regain(self, node_id: str) -> None:
+    def regain(self, node_id: str, now_s: float) -> None:
+        """The node is back."""
         self._free.update(self._cluster.gpus_of(node_id))
+        position = self._down.pop(node_id)
+        self.outages[position] = replace(self.outages[position], to_s=now_s)
 
     def jobs_on(self, node_id: str) -> tuple[str, ...]:
         """Jobs with a GPU of this node, by id."""
