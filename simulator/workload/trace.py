@@ -58,7 +58,7 @@ def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, see
     (_, header), *lines = read_lines(file)
     columns = columns_of(file, header, SPELLINGS)
     read_job = _reader(file, columns, throughputs, seed)
-    jobs: dict[str, TraceJob] = {}
+    jobs: list[TraceJob] = []
     bad: list[BadRow] = []
     lines_by_id: dict[str, int] = {}
     for row in rows_of(file, columns, lines):
@@ -69,14 +69,14 @@ def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, see
             first = lines_by_id.setdefault(job.job_id, row.line)
             if first != row.line:
                 raise row.refusal("job_id", f"is in line {first} already; every job needs its own")
-            jobs[job.job_id] = job
+            jobs.append(job)
         except BadInput as error:
             bad.extend(error.problems)
     if bad and not (skip_bad and jobs):
         raise BadInput(tuple(bad), ADVICE if jobs else "no row is good")
     if not jobs:
         raise refusal(file, "has a header, but no job below it")
-    return Workload.of(file.stem, jobs.values(), bad)
+    return Workload.of(file.stem, jobs, bad)
 
 
 def write_trace(workload: Workload, file: Path) -> None:
@@ -109,19 +109,15 @@ def _plain(value: float) -> str:
 def _reader(
     file: Path, columns: list[str], throughputs: Throughputs, seed: int
 ) -> Callable[[Row, str], TraceJob]:
-    """For the form that the header shows: a trace that names iterations or models is no raw one."""
-    missing = [name for name in REQUIRED if name not in columns]
-    if not missing:
-        return partial(_complete_job, throughputs)
-    missing_raw = [name for name in REQUIRED_RAW if name not in columns]
-    if not missing_raw and len(missing) == len(REQUIRED) - 1:  # all but the submission time
+    """For the form that the header shows: a trace that says more of a job than its size is no raw one."""
+    is_raw = set(REQUIRED).isdisjoint(set(columns) - set(REQUIRED_RAW))
+    missing = [name for name in (REQUIRED_RAW if is_raw else REQUIRED) if name not in columns]
+    if missing:
+        forms = f"a trace has {', '.join(REQUIRED)}, a raw one {', '.join(REQUIRED_RAW)}"
+        raise refusal(file, f"no column {', '.join(missing)}; {forms}", line=1)
+    if is_raw:
         return RawReader(throughputs, np.random.default_rng(seed))
-    wanted = missing_raw if {"num_iteration", "model_name"}.isdisjoint(columns) else missing
-    raise refusal(
-        file,
-        f"no column {', '.join(wanted)}; a trace has {', '.join(REQUIRED)}, a raw one {', '.join(REQUIRED_RAW)}",
-        line=1,
-    )
+    return partial(_complete_job, throughputs)
 
 
 def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:

@@ -43,6 +43,7 @@ def test_a_batch_size_that_runs_nowhere_is_not_known(tmp_path: Path) -> None:
         ("batch,1,2\n64,1,2\n", 1, "it starts with 'batch'"),
         ("global_batch_size,1,3\n64,1,2\n", 1, "'3' is not a power of two"),
         ("global_batch_size,1,two\n64,1,2\n", 1, "'two' is not a power of two"),
+        ("global_batch_size,01,2\n64,1,2\n", 1, "'01' is not a power of two"),
         ("global_batch_size,0,1\n64,1,2\n", 1, "'0' is not a power of two"),
         ("global_batch_size,2,1\n64,1,2\n", 1, "not ascending"),
         ("global_batch_size,1,1\n64,1,2\n", 1, "not ascending"),

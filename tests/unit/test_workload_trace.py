@@ -71,11 +71,26 @@ def test_flags_make_best_effort_and_soft_jobs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_flag_that_is_no_flag_and_two_flags_at_once_are_refused(tmp_path: Path) -> None:
+    header = f"{HEADER},best_effort,soft_deadline"
+    with pytest.raises(BadInput, match="soft_deadline '1': cannot be 1 beside best_effort; choose one"):
+        read_trace(trace_of(tmp_path, header, f"{GOOD},1,1"), TABLES)
+    with pytest.raises(BadInput, match="best_effort 'yes': must be 1"):
+        read_trace(trace_of(tmp_path, header, f"{GOOD},yes,0"), TABLES)
+
+
+def test_jobs_of_one_second_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    rows = [GOOD.replace("a,", f"{name},", 1) for name in "cab"]
+    jobs = read_trace(trace_of(tmp_path, HEADER, *rows), TABLES).jobs
+    assert [job.job_id for job in jobs] == ["a", "b", "c"]
+
+
 BAD_ROWS = [
     ("a,-1,500,bert,900,64,1,10", "submission_time '-1': must be 0 to 1e+11"),
     ("a,soon,500,bert,900,64,1,10", "submission_time 'soon': is not a number"),
     ("a,nan,500,bert,900,64,1,10", "submission_time 'nan': is not a number"),
     ("a,1_0,500,bert,900,64,1,10", "submission_time '1_0': is not a number"),
+    ("a,١٢,500,bert,900,64,1,10", "submission_time '١٢': is not a number"),
     ("a,,500,bert,900,64,1,10", "submission_time '': is missing"),
     ("a,10,0,bert,900,64,1,10", "num_iteration '0': must be 1 to"),
     ("a,10,2.5,bert,900,64,1,10", "num_iteration '2.5': must be a whole number"),
@@ -141,6 +156,8 @@ def test_a_trace_without_a_good_row_is_an_error_even_when_bad_ones_are_passed_ov
         ("job_id,submission_time,model_name,batch_size", "no column num_iteration, deadline; a trace has"),
         ("job_id,submission_time,duration", "no column num_gpu; a trace has"),
         ("a,b,c", "no column submission_time, num_gpu, duration"),
+        ("submission_time,duration,num_gpu,model_name", "no column num_iteration, deadline, batch_size"),
+        ("submission_time,duration,num_gpu,deadline", "no column num_iteration, model_name, batch_size"),
         (f"{HEADER},ddl", "two columns mean 'deadline'"),
         (f"{HEADER},best_efort", "unknown column 'best_efort'; is it 'best_effort'?"),
     ],
@@ -153,7 +170,9 @@ def test_a_header_that_cannot_be_read_is_refused(tmp_path: Path, header: str, wo
 
 
 def test_columns_that_no_trace_needs_are_passed_over(tmp_path: Path) -> None:
-    assert len(read_trace(trace_of(tmp_path, f"{HEADER},user", f"{GOOD},alice"), TABLES).jobs) == 1
+    file = trace_of(tmp_path, f"{HEADER},user,real_duration,real_iteration", f"{GOOD},alice,301,502")
+    (job,) = read_trace(file, TABLES).jobs
+    assert (job.duration_s, job.num_iterations) == (300, 500)
 
 
 def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
