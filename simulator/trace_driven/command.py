@@ -17,12 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shared.errors import ElasticFlowError
-from simulator.trace_driven.failures import Failures
+from simulator.trace_driven.failures import HOUR_S, Failures
 from simulator.trace_driven.plots import require_matplotlib, write_plots
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Simulation
-from simulator.trace_driven.strategies import strategy, strategy_names
+from simulator.trace_driven.strategies import STRATEGIES, strategy
 from simulator.trace_driven.tables import write_tables
 from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
 from simulator.workload.jobs import Workload
@@ -50,7 +50,7 @@ def simulate(
     nodes: Annotated[int, typer.Option(metavar="N", help="Machines in the cluster.")] = 4,
     gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each.")] = 8,
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of {', '.join(strategy_names())}.")
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(STRATEGIES)}.")
     ] = "selective",
     overhead: Annotated[
         str, typer.Option(metavar="MODEL", help=f"What a change of GPUs costs: {OVERHEADS}.")
@@ -58,6 +58,12 @@ def simulate(
     failures: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Let nodes fail and come back.")
     ] = None,
+    up_hours: Annotated[
+        float, typer.Option(metavar="H", min=0.01, help="With --failures: mean time until a node fails.")
+    ] = 336.0,
+    down_hours: Annotated[
+        float, typer.Option(metavar="H", min=0.01, help="With --failures: mean time until it is back.")
+    ] = 2.0,
     reserve: Annotated[
         int, typer.Option(metavar="K", min=0, max=2, help="Promise with so many nodes in reserve.")
     ] = 0,
@@ -91,7 +97,7 @@ def simulate(
     with refusing():
         cluster = ClusterShape(num_nodes=nodes, gpus_per_node=gpus_per_node)
         workload = workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed)
-        chosen = strategy(policy)
+        chosen = strategy(policy, workload)
         if out is not None:
             require_matplotlib()
         began_s = time.perf_counter()
@@ -102,7 +108,7 @@ def simulate(
             resize_cost=overhead_model(overhead, cluster.num_gpus),
             admission=chosen.admission,
             reserve_nodes=reserve,
-            failures=Failures(seed=failures) if failures is not None else None,
+            failures=_failures(failures, up_hours, down_hours),
         )
     with watched(simulation, f"{workload.name} on {cluster.num_gpus} GPUs") as stop:
         result = simulation.run(stop)
@@ -124,6 +130,12 @@ def simulate(
         _show(numbers, result)
     if result.partial:
         raise typer.Exit(INTERRUPTED)
+
+
+def _failures(seed: int | None, up_hours: float, down_hours: float) -> Failures | None:
+    if seed is None:
+        return None
+    return Failures(seed=seed, mean_up_s=up_hours * HOUR_S, mean_down_s=down_hours * HOUR_S)
 
 
 def workload_of(trace: str, throughputs: Path | None, *, skip_bad: bool, seed: int) -> Workload:

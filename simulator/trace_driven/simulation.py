@@ -26,7 +26,7 @@ from shared.messages.events import (
     PoolConfigured,
     WorkersStopped,
 )
-from shared.messages.policy import Policy
+from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import PoolState
 from shared.scheduling.resize_cost import ResizeCost
 from simulator.engine import Engine
@@ -37,6 +37,8 @@ from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape, pool_conf
 from simulator.trace_driven.result import Result, result_of
 from simulator.trace_driven.world import Training, World
 from simulator.workload.jobs import TraceJob, Workload
+
+Evolve = Callable[[Any, LedgerMessage, int], Any]
 
 NEVER_S = float("inf")
 STARVED_S = 30 * 86_400.0  # nothing to come and nobody trains for so long: whoever waits will wait for ever
@@ -68,14 +70,11 @@ class Simulation:
         self._policies, self._observers = tuple(policies.values()), observers
         self._jobs = {job.job_id: job for job in workload.jobs}
         self._engine = Engine(workload.jobs[0].submitted_at_s)
-        self._world = World(cluster, resize_cost)
-        self.state = PoolState()
-        # a policy that remembers more than the ledger says folds for itself
-        self._memories = {
-            policy.service: policy.start(self.state)
-            for policy in self._policies
-            if policy.evolve is not lifecycle.evolve
-        }
+        self.world = World(cluster, resize_cost)
+        # one state for each way to fold: a baseline may remember more than the pool
+        self._folded: dict[Evolve, Any] = {lifecycle.evolve: PoolState()}
+        for policy in self._policies:
+            self._folded.setdefault(policy.evolve, policy.start(PoolState()))
         self._wishes: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
         self._is_due, self._wake_at_s = False, NEVER_S
@@ -98,6 +97,11 @@ class Simulation:
             FailingNodes(self._engine, cluster.node_ids, failures, lose=self._lose, regain=self._regain)
 
     @property
+    def state(self) -> PoolState:
+        """What the ledger says."""
+        return self._folded[lifecycle.evolve]
+
+    @property
     def now_s(self) -> float:
         return self._engine.now_s
 
@@ -113,12 +117,12 @@ class Simulation:
             return stopped
 
         self._engine.run(NEVER_S, over)
-        for job_id in tuple(self._world.trainings):
-            self._world.release(job_id, self.now_s)
-        return result_of(self, self._world, partial=stopped)
+        for job_id in tuple(self.world.trainings):
+            self.world.release(job_id, self.now_s)
+        return result_of(self, self.world, partial=stopped)
 
     def _is_over(self) -> bool:
-        if self._world.trainings:
+        if self.world.trainings:
             self._trained_at_s = self.now_s
         if self._num_to_come or self._wishes:
             return False
@@ -149,7 +153,7 @@ class Simulation:
         if not self._is_present(training):
             return
         job = training.job
-        self._world.finish(job.job_id, self.now_s)
+        self.world.finish(job.job_id, self.now_s)
         self._fold(
             JobFinished(
                 job_id=job.job_id,
@@ -176,8 +180,8 @@ class Simulation:
 
     def _lose(self, node_id: str) -> None:
         """A node goes down; its jobs lose their GPUs, and nothing of their progress."""
-        for job_id in self._world.jobs_on(node_id):
-            training = self._world.trainings[job_id]
+        for job_id in self.world.jobs_on(node_id):
+            training = self.world.trainings[job_id]
             iteration = _told(training.iteration_at(self.now_s))
             self._fold(
                 JobProgressed(
@@ -189,19 +193,19 @@ class Simulation:
                     at_s=self.now_s,
                 )
             )
-            self._world.release(job_id, self.now_s)
-        self._world.lose(node_id, self.now_s)
+            self.world.release(job_id, self.now_s)
+        self.world.lose(node_id, self.now_s)
         incarnation = self.state.nodes[node_id].incarnation
         self._fold(NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=self.now_s))
         self._soon()
 
     def _regain(self, node_id: str) -> None:
-        self._world.regain(node_id, self.now_s)
+        self.world.regain(node_id, self.now_s)
         self._join(node_id)
         self._soon()
 
     def _is_present(self, training: Training) -> bool:
-        return self._world.trainings.get(training.job.job_id) is training
+        return self.world.trainings.get(training.job.job_id) is training
 
     # -- decide ------------------------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ class Simulation:
             return False
         commands = wishes if policy.service == "admission" else ()
         before = self.state
-        events = policy.decide(self._seen_by(policy), commands, self.now_s)
+        events = policy.decide(self._folded[policy.evolve], commands, self.now_s)
         if not events:
             return False
         self._fold(
@@ -249,7 +253,7 @@ class Simulation:
 
     def _sleep(self) -> None:
         """Ask again when the first of them wants to be woken."""
-        wishes_s = (policy.wake_at_s(self._seen_by(policy)) for policy in self._policies)
+        wishes_s = (policy.wake_at_s(self._folded[policy.evolve]) for policy in self._policies)
         wake_at_s = min((at_s for at_s in wishes_s if at_s is not None), default=NEVER_S)
         assert wake_at_s > self.now_s, "a policy wants to wake now, and then has nothing to say"
         if wake_at_s not in (self._wake_at_s, NEVER_S):
@@ -266,7 +270,7 @@ class Simulation:
         """All leave before anybody moves in."""
         self.num_migrations += len(decision.migrated)
         for placed in decision.placements:
-            self._world.release(placed.job_id, self.now_s)
+            self.world.release(placed.job_id, self.now_s)
             self._report_stopped(placed.job_id)
         for placed in decision.placements:
             if placed.gpus:
@@ -274,7 +278,7 @@ class Simulation:
 
     def _report_stopped(self, job_id: str) -> None:
         """The word of each node that its workers are gone; of one of them, how far the job is."""
-        iteration = _told(self._world.iteration(job_id, self.now_s))
+        iteration = _told(self.world.iteration(job_id, self.now_s))
         for stopping in self.state.live_jobs[job_id].stopping:
             self._fold(
                 WorkersStopped(
@@ -288,7 +292,7 @@ class Simulation:
 
     def _occupy(self, placed: PlacedJob) -> None:
         job = self._jobs[placed.job_id]
-        training = self._world.occupy(job, placed.generation, placed.gpus, self.now_s)
+        training = self.world.occupy(job, placed.generation, placed.gpus, self.now_s)
         self._engine.at(training.starts_s, lambda: self._start(training))
         if training.done_at_s < NEVER_S:
             self._engine.at(training.done_at_s, lambda: self._finish(training))
@@ -297,14 +301,8 @@ class Simulation:
 
     def _fold(self, message: Event | PlanDecided) -> None:
         sequence = self.state.sequence + 1
-        self.state = lifecycle.evolve(self.state, message, sequence)
-        for policy in self._policies:
-            if policy.service in self._memories:
-                memory = self._memories[policy.service]
-                self._memories[policy.service] = policy.evolve(memory, message, sequence)
-
-    def _seen_by(self, policy: Policy[Any]) -> Any:
-        return self._memories.get(policy.service, self.state)
+        for evolve, state in self._folded.items():
+            self._folded[evolve] = evolve(state, message, sequence)
 
 
 def _told(iteration: float) -> int:

@@ -1,0 +1,183 @@
+"""`eflow simulate`, as people and scripts use it."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shared.messages.commands import Command
+from shared.messages.events import PlanEvent
+from shared.messages.pool_state import PoolState
+from simulator.__main__ import app
+from simulator.trace_driven import command
+from simulator.trace_driven.strategies import Strategy, strategy
+from simulator.workload.bundled import bundled_trace
+from simulator.workload.jobs import Workload
+
+ROOT = Path(__file__).parents[2]
+HEADER = "submission_time,num_iteration,model_name,deadline,batch_size\n"
+GOOD_ROW = "0,1000,resnet50,90000,64\n"
+NUMBERS = (
+    "policy",
+    "jobs",
+    "admitted",
+    "rejected",
+    "met",
+    "late",
+    "deadline_satisfactory_ratio",
+    "cluster_efficiency",
+    "makespan_s",
+    "mean_jct_best_effort_s",
+    "resizes",
+    "migrations",
+    "wall_s",
+    "peak_rss_mb",
+    "partial",
+)
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def numbers(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_json_is_one_object_with_all_numbers() -> None:
+    shown = numbers(simulate("--trace", "small", "--nodes", "2", "--json"))
+    assert set(NUMBERS) <= shown.keys()
+    assert shown["jobs"] == 100
+    assert shown["admitted"] + shown["rejected"] == 100
+    assert shown["num_gpus"] == 16
+    assert not shown["partial"]
+
+
+def test_the_table_says_the_same() -> None:
+    result = simulate("--trace", "small", "--nodes", "2")
+    assert result.exit_code == 0
+    assert "deadline_satisfactory_ratio" in result.stdout
+    assert result.stderr == ""
+
+
+def test_eflow_hands_over_arguments_output_and_exit_code() -> None:
+    def eflow(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "elasticflow", "simulate", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    done = eflow("--trace", "small", "--policy", "edf", "--json")
+    assert (done.returncode, json.loads(done.stdout)["policy"]) == (0, "edf")
+    assert eflow("--trace", "small", "--nodes", "0").returncode == 2
+    helped = eflow("--help")
+    assert helped.returncode == 0
+    assert "eflow simulate --trace" in helped.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--trace", "nowhere.csv"), "nowhere.csv: cannot be read"),
+        (("--trace", "small", "--nodes", "0"), "nodes must be at least 1"),
+        (("--trace", "small", "--gpus-per-node", "0"), "GPUs per node must be at least 1"),
+        (("--trace", "small", "--policy", "magic"), "policy 'magic' must be one of selective"),
+        (("--trace", "small", "--overhead", "much"), "overhead 'much' must be none"),
+        (("--trace", "small", "--throughputs", "nowhere"), "nowhere"),
+    ],
+)
+def test_bad_input_ends_in_a_sentence_and_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+    result = simulate(*arguments, "--json")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.output
+
+
+def test_without_a_trace_the_usage_is_wrong() -> None:
+    result = simulate()
+    assert result.exit_code == 2
+    assert "--trace" in result.output
+
+
+def test_a_bad_row_is_named_or_passed_over(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text(HEADER + GOOD_ROW + "0,-5,resnet50,90000,64\n")
+    refused = simulate("--trace", str(trace), "--json")
+    assert refused.exit_code == 2
+    assert f"{trace}:3" in refused.stderr
+    passed = simulate("--trace", str(trace), "--json", "--skip-bad")
+    assert numbers(passed)["jobs"] == 1
+    assert f"passed over: {trace}:3" in passed.stderr
+
+
+def test_out_writes_tables_that_agree_with_the_numbers_and_pictures(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    shown = numbers(simulate("--trace", "small", "--nodes", "2", "--json", "--out", str(folder)))
+    with (folder / "jobs.csv").open(newline="") as opened:
+        jobs = list(csv.DictReader(opened))
+    assert len(jobs) == shown["jobs"]
+    assert sum(job["decision"] == "admitted" for job in jobs) == shown["admitted"]
+    assert sum(job["met"] == "1" for job in jobs) == shown["met"]
+    with (folder / "events.csv").open(newline="") as opened:
+        events = list(csv.DictReader(opened))
+    times_s = [float(event["at_s"]) for event in events]
+    assert times_s == sorted(times_s)
+    assert sum(event["event"] == "finished" for event in events) == shown["admitted"]
+    for name in ("gpus", "jobs", "efficiency"):
+        picture = (folder / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert 5_000 < len(picture) < 300_000
+
+
+def test_ctrl_c_shows_what_there_is_marked_partial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes in the middle of a decision, at the tenth."""
+    num_decisions = 0
+
+    def interrupted(name: str, workload: Workload) -> Strategy:
+        chosen = strategy(name, workload)
+        allocator = chosen.policies["allocator"]
+
+        def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
+            nonlocal num_decisions
+            num_decisions += 1
+            if num_decisions == 10:
+                signal.raise_signal(signal.SIGINT)
+            return allocator.decide(state, commands, now_s)
+
+        policies = {**chosen.policies, "allocator": replace(allocator, decide=decide)}
+        return replace(chosen, policies=policies)
+
+    monkeypatch.setattr(command, "strategy", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    result = simulate("--trace", "small", "--nodes", "2", "--json")
+    assert result.exit_code == 130
+    shown = json.loads(result.stdout)
+    assert shown["partial"]
+    assert shown["admitted"] < 20
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nodes_fail_from_a_seed() -> None:
+    failing = ("--trace", "small", "--nodes", "2", "--json", "--failures", "7", "--up-hours", "6")
+    shown = numbers(simulate(*failing))
+    assert shown["outages"] > 0
+    assert shown["unfinished"] == 0
+
+
+def test_a_bundled_name_comes_before_a_file_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").write_text("no trace\n")
+    by_name, by_file = (
+        simulate("--trace", "small", "--json"),
+        simulate("--trace", str(bundled_trace("small")), "--json"),
+    )
+    assert numbers(by_name)["met"] == numbers(by_file)["met"]

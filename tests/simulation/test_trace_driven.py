@@ -1,0 +1,301 @@
+"""Whole traces on virtual time: the world keeps its physics, the ledger knows the truth, a run is its inputs."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.errors import BadSettings
+from shared.messages.cluster import GpuId
+from shared.messages.events import PlanEvent
+from shared.messages.job import JobClass
+from shared.messages.pool_state import PoolState
+from shared.scheduling.resize_cost import ResizeCost
+from shared.scheduling.scaling_curve import ScalingCurve
+from simulator.trace_driven.failures import DAY_S, HOUR_S, Failures
+from simulator.trace_driven.pool import ClusterShape
+from simulator.trace_driven.result import Result
+from simulator.trace_driven.simulation import Simulation
+from simulator.trace_driven.strategies import STRATEGIES, strategy
+from simulator.trace_driven.timeline import Pieces, efficiency, held_gpus
+from simulator.trace_driven.world import DONE_WITHIN_S, World
+from simulator.workload.bundled import bundled_throughputs, bundled_trace
+from simulator.workload.jobs import TraceJob, Workload
+from simulator.workload.overhead import overhead_model
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace
+
+SIXTEEN = ClusterShape(num_nodes=2, gpus_per_node=8)
+OFTEN = Failures(seed=3, mean_up_s=6 * HOUR_S, mean_down_s=HOUR_S)
+COST = ResizeCost((1, 4), (5.0, 9.0))
+
+
+def job(job_id: str = "a", **changes: object) -> TraceJob:
+    """Runs on exactly 4 GPUs, at 2 iterations a second."""
+    made = TraceJob(
+        job_id=job_id,
+        submitted_at_s=100.0,
+        num_iterations=1_000,
+        model_name="net",
+        global_batch_size=64,
+        deadline_s=5_000.0,
+        job_class=JobClass.SLO,
+        curve=ScalingCurve((4,), (2.0,)),
+    )
+    return replace(made, **changes)
+
+
+def simulated(*jobs: TraceJob, cluster: ClusterShape = SIXTEEN) -> Result:
+    return Simulation(Workload.of("test", jobs), cluster, resize_cost=COST).run()
+
+
+def small(num_jobs: int = 100) -> Workload:
+    workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
+    return Workload.of("small", workload.jobs[:num_jobs])
+
+
+@cache
+def run_of_small(policy: str = "selective", failures: Failures | None = None) -> Result:
+    workload = small()
+    chosen = strategy(policy, workload)
+    return Simulation(
+        workload,
+        SIXTEEN,
+        chosen.policies,
+        resize_cost=overhead_model("reference", SIXTEEN.num_gpus),
+        admission=chosen.admission,
+        failures=failures,
+    ).run()
+
+
+RUNS = [*((policy, None) for policy in STRATEGIES), ("selective", OFTEN), ("tiresias", OFTEN)]
+every_run = pytest.mark.parametrize(("policy", "failures"), RUNS)
+
+
+# --- by hand --------------------------------------------------------------------------------------------
+
+
+def test_a_job_ends_after_its_stop_and_its_iterations() -> None:
+    (fate,) = simulated(job()).fates
+    assert fate.finished_at_s == pytest.approx(100.0 + 9.0 + 500.0, abs=2 * DONE_WITHIN_S)
+    (stay,) = fate.stays
+    assert (stay.placed_at_s, stay.starts_s, stay.num_gpus) == (100.0, 109.0, 4)
+    assert fate.met
+    assert fate.gpu_seconds == pytest.approx(4 * 509.0, abs=1e-4)
+
+
+def test_the_numbers_of_two_jobs_side_by_side() -> None:
+    """Each holds 4 of 16 GPUs; its 4 do the work of one GPU alone, by its curve, four times."""
+    result = simulated(job("a"), job("b", submitted_at_s=109.0, num_iterations=100))
+    numbers = result.summary()
+    assert numbers["jobs"] == numbers["admitted"] == numbers["met"] == 2
+    assert numbers["late"] == numbers["resizes"] == numbers["migrations"] == numbers["unfinished"] == 0
+    assert numbers["deadline_satisfactory_ratio"] == 1.0
+    assert numbers["makespan_s"] == pytest.approx(509.0, abs=1e-4)
+    assert numbers["gpu_hours"] == pytest.approx(4 * (509.0 + 59.0) / 3600, abs=1e-6)
+    assert numbers["cluster_efficiency"] == pytest.approx((1_000 + 100) / 0.5 / (16 * 509.0), rel=1e-6)
+    assert numbers["mean_jct_best_effort_s"] is None
+
+
+def test_a_deadline_that_nothing_can_meet_is_rejected_and_counts_against() -> None:
+    numbers = simulated(job("a"), job("b", deadline_s=300.0)).summary()
+    assert (numbers["admitted"], numbers["rejected"], numbers["met"]) == (1, 1, 1)
+    assert numbers["deadline_satisfactory_ratio"] == 0.5
+
+
+def test_best_effort_jobs_have_a_completion_time_and_no_deadline() -> None:
+    numbers = simulated(job(deadline_s=None, job_class=JobClass.BEST_EFFORT)).summary()
+    assert numbers["mean_jct_best_effort_s"] == pytest.approx(509.0, abs=1e-4)
+    assert numbers["deadline_satisfactory_ratio"] is None
+
+
+def test_a_cluster_need_not_be_a_power_of_two() -> None:
+    result = simulated(
+        *(job(f"{number}") for number in range(4)), cluster=ClusterShape(num_nodes=2, gpus_per_node=7)
+    )
+    assert result.num_met == 4  # three side by side, one after them
+    ends_s = sorted(fate.finished_at_s or math.inf for fate in result.fates)
+    assert ends_s == pytest.approx([609.0, 609.0, 609.0, 1118.0], abs=1e-4)
+
+
+@pytest.mark.parametrize(("num_nodes", "gpus_per_node"), [(0, 8), (2, 0), (-1, 8), (1 << 17, 2)])
+def test_a_cluster_without_gpus_or_with_too_many_is_refused(num_nodes: int, gpus_per_node: int) -> None:
+    with pytest.raises(BadSettings):
+        ClusterShape(num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+
+
+# --- the world ------------------------------------------------------------------------------------------
+
+
+def test_nobody_gets_a_gpu_that_another_holds_or_that_is_down() -> None:
+    world = World(SIXTEEN, COST)
+    world.occupy(job("a"), 1, SIXTEEN.gpus_of("node-0")[:4], 0.0)
+    with pytest.raises(AssertionError, match="held"):
+        world.occupy(job("b"), 1, SIXTEEN.gpus_of("node-0")[2:6], 0.0)
+    world = World(SIXTEEN, COST)
+    world.lose("node-1", 0.0)
+    with pytest.raises(AssertionError, match="down"):
+        world.occupy(job("b"), 1, (GpuId("node-1", 0),), 0.0)
+
+
+def test_progress_outlives_every_change_of_gpus_and_each_change_costs_a_stop() -> None:
+    world, gpus = World(SIXTEEN, COST), SIXTEEN.gpus_of("node-0")[:4]
+    world.occupy(job(), 1, gpus, 0.0)
+    assert world.iteration("a", 8.0) == 0.0
+    assert world.iteration("a", 10.25) == 2.5
+    world.release("a", 10.25)
+    assert world.iteration("a", 50.0) == 2.5
+    training = world.occupy(job(), 2, gpus, 50.0)
+    assert world.iteration("a", 60.0) == 4.5
+    assert training.done_at_s == pytest.approx(59.0 + 997.5 / 2, abs=2 * DONE_WITHIN_S)
+    assert [stay.iterations for stay in world.stays] == [2.5]
+
+
+# --- every policy, with failures and without --------------------------------------------------------------
+
+
+@every_run
+def test_work_is_conserved(policy: str, failures: Failures | None) -> None:
+    """What a job did on all its stays is what it was asked to do, each at exactly its curve's rate."""
+    for fate in run_of_small(policy, failures).fates:
+        assert (fate.finished_at_s is not None) == fate.admitted
+        if not fate.admitted:
+            assert not fate.stays
+            continue
+        assert sum(stay.iterations for stay in fate.stays) == pytest.approx(fate.job.num_iterations, abs=1e-3)
+        for stay in fate.stays:
+            trained_s = max(stay.left_at_s - stay.starts_s, 0.0)
+            rate = fate.job.curve.throughput(stay.num_gpus)
+            assert stay.iterations == pytest.approx(rate * trained_s, abs=1e-3)
+        assert fate.stays[0].placed_at_s >= fate.job.submitted_at_s
+        assert fate.stays[-1].left_at_s == fate.finished_at_s
+        for stay, following in pairwise(fate.stays):
+            assert stay.left_at_s <= following.placed_at_s
+            assert stay.generation < following.generation
+
+
+@every_run
+def test_no_more_gpus_are_held_than_are_up(policy: str, failures: Failures | None) -> None:
+    result = run_of_small(policy, failures)
+    changes: list[tuple[float, int]] = []
+    for fate in result.fates:
+        for stay in fate.stays:
+            changes += [(stay.placed_at_s, stay.num_gpus), (stay.left_at_s, -stay.num_gpus)]
+    for outage in result.outages:
+        changes.append((outage.from_s, 8))
+        changes += [(outage.to_s, -8)] if outage.to_s is not None else []
+    held = 0
+    for _, change in sorted(changes):  # at one instant, whoever leaves comes first
+        held += change
+        assert 0 <= held <= SIXTEEN.num_gpus
+
+
+def test_nodes_fail_and_their_jobs_go_on_elsewhere() -> None:
+    result = run_of_small("selective", OFTEN)
+    assert result.num_outages > 3
+    assert result.num_unfinished == 0
+    nodes_down = [(outage.from_s, outage.to_s or math.inf) for outage in result.outages]
+    assert all(from_s < to_s for from_s, to_s in nodes_down)
+
+
+def test_no_more_nodes_are_down_at_once_than_allowed() -> None:
+    always = Failures(seed=1, mean_up_s=HOUR_S, mean_down_s=DAY_S, max_down=1)
+    outages = run_of_small("edf", always).outages
+    assert len(outages) > 1
+    assert all(
+        earlier.to_s is not None and earlier.to_s <= later.from_s for earlier, later in pairwise(outages)
+    )
+
+
+class ProgressInTheLedger:
+    """Compares, at every decision, what the ledger lets one know of each job with what is true."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+        self.num_compared = 0
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        assert self.world is not None
+        for job_id, training in self.world.trainings.items():
+            known = before.live_jobs.get(job_id)
+            if known is None or known.generation != training.generation or known.broken:
+                continue  # placed by this decision
+            told = float(known.iteration)
+            if known.training:
+                told += training.rate * (now_s - known.progressed_at_s)
+            assert told == pytest.approx(training.iteration_at(now_s), abs=1e-3)
+            self.num_compared += 1
+
+
+@pytest.mark.parametrize("failures", [None, OFTEN])
+def test_the_ledger_says_exactly_how_far_each_job_is(failures: Failures | None) -> None:
+    watcher = ProgressInTheLedger()
+    simulation = Simulation(small(), SIXTEEN, resize_cost=COST, failures=failures, observers=(watcher,))
+    watcher.world = simulation.world
+    simulation.run()
+    assert watcher.num_compared > 500
+
+
+# --- a run is its inputs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [(), ("--failures", "3", "--up-hours", "6"), ("--policy", "gandiva")])
+def test_two_runs_print_the_same_bytes(options: tuple[str, ...]) -> None:
+    """In processes of their own, whose sets and dicts of strings are ordered differently."""
+
+    def printed(hash_seed: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "simulator",
+            "simulate",
+            "--trace",
+            "small",
+            "--nodes",
+            "2",
+            "--json",
+        ]
+        environment = {"PYTHONHASHSEED": hash_seed, "PATH": "", "HOME": "."}
+        root = Path(__file__).parents[2]
+        done = subprocess.run(
+            [*command, *options], capture_output=True, check=True, env=environment, cwd=root, text=True
+        )
+        numbers = json.loads(done.stdout)
+        del numbers["wall_s"], numbers["peak_rss_mb"]
+        return json.dumps(numbers)
+
+    assert printed("1") == printed("2")
+
+
+def test_a_stopped_run_says_what_there_was_and_that_it_is_partial() -> None:
+    simulation = Simulation(small(), SIXTEEN, resize_cost=COST)
+    result = simulation.run(stop=lambda: len(simulation.state.ended_jobs) >= 20)
+    assert result.partial
+    assert 0 < result.num_met < 25
+    assert result.num_admitted + result.num_rejected < 100
+    assert all(stay.left_at_s <= result.ended_at_s for fate in result.fates for stay in fate.stays)
+
+
+# --- over time ------------------------------------------------------------------------------------------
+
+
+def test_means_of_pieces_over_intervals() -> None:
+    pieces = Pieces.of([(0.0, 2.0, 4.0), (1.0, 3.0, 2.0)])
+    assert pieces.means(np.array([0.0, 1.0, 2.0, 4.0])).tolist() == [4.0, 6.0, 1.0]
+    assert Pieces.of([]).means(np.array([0.0, 1.0])).tolist() == [0.0]
+
+
+def test_the_timelines_add_up_to_the_numbers() -> None:
+    result = run_of_small()
+    start_s = result.workload.jobs[0].submitted_at_s
+    edges_s_B = np.linspace(start_s, start_s + result.makespan_s, 50)
+    assert efficiency(result).means(edges_s_B).mean() == pytest.approx(result.cluster_efficiency, rel=1e-6)
+    held_hours = held_gpus(result).means(edges_s_B).mean() * result.makespan_s / 3600
+    assert held_hours == pytest.approx(result.gpu_hours, rel=1e-6)
