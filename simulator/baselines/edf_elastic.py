@@ -35,7 +35,7 @@ class EarliestDeadlineFirstElastic(AdmitsAll):
             schedule = _minimum_satisfactory_share(job, free, now_s) if job.due_s < math.inf else ()
             free.take(schedule)
             changes_s += (at_s for held in schedule for at_s in (held.start_s, held.end_s) if at_s > now_s)
-            if schedule and schedule[0].start_s <= now_s:
+            if schedule and schedule[0].start_s <= now_s < schedule[0].end_s:
                 shares[job.job_id] = schedule[0].num_gpus
         until_s = min(changes_s, default=math.inf)
         _share_out_the_rest(ordered, shares, free.lowest_until(until_s), until_s, now_s)

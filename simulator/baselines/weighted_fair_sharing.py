@@ -23,11 +23,10 @@ class WeightedFairSharing(AdmitsAll):
         allocations = _fair(running, num_gpus)
         for job in queue:
             fair = _fair([*running, job], num_gpus)
-            if job.job_id not in fair or any(
-                fair.get(other.job_id, 0) < allocations.get(other.job_id, 0)
-                for other in running
-                if other.weight > job.weight
-            ):
+            if job.job_id not in fair:
+                continue  # no room for its fewest GPUs; in the paper one is always enough
+            above = (other.job_id for other in running if other.weight > job.weight)
+            if any(fair.get(job_id, 0) < allocations.get(job_id, 0) for job_id in above):
                 break
             allocations = fair
             running.append(job)

@@ -1,0 +1,102 @@
+"""Every baseline through a whole small workload, on the engine that runs the services' own policies."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import pytest
+
+from shared.messages.events import AllocationDecided, PlanEvent
+from shared.messages.job import JobClass
+from shared.messages.pool_state import PoolState
+from simulator.baselines.adapter import baseline_policies
+from simulator.baselines.catalogue import BASELINES
+from simulator.policies import PLANNERS
+from simulator.trace_driven.pool import ClusterShape
+from simulator.trace_driven.result import Result
+from simulator.trace_driven.simulation import Simulation
+from simulator.workload.bundled import bundled_throughputs, bundled_trace
+from simulator.workload.jobs import Workload
+from simulator.workload.overhead import overhead_model
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace
+
+CLUSTER = ClusterShape(num_nodes=2, gpus_per_node=8)  # half of what the trace was made for: GPUs are scarce
+RIGID = ("gandiva", "tiresias", "themis", "chronus", "static-priority")
+
+
+class Watch:
+    """What was decided, and when."""
+
+    def __init__(self) -> None:
+        self.allocations: list[tuple[float, Mapping[str, int]]] = []
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        for event in events:
+            if isinstance(event, AllocationDecided):
+                self.allocations.append((now_s, event.num_gpus_by_job))
+
+
+@lru_cache
+def small() -> Workload:
+    whole = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
+    return Workload.of("small", whole.jobs[:60])
+
+
+@lru_cache
+def simulated(name: str) -> tuple[Result, Watch]:
+    workload, watch = small(), Watch()
+    requested = {job.job_id: job.num_gpus for job in workload.jobs}
+    admission, allocator = baseline_policies(BASELINES[name], requested)
+    simulation = Simulation(
+        workload,
+        CLUSTER,
+        {"admission": admission, "allocator": allocator, "placement": PLANNERS["placement"]},
+        resize_cost=overhead_model("reference", CLUSTER.num_gpus),
+        observers=(watch,),
+    )
+    return simulation.run(), watch
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_all_who_came_in_end_and_no_gpu_is_given_twice(name: str) -> None:
+    result, watch = simulated(name)
+    for _, shares in watch.allocations:
+        assert sum(shares.values()) <= CLUSTER.num_gpus
+    for fate in result.fates:
+        assert fate.decided
+        assert (fate.finished_at_s is not None) == fate.admitted
+    if name != "edf-admission":
+        assert result.num_rejected == 0
+
+
+@pytest.mark.parametrize("name", RIGID)
+def test_a_rigid_job_holds_what_was_requested_or_nothing(name: str) -> None:
+    result, _ = simulated(name)
+    for fate in result.fates:
+        assert len({stay.num_gpus for stay in fate.stays}) == 1
+
+
+@pytest.mark.parametrize("name", sorted(set(BASELINES) - set(RIGID)))
+def test_an_elastic_job_comes_in_several_sizes(name: str) -> None:
+    result, _ = simulated(name)
+    assert any(len({stay.num_gpus for stay in fate.stays}) > 1 for fate in result.fates)
+
+
+def test_admission_and_elastic_scaling_each_meet_more_deadlines() -> None:
+    """The paper's sources of improvement (ElasticFlow, figure 9), in the small."""
+    met = {name: simulated(name)[0].num_met for name in BASELINES}
+    assert min(met["edf-admission"], met["edf-elastic"]) > met["edf"]
+    assert met["edf"] > max(met[name] for name in RIGID)
+    assert met["chronus"] > met["gandiva"]
+
+
+def test_admission_by_earliest_deadline_makes_nobody_late() -> None:
+    result, _ = simulated("edf-admission")
+    assert 0 < result.num_admitted < len(result.fates)
+    assert result.num_late(JobClass.SLO) == 0
+
+
+def test_the_same_workload_twice_is_decided_the_same() -> None:
+    first = simulated("pollux")[1].allocations
+    simulated.cache_clear()
+    assert simulated("pollux")[1].allocations == first
