@@ -1,7 +1,6 @@
 """`simulate`: a trace, a cluster and a policy in; the numbers out. `eflow simulate` hands over to this."""
 
 import json
-import resource
 import signal
 import sys
 import time
@@ -20,14 +19,13 @@ from shared.errors import ElasticFlowError
 from simulator.trace_driven.failures import HOUR_S, Failures
 from simulator.trace_driven.plots import require_matplotlib, write_plots
 from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Simulation
-from simulator.trace_driven.strategies import STRATEGIES, strategy
+from simulator.trace_driven.strategies import STRATEGIES
 from simulator.trace_driven.tables import write_tables
+from simulator.trace_driven.trial import Trial, run
 from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
 from simulator.workload.jobs import Workload
 from simulator.workload.overhead import CHOICES as OVERHEADS
-from simulator.workload.overhead import overhead_model
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
 
@@ -67,6 +65,9 @@ def simulate(
     reserve: Annotated[
         int, typer.Option(metavar="K", min=0, max=2, help="Promise with so many nodes in reserve.")
     ] = 0,
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Show also how many deadlines anybody could meet at most.")
+    ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad rows, and name them.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write jobs.csv, events.csv and pictures there.")
@@ -83,7 +84,7 @@ def simulate(
 
     \b
     Examples:
-      eflow simulate --trace small --nodes 2
+      eflow simulate --trace small --nodes 2 --bound
       eflow simulate --trace jobs.csv --throughputs tables/ --nodes 16 --json
       eflow simulate --trace small --nodes 2 --out pictures/
       eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
@@ -95,40 +96,30 @@ def simulate(
     if not trace:
         raise typer.BadParameter("give a file or a bundled name", param_hint="--trace")
     with refusing():
-        cluster = ClusterShape(num_nodes=nodes, gpus_per_node=gpus_per_node)
-        workload = workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed)
-        chosen = strategy(policy, workload)
-        if out is not None:
-            require_matplotlib()
-        began_s = time.perf_counter()
-        simulation = Simulation(
-            workload,
-            cluster,
-            chosen.policies,
-            resize_cost=overhead_model(overhead, cluster.num_gpus),
-            admission=chosen.admission,
+        trial = Trial(
+            workload=workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed),
+            cluster=ClusterShape(num_nodes=nodes, gpus_per_node=gpus_per_node),
+            policy=policy,
+            overhead=overhead,
             reserve_nodes=reserve,
             failures=_failures(failures, up_hours, down_hours),
         )
-    with watched(simulation, f"{workload.name} on {cluster.num_gpus} GPUs") as stop:
-        result = simulation.run(stop)
-    numbers = {
-        "trace": workload.name,
-        "policy": policy,
-        "num_gpus": cluster.num_gpus,
-        **result.summary(),
-        "wall_s": round(time.perf_counter() - began_s, 3),
-        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "partial": result.partial,
-    }
+        simulation = trial.simulation()
+        if out is not None:
+            require_matplotlib()
+    with watched(simulation, f"{trial.workload.name} on {trial.cluster.num_gpus} GPUs") as stop:
+        outcome = run(trial, simulation, stop)
+    result = outcome.result
+    numbers = outcome.numbers(trial.bound() if bound else None)
     if out is not None:
         write_tables(result, out)
         write_plots(result, out)
     if as_json:
         print(json.dumps(numbers), flush=True)
     else:
-        _show(numbers, result)
+        _show(numbers)
     if result.partial:
+        _note("interrupted: these are the numbers so far")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -188,21 +179,19 @@ def watched(simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, earlier)
 
 
-def _show(numbers: Mapping[str, object], result: Result) -> None:
+def _show(numbers: Mapping[str, object]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     for name, value in numbers.items():
+        if value is None:
+            continue
         table.add_row(name, _readable(value))
     Console(highlight=False).print(table)
-    if result.partial:
-        _note("interrupted: these are the numbers so far")
 
 
 def _readable(value: object) -> str:
     match value:
-        case None:
-            return "-"
         case float():
             return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
         case bool():

@@ -70,13 +70,12 @@ class Result:
     def num_rejected(self) -> int:
         return sum(fate.rejection is not None for fate in self.fates)
 
-    @property
-    def num_met(self) -> int:
-        """Jobs that ended by their deadline, be it promised or only tried."""
-        return sum(fate.met for fate in self.fates)
+    def num_met(self, job_class: JobClass = JobClass.SLO) -> int:
+        """Jobs of this class that ended by their deadline."""
+        return sum(fate.met for fate in self.fates if fate.job.job_class is job_class)
 
     def num_late(self, job_class: JobClass = JobClass.SLO) -> int:
-        """Admitted jobs whose deadline passed before they ended: of class slo, broken promises."""
+        """Admitted jobs of this class whose deadline passed before they ended: of class slo, broken promises."""
         return sum(self._is_late(fate) for fate in self.fates if fate.job.job_class is job_class)
 
     def _is_late(self, fate: Fate) -> bool:
@@ -91,9 +90,9 @@ class Result:
 
     @property
     def deadline_satisfactory_ratio(self) -> float | None:
-        """Jobs that met their deadline over jobs that had one, the rejected among them."""
-        with_deadline = sum(fate.job.deadline_s is not None for fate in self.fates)
-        return self.num_met / with_deadline if with_deadline else None
+        """Jobs of class slo that met their deadline over all of them, the rejected among them."""
+        num_slo = sum(fate.job.job_class is JobClass.SLO for fate in self.fates)
+        return self.num_met() / num_slo if num_slo else None
 
     @cached_property
     def makespan_s(self) -> float:
@@ -139,14 +138,15 @@ class Result:
         """Held by jobs, stops included."""
         return sum(fate.gpu_seconds for fate in self.fates) / HOUR_S
 
-    def summary(self) -> Mapping[str, object]:
+    def numbers(self) -> Mapping[str, object]:
         """The numbers of this run, by the names under which they are published."""
         return {
             "jobs": len(self.fates),
             "admitted": self.num_admitted,
             "rejected": self.num_rejected,
-            "met": self.num_met,
+            "met": self.num_met(),
             "late": self.num_late(),
+            "soft_met": self.num_met(JobClass.SOFT),
             "soft_late": self.num_late(JobClass.SOFT),
             "unfinished": self.num_unfinished,
             "deadline_satisfactory_ratio": self.deadline_satisfactory_ratio,

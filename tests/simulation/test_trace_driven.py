@@ -94,7 +94,7 @@ def test_a_job_ends_after_its_stop_and_its_iterations() -> None:
 def test_the_numbers_of_two_jobs_side_by_side() -> None:
     """Each holds 4 of 16 GPUs; its 4 do the work of one GPU alone, by its curve, four times."""
     result = simulated(job("a"), job("b", submitted_at_s=109.0, num_iterations=100))
-    numbers = result.summary()
+    numbers = result.numbers()
     assert numbers["jobs"] == numbers["admitted"] == numbers["met"] == 2
     assert numbers["late"] == numbers["resizes"] == numbers["migrations"] == numbers["unfinished"] == 0
     assert numbers["deadline_satisfactory_ratio"] == 1.0
@@ -105,13 +105,13 @@ def test_the_numbers_of_two_jobs_side_by_side() -> None:
 
 
 def test_a_deadline_that_nothing_can_meet_is_rejected_and_counts_against() -> None:
-    numbers = simulated(job("a"), job("b", deadline_s=300.0)).summary()
+    numbers = simulated(job("a"), job("b", deadline_s=300.0)).numbers()
     assert (numbers["admitted"], numbers["rejected"], numbers["met"]) == (1, 1, 1)
     assert numbers["deadline_satisfactory_ratio"] == 0.5
 
 
 def test_best_effort_jobs_have_a_completion_time_and_no_deadline() -> None:
-    numbers = simulated(job(deadline_s=None, job_class=JobClass.BEST_EFFORT)).summary()
+    numbers = simulated(job(deadline_s=None, job_class=JobClass.BEST_EFFORT)).numbers()
     assert numbers["mean_jct_best_effort_s"] == pytest.approx(509.0, abs=1e-4)
     assert numbers["deadline_satisfactory_ratio"] is None
 
@@ -120,7 +120,7 @@ def test_a_cluster_need_not_be_a_power_of_two() -> None:
     result = simulated(
         *(job(f"{number}") for number in range(4)), cluster=ClusterShape(num_nodes=2, gpus_per_node=7)
     )
-    assert result.num_met == 4  # three side by side, one after them
+    assert result.num_met() == 4  # three side by side, one after them
     ends_s = sorted(fate.finished_at_s or math.inf for fate in result.fates)
     assert ends_s == pytest.approx([609.0, 609.0, 609.0, 1118.0], abs=1e-4)
 
@@ -278,7 +278,7 @@ def test_a_stopped_run_says_what_there_was_and_that_it_is_partial() -> None:
     simulation = Simulation(small(), SIXTEEN, resize_cost=COST)
     result = simulation.run(stop=lambda: len(simulation.state.ended_jobs) >= 20)
     assert result.partial
-    assert 0 < result.num_met < 25
+    assert 0 < result.num_met() < 25
     assert result.num_admitted + result.num_rejected < 100
     assert all(stay.left_at_s <= result.ended_at_s for fate in result.fates for stay in fate.stays)
 
