@@ -1,34 +1,59 @@
 """Placement: from numbers of GPUs to GPUs.
 
+Promises are planned by numbers of GPUs, with a stop wherever the number changes. So a promised job whose number stays
+is never moved, and whoever has no promise only where that pays (docs/adr/0010).
 Source: ElasticFlow, section 4.3 (shared/scheduling/buddy.py, topology.py).
 """
 
+from functools import lru_cache
+
+from immutables import Map
+
+from shared.messages.cluster import GpuId, segments
 from shared.messages.commands import Command
 from shared.messages.events import PlacedJob, PlacementDecided
 from shared.messages.policy import planner
-from shared.messages.pool_state import Job, PoolState
-from shared.scheduling.buddy import place
-from shared.scheduling.topology import Node, Topology
+from shared.messages.pool_state import Job, NodeState, Phase, PoolState, spec_of
+from shared.scheduling.buddy import Mobility, any_spread, place
+from shared.scheduling.placement_curves import PlacementCurves, Stake, placement_curves
+from shared.scheduling.resize_cost import ResizeCost
+from shared.scheduling.topology import CLUSTER, Node, Topology
+
+LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the pool changes
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
-    """New generations for the jobs whose share is not what they hold, or whose workers broke."""
-    jobs = [job for job in state.live_jobs.values() if job.gpus or _is_allocated(state, job)]
-    if not any(_misplaced(job) for job in jobs) or sum(job.num_gpus for job in jobs) > state.num_gpus:
-        return ()  # nothing to do, or a node is gone that the allocator has not heard of
+    """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays."""
+    misplaced, movable = False, dict[str, tuple[GpuId, ...]]()
+    for job_id, job in state.live_jobs.items():
+        if len(job.gpus) != job.num_gpus or (job.broken and job.gpus):
+            misplaced = True
+        elif not job.planned_share and _may_move(job):  # a promise has a plan: that asks less
+            movable[job_id] = job.gpus
+    if not misplaced and not movable:
+        return ()
+    config = state.config
+    topology = _topology(state.nodes, config.sockets_per_node, frozenset(config.racks.items()))
+    if not misplaced and not any_spread(topology, movable):
+        return ()
+    jobs = {job_id: job for job_id, job in state.live_jobs.items() if job.gpus or _is_allocated(state, job)}
+    if sum(job.num_gpus for job in jobs.values()) > topology.num_gpus:
+        return ()  # a node is gone that the allocator has not heard of
     placement = place(
-        _topology(state),
-        {job.job_id: job.gpus for job in jobs if job.gpus},
-        {job.job_id: job.num_gpus for job in jobs if job.num_gpus},
+        topology,
+        {job_id: job.gpus for job_id, job in jobs.items()},
+        {job_id: job.num_gpus for job_id, job in jobs.items()},
+        Mobility(movable=movable.keys(), stake=lambda job_id: _stake(state, jobs[job_id], now_s)),
     )
     placed: list[PlacedJob] = []
-    for job in sorted(jobs, key=lambda job: job.job_id):
-        gpus = tuple(placement.gpus_by_job.get(job.job_id, ()))
-        if gpus != job.gpus or job.broken:
-            placed.append(PlacedJob(job_id=job.job_id, generation=job.generation + 1, gpus=gpus))
-    moved = {job.job_id for job in jobs if job.num_gpus == len(job.gpus) and not job.broken}
-    migrated = tuple(p.job_id for p in placed if p.job_id in moved)
-    return (PlacementDecided(placements=tuple(placed), migrated=migrated, at_s=now_s),) if placed else ()
+    for job_id, job in jobs.items():
+        gpus = placement.gpus_by_job.get(job_id, ())
+        if (gpus is not job.gpus and gpus != job.gpus) or job.broken:
+            placed.append(PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus))
+    if not placed:
+        return ()
+    placed.sort(key=lambda placed_job: placed_job.job_id)
+    return (PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s),)
 
 
 def _is_allocated(state: PoolState, job: Job) -> bool:
@@ -36,22 +61,50 @@ def _is_allocated(state: PoolState, job: Job) -> bool:
     return job.decided_sequence <= state.allocation_based_on
 
 
-def _misplaced(job: Job) -> bool:
-    return len(job.gpus) != job.num_gpus or (job.broken and bool(job.gpus))
+def _may_move(job: Job) -> bool:
+    """It trains without a promise: soft deadlines and best effort. A start or a pre-run under way is not disturbed."""
+    return job.training and job.phase is Phase.ADMITTED and not job.promised
 
 
-def _topology(state: PoolState) -> Topology:
-    """As the nodes say of themselves, unless the pool's settings know better."""
+def _stake(state: PoolState, job: Job, now_s: float) -> Stake:
+    """What its place is worth to a job that is to have `job.num_gpus` GPUs."""
+    curves = placement_curves(state.curves, spec_of(job).profile_key)
     config = state.config
+    by_num_gpus = sorted(config.resize_cost_s_by_num_gpus.items()) or [(1, config.resize_cost_s)]
+    cost = ResizeCost(tuple(n for n, _ in by_num_gpus), tuple(cost_s for _, cost_s in by_num_gpus))
+    return Stake(
+        curves=curves,
+        num_gpus=job.num_gpus,
+        stay_s=min(_stay_s(job, curves, now_s), LONGEST_STAY_S),
+        stop_s=max(cost.seconds(job.num_gpus), state.start_cost_s),
+    )
+
+
+def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
+    """How long the job keeps its share: by its plan or, without one, until it is done. Nobody moves for a pre-run."""
+    if job.promised:
+        held = (segment for segment in segments(job.planned_share) if segment.num_gpus == job.num_gpus)
+        return next((end_s - now_s for start_s, end_s, _ in held if start_s <= now_s < end_s), 0.0)
+    rate = curves.throughput(job.num_gpus, CLUSTER)
+    left = max(spec_of(job).max_iterations - job.iteration, 0)
+    return left / rate if rate and job.phase is Phase.ADMITTED else 0.0
+
+
+@lru_cache(maxsize=8)
+def _topology(
+    nodes: Map[str, NodeState], sockets_per_node: int, racks: frozenset[tuple[str, str]]
+) -> Topology:
+    """As the nodes say of themselves, unless the pool's settings know better."""
+    rack_by_node = dict(racks)
     return Topology(
         tuple(
             Node(
                 node.node_id,
                 node.num_gpus,
-                sockets=config.sockets_per_node if config.sockets_per_node > 1 else node.sockets,
-                rack=config.racks.get(node.node_id, node.rack),
+                sockets=sockets_per_node if sockets_per_node > 1 else node.sockets,
+                rack=rack_by_node.get(node.node_id, node.rack),
             )
-            for node in state.nodes.values()
+            for node in nodes.values()
             if node.alive
         )
     )

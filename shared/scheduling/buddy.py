@@ -1,203 +1,199 @@
-"""Which GPUs each job gets: buddy blocks on the topology tree, best fit, migration against fragmentation.
+"""Which GPUs each job gets: buddy blocks on the topology tree, best fit; pieces where no block is free.
 
-How many GPUs a job gets is decided by `allocation`.
-
-Blocks: at each part of the tree, from the bottom up, blocks of equal size pair up like the carries of a binary
-addition. So a cluster of any shape ends as one binary tree for each binary digit of its number of GPUs, every
-block is joined as low in the topology as it can be, and any powers of two whose sum fits the cluster fit its
-blocks, largest first: no set of nodes needs a special case.
+A job whose number of GPUs does not change stays where it is: a move stops it, and nobody has planned for that stop.
+Only jobs that the caller names are moved, and only where it pays (docs/adr/0010). So there can be enough free GPUs
+but no block of them; then a job gets pieces, never a refusal. How many GPUs a job gets is decided by `allocation`.
 Source: ElasticFlow, section 4.3.
 """
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
 
 from shared.messages.cluster import GpuId
-from shared.scheduling.topology import Branch, Level, Topology
+from shared.scheduling.blocks import BitSet, Blocks, FreeBlocks, blocks_of
+from shared.scheduling.placement_curves import Stake
+from shared.scheduling.seats import Movers, Seat, last_seats, log2
+from shared.scheduling.topology import Level, Topology
+
+MAX_BLOCKS_TRIED = 8  # to be cleared for one job: those with the fewest GPUs to move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The GPUs of each job, in order; migrated: jobs moved although their number of GPUs did not change."""
+    """The GPUs of each job; migrated: jobs moved although their number of GPUs did not change."""
 
     gpus_by_job: Mapping[str, tuple[GpuId, ...]]
     migrated: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mobility:
+    """movable: jobs that may be moved though their number of GPUs stays; stake(job_id): what a place is worth."""
+
+    movable: Set[str]
+    stake: Callable[[str], Stake]
 
 
 def place(
     topology: Topology,
     current: Mapping[str, tuple[GpuId, ...]],
     num_gpus_by_job: Mapping[str, int],
+    mobility: Mobility | None = None,
 ) -> Placement:
-    """Give each job a buddy block of its size; jobs that keep their size stay unless they must make room.
+    """Give each job its number of GPUs, in one buddy block wherever one is free.
 
     num_gpus_by_job: 0 or powers of two, in all no more than there are GPUs. GPUs in `current` that are no
-    longer there are as if the job had never had them.
+    longer there are as if the job had never had them. Without `mobility` nobody is moved.
     """
-    wanted = {job_id: num_gpus for job_id, num_gpus in sorted(num_gpus_by_job.items()) if num_gpus}
-    assert all(num_gpus & (num_gpus - 1) == 0 for num_gpus in wanted.values()), "not a power of two"
-    assert sum(wanted.values()) <= topology.num_gpus, "more GPUs wanted than there are"
-    exists = set(topology.gpus)
-    held = {job_id: tuple(gpu for gpu in current.get(job_id, ()) if gpu in exists) for job_id in wanted}
-    board = _Board(_forest(topology))
-    for job_id, gpus in held.items():
-        if len(gpus) == wanted[job_id]:
-            board.put(job_id, gpus)
-    # those that give up GPUs stay inside their own, those that get more take their buddies if these are free
-    for job_id in sorted(
-        wanted, key=lambda job_id: (wanted[job_id] > len(held[job_id]), -wanted[job_id], job_id)
-    ):
-        if job_id not in board.gpus_by_job and held[job_id]:
-            block = board.best_within(held[job_id], wanted[job_id])
-            if block is not None:
-                board.put(job_id, block.gpus)
-    waiting = [(-num_gpus, job_id) for job_id, num_gpus in wanted.items() if job_id not in board.gpus_by_job]
-    heapq.heapify(waiting)
-    while waiting:
-        size, job_id = heapq.heappop(waiting)
-        block, evicted = board.make_room(-size)
-        for other_id in evicted:
-            board.take(other_id)
-            heapq.heappush(waiting, (-wanted[other_id], other_id))
-        board.put(job_id, block.gpus)
-    placed = board.gpus_by_job
+    blocks, memo = blocks_of(topology), last_seats(topology)
+    staying, changing, total = dict[str, Seat](), dict[str, int](), 0
+    for job_id, num_gpus in num_gpus_by_job.items():
+        if not num_gpus:
+            continue
+        assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
+        total += num_gpus
+        gpus = current.get(job_id, ())
+        if len(gpus) == num_gpus:
+            seat = memo.seat(job_id, gpus)
+            if seat.exists:
+                staying[job_id] = seat
+                continue
+        changing[job_id] = num_gpus
+    assert total <= len(blocks.gpus_P), "more GPUs wanted than there are"
+    board = _Board(blocks, staying, memo.taken_by(staying), mobility)
+    board.resize(changing, current)
+    board.bring_closer()
+    memo.keep(board.seats, board.taken)
     return Placement(
-        gpus_by_job={job_id: placed[job_id] for job_id in wanted},
-        migrated=tuple(
-            job_id
-            for job_id, gpus in held.items()
-            if len(gpus) == wanted[job_id] and set(gpus) != set(placed[job_id])
-        ),
+        gpus_by_job={job_id: seat.gpus for job_id, seat in board.seats.items()},
+        migrated=tuple(sorted(board.migrated)),
     )
 
 
-class _Block:
-    """A power of two of GPUs: one GPU, or two buddies of half the size; level: what connects them."""
-
-    __slots__ = ("gpus", "level", "parent")
-
-    def __init__(self, gpus: tuple[GpuId, ...], level: Level) -> None:
-        self.gpus = gpus
-        self.level = level
-        self.parent: _Block | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Forest:
-    """All blocks by size, each size in the order of the tree; and the block of each single GPU."""
-
-    by_size: Mapping[int, Sequence[_Block]]
-    leaves: Mapping[GpuId, _Block]
-
-
-@lru_cache(maxsize=8)
-def _forest(topology: Topology) -> _Forest:
-    by_size: dict[int, list[_Block]] = {}
-
-    def paired(part: Branch | GpuId) -> list[_Block]:
-        """The largest blocks of a part of the tree: at most one of each size."""
-        if isinstance(part, GpuId):
-            leaf = _Block((part,), Level.GPU)
-            by_size.setdefault(1, []).append(leaf)
-            return [leaf]
-        alone: dict[int, _Block] = {}
-        for child in part.children:
-            for block in paired(child):
-                while (buddy := alone.pop(len(block.gpus), None)) is not None:
-                    joined = _Block(buddy.gpus + block.gpus, part.level)
-                    buddy.parent = block.parent = joined
-                    by_size.setdefault(len(joined.gpus), []).append(joined)
-                    block = joined
-                alone[len(block.gpus)] = block
-        return list(alone.values())
-
-    paired(topology.tree)
-    return _Forest(by_size, {block.gpus[0]: block for block in by_size.get(1, ())})
+def any_spread(topology: Topology, gpus_by_job: Mapping[str, tuple[GpuId, ...]]) -> bool:
+    """Whether one of these jobs is connected worse than a block of its size can be: `place` may find it a better."""
+    memo = last_seats(topology)
+    return any(len(gpus) > 1 and memo.seat(job_id, gpus).spread for job_id, gpus in gpus_by_job.items())
 
 
 class _Board:
-    """Who sits where, while jobs are being placed."""
+    """Who sits where, while jobs are being placed. staying: the jobs that keep their number of GPUs."""
 
-    def __init__(self, forest: _Forest) -> None:
-        self.gpus_by_job: dict[str, tuple[GpuId, ...]] = {}
-        self._forest = forest
-        self._job_of: dict[GpuId, str] = {}
-        self._num_taken: dict[_Block, int] = {}
+    def __init__(
+        self, blocks: Blocks, staying: Mapping[str, Seat], taken: BitSet, mobility: Mobility | None
+    ) -> None:
+        self.seats = dict(staying)
+        self.migrated = set[str]()
+        self._blocks = blocks
+        self._free = FreeBlocks(blocks, blocks.every_position ^ taken)
+        self._mobility = mobility
+        self._movable = sorted(mobility.movable & staying.keys()) if mobility else []
+        self._movers: Movers | None = None  # where those sit that may be moved; None: to be worked out
 
-    def put(self, job_id: str, gpus: tuple[GpuId, ...]) -> None:
-        self.gpus_by_job[job_id] = gpus
-        for gpu in gpus:
-            assert gpu not in self._job_of, f"{gpu} is taken"
-            self._job_of[gpu] = job_id
-            self._count(gpu, 1)
+    @property
+    def taken(self) -> BitSet:
+        """All positions on which somebody sits."""
+        return self._blocks.every_position ^ self._free.positions
 
-    def take(self, job_id: str) -> None:
-        for gpu in self.gpus_by_job.pop(job_id):
-            del self._job_of[gpu]
-            self._count(gpu, -1)
+    def resize(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> None:
+        """Seat the jobs whose number of GPUs changes, the largest first: those that can shrink inside their own GPUs,
+        those that can grow around them, then all others wherever they fit best."""
+        waiting = sorted(wanted, key=lambda job_id: (-wanted[job_id], job_id))
+        held = [job_id for job_id in waiting if current.get(job_id)]
+        for job_id in sorted(held, key=lambda job_id: wanted[job_id] > len(current[job_id])):
+            size, own = log2(wanted[job_id]), self._blocks.positions(current[job_id])
+            start = self._free.best_fit(size, self._blocks.near(own, size))
+            if start is not None:
+                self._sit(job_id, size, start)
+        for job_id in waiting:
+            if job_id not in self.seats:
+                self._find_seat(job_id, log2(wanted[job_id]))
 
-    def best_within(self, held: tuple[GpuId, ...], size: int) -> _Block | None:
-        """The best free block that lies within the GPUs held (to shrink), or holds them all (to grow)."""
-        own = set(held)
-        if size > len(held):
-            nested = [block for block in self._ancestors(held[0]) if len(block.gpus) == size]
-            candidates = [block for block in nested if own <= set(block.gpus)]
-        else:
-            nested = {
-                block: None for gpu in held for block in self._ancestors(gpu) if len(block.gpus) == size
-            }
-            candidates = [block for block in nested if own >= set(block.gpus)]
-        return self._best_fit(candidates)
+    def bring_closer(self) -> None:
+        """Move those that may be moved to free blocks that connect them better, where that pays."""
+        for job_id in self._movable:
+            seat = self.seats[job_id]
+            if job_id in self.migrated or not seat.spread:
+                continue
+            size = log2(len(seat.gpus))
+            self._free.give(seat.positions)
+            start = self._free.best_fit(size)
+            if start is not None and self._pays(job_id, seat.level, size, start):
+                self._free.take_block(size, start)
+                self._move(job_id, size, start)
+            else:
+                self._free.take(seat.positions)
 
-    def make_room(self, size: int) -> tuple[_Block, list[str]]:
-        """A block of `size`, and the jobs to be moved out of it: none if possible, otherwise the smallest."""
-        blocks = self._forest.by_size[size]
-        block = self._best_fit(blocks)
-        if block is not None:
-            return block, []
+    def _pays(self, job_id: str, level: Level, size: int, start: int) -> bool:
+        """Whether a move to a block is worth the stop to a job whose GPUs `level` connects."""
+        stake = self._stake(job_id)
+        closer = self._blocks.level_of_block(size, start)
+        return stake.gained_gpu_seconds(level, closer) > stake.lost_gpu_seconds
 
-        def cost(block: _Block) -> tuple[bool, int, int]:
-            evicted = self._jobs_in(block)
-            num_moved = [len(self.gpus_by_job[job_id]) for job_id in evicted]
-            return max(num_moved) >= size, sum(num_moved), len(evicted)
+    def _find_seat(self, job_id: str, size: int) -> None:
+        start = self._free.best_fit(size)
+        if start is None:
+            pieces = self._free.pieces(1 << size)
+            start = self._make_room(job_id, size, self._blocks.level(pieces)) if self._movable else None
+            if start is None:
+                self._free.take(pieces)
+                gpus = self._blocks.gpus(self._blocks.members(pieces))
+                self.seats[job_id] = Seat(self._blocks, gpus, pieces)
+                return
+        self._sit(job_id, size, start)
 
-        # A block without a job of its size or larger exists as long as those sit in blocks of their own, for
-        # they leave room by sum. One that does not (its nodes were cut differently before) is moved once, into one.
-        cheapest = min((block for block in blocks if self._movable(block, size)), key=cost)
-        return cheapest, self._jobs_in(cheapest)
+    def _sit(self, job_id: str, size: int, start: int) -> None:
+        self._free.take_block(size, start)
+        self.seats[job_id] = self._seat(size, start)
 
-    def _best_fit(self, blocks: Iterable[_Block]) -> _Block | None:
-        """The fastest free block, and of these the one in the smallest free surroundings: large ones stay whole."""
-        free = [block for block in blocks if not self._num_taken.get(block)]
-        return min(free, key=lambda block: (block.level, self._surroundings(block)), default=None)
+    def _move(self, job_id: str, size: int, start: int) -> None:
+        self.seats[job_id] = self._seat(size, start)
+        self.migrated.add(job_id)
+        self._movers = None
 
-    def _surroundings(self, block: _Block) -> int:
-        while block.parent is not None and not self._num_taken.get(block.parent):
-            block = block.parent
-        return len(block.gpus)
+    def _seat(self, size: int, start: int) -> Seat:
+        gpus = self._blocks.gpus(range(start, start + (1 << size)))
+        return Seat(self._blocks, gpus, _block(size, start))
 
-    def _movable(self, block: _Block, size: int) -> bool:
-        """Whether nobody in `block` sits in a block of its own that is as large as the one wanted."""
-        return all(
-            len(self.gpus_by_job[job_id]) < size or not self._aligned(job_id)
-            for job_id in self._jobs_in(block)
-        )
+    def _make_room(self, job_id: str, size: int, level: Level) -> int | None:
+        """Where a block begins that others were moved out of for a job that else gets pieces connected by `level`;
+        None if no such move pays: it must cost less than it brings, and bring nobody further apart."""
+        self._movers = self._movers or Movers.of(self._blocks, {j: self.seats[j] for j in self._movable})
+        clearable = self._blocks.inside(self._free.positions | self._movers.positions, size)
+        num_taken = self._blocks.counts(self.taken, size)
+        for closer, of_level in self._blocks.blocks_by_level(size):
+            gained = self._stake(job_id).gained_gpu_seconds(level, closer)
+            starts = self._blocks.members(clearable & of_level) if gained > 0 else []
+            for start in sorted(starts, key=lambda start: num_taken[start >> size])[:MAX_BLOCKS_TRIED]:
+                leaving = self._movers.within(range(start, start + (1 << size)))
+                lost = sum(self._stake(other_id).lost_gpu_seconds for other_id in leaving)
+                if lost < gained and self._clear(_block(size, start), leaving):
+                    return start
+        return None
 
-    def _aligned(self, job_id: str) -> bool:
-        gpus = self.gpus_by_job[job_id]
-        return any(set(block.gpus) == set(gpus) for block in self._ancestors(gpus[0]))
+    def _clear(self, block: BitSet, leaving: Sequence[str]) -> bool:
+        """Move these jobs out of a block, each to a free block as good as its seat was; False if not all find one."""
+        around = self._free.positions
+        for job_id in leaving:
+            around |= self.seats[job_id].positions
+        free, chosen = FreeBlocks(self._blocks, around & ~block), dict[str, tuple[int, int]]()
+        for job_id in sorted(leaving, key=lambda job_id: (-len(self.seats[job_id].gpus), job_id)):
+            size = log2(len(self.seats[job_id].gpus))
+            start = free.best_fit(size)
+            if start is None or self._blocks.level_of_block(size, start) > self.seats[job_id].level:
+                return False
+            free.take_block(size, start)
+            chosen[job_id] = (size, start)
+        for job_id, (size, start) in chosen.items():
+            self._move(job_id, size, start)
+        free.give(block)
+        self._free = free
+        return True
 
-    def _jobs_in(self, block: _Block) -> list[str]:
-        return sorted({self._job_of[gpu] for gpu in block.gpus if gpu in self._job_of})
+    def _stake(self, job_id: str) -> Stake:
+        assert self._mobility is not None
+        return self._mobility.stake(job_id)
 
-    def _ancestors(self, gpu: GpuId) -> Iterable[_Block]:
-        block: _Block | None = self._forest.leaves[gpu]
-        while block is not None:
-            yield block
-            block = block.parent
 
-    def _count(self, gpu: GpuId, change: int) -> None:
-        for block in self._ancestors(gpu):
-            self._num_taken[block] = self._num_taken.get(block, 0) + change
+def _block(size: int, start: int) -> BitSet:
+    return ((1 << (1 << size)) - 1) << start

@@ -1,24 +1,27 @@
 """Where the GPUs are: a tree of cluster, racks, nodes, sockets and GPUs. Who sits where is decided by `buddy`.
 
+Racks may stand in rows, rows in halls: a rack's name is a path, "hall-1/row-2/rack-3".
 Source: ElasticFlow, section 4.3.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
+from typing import TypeAlias
 
 from shared.messages.cluster import GpuId
 
+Level: TypeAlias = int
+"""What connects a set of GPUs; the lower, the faster. Above racks come rows (RACK + 1) and so on, at last CLUSTER."""
 
-class Level(IntEnum):
-    """What connects a set of GPUs; the lower, the faster."""
+GPU: Level = 0
+SOCKET: Level = 1
+NODE: Level = 2
+RACK: Level = 3
+CLUSTER: Level = 255  # above any path that a rack's name can be
 
-    GPU = 0
-    SOCKET = 1
-    NODE = 2
-    RACK = 3
-    CLUSTER = 4
+LEVEL_BY_NAME = {"gpu": GPU, "socket": SOCKET, "node": NODE, "rack": RACK, "cluster": CLUSTER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,16 @@ class Node:
     node_id: str
     num_gpus: int
     sockets: int = 1
-    rack: str = ""
+    rack: str = ""  # the path of its rack from the outside in; "": none known
 
     def __post_init__(self) -> None:
         if self.num_gpus < 0 or self.sockets < 1:
             raise ValueError(f"node {self.node_id}: {self.num_gpus} GPUs on {self.sockets} sockets")
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """What it stands in, from the outside in."""
+        return tuple(part for part in self.rack.split("/") if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +58,19 @@ class Topology:
     nodes: tuple[Node, ...]
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(self.nodes, key=lambda node: (node.rack, node.node_id)))
+        ordered = tuple(sorted(self.nodes, key=lambda node: (node.path, node.node_id)))
         if len({node.node_id for node in ordered}) < len(ordered):
             raise ValueError("two nodes have the same id")
         object.__setattr__(self, "nodes", ordered)
 
+    def __hash__(self) -> int:
+        return self._hash
+
     @cached_property
     def tree(self) -> Branch:
         """The cluster, from the top down."""
-        racks = (
-            Branch(Level.RACK, tuple(_node_branch(node) for node in nodes))
-            for _, nodes in groupby(self.nodes, key=lambda node: node.rack)
-        )
-        return Branch(Level.CLUSTER, tuple(racks))
+        depth = max((len(node.path) for node in self.nodes), default=0)
+        return Branch(CLUSTER, tuple(_parts(self.nodes, 0, depth)))
 
     @cached_property
     def gpus(self) -> tuple[GpuId, ...]:
@@ -74,13 +82,22 @@ class Topology:
         """GPUs of all nodes."""
         return len(self.gpus)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.nodes)
+
+
+def _parts(nodes: Iterable[Node], above: int, depth: int) -> Iterable[Branch]:
+    """What stands directly in the place that is `above` steps from the top; racks are `depth` steps from it at most."""
+    for outer, inside in groupby(nodes, key=lambda node: node.path[above : above + 1]):
+        if outer:
+            yield Branch(RACK + depth - above - 1, tuple(_parts(inside, above + 1, depth)))
+        else:
+            yield from map(_node_branch, inside)
+
 
 def _node_branch(node: Node) -> Branch:
     base, more = divmod(node.num_gpus, node.sockets)
-    sockets, first = list[Branch](), 0
-    for socket in range(node.sockets):
-        end = first + base + (socket < more)
-        gpus = tuple(GpuId(node.node_id, index) for index in range(first, end))
-        sockets.append(Branch(Level.SOCKET, gpus))
-        first = end
-    return Branch(Level.NODE, tuple(sockets))
+    gpus = (GpuId(node.node_id, index) for index in range(node.num_gpus))
+    sockets = (tuple(islice(gpus, base + (socket < more))) for socket in range(node.sockets))
+    return Branch(NODE, tuple(Branch(SOCKET, on_socket) for on_socket in sockets))

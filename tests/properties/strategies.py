@@ -49,7 +49,7 @@ def job_lists(draw: st.DrawFn, max_size: int = 12, fresh: bool = False) -> list[
 
 @st.composite
 def topologies(draw: st.DrawFn, max_nodes: int = 6, max_gpus_per_node: int = 9) -> Topology:
-    """Clusters of unlike nodes, some without a power of two of GPUs, in one rack or several."""
+    """Clusters of unlike nodes, some without a power of two of GPUs, in racks that nest or in none."""
     num_nodes = draw(st.integers(1, max_nodes))
     return Topology(
         tuple(
@@ -57,7 +57,7 @@ def topologies(draw: st.DrawFn, max_nodes: int = 6, max_gpus_per_node: int = 9) 
                 f"node-{number}",
                 draw(st.integers(1, max_gpus_per_node)),
                 sockets=draw(st.integers(1, 3)),
-                rack=draw(st.sampled_from(["", "rack-a", "rack-b"])),
+                rack=draw(st.sampled_from(["", "a", "a/1", "a/2", "b/1/x", "b/1/y"])),
             )
             for number in range(num_nodes)
         )

@@ -1,64 +1,130 @@
-"""Placement, for clusters of any shape: everything that fits by count fits by place."""
+"""Placement, for clusters of any shape: what fits by count is placed, and nobody moves who may not."""
+
+import math
+from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.buddy import place
+from shared.messages.cluster import GpuId
+from shared.scheduling.blocks import Blocks, FreeBlocks, blocks_of
+from shared.scheduling.buddy import Mobility, any_spread, place
+from shared.scheduling.placement_curves import PlacementCurves, Stake
+from shared.scheduling.seats import last_seats
 from shared.scheduling.topology import Node, Topology
 from tests.properties.strategies import gpu_counts, topologies
 
 JOB_IDS = tuple(f"job-{number}" for number in range(8))
+GpusByJob = Mapping[str, tuple[GpuId, ...]]
 
 
-def assert_legal(
-    topology: Topology, wanted: dict[str, int], gpus_by_job: dict[str, tuple[object, ...]]
-) -> None:
+def assert_legal(topology: Topology, wanted: dict[str, int], gpus_by_job: GpusByJob) -> None:
     assert {job_id: len(gpus) for job_id, gpus in gpus_by_job.items()} == {
-        j: n for j, n in wanted.items() if n
+        job_id: num_gpus for job_id, num_gpus in wanted.items() if num_gpus
     }
     used = [gpu for gpus in gpus_by_job.values() for gpu in gpus]
     assert len(set(used)) == len(used)
     assert set(used) <= set(topology.gpus)
 
 
+@st.composite
+def mobilities(draw: st.DrawFn, wanted: dict[str, int]) -> Mobility:
+    """Some jobs that may move, with stakes from nothing to anything."""
+    stakes = {
+        job_id: Stake(
+            curves=PlacementCurves(None, {}),
+            num_gpus=num_gpus,
+            stay_s=draw(st.sampled_from([0.0, 100.0, 1e6])),
+            stop_s=draw(st.sampled_from([0.0, 10.0, 1e5])),
+        )
+        for job_id, num_gpus in wanted.items()
+    }
+    return Mobility(movable=draw(st.sets(st.sampled_from(JOB_IDS))), stake=stakes.__getitem__)
+
+
 @given(st.data(), topologies())
-def test_powers_of_two_that_fit_by_count_are_always_placed(data: st.DataObject, topology: Topology) -> None:
-    current: dict[str, tuple] = {}
-    before: dict[str, int] = {}
+def test_what_fits_by_count_is_placed_and_only_who_may_move_is_moved(
+    data: st.DataObject, topology: Topology
+) -> None:
+    current: GpusByJob = {}
+    for _ in range(5):
+        wanted = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
+        mobility = data.draw(mobilities(wanted))
+        placement = place(topology, current, wanted, mobility)
+        assert_legal(topology, wanted, placement.gpus_by_job)
+        kept = {job_id for job_id in current if len(current[job_id]) == wanted[job_id]}
+        moved = {job_id for job_id in kept if placement.gpus_by_job[job_id] != current[job_id]}
+        assert set(placement.migrated) == moved <= mobility.movable
+        current = placement.gpus_by_job
+
+
+@given(st.data(), topologies())
+def test_a_placement_depends_on_nothing_but_its_arguments(data: st.DataObject, topology: Topology) -> None:
+    """Not on what was placed before, nor on the order of a mapping, nor on which of equal tuples it is given."""
+    current: GpusByJob = {}
     for _ in range(4):
         wanted = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
-        placement = place(topology, current, wanted)
-        assert_legal(topology, wanted, dict(placement.gpus_by_job))
-        moved = {
-            job_id
-            for job_id, gpus in placement.gpus_by_job.items()
-            if before.get(job_id) == wanted[job_id] and gpus != current[job_id]
-        }
-        assert set(placement.migrated) == moved
-        assert place(topology, placement.gpus_by_job, wanted) == place(
-            topology, dict(reversed(placement.gpus_by_job.items())), wanted
-        )
-        settled = place(topology, placement.gpus_by_job, wanted)
-        assert (settled.gpus_by_job, settled.migrated) == (placement.gpus_by_job, ())
-        current, before = dict(placement.gpus_by_job), wanted
+        mobility = data.draw(mobilities(wanted))
+        remembering = place(topology, current, wanted, mobility)
+        reordered = {job_id: tuple(GpuId(*gpu) for gpu in current[job_id]) for job_id in reversed(current)}
+        again = place(topology, reordered, dict(reversed(wanted.items())), mobility)
+        last_seats.cache_clear()
+        blocks_of.cache_clear()
+        from_scratch = place(topology, current, wanted, mobility)
+        assert remembering == again == from_scratch
+        current = remembering.gpus_by_job
 
 
 @given(st.data(), topologies())
-def test_a_lost_node_only_moves_its_jobs_where_there_is_room(data: st.DataObject, topology: Topology) -> None:
+def test_a_move_is_only_made_to_a_better_place_or_to_make_room(
+    data: st.DataObject, topology: Topology
+) -> None:
+    first = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
+    second = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
+    current = place(topology, place(topology, {}, first).gpus_by_job, second).gpus_by_job
+    mobility = data.draw(mobilities(second))
+    placement = place(topology, current, second, mobility)
+    level = Levels(topology)
+    for job_id in placement.migrated:
+        assert level[placement.gpus_by_job[job_id]] < level[current[job_id]]
+    if not any_spread(
+        topology, {job_id: current[job_id] for job_id in current if job_id in mobility.movable}
+    ):
+        assert placement.migrated == ()
+    third = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
+    placement = place(topology, current, third, data.draw(mobilities(third)))
+    for job_id in placement.migrated:
+        assert level[placement.gpus_by_job[job_id]] <= level[current[job_id]]
+
+
+class Levels:
+    """What connects some GPUs."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._blocks = blocks_of(topology)
+
+    def __getitem__(self, gpus: tuple[GpuId, ...]) -> int:
+        return self._blocks.level(self._blocks.positions(gpus))
+
+
+@given(st.data(), topologies())
+def test_a_lost_node_only_moves_its_own_jobs(data: st.DataObject, topology: Topology) -> None:
     wanted = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
     current = place(topology, {}, wanted).gpus_by_job
     lost = data.draw(st.sampled_from(topology.nodes))
     left = Topology(tuple(node for node in topology.nodes if node != lost))
-    surviving = {
-        job_id: num_gpus
-        for job_id, num_gpus in wanted.items()
-        if num_gpus and all(gpu.node_id != lost.node_id for gpu in current[job_id])
-    }
-    placement = place(left, current, surviving)
-    assert placement.gpus_by_job == {job_id: current[job_id] for job_id in surviving}
+    hit = {job_id for job_id, gpus in current.items() if any(gpu.node_id == lost.node_id for gpu in gpus)}
+    room = left.num_gpus
+    still = dict[str, int]()
+    for job_id in sorted(current, key=lambda job_id: job_id in hit):
+        if len(current[job_id]) <= room:
+            still[job_id] = len(current[job_id])
+            room -= len(current[job_id])
+    placement = place(left, current, still)
+    assert_legal(left, still, placement.gpus_by_job)
     assert placement.migrated == ()
-    again = data.draw(gpu_counts(left.num_gpus, JOB_IDS))
-    assert_legal(left, again, dict(place(left, current, again).gpus_by_job))
+    for job_id in still.keys() - hit:
+        assert placement.gpus_by_job[job_id] == current[job_id]
 
 
 @given(st.data(), st.integers(0, 3), st.integers(0, 3))
@@ -70,3 +136,83 @@ def test_blocks_are_aligned_on_regular_clusters(data: st.DataObject, log_nodes: 
         first = number[gpus[0]]
         assert first % len(gpus) == 0
         assert [number[gpu] for gpu in gpus] == list(range(first, first + len(gpus)))
+
+
+@given(topologies())
+def test_every_range_of_positions_that_could_be_a_block_is_one(topology: Topology) -> None:
+    blocks = Blocks(topology)
+    assert sorted(blocks.gpus_P) == sorted(topology.gpus)
+    for size in range(topology.num_gpus.bit_length()):
+        expected = {
+            start: blocks.level(((1 << (1 << size)) - 1) << start)
+            for start in range(0, topology.num_gpus - (1 << size) + 1, 1 << size)
+        }
+        listed = {
+            start: level
+            for level, of_level in blocks.blocks_by_level(size)
+            for start in blocks.members(of_level)
+        }
+        assert listed == expected
+
+
+@given(st.data(), topologies())
+def test_best_fit_is_the_fastest_free_block_in_the_smallest_free_surroundings(
+    data: st.DataObject, topology: Topology
+) -> None:
+    """Against a search that looks at every block and at everything around it."""
+    blocks = Blocks(topology)
+    taken = data.draw(st.sets(st.integers(0, topology.num_gpus - 1)))
+    free = FreeBlocks(blocks, blocks.every_position & ~sum(1 << position for position in taken))
+
+    def is_free(size: int, start: int) -> bool:
+        return start + (1 << size) <= topology.num_gpus and taken.isdisjoint(
+            range(start, start + (1 << size))
+        )
+
+    def surroundings(size: int, start: int) -> int:
+        while is_free(size + 1, start >> (size + 1) << (size + 1)):
+            size, start = size + 1, start >> (size + 1) << (size + 1)
+        return size
+
+    for size in range(topology.num_gpus.bit_length()):
+        candidates = [start for start in range(0, topology.num_gpus, 1 << size) if is_free(size, start)]
+
+        def order(start: int, size: int = size) -> tuple[int, int, int]:
+            return blocks.level_of_block(size, start), surroundings(size, start), start
+
+        assert free.best_fit(size) == min(candidates, key=order, default=None)
+
+
+@given(st.data(), topologies())
+def test_taking_block_by_block_is_taking_them_all(data: st.DataObject, topology: Topology) -> None:
+    blocks = Blocks(topology)
+    free = FreeBlocks(blocks, blocks.every_position)
+    for _ in range(6):
+        size = data.draw(st.integers(0, topology.num_gpus.bit_length() - 1))
+        start = free.best_fit(size)
+        if start is not None:
+            free.take_block(size, start)
+        fresh = FreeBlocks(blocks, free.positions)
+        for other in range(topology.num_gpus.bit_length()):
+            assert free.best_fit(other) == fresh.best_fit(other)
+
+
+@given(st.data(), topologies())
+def test_pieces_are_as_close_together_as_free_gpus_can_be(data: st.DataObject, topology: Topology) -> None:
+    blocks = Blocks(topology)
+    taken = data.draw(st.sets(st.integers(0, topology.num_gpus - 1), max_size=topology.num_gpus - 1))
+    free = FreeBlocks(blocks, blocks.every_position & ~sum(1 << position for position in taken))
+    size = data.draw(st.integers(0, int(math.log2(free.positions.bit_count()))))
+    if free.best_fit(size) is not None:
+        return
+    pieces = free.pieces(1 << size)
+    assert pieces.bit_count() == 1 << size
+    assert pieces & ~free.positions == 0
+    level = blocks.level(pieces)
+    for gpu in map(blocks.gpus_P.__getitem__, blocks.members(free.positions)):
+        near = [
+            other
+            for other in map(blocks.gpus_P.__getitem__, blocks.members(free.positions))
+            if blocks.level(blocks.positions({gpu, other})) < level
+        ]
+        assert len({gpu, *near}) < 1 << size  # no part of the tree below that level has enough

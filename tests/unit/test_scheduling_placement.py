@@ -1,10 +1,12 @@
-"""Buddy blocks on the topology tree."""
+"""Buddy blocks on the topology tree, pieces where there is none, and moves where they pay."""
 
 import pytest
 
 from shared.messages.cluster import GpuId
-from shared.scheduling.buddy import place
-from shared.scheduling.topology import Level, Node, Topology
+from shared.scheduling.blocks import blocks_of
+from shared.scheduling.buddy import Mobility, place
+from shared.scheduling.placement_curves import UNMEASURED_SAVING, PlacementCurves, Stake
+from shared.scheduling.topology import CLUSTER, NODE, RACK, SOCKET, Node, Topology
 
 
 def gpus(node_id: str, *indices: int) -> tuple[GpuId, ...]:
@@ -19,7 +21,7 @@ def test_the_tree_is_the_same_for_nodes_in_any_order() -> None:
     topology = Topology(nodes)
     assert topology == Topology(nodes[::-1])
     assert topology.gpus == gpus("b", 0, 1, 2, 3) + gpus("c", 0) + gpus("a", 0, 1)
-    assert topology.tree.level is Level.CLUSTER
+    assert topology.tree.level == CLUSTER
     assert len(topology.tree.children) == 2
     with pytest.raises(ValueError, match="same id"):
         Topology((Node("a", 1), Node("a", 2)))
@@ -43,15 +45,118 @@ def test_growing_goes_elsewhere_rather_than_push_a_neighbour_away() -> None:
     assert placement.gpus_by_job == {"g": gpus("b", 0, 1, 2, 3), "n": gpus("a", 0)}
 
 
-def test_the_smallest_job_moves_when_fragmented() -> None:
-    current = {"one": gpus("a", 0), "two": gpus("b", 0, 1)}
-    placement = place(TWO_OF_FOUR, current, {"one": 1, "two": 2, "new": 4})
-    assert placement.migrated == ("one",)
-    assert placement.gpus_by_job == {
-        "one": gpus("b", 2),
-        "two": gpus("b", 0, 1),
-        "new": gpus("a", 0, 1, 2, 3),
+def mobility(num_gpus_by_job: dict[str, int], *movable: str, stay_s: float, stop_s: float) -> Mobility:
+    """Jobs whose speed nobody has measured by level."""
+    unmeasured = PlacementCurves(None, {})
+
+    def stake(job_id: str) -> Stake:
+        return Stake(curves=unmeasured, num_gpus=num_gpus_by_job[job_id], stay_s=stay_s, stop_s=stop_s)
+
+    return Mobility(movable=set(movable), stake=stake)
+
+
+FRAGMENTED = {"one": gpus("a", 0), "two": gpus("b", 0, 1)}
+CROWDED = {"one": 1, "two": 2, "new": 4}
+
+
+def test_where_nobody_may_move_a_job_gets_pieces_the_largest_first() -> None:
+    placement = place(TWO_OF_FOUR, FRAGMENTED, CROWDED)
+    assert placement.migrated == ()
+    assert placement.gpus_by_job == FRAGMENTED | {"new": gpus("a", 2, 3) + gpus("b", 2, 3)}
+
+
+def test_pieces_lie_as_close_together_as_they_can_and_leave_the_most_room_elsewhere() -> None:
+    topology = Topology(
+        tuple(Node(name, 8, rack=rack) for name, rack in [("a", "x"), ("b", "x"), ("c", "y"), ("d", "y")])
+    )
+    current = {
+        "a": gpus("a", 0, 1, 2, 3) + gpus("a", 4),  # 2 + 1 left
+        "b": gpus("b", 0) + gpus("b", 4),  # 2 + 1 and 2 + 1 left
+        "c": gpus("c", 0) + gpus("c", 4),
+        "d": gpus("d", 0, 4, 6),  # 2 + 1 and 1 + 1 left
     }
+    occupied = {
+        f"{job_id}{index}": (gpu,) for job_id, held in current.items() for index, gpu in enumerate(held)
+    }
+    wanted = dict.fromkeys(occupied, 1) | {"new": 4}
+    placed = place(topology, occupied, wanted).gpus_by_job["new"]
+    assert placed == gpus("d", 1, 2, 3, 5)  # the fullest node that has four, its pair first
+
+
+@pytest.mark.parametrize(("stop_s", "moves"), [(39.0, True), (41.0, False)])
+def test_a_job_moves_to_make_room_only_if_it_may_and_if_that_pays(stop_s: float, moves: bool) -> None:
+    stay_s = 10.0 / UNMEASURED_SAVING  # a block saves the newcomer 10 s on 4 GPUs
+    placement = place(
+        TWO_OF_FOUR, FRAGMENTED, CROWDED, mobility(CROWDED, "one", stay_s=stay_s, stop_s=stop_s)
+    )
+    if moves:
+        assert placement.migrated == ("one",)
+        assert placement.gpus_by_job == {
+            "one": gpus("b", 2),
+            "two": gpus("b", 0, 1),
+            "new": gpus("a", 0, 1, 2, 3),
+        }
+    else:
+        assert placement.migrated == ()
+
+
+def test_of_several_that_may_move_the_fewest_gpus_do() -> None:
+    placement = place(
+        TWO_OF_FOUR, FRAGMENTED, CROWDED, mobility(CROWDED, "one", "two", stay_s=1e6, stop_s=1.0)
+    )
+    assert placement.migrated == ("one",)
+
+
+def test_nobody_moves_where_no_place_as_good_is_free() -> None:
+    """Four GPUs are free, but the pair that would make room finds no other pair."""
+    current = {"pair": gpus("a", 0, 1), "x": gpus("b", 0), "y": gpus("b", 2)}
+    wanted = {"pair": 2, "x": 1, "y": 1, "new": 4}
+    assert (
+        place(TWO_OF_FOUR, current, wanted, mobility(wanted, "pair", stay_s=1e6, stop_s=1.0)).migrated == ()
+    )
+    both = place(TWO_OF_FOUR, current, wanted, mobility(wanted, "x", "y", stay_s=1e6, stop_s=1.0))
+    assert both.migrated == ("x", "y")
+    assert both.gpus_by_job["new"] == gpus("b", 0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("movable", "stop_s", "placed"),
+    [
+        (("far",), 1.0, gpus("a", 0, 1)),
+        (("far",), 1e6, gpus("a", 0) + gpus("b", 3)),
+        ((), 1.0, gpus("a", 0) + gpus("b", 3)),
+    ],
+)
+def test_a_job_in_pieces_moves_together_if_it_may_and_if_that_pays(
+    movable: tuple[str, ...], stop_s: float, placed: tuple[GpuId, ...]
+) -> None:
+    current = {"far": gpus("a", 0) + gpus("b", 3), "rest": gpus("a", 2)}
+    wanted = {"far": 2, "rest": 1}
+    allowed = mobility(wanted, *movable, stay_s=1000.0, stop_s=stop_s)
+    assert place(TWO_OF_FOUR, current, wanted, allowed).gpus_by_job["far"] == placed
+
+
+def test_racks_nest_to_any_depth() -> None:
+    paths = ["hall/row-1/rack-1", "hall/row-1/rack-2", "hall/row-2/rack-3", "hall/row-2/rack-3"]
+    topology = Topology(tuple(Node(f"n{n}", 2, sockets=2, rack=path) for n, path in enumerate(paths)))
+    blocks = blocks_of(topology)
+
+    def level(*names: str) -> int:
+        return blocks.level(blocks.positions(gpu for gpu in topology.gpus if gpu.node_id in names))
+
+    assert level("n0") == NODE
+    assert (level("n2", "n3"), level("n0", "n1"), level("n1", "n2")) == (RACK, RACK + 1, RACK + 2)
+    assert blocks.level(blocks.positions(gpus("n0", 0))) < SOCKET
+    placed = place(topology, {}, {"pair": 4, "other": 4}).gpus_by_job
+    assert {gpu.node_id for gpu in placed["other"]} == {"n2", "n3"}  # the first, and within one rack
+    assert {gpu.node_id for gpu in placed["pair"]} == {"n0", "n1"}
+
+
+def test_a_node_without_a_rack_stands_beside_the_racks() -> None:
+    topology = Topology((Node("a", 1), Node("b", 1, rack="x"), Node("c", 1, rack="x"), Node("d", 1)))
+    blocks = blocks_of(topology)
+    assert blocks.level(blocks.positions(gpus("b", 0) + gpus("c", 0))) == RACK
+    assert blocks.level(blocks.positions(gpus("a", 0) + gpus("d", 0))) == CLUSTER
 
 
 def test_a_pair_prefers_the_fastest_link() -> None:

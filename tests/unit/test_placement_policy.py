@@ -1,0 +1,131 @@
+"""Given this history, placement moves nobody whose promise did not plan for it, and others only where it pays."""
+
+from typing import Any
+
+import pytest
+
+from services.placement.policy import POLICY
+from shared.messages import events
+from shared.messages.job import JobClass
+from tests.histories import NOW_S, History, best_effort, pool, spec
+
+PLAN = (NOW_S, NOW_S + 90.0)
+
+
+def admitted(history: History, job_id: str, job_spec: Any) -> History:
+    event = events.JobAdmitted(
+        job_id=job_id,
+        tenant="lab",
+        spec=job_spec,
+        deadline_s=job_spec.deadline_s,
+        minimum_satisfactory_share=(),
+        gpu_seconds=0.0,
+        at_s=NOW_S,
+    )
+    return history.then(
+        events.PlanDecided(service="admission", based_on=history.state.sequence, now_s=NOW_S, events=(event,))
+    )
+
+
+def allocated(history: History, **shares: int) -> History:
+    planned = {
+        job_id: (*PLAN, float(num_gpus))
+        for job_id, num_gpus in shares.items()
+        if history.state.live_jobs[job_id].promised
+    }
+    event = events.AllocationDecided(num_gpus_by_job=shares, valid_until_s=None, planned=planned, at_s=NOW_S)
+    return history.then(
+        events.PlanDecided(service="allocator", based_on=history.state.sequence, now_s=NOW_S, events=(event,))
+    )
+
+
+def fragmented(small_job: Any, *, stop_s: float = 2.0, **config: Any) -> History:
+    """Two nodes of 4; `small` runs alone on the first GPU of node-0, `pair` on node-1; then `big` wants four."""
+    history = pool(4, 4, resize_cost_s=stop_s, **config)
+    for job_id, job_spec in {"pair": spec(), "big": spec(), "small": small_job}.items():
+        admitted(history, job_id, job_spec)
+    allocated(history, small=1, pair=4).decided(POLICY)
+    allocated(history.started("small"), small=1, pair=2).decided(POLICY)
+    assert {gpu.node_id for gpu in history.state.live_jobs["small"].gpus}.isdisjoint(
+        gpu.node_id for gpu in history.state.live_jobs["pair"].gpus
+    )
+    return allocated(history, small=1, pair=2, big=4)
+
+
+def test_a_promised_job_stays_and_the_newcomer_gets_pieces() -> None:
+    history = fragmented(spec())
+    before = history.state.live_jobs["small"]
+    (decided,) = history.decided(POLICY)
+    assert decided.migrated == ()
+    assert history.state.live_jobs["small"] == before
+    assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 2
+
+
+def soft() -> Any:
+    return spec(job_class=JobClass.SOFT, deadline_s=NOW_S + 1000.0)
+
+
+@pytest.mark.parametrize("small_job", [best_effort(), soft()])
+def test_a_job_without_a_promise_makes_room_where_that_pays(small_job: Any) -> None:
+    history = fragmented(small_job)
+    (decided,) = history.decided(POLICY)
+    assert decided.migrated == ("small",)
+    assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 1
+    assert history.state.live_jobs["small"].generation == 2
+    assert history.decided(POLICY) == ()
+
+
+def test_a_stop_that_costs_more_than_it_brings_is_not_made() -> None:
+    """A block saves `big` a tenth of its 90 s on 4 GPUs; a stop of one GPU for 37 s costs more."""
+    history = fragmented(best_effort(), stop_s=37.0)
+    (decided,) = history.decided(POLICY)
+    assert decided.migrated == ()
+
+
+@pytest.mark.parametrize(("cluster_rate", "moves"), [(4.0, False), (2.0, True)])
+def test_what_the_tables_say_by_level_decides(cluster_rate: float, moves: bool) -> None:
+    curves = {"linear/b64@node": {4: 4.0}, "linear/b64@cluster": {4: cluster_rate}}
+    (decided,) = fragmented(best_effort(), stop_s=30.0, curves=curves).decided(POLICY)
+    assert bool(decided.migrated) == moves
+
+
+def test_the_stop_counts_by_the_number_of_gpus_that_move() -> None:
+    by_num_gpus = {1: 37.0, 4: 1.0}
+    (decided,) = fragmented(best_effort(), resize_cost_s_by_num_gpus=by_num_gpus).decided(POLICY)
+    assert decided.migrated == ()
+
+
+def test_the_stop_counts_as_it_was_last_seen_here() -> None:
+    history = pool(4, 4)
+    for job_id, job_spec in {"pair": spec(), "big": spec(), "small": best_effort()}.items():
+        admitted(history, job_id, job_spec)
+    allocated(history, small=1, pair=4).decided(POLICY)
+    allocated(history, small=1, pair=2).started("small", at_s=NOW_S + 37.0).decided(POLICY)
+    (decided,) = allocated(history, small=1, pair=2, big=4).decided(POLICY)
+    assert decided.migrated == ()
+
+
+def test_a_start_under_way_is_not_disturbed() -> None:
+    history = pool(4, 4)
+    for job_id, job_spec in {"pair": spec(), "big": spec(), "small": best_effort()}.items():
+        admitted(history, job_id, job_spec)
+    allocated(history, small=1, pair=4).decided(POLICY)
+    allocated(history, small=1, pair=2, big=4)
+    (decided,) = history.decided(POLICY)
+    assert decided.migrated == ()
+
+
+def test_a_job_in_pieces_comes_together_once_there_is_room() -> None:
+    history = pool(4, 4)
+    for job_id, job_spec in {"pair": spec(), "big": best_effort(), "small": spec()}.items():
+        admitted(history, job_id, job_spec)
+    allocated(history, small=1, pair=4).decided(POLICY)
+    allocated(history, small=1, pair=2, big=4).decided(POLICY)
+    for job_id in ("small", "pair", "big"):
+        history.started(job_id)
+    assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 2
+    assert history.decided(POLICY) == ()  # no better place is free
+    allocated(history.finished("pair", at_s=NOW_S), small=1, big=4)
+    (decided,) = history.decided(POLICY)
+    assert decided.migrated == ("big",)
+    assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 1
