@@ -35,9 +35,8 @@ class Checker:
         for promise in yes.promises:
             facts, problem = promise.facts, _impossible(promise)
             if problem is None:
-                problem = _moved(self._promises.get(facts.job_id, promise).facts, facts) or _late(
-                    promise, yes.now_s
-                )
+                known = self._promises.get(facts.job_id, promise).facts
+                problem = _moved(known, facts) or _late(promise, yes.now_s)
                 self._promises[facts.job_id] = promise
             if problem is not None:
                 problems.append(f"{facts.job_id}: {problem}")

@@ -1,0 +1,122 @@
+"""The linear program over time: may all jobs be in time if GPUs can be shared out in any fraction and moved for free?
+
+    minimise load   subject to   each job does all its work before its deadline, no faster than it can,
+                                 along the lower convex hull of its levels; and
+                                 all jobs together hold at most load * num_gpus GPUs in each interval.
+
+A load above 1 means that no schedule exists, and the prices prove it; below, the work by interval is a proposal for
+one, which still has to be made of whole levels and pay its stops.
+Axes: J = jobs; B = intervals between some of the deadlines; V = variables, one for (job, interval, edge of its hull).
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
+
+from shared.scheduling.lower_bound import Demands, Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Relaxation:
+    """The optimum. instants_s: ends of the intervals, now first; price_B: of a GPU-second, at most 1."""
+
+    load: float
+    instants_s: Floats
+    price_B: Floats
+    iterations_JB: Floats
+
+
+def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
+    """The program on as many intervals as `max_variables` allow; None if even one is too much, or a job too slow.
+
+    On fewer intervals than there are deadlines the load is still a lower bound of the true one, and the prices a
+    proof; the work is a coarser proposal.
+    """
+    top = demands.free_of_stops
+    until_J, ready_J, left_J = demands.until_U[top], demands.ready_U[top], demands.left_U[top]
+    slope_JH, speed_JH = demands.slope_UH[top], demands.speed_UH[top]
+    num_intervals = max_variables // max(speed_JH.size, 1)
+    if num_intervals < 1 or not (until_J > ready_J).all():
+        return None
+    ends_s_B = _thinned(np.unique(until_J), num_intervals)
+    starts_s_B = np.append(0.0, ends_s_B[:-1])
+    time_JB = np.clip(
+        np.minimum(ends_s_B, until_J[:, None]) - np.maximum(starts_s_B, ready_J[:, None]), 0.0, None
+    )
+    most_JBH = time_JB[:, :, None] * speed_JH[:, None, :]
+    if (most_JBH.sum((1, 2)) < left_J).any():
+        return None
+    job_V, interval_V, edge_V = np.nonzero(most_JBH)
+    # In parts of a job's work and of an interval's GPU-seconds, so that all numbers are near 1.
+    supply_B = demands.num_gpus * (ends_s_B - starts_s_B)
+    part_V = slope_JH[job_V, edge_V] * left_J[job_V] / supply_B[interval_V]
+    solution = _solve(
+        part_V,
+        interval_V,
+        job_V,
+        most_JBH[job_V, interval_V, edge_V] / left_J[job_V],
+        len(ends_s_B),
+        len(left_J),
+    )
+    if solution is None:
+        return None
+    done_V, load, dual_B = solution
+    iterations_JB = np.zeros_like(time_JB)
+    np.add.at(iterations_JB, (job_V, interval_V), done_V * left_J[job_V])
+    price_B = np.clip(dual_B, 0.0, None) / supply_B
+    return Relaxation(
+        load=load,
+        instants_s=demands.now_s + np.append(0.0, ends_s_B),
+        price_B=price_B / max(price_B.max(), 1e-300),
+        iterations_JB=iterations_JB,
+    )
+
+
+def _thinned(ends_s_B: Floats, most: int) -> Floats:
+    """At most so many of them, evenly by rank, the last one among them."""
+    if len(ends_s_B) <= most:
+        return ends_s_B
+    return ends_s_B[np.linspace(-1, len(ends_s_B) - 1, most + 1).round().astype(int)[1:]]
+
+
+def _solve(
+    part_V: Floats,
+    interval_V: NDArray[np.intp],
+    job_V: NDArray[np.intp],
+    most_V: Floats,
+    num_intervals: int,
+    num_jobs: int,
+) -> tuple[Floats, float, Floats] | None:
+    """Parts of each job's work, the load, and the price of each interval's whole supply; None if HiGHS gives up."""
+    num_variables = len(part_V)
+    variable_V = np.arange(num_variables)
+    held = csr_array(
+        (
+            np.append(part_V, -np.ones(num_intervals)),
+            (
+                np.append(interval_V, np.arange(num_intervals)),
+                np.append(variable_V, np.full(num_intervals, num_variables)),
+            ),
+        ),
+        shape=(num_intervals, num_variables + 1),
+    )
+    done = csr_array((np.ones(num_variables), (job_V, variable_V)), shape=(num_jobs, num_variables + 1))
+    result = cast(
+        Any,
+        linprog(
+            np.append(np.zeros(num_variables), 1.0),
+            A_ub=held,
+            b_ub=np.zeros(num_intervals),
+            A_eq=done,
+            b_eq=np.ones(num_jobs),
+            bounds=np.column_stack((np.zeros(num_variables + 1), np.append(most_V, np.inf))),
+            method="highs",
+        ),
+    )
+    if result.status != 0:
+        return None
+    return result.x[:-1], float(result.x[-1]), -np.asarray(result.ineqlin.marginals)
