@@ -26,7 +26,7 @@ from shared.messages.events import (
 from shared.messages.job import JobClass
 from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.outlook import iteration_at, known_curve
+from shared.scheduling.outlook import iteration_at, known_curve, profile_known
 from shared.scheduling.resize_cost import ResizeCost
 from simulator.baselines.baseline import Baseline, BaselineJob
 
@@ -92,16 +92,26 @@ class _Seat:
     def admission(
         self, books: Books, commands: tuple[Command, ...], now_s: float
     ) -> tuple[AdmissionEvent, ...]:
-        """Answer each wish in turn, each on what the ones before it left."""
+        """Answer each wish in turn, each on what the ones before it left; then the jobs whose speed is known now."""
         said: list[AdmissionEvent] = []
+
+        def say(event: AdmissionEvent) -> None:
+            nonlocal books
+            said.append(event)
+            books = replace(books, pool=lifecycle.apply(books.pool, event, books.pool.sequence + 1))
+
         for command in commands:
-            if isinstance(command, SubmitJob):
-                event = self._answer(books, command, now_s)
-            else:
-                event = _cancelled(books.pool, command, now_s)
-            if event is not None:
-                said.append(event)
-                books = replace(books, pool=lifecycle.apply(books.pool, event, books.pool.sequence + 1))
+            if isinstance(command, CancelJob):
+                say(_cancelled(books.pool, command, now_s))
+            elif books.pool.job(command.job_id) is None:
+                say(self._answer(books, _asking(books.pool, command, now_s), now_s))
+        measured = (
+            job
+            for job in books.pool.live_jobs.values()
+            if job.phase is Phase.PROFILING and profile_known(books.pool, spec_of(job))
+        )
+        for job in sorted(measured, key=lambda job: (job.decided_sequence, job.job_id)):
+            say(self._answer(books, job, now_s))
         return tuple(said)
 
     def allocation(self, books: Books, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
@@ -121,43 +131,27 @@ class _Seat:
             ),
         )
 
-    def _answer(self, books: Books, wish: SubmitJob, now_s: float) -> AdmissionEvent | None:
-        pool, spec = books.pool, wish.spec
-        if pool.job(wish.job_id) is not None:
-            return None
-        deadline_s = spec.resolved_deadline_s(now_s)
-        newcomer = self._seen(
-            books,
-            Job(
-                job_id=wish.job_id,
-                tenant=wish.tenant,
-                spec=spec,
-                phase=Phase.ADMITTED,
-                decided_at_s=now_s,
-                decided_sequence=pool.sequence,
-                deadline_s=deadline_s,
-            ),
-            now_s,
-        )
+    def _answer(self, books: Books, job: Job, now_s: float) -> JobAdmitted | JobRejected:
+        num_gpus, newcomer = books.pool.num_gpus, self._seen(books, job, now_s)
         refused = partial(
             JobRejected,
-            job_id=wish.job_id,
-            tenant=wish.tenant,
-            spec=spec,
-            deadline_s=deadline_s,
+            job_id=job.job_id,
+            tenant=job.tenant,
+            spec=job.spec,
+            deadline_s=job.deadline_s,
             at_s=now_s,
         )
         if newcomer is None:
-            why = f"its speed on 1 to {pool.num_gpus} GPUs is not known, or it does not run there"
+            why = f"its speed on 1 to {num_gpus} GPUs is not known, or it does not run there"
             return refused(reason="unrunnable", explanation=why)
-        if not self.baseline.admits(newcomer, self._jobs(books, now_s), pool.num_gpus, now_s):
+        if not self.baseline.admits(newcomer, self._jobs(books, now_s), num_gpus, now_s):
             why = f"{self.baseline.name} expects it, or another job because of it, to end after its deadline"
             return refused(reason="deadline", explanation=why)
         return JobAdmitted(
-            job_id=wish.job_id,
-            tenant=wish.tenant,
-            spec=spec,
-            deadline_s=deadline_s,
+            job_id=job.job_id,
+            tenant=job.tenant,
+            spec=spec_of(job),
+            deadline_s=job.deadline_s,
             minimum_satisfactory_share=(),
             gpu_seconds=0.0,
             at_s=now_s,
@@ -210,6 +204,19 @@ def _resize_cost(pool: PoolState) -> ResizeCost:
         return ResizeCost.flat(max(pool.config.resize_cost_s, pool.start_cost_s))
     counts = sorted(by_num_gpus)
     return ResizeCost(tuple(counts), tuple(by_num_gpus[count] for count in counts))
+
+
+def _asking(pool: PoolState, wish: SubmitJob, now_s: float) -> Job:
+    """The job as it would be if it were admitted."""
+    return Job(
+        job_id=wish.job_id,
+        tenant=wish.tenant,
+        spec=wish.spec,
+        phase=Phase.ADMITTED,
+        decided_at_s=now_s,
+        decided_sequence=pool.sequence,
+        deadline_s=wish.spec.resolved_deadline_s(now_s),
+    )
 
 
 def _cancelled(pool: PoolState, wish: CancelJob, now_s: float) -> AdmissionEvent:
