@@ -1,0 +1,150 @@
+"""The most deadlines that any scheduler could meet: the clairvoyant linear relaxation.
+
+Jobs are known in advance and may be preempted and resized for free at any instant, but each pays its cheapest start
+once; between two events each holds any mix of GPU counts. Each job is met to a part in [0, 1]; the bound is the
+largest sum. Small problems are solved exactly, large ones are bounded from above by prices, closely.
+"""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.scheduling.resize_cost import ResizeCost
+from simulator.bound import linear_program, pricing
+from simulator.bound.demand import Demand, FloatArray, Grid
+from simulator.workload.jobs import Workload
+
+# Sizes in cells (job x interval x step), so that the answer never depends on the speed of the machine.
+_LINKED_CELLS = 60_000  # HiGHS takes seconds
+_UNLINKED_CELLS = 1_500_000  # HiGHS takes 10 s where all jobs can be met
+_GRID_CELLS = 4_000_000  # more are merged
+_CELLS_PRICED = 1_200_000_000  # about a minute
+_MIN_ANSWERS, _MAX_ANSWERS = 300, 2_000
+_CLOSE = 1e-6  # relative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceProfile:
+    """What a GPU-second is worth at the optimum, in deadlines: piece b holds from starts_s_B[b] to the next start."""
+
+    starts_s_B: tuple[float, ...]
+    price_per_gpu_s_B: tuple[float, ...]
+
+    def at(self, now_s: float) -> float:
+        """0 before the first start."""
+        piece = bisect_right(self.starts_s_B, now_s) - 1
+        return self.price_per_gpu_s_B[piece] if piece >= 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """jobs_met: no schedule meets more. exact: it is the optimum of the relaxation, not just above it.
+
+    intervals: between events, on which the relaxation was solved. gpu_hours: used in the optimum (if not exact,
+    close to it). met_by_job: the part to which each job that is feasible alone is met (if not exact, approximately).
+    """
+
+    jobs_met: float
+    feasible_alone: int
+    intervals: int
+    exact: bool
+    gpu_hours: float
+    prices: PriceProfile
+    met_by_job: dict[str, float]
+
+    @property
+    def whole_jobs_met(self) -> int:
+        """No schedule meets a part of a job."""
+        return math.floor(self.jobs_met * (1 + _CLOSE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """The bound of one component."""
+
+    value: float
+    exact: bool
+    grid: Grid
+    price_I: FloatArray
+    gpu_seconds: float
+    met_J: FloatArray
+
+
+def clairvoyant_bound(
+    workload: Workload, num_gpus: int, cost: ResizeCost, max_intervals: int | None = None
+) -> Bound:
+    """Of the SLO jobs of `workload` on `num_gpus` GPUs. max_intervals: merge intervals beyond so many."""
+    demand = Demand.of(workload, num_gpus, cost)
+    components = demand.components()
+    kept = _share_kept(components, max_intervals)
+    parts = [_bounded(component, num_gpus, kept) for component in components]
+    starts_s, prices = _joined(parts)
+    return Bound(
+        jobs_met=math.fsum(part.value for part in parts),
+        feasible_alone=demand.num_jobs,
+        intervals=sum(len(part.price_I) for part in parts),
+        exact=all(part.exact for part in parts),
+        gpu_hours=math.fsum(part.gpu_seconds for part in parts) / 3600,
+        prices=PriceProfile(starts_s_B=starts_s, price_per_gpu_s_B=prices),
+        met_by_job={
+            job_id: float(met)
+            for component, part in zip(components, parts, strict=True)
+            for job_id, met in zip(component.job_ids, part.met_J, strict=True)
+        },
+    )
+
+
+def _share_kept(components: list[Demand], max_intervals: int | None) -> float:
+    """Part of all intervals that the grids may have: as many as asked for, or as are solved in minutes."""
+    grids = [Grid.of(component) for component in components]
+    intervals = sum(len(grid.lengths_s_I) for grid in grids)
+    if max_intervals is not None:
+        return min(1.0, max_intervals / max(intervals, 1))
+    cells = sum(map(linear_program.num_cells, components, grids))
+    return min(1.0, _GRID_CELLS / max(cells, 1))
+
+
+def _bounded(demand: Demand, num_gpus: int, share_kept: float) -> _Part:
+    complete = Grid.of(demand)
+    grid = complete if share_kept >= 1 else Grid.of(demand, int(share_kept * len(complete.lengths_s_I)))
+    cells = linear_program.num_cells(demand, grid)
+    if cells <= _LINKED_CELLS and (solution := linear_program.solve(demand, grid, num_gpus, linked=True)):
+        # The value of the prices is a bound whatever the solver's tolerances.
+        value = pricing.answer(demand, grid, num_gpus, solution.price_I).dual_value
+        closed = value <= solution.met_J.sum() + _CLOSE * demand.num_jobs
+        return _part(value, closed and grid.complete, grid, solution)
+    answers = min(max(_CELLS_PRICED // cells, _MIN_ANSWERS), _MAX_ANSWERS)
+    best, mean = pricing.ascend(demand, grid, num_gpus, answers)
+    if best.dual_value >= demand.num_jobs * (1 - _CLOSE) and cells <= _UNLINKED_CELLS and grid.complete:
+        solution = linear_program.solve(demand, grid, num_gpus, linked=False)
+        if solution and solution.met_J.min() >= 1 - _CLOSE:
+            return _part(float(demand.num_jobs), True, grid, solution)
+    return _Part(
+        value=best.dual_value,
+        exact=False,
+        grid=grid,
+        price_I=best.price_I,
+        gpu_seconds=float(np.minimum(mean.gpu_seconds_I, num_gpus * grid.lengths_s_I).sum()),
+        met_J=mean.met_J,
+    )
+
+
+def _part(value: float, exact: bool, grid: Grid, solution: linear_program.Solution) -> _Part:
+    return _Part(
+        value=value,
+        exact=exact,
+        grid=grid,
+        price_I=solution.price_I,
+        gpu_seconds=float(solution.gpu_seconds_I.sum()),
+        met_J=solution.met_J,
+    )
+
+
+def _joined(parts: list[_Part]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """One step function of all parts, in order of time; free between them."""
+    starts_s = [start_s for part in parts for start_s in part.grid.instants_s_B.tolist()]
+    prices = [price for part in parts for price in [*part.price_I.tolist(), 0.0]]
+    kept = [at for at in range(len(starts_s)) if at + 1 == len(starts_s) or starts_s[at] < starts_s[at + 1]]
+    return tuple(starts_s[at] for at in kept), tuple(prices[at] for at in kept)

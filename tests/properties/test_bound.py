@@ -1,0 +1,140 @@
+"""The clairvoyant bound, over odd workloads: what must never lower it, and what must never exceed it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from shared.messages.job import JobClass
+from shared.scheduling.resize_cost import ResizeCost
+from simulator.bound import clairvoyant_bound, feasible_alone, linear_program, pricing
+from simulator.bound.demand import Demand, Grid
+from simulator.workload.jobs import TraceJob, Workload
+from tests.properties.strategies import scaling_curves
+
+COSTS = st.sampled_from([ResizeCost(), ResizeCost.flat(4.0), ResizeCost((1, 2, 8), (4.0, 6.0, 10.0))])
+CLOSE = 1e-5
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_jobs: int = 7) -> Workload:
+    """Jobs close together in time, so that they contend."""
+    jobs = list[TraceJob]()
+    for number in range(draw(st.integers(1, max_jobs))):
+        submitted_at_s = float(draw(st.integers(0, 60)))
+        jobs.append(
+            TraceJob(
+                job_id=f"job-{number}",
+                submitted_at_s=submitted_at_s,
+                num_iterations=draw(st.integers(1, 400)),
+                model_name="model",
+                global_batch_size=64,
+                deadline_s=submitted_at_s + draw(st.integers(1, 80)),
+                job_class=JobClass.SLO,
+                curve=draw(scaling_curves()),
+            )
+        )
+    return Workload.of("drawn", jobs)
+
+
+@settings(max_examples=60)
+@given(workloads(), st.integers(1, 24), st.integers(1, 24), COSTS)
+def test_more_gpus_never_lower_the_bound(
+    workload: Workload, num_gpus: int, added: int, cost: ResizeCost
+) -> None:
+    fewer = clairvoyant_bound(workload, num_gpus, cost)
+    more = clairvoyant_bound(workload, num_gpus + added, cost)
+    assert fewer.exact
+    assert fewer.jobs_met <= more.jobs_met + CLOSE
+    assert set(feasible_alone(workload, num_gpus, cost)) <= set(
+        feasible_alone(workload, num_gpus + added, cost)
+    )
+
+
+@settings(max_examples=60)
+@given(workloads(), st.integers(1, 24), COSTS, st.integers(1, 60), st.data())
+def test_a_later_deadline_or_a_shorter_job_never_lowers_the_bound(
+    workload: Workload, num_gpus: int, cost: ResizeCost, later_s: int, data: st.DataObject
+) -> None:
+    eased = data.draw(st.sampled_from(workload.jobs))
+    assert eased.deadline_s is not None
+    easier = data.draw(
+        st.sampled_from(
+            [
+                replace(eased, deadline_s=eased.deadline_s + later_s),
+                replace(eased, num_iterations=(eased.num_iterations + 1) // 2),
+            ]
+        )
+    )
+    others = [job for job in workload.jobs if job is not eased]
+    before = clairvoyant_bound(workload, num_gpus, cost).jobs_met
+    assert (
+        before <= clairvoyant_bound(Workload.of("eased", [*others, easier]), num_gpus, cost).jobs_met + CLOSE
+    )
+
+
+@settings(max_examples=60)
+@given(workloads(), st.integers(1, 24), COSTS, st.integers(1, 8))
+def test_merged_intervals_never_lower_the_bound(
+    workload: Workload, num_gpus: int, cost: ResizeCost, max_intervals: int
+) -> None:
+    exact = clairvoyant_bound(workload, num_gpus, cost)
+    merged = clairvoyant_bound(workload, num_gpus, cost, max_intervals=max_intervals)
+    assert exact.jobs_met <= merged.jobs_met + CLOSE
+    assert merged.jobs_met <= merged.feasible_alone + CLOSE
+
+
+@settings(max_examples=60)
+@given(workloads(), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
+def test_whatever_the_prices_they_prove_a_bound(
+    workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
+) -> None:
+    demand = Demand.of(workload, num_gpus, cost)
+    if not demand.num_jobs:
+        return
+    grid = Grid.of(demand)
+    optimum = linear_program.solve(demand, grid, num_gpus, linked=True)
+    assert optimum is not None
+    chance = np.random.default_rng(seed)
+    size = len(grid.lengths_s_I)
+    prices = chance.uniform(0, 0.02, size) * (chance.random(size) < 0.8)
+    assert pricing.answer(demand, grid, num_gpus, prices).dual_value >= optimum.met_J.sum() - CLOSE
+    best, mean = pricing.ascend(demand, grid, num_gpus, 200)
+    assert optimum.met_J.sum() - CLOSE <= best.dual_value <= demand.num_jobs + CLOSE
+    assert np.all((mean.met_J >= 0) & (mean.met_J <= 1))
+
+
+@settings(max_examples=60)
+@given(workloads(max_jobs=4), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
+def test_what_a_job_buys_is_its_cheapest(
+    workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
+) -> None:
+    """Against a linear program for each job: alone at a high price for not being met."""
+    demand = Demand.of(workload, num_gpus, cost)
+    if not demand.num_jobs:
+        return
+    grid = Grid.of(demand)
+    prices = np.random.default_rng(seed).uniform(0, 0.02, len(grid.lengths_s_I))
+    bought = pricing.answer(demand, grid, num_gpus, prices)
+    surplus = bought.dual_value - float(prices @ grid.lengths_s_I) * num_gpus
+    assert surplus == pytest.approx(sum(_surplus(part, prices, grid) for part in _each(demand)), abs=CLOSE)
+
+
+def _each(demand: Demand) -> list[Demand]:
+    return [demand.only(np.array([job])) for job in range(demand.num_jobs)]
+
+
+def _surplus(alone: Demand, prices: np.ndarray, grid: Grid) -> float:
+    costs, gains, limits = list[float](), list[float](), list[float]()
+    for interval, price in enumerate(prices):
+        start_s = max(grid.instants_s_B[interval], alone.opens_s_J[0])
+        seconds = min(grid.instants_s_B[interval + 1], alone.closes_s_J[0]) - start_s
+        for num_gpus, gain in zip(alone.num_gpus_S, alone.gain_S, strict=True):
+            costs.append(price)
+            gains.append(gain)
+            limits.append(max(seconds, 0.0) * num_gpus)
+    result = linprog(costs, A_eq=[gains], b_eq=[1.0], bounds=[(0.0, limit) for limit in limits])
+    return max(1.0 - result.fun, 0.0) if result.status == 0 else 0.0

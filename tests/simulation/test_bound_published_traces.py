@@ -1,0 +1,47 @@
+"""The bound on published traces, where they are at hand: numbers that an independent program has found before."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.bound import clairvoyant_bound, feasible_alone
+from simulator.workload.jobs import Workload
+from simulator.workload.overhead import overhead_model
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace
+
+SHARED = Path(__file__).parents[2].parent / "shared"
+pytestmark = pytest.mark.skipif(not (SHARED / "traces").is_dir(), reason="needs ../shared/traces")
+
+
+def published(name: str) -> Workload:
+    return read_trace(SHARED / "traces" / f"{name}.csv", read_throughputs(SHARED / "throughputs" / "A100"))
+
+
+def test_the_bound_of_itp_cluster10_at_every_scarcity() -> None:
+    workload = published("itp_cluster10")
+    bounds = {
+        num_gpus: clairvoyant_bound(workload, num_gpus, overhead_model("reference", num_gpus))
+        for num_gpus in (256, 128, 64, 32, 16, 8)
+    }
+    assert all(bound.exact for bound in bounds.values())
+    assert [round(bound.jobs_met, 2) for bound in bounds.values()] == [258, 258, 258, 255.25, 238.43, 205.43]
+    assert [bound.whole_jobs_met for bound in bounds.values()] == [258, 258, 258, 255, 238, 205]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_jobs"), [("itp_cluster01", 1571), ("itp_cluster03", 2458), ("itp_cluster06", 2034)]
+)
+def test_the_jobs_of_large_traces_that_are_feasible_alone(name: str, num_jobs: int) -> None:
+    """A cluster of 256 GPUs or more starts jobs 5 s later than a small one."""
+    assert len(feasible_alone(published(name), 512, overhead_model("reference", 512))) == num_jobs
+
+
+def test_merged_intervals_stay_above_the_bound_and_come_down_to_it() -> None:
+    workload, cost = published("itp_cluster10"), overhead_model("reference", 16)
+    merged = [
+        clairvoyant_bound(workload, 16, cost, max_intervals).jobs_met for max_intervals in (30, 120, 480)
+    ]
+    assert all(238.4336 < met <= 257 for met in merged)
+    assert merged == sorted(merged, reverse=True)
+    assert merged[-1] < 239
