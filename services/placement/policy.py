@@ -6,6 +6,7 @@ Source: ElasticFlow, section 4.3 (shared/scheduling/buddy.py, topology.py).
 """
 
 from functools import lru_cache
+from math import inf
 
 from immutables import Map
 
@@ -69,15 +70,11 @@ def _may_move(job: Job) -> bool:
 def _stake(state: PoolState, job: Job, now_s: float) -> Stake:
     """What its place is worth to a job that is to have `job.num_gpus` GPUs."""
     curves = placement_curves(state.curves, spec_of(job).profile_key)
-    config = state.config
-    by_num_gpus = sorted(config.resize_cost_s_by_num_gpus.items()) or [(1, config.resize_cost_s)]
-    cost = ResizeCost(tuple(n for n, _ in by_num_gpus), tuple(cost_s for _, cost_s in by_num_gpus))
-    return Stake(
-        curves=curves,
-        num_gpus=job.num_gpus,
-        stay_s=min(_stay_s(job, curves, now_s), LONGEST_STAY_S),
-        stop_s=max(cost.seconds(job.num_gpus), state.start_cost_s),
-    )
+    stay_s = _stay_s(job, curves, now_s)
+    stop_s = max(_resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
+    if job.deadline_s is not None and now_s + stay_s <= job.deadline_s < now_s + stay_s + stop_s:
+        stop_s = inf  # a soft deadline is tried too
+    return Stake(curves=curves, num_gpus=job.num_gpus, stay_s=min(stay_s, LONGEST_STAY_S), stop_s=stop_s)
 
 
 def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
@@ -88,6 +85,12 @@ def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
     rate = curves.throughput(job.num_gpus, CLUSTER)
     left = max(spec_of(job).max_iterations - job.iteration, 0)
     return left / rate if rate and job.phase is Phase.ADMITTED else 0.0
+
+
+def _resize_cost(state: PoolState) -> ResizeCost:
+    config = state.config
+    by_num_gpus = sorted(config.resize_cost_s_by_num_gpus.items()) or [(1, config.resize_cost_s)]
+    return ResizeCost(tuple(n for n, _ in by_num_gpus), tuple(cost_s for _, cost_s in by_num_gpus))
 
 
 @lru_cache(maxsize=8)

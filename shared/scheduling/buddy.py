@@ -113,7 +113,7 @@ class _Board:
         """Move those that may be moved to free blocks that connect them better, where that pays."""
         for job_id in self._movable:
             seat = self.seats[job_id]
-            if job_id in self.migrated or not seat.spread:
+            if not seat.spread:
                 continue
             size = log2(len(seat.gpus))
             self._free.give(seat.positions)

@@ -75,6 +75,14 @@ def test_a_job_without_a_promise_makes_room_where_that_pays(small_job: Any) -> N
     assert history.decided(POLICY) == ()
 
 
+@pytest.mark.parametrize(("deadline_in_s", "moves"), [(99.0, True), (101.0, False), (103.0, True)])
+def test_a_soft_deadline_is_not_missed_for_the_sake_of_room(deadline_in_s: float, moves: bool) -> None:
+    """100 s are left, a stop takes 2 s: what is late anyway may move, and what has the time."""
+    job = spec(job_class=JobClass.SOFT, deadline_s=NOW_S + deadline_in_s)
+    (decided,) = fragmented(job).decided(POLICY)
+    assert bool(decided.migrated) == moves
+
+
 def test_a_stop_that_costs_more_than_it_brings_is_not_made() -> None:
     """A block saves `big` a tenth of its 90 s on 4 GPUs; a stop of one GPU for 37 s costs more."""
     history = fragmented(best_effort(), stop_s=37.0)

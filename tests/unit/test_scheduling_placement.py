@@ -119,6 +119,16 @@ def test_nobody_moves_where_no_place_as_good_is_free() -> None:
     assert both.gpus_by_job["new"] == gpus("b", 0, 1, 2, 3)
 
 
+def test_nobody_makes_room_for_another_at_the_price_of_a_slower_place() -> None:
+    """The pair sits on one socket; the only other free pair spans two."""
+    topology = Topology((Node("a", 6, sockets=2), Node("b", 2, sockets=2)))
+    current = {"pair": gpus("a", 0, 1), "rest": gpus("a", 2)}
+    wanted = {"pair": 2, "rest": 1, "new": 4}
+    placement = place(topology, current, wanted, mobility(wanted, "pair", stay_s=1e6, stop_s=1.0))
+    assert placement.migrated == ()
+    assert placement.gpus_by_job["new"] == gpus("a", 3, 4) + gpus("b", 0, 1)
+
+
 @pytest.mark.parametrize(
     ("movable", "stop_s", "placed"),
     [

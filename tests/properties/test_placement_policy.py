@@ -1,0 +1,95 @@
+"""Placement on whole pools, through many allocations: whom it moves, and that it comes to rest."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from immutables import Map
+
+from services.placement.policy import POLICY, decide
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Job, Phase, PoolState
+from tests.histories import NOW_S, History, pool, spec
+from tests.properties.strategies import gpu_counts
+
+JOB_IDS = tuple(f"job-{number}" for number in range(7))
+CURVES = {
+    "linear/b64@node": {2: 2.0, 4: 4.0, 8: 8.0},
+    "linear/b64@cluster": {2: 1.0, 4: 3.0, 8: 4.0},
+}
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> History:
+    """A pool with jobs of every class, none of which has GPUs yet."""
+    history = pool(
+        *draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)),
+        resize_cost_s=draw(st.sampled_from([0.0, 2.0, 30.0])),
+        racks=draw(st.sampled_from([{}, {"node-0": "a/1", "node-1": "a/2", "node-2": "b"}])),
+        curves=draw(st.sampled_from([{}, CURVES])),
+    )
+    jobs = {
+        job_id: Job(
+            job_id=job_id,
+            tenant="lab",
+            spec=spec(job_class=draw(st.sampled_from(list(JobClass)))),
+            phase=draw(st.sampled_from([Phase.ADMITTED] * 4 + [Phase.PROFILING])),
+            decided_at_s=NOW_S,
+            decided_sequence=history.state.sequence,
+        )
+        for job_id in JOB_IDS
+    }
+    sequence = history.state.sequence
+    history.state = replace(history.state, live_jobs=Map(jobs), allocation_based_on=sequence)
+    return history
+
+
+def allocated(state: PoolState, shares: dict[str, int]) -> PoolState:
+    jobs = state.live_jobs
+    for job_id, num_gpus in shares.items():
+        plan = (NOW_S, NOW_S + 200.0, float(num_gpus)) if jobs[job_id].promised else ()
+        jobs = jobs.set(job_id, replace(jobs[job_id], num_gpus=num_gpus, planned_share=plan))
+    return replace(state, live_jobs=jobs)
+
+
+@given(st.data(), pools())
+def test_through_any_allocations_no_promise_is_moved_and_placement_comes_to_rest(
+    data: st.DataObject, history: History
+) -> None:
+    for _ in range(4):
+        shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
+        history.state = allocated(history.state, shares)
+        changing = {
+            job_id for job_id, job in history.state.live_jobs.items() if len(job.gpus) != job.num_gpus
+        }
+        for round_number in range(20):
+            before = history.state.live_jobs
+            decided = history.decided(POLICY)
+            if not decided:
+                break
+            placed = {placed_job.job_id for placed_job in decided[0].placements}
+            assert placed == set(decided[0].migrated) | (changing if round_number == 0 else set())
+            for job_id in decided[0].migrated:
+                assert not before[job_id].promised
+                assert before[job_id].phase is Phase.ADMITTED
+                assert before[job_id].training
+            for job_id in placed:
+                if history.state.live_jobs[job_id].gpus and data.draw(st.booleans()):
+                    history.started(job_id)
+        else:
+            raise AssertionError("placement never comes to rest")
+        jobs = history.state.live_jobs
+        assert {job_id: len(job.gpus) for job_id, job in jobs.items()} == shares
+        used = [gpu for job in jobs.values() for gpu in job.gpus]
+        assert len(set(used)) == len(used)
+
+
+@given(st.data(), pools())
+def test_the_same_pool_is_placed_the_same_way_in_whatever_order_its_jobs_came(
+    data: st.DataObject, history: History
+) -> None:
+    shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
+    state = allocated(history.state, shares)
+    order = data.draw(st.permutations(JOB_IDS))
+    reordered = replace(state, live_jobs=Map([(job_id, state.live_jobs[job_id]) for job_id in order]))
+    assert decide(state, (), NOW_S) == decide(reordered, (), NOW_S)
