@@ -8,7 +8,6 @@ from shared.messages.witness import (
     InfeasibleProgram,
     NotProved,
     OverloadedInterval,
-    PricedInterval,
     TooSlowAlone,
 )
 from shared.scheduling.lower_bound import demands

@@ -1,0 +1,194 @@
+"""Makes a certificate of every decision and has it checked: that what was promised can be kept, and is.
+
+Facts come from the trace (speeds, overhead) and from what the ledger says has happened, never from a plan. A
+schedule that was certified holds as long as nothing happens to its job but what it says: the job holds the GPUs that
+are planned for now. When anything else is seen, the schedule is checked again on the new facts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shared.messages.cluster import ShareSchedule, segments
+from shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Job, PoolState
+from shared.messages.witness import InfeasibleProgram, NotProved, OverloadedInterval
+from shared.scheduling.resize_cost import ResizeCost
+from simulator.certificates import Held, JobFacts, Level, Promise, PromiseCertificate, RefusalCertificate
+from simulator.checker import Checker
+from simulator.workload.jobs import TraceJob, Workload
+
+_NEVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Certified:
+    """What was last seen of a promised job, and the GPUs that its schedule plans until changes_s."""
+
+    job: Job | None
+    schedule: tuple[Held, ...]
+    num_gpus: int
+    changes_s: float
+
+
+class Verification:
+    """Observes a simulation. failures: a sentence for each thing that is wrong, with its time.
+
+    certificates_checked: one for every admission, every refusal of a deadline and every allocation;
+    certificate_failures: those with anything wrong. not_proved: refusals whose witness says that it proves nothing.
+    """
+
+    def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
+        self._traced = {job.job_id: job for job in workload.jobs}
+        self._levels = {job.job_id: _levels(job, resize_cost) for job in workload.jobs}
+        self._checker = Checker()
+        self._certified: dict[str, _Certified] = {}
+        self._ended: list[str] = []  # since the last certificate
+        self._nodes_down = 0
+        self.certificates_checked = self.certificate_failures = self.not_proved = 0
+        self.failures: list[str] = []
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        """Every event of a decision that promises, refuses or moves."""
+        self._forget(before)
+        for event in events:
+            match event:
+                case JobAdmitted(spec=spec) if spec.job_class is JobClass.SLO:
+                    moved = {event.job_id: event.minimum_satisfactory_share, **event.replanned}
+                    promises = [self._promise(before, job_id, moved[job_id], now_s) for job_id in moved]
+                    self._count(now_s, self._check(before, promises, now_s))
+                case JobRejected(reason="deadline"):
+                    self._count(now_s, self._check_refusal(before, event, now_s))
+                case AllocationDecided():
+                    promises = self._unsettled(before, event.planned, now_s)
+                    problems = self._check(before, promises, now_s)
+                    self._count(now_s, [*problems, *self._held_otherwise(before, event.num_gpus_by_job)])
+                case _:
+                    pass
+
+    def _forget(self, state: PoolState) -> None:
+        """Promises that are no more: the job has ended, or more nodes went down than were reserved for."""
+        nodes_down = sum(not node.alive for node in state.nodes.values())
+        void = nodes_down > max(self._nodes_down, state.config.reserve_nodes)
+        self._nodes_down = nodes_down
+        ended = [job_id for job_id in self._certified if void or job_id not in state.live_jobs]
+        for job_id in ended:
+            del self._certified[job_id]
+        self._ended += ended
+
+    # -- yes ---------------------------------------------------------------------------------------------
+
+    def _unsettled(
+        self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float
+    ) -> list[Promise]:
+        """Promises whose schedule is new, to whose job something happened, or whose GPUs change by now."""
+        promises: list[Promise] = []
+        for job_id, certified in tuple(self._certified.items()):
+            steps = planned.get(job_id)
+            if (
+                steps is not None
+                or certified.job is not state.live_jobs[job_id]
+                or now_s >= certified.changes_s
+            ):
+                promises.append(self._promise(state, job_id, steps, now_s))
+        return promises
+
+    def _promise(self, state: PoolState, job_id: str, steps: ShareSchedule | None, now_s: float) -> Promise:
+        """Of the job as it is now, with a new schedule or the one that it had."""
+        job = state.live_jobs.get(job_id)
+        schedule = (
+            self._certified[job_id].schedule if steps is None else tuple(map(Held._make, segments(steps)))
+        )
+        self._certified[job_id] = _Certified(job, schedule, *_held_at(schedule, now_s))
+        return Promise(facts=self._facts(job_id, job, now_s), schedule=schedule)
+
+    def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float) -> list[str]:
+        ended, self._ended = tuple(self._ended), []
+        return self._checker.check_promises(
+            PromiseCertificate(now_s=now_s, num_gpus=state.num_gpus, promises=tuple(promises), ended=ended)
+        )
+
+    def _held_otherwise(self, state: PoolState, num_gpus_by_job: Mapping[str, int]) -> list[str]:
+        """What the allocation gives that the certified schedules do not say."""
+        problems = [
+            f"{job_id}: it is given {given} GPUs where its schedule says {certified.num_gpus}"
+            for job_id, certified in self._certified.items()
+            if (given := num_gpus_by_job.get(job_id, 0)) != certified.num_gpus
+        ]
+        total = sum(num_gpus_by_job.values())
+        if total > state.num_gpus:
+            problems.append(f"{total} GPUs are given of {state.num_gpus}")
+        return problems
+
+    # -- no ----------------------------------------------------------------------------------------------
+
+    def _check_refusal(self, state: PoolState, event: JobRejected, now_s: float) -> list[str]:
+        if event.witness is None:
+            return [f"{event.job_id}: it is refused without a witness"]
+        self.not_proved += isinstance(event.witness, NotProved)
+        beside = self._certified if isinstance(event.witness, OverloadedInterval | InfeasibleProgram) else ()
+        refusal = RefusalCertificate(
+            now_s=now_s,
+            num_gpus=_promisable_gpus(state),
+            newcomer=self._facts(event.job_id, None, now_s),
+            promised=tuple(self._facts(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
+            witness=event.witness,
+        )
+        return self._checker.check_refusal(refusal)
+
+    # -- facts -------------------------------------------------------------------------------------------
+
+    def _facts(self, job_id: str, job: Job | None, now_s: float) -> JobFacts:
+        """job: None for one that was admitted by this very decision, or was not."""
+        traced, levels = self._traced[job_id], self._levels[job_id]
+        assert traced.deadline_s is not None, job_id
+        iteration, num_gpus, stalled_until_s = 0.0, 0, 0.0
+        if job is not None:
+            iteration = float(job.iteration)
+            num_gpus = 0 if job.broken else len(job.gpus)
+        if job is not None and num_gpus:
+            level = levels[num_gpus]
+            if job.training:
+                iteration += level.iterations_per_s * (now_s - job.progressed_at_s)
+            else:
+                stalled_until_s = job.placed_at_s + level.stop_s
+        return JobFacts(
+            job_id=job_id,
+            remaining_iterations=traced.num_iterations - iteration,
+            deadline_s=traced.deadline_s,
+            levels=tuple(levels.values()),
+            current_num_gpus=num_gpus,
+            stalled_until_s=stalled_until_s,
+        )
+
+    def _count(self, now_s: float, problems: list[str]) -> None:
+        self.certificates_checked += 1
+        self.certificate_failures += bool(problems)
+        self.failures += [f"at {now_s} s: {problem}" for problem in problems]
+
+
+def _levels(job: TraceJob, resize_cost: ResizeCost) -> dict[int, Level]:
+    """Where the job runs: at every measured level that leaves each GPU a sample of the batch."""
+    return {
+        num_gpus: Level(num_gpus, rate, resize_cost.seconds(num_gpus))
+        for num_gpus, rate in job.curve.rate_by_num_gpus.items()
+        if rate > 0 and num_gpus <= job.global_batch_size
+    }
+
+
+def _held_at(schedule: tuple[Held, ...], now_s: float) -> tuple[int, float]:
+    """GPUs held now, and until when."""
+    for start_s, end_s, num_gpus in schedule:
+        if now_s < start_s:
+            return 0, start_s
+        if now_s < end_s:
+            return num_gpus, end_s
+    return 0, _NEVER_S
+
+
+def _promisable_gpus(state: PoolState) -> int:
+    """GPUs that are left when as many nodes are down as the pool reserves for, the largest of them."""
+    sizes = sorted(node.num_gpus for node in state.nodes.values() if node.alive)
+    nodes_down = len(state.nodes) - len(sizes)
+    reserved = max(state.config.reserve_nodes - nodes_down, 0)
+    return sum(sizes[: len(sizes) - reserved])
