@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,24 +14,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from shared.errors import ElasticFlowError
+from simulator.report.command import compare
 from simulator.trace_driven.failures import HOUR_S, Failures
+from simulator.trace_driven.inputs import note, refusing, workload_of
 from simulator.trace_driven.plots import require_matplotlib, write_plots
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.simulation import Simulation
 from simulator.trace_driven.strategies import STRATEGIES
 from simulator.trace_driven.tables import write_tables
 from simulator.trace_driven.trial import Trial, run
-from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
-from simulator.workload.jobs import Workload
+from simulator.workload.bundled import bundled_traces
 from simulator.workload.overhead import CHOICES as OVERHEADS
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace
 
-CANNOT, INTERRUPTED = 2, 130  # exit codes, as those of `eflow`
+INTERRUPTED = 130  # exit code, as shells report Ctrl-C
 LOOK_EVERY_S = 0.1  # real seconds between two looks at the progress
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+
+app.command()(compare)
 
 
 @app.callback()
@@ -119,7 +119,7 @@ def simulate(
     else:
         _show(numbers)
     if result.partial:
-        _note("interrupted: these are the numbers so far")
+        note("interrupted: these are the numbers so far")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -127,26 +127,6 @@ def _failures(seed: int | None, up_hours: float, down_hours: float) -> Failures 
     if seed is None:
         return None
     return Failures(seed=seed, mean_up_s=up_hours * HOUR_S, mean_down_s=down_hours * HOUR_S)
-
-
-def workload_of(trace: str, throughputs: Path | None, *, skip_bad: bool, seed: int) -> Workload:
-    """The jobs of a file, or of a bundled trace by its name; rows that are passed over are named on stderr."""
-    file = bundled_trace(trace) if trace in bundled_traces() else Path(trace)
-    tables = read_throughputs(throughputs or bundled_throughputs())
-    workload = read_trace(file, tables, skip_bad, seed)
-    for row in workload.skipped:
-        _note(f"passed over: {row}")
-    return workload
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """A failure that somebody has thought about ends in its sentence and exit code 2."""
-    try:
-        yield
-    except ElasticFlowError as error:
-        _note(f"eflow: {error}")
-        raise typer.Exit(CANNOT) from None
 
 
 @contextmanager
@@ -200,7 +180,3 @@ def _readable(value: object) -> str:
             return f"{value:,}"
         case _:
             return str(value)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

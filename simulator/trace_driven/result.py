@@ -63,6 +63,11 @@ class Result:
     partial: bool
 
     @property
+    def num_slo(self) -> int:
+        """Jobs of class slo that were submitted."""
+        return sum(fate.job.job_class is JobClass.SLO for fate in self.fates)
+
+    @property
     def num_admitted(self) -> int:
         return sum(fate.admitted for fate in self.fates)
 
@@ -91,8 +96,7 @@ class Result:
     @property
     def deadline_satisfactory_ratio(self) -> float | None:
         """Jobs of class slo that met their deadline over all of them, the rejected among them."""
-        num_slo = sum(fate.job.job_class is JobClass.SLO for fate in self.fates)
-        return self.num_met() / num_slo if num_slo else None
+        return self.num_met() / self.num_slo if self.num_slo else None
 
     @cached_property
     def makespan_s(self) -> float:

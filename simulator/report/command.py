@@ -1,0 +1,120 @@
+"""`simulate compare`: traces, cluster sizes and policies in; one page with the paper's figures out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from shared.errors import BadSettings
+from simulator.report.comparison import Comparison, Runner
+from simulator.trace_driven.inputs import refusing, workload_of
+from simulator.trace_driven.plots import require_matplotlib
+from simulator.trace_driven.pool import ClusterShape
+from simulator.trace_driven.strategies import STRATEGIES, strategy
+from simulator.trace_driven.trial import Outcome
+from simulator.workload.overhead import CHOICES as OVERHEADS
+from simulator.workload.overhead import overhead_model
+
+
+def compare(
+    trace: Annotated[
+        list[str], typer.Option(metavar="FILE", help="A trace or a bundled name; give it again for more.")
+    ],
+    throughputs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of <model>.csv throughput tables.", show_default="bundled"),
+    ] = None,
+    nodes: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Machines; give it again for more sizes. [default: 4]"),
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each.")] = 8,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="The first is the one to compare with. Default: all of them."),
+    ] = None,
+    overhead: Annotated[
+        str, typer.Option(metavar="MODEL", help=f"What a change of GPUs costs: {OVERHEADS}.")
+    ] = "reference",
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Draw also how many deadlines anybody could meet at most.")
+    ] = False,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Simulations side by side.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For report.html and numbers.csv.")] = Path(
+        "report"
+    ),
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad rows, and name them.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="For what a raw trace leaves open.")] = 0,
+) -> None:
+    """Compare policies on traces and cluster sizes: figures 7 to 11 of the paper.
+
+    \b
+    Examples:
+      eflow simulate compare --trace small --nodes 1 --nodes 2 --out report/
+      eflow simulate compare --trace small --trace bursty --policy selective \\
+        --policy edf --policy gandiva --bound
+    """
+    with refusing():
+        require_matplotlib()
+        comparison = Comparison(
+            workloads=tuple(
+                workload_of(one, throughputs, skip_bad=skip_bad, seed=seed) for one in dict.fromkeys(trace)
+            ),
+            clusters=tuple(
+                ClusterShape(num_nodes=count, gpus_per_node=gpus_per_node)
+                for count in dict.fromkeys(nodes or [4])
+            ),
+            policies=tuple(dict.fromkeys(policy or STRATEGIES)),
+            overhead=overhead,
+        )
+        _check(comparison)
+        _write(comparison, out, workers=workers, with_bound=bound)
+
+
+def _check(comparison: Comparison) -> None:
+    """What would otherwise show only after a while."""
+    names = [workload.name for workload in comparison.workloads]
+    if len(set(names)) < len(names):
+        raise BadSettings((f"two traces have the same name: {', '.join(sorted(names))}; rename a file",))
+    for policy in comparison.policies:
+        strategy(policy, comparison.workloads[0])
+    overhead_model(comparison.overhead, comparison.clusters[0].num_gpus)
+
+
+def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bool) -> None:
+    from simulator.bound import clairvoyant_bound  # inside: drawing and solving take a while to load
+    from simulator.report.figures import sections
+    from simulator.report.page import page, write_numbers
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("simulating", total=None)
+
+        def done(outcome: Outcome) -> None:
+            trial = outcome.trial
+            bar.update(task, advance=1, description=f"{trial.workload.name}: {trial.policy}")
+
+        runner = Runner(workers=workers, done=done)
+        runner(comparison.trials())
+        bounds = {
+            (workload.name, cluster.num_gpus): clairvoyant_bound(
+                workload, cluster.num_gpus, overhead_model(comparison.overhead, cluster.num_gpus)
+            )
+            for workload in comparison.workloads
+            for cluster in comparison.clusters
+            if with_bound
+        }
+        drawn = list(sections(comparison, runner, bounds))
+    folder.mkdir(parents=True, exist_ok=True)
+    preface = f"Overhead model: {comparison.overhead}. All numbers of all runs are in numbers.csv."
+    (folder / "report.html").write_text(page("Schedulers compared", preface, drawn), encoding="utf-8")
+    write_numbers(
+        folder / "numbers.csv",
+        (
+            outcome.numbers(bounds.get((outcome.trial.workload.name, outcome.trial.cluster.num_gpus)))
+            for outcome in runner.outcomes.values()
+        ),
+    )
+    print(folder / "report.html")

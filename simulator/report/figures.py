@@ -1,0 +1,223 @@
+"""The figures: each runs what it needs, draws it, and keeps the numbers beside it.
+
+Figures 7 to 11 of the ElasticFlow paper, on the traces at hand; where one trace or cluster is enough, on the first.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.ticker import NullFormatter, PercentFormatter, ScalarFormatter
+
+from simulator.bound import Bound
+from simulator.report.comparison import Comparison, Runner, loose_enough, mixed
+from simulator.report.drawing import HOUR_S, bars, colours, common_edges, legend, lines_over_time, panels, png
+from simulator.trace_driven.pool import ClusterShape
+from simulator.trace_driven.timeline import efficiency, held_gpus
+from simulator.trace_driven.trial import Outcome
+from simulator.workload.jobs import Workload
+
+Bounds = Mapping[tuple[str, int], Bound]  # by trace and number of GPUs, where they are known
+Cell = str | int | float | None
+
+VARIANTS_OF_EDF = ("edf", "edf-admission", "edf-elastic")
+BEST_EFFORT_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A picture with its numbers. title, caption: plain text."""
+
+    title: str
+    caption: str
+    png: bytes
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def sections(comparison: Comparison, runner: Runner, bounds: Bounds) -> Iterator[Section]:
+    """All figures, in the order of the paper."""
+    yield over_time(comparison, runner)
+    for cluster in comparison.clusters:
+        yield ratios(comparison, runner, cluster, bounds)
+    yield sources_of_improvement(comparison, runner)
+    yield efficiencies(comparison, runner)
+    yield mixes(comparison, runner)
+
+
+def over_time(comparison: Comparison, runner: Runner) -> Section:
+    """Figure 7: GPUs held, and jobs submitted and admitted, during one run of each policy."""
+    workload, cluster = comparison.workloads[0], comparison.clusters[0]
+    outcomes = _of_all(comparison, runner, workload, cluster)
+    edges_s_B = common_edges(outcomes)
+    hours_B = (edges_s_B - edges_s_B[0]) / HOUR_S
+    figure, (gpus, jobs) = panels(2)
+    lines_over_time(
+        gpus,
+        edges_s_B,
+        {outcome.trial.policy: held_gpus(outcome.result).means(edges_s_B) for outcome in outcomes},
+    )
+    ours = outcomes[0]
+    admitted = [fate for fate in ours.result.fates if fate.admitted]
+    for label, fates in (("submitted", ours.result.fates), (f"admitted, {ours.trial.policy}", admitted)):
+        at_s = np.array([fate.job.submitted_at_s for fate in fates])
+        jobs.step(hours_B, np.searchsorted(at_s, edges_s_B, side="right"), where="post", label=label)
+    gpus.set_ylabel("GPUs held")
+    jobs.set_ylabel("jobs")
+    jobs.set_xlabel("hours since the first submission")
+    legend(gpus)
+    legend(jobs)
+    return Section(
+        title=f"Figure 7. GPUs and jobs over time: {workload.name} on {cluster.num_gpus} GPUs",
+        caption="Admission control drops jobs in a burst; elastic policies fill the GPUs that are left.",
+        png=png(figure),
+        columns=("policy", "admitted", "met", "late", "GPU-hours", "makespan, hours"),
+        rows=tuple(
+            (
+                outcome.trial.policy,
+                outcome.result.num_admitted,
+                outcome.result.num_met(),
+                outcome.result.num_late(),
+                outcome.result.gpu_hours,
+                outcome.result.makespan_s / HOUR_S,
+            )
+            for outcome in outcomes
+        ),
+    )
+
+
+def ratios(comparison: Comparison, runner: Runner, cluster: ClusterShape, bounds: Bounds) -> Section:
+    """Figure 8: the deadline satisfactory ratio by policy and trace, below the bound."""
+    traces = [workload.name for workload in comparison.workloads]
+    heights: dict[str, list[float]] = {policy: [] for policy in comparison.policies}
+    limits: list[float | None] = []
+    for workload in comparison.workloads:
+        outcomes = _of_all(comparison, runner, workload, cluster)
+        for outcome in outcomes:
+            heights[outcome.trial.policy].append(_ratio(outcome))
+        bound = bounds.get((workload.name, cluster.num_gpus))
+        limits.append(bound.jobs_met / max(outcomes[0].result.num_slo, 1) if bound is not None else None)
+    figure, (axes,) = panels(1)
+    bars(axes, traces, heights)
+    for position, limit in enumerate(limits):
+        if limit is not None:
+            axes.hlines(limit, position - 0.42, position + 0.42, color="black", linestyle=":")
+    axes.set_ylabel("deadline satisfactory ratio")
+    legend(axes)
+    return Section(
+        title=f"Figure 8. Deadline satisfactory ratio by policy and trace: {cluster.num_gpus} GPUs",
+        caption="SLO jobs that end by their deadline, of all submitted. Dotted: more than that nobody can meet.",
+        png=png(figure),
+        columns=("policy", *traces),
+        rows=(*((policy, *values) for policy, values in heights.items()), ("bound", *limits)),
+    )
+
+
+def sources_of_improvement(comparison: Comparison, runner: Runner) -> Section:
+    """Figure 9: what admission control and elastic scaling bring, alone and together, by cluster size."""
+    workload = comparison.workloads[0]
+    sizes = [f"{cluster.num_gpus} GPUs" for cluster in comparison.clusters]
+    heights = {
+        policy: [
+            _ratio(outcome)
+            for outcome in runner(
+                comparison.trial(workload, cluster, policy) for cluster in comparison.clusters
+            )
+        ]
+        for policy in dict.fromkeys((*VARIANTS_OF_EDF, comparison.policies[0]))
+    }
+    figure, (axes,) = panels(1)
+    bars(axes, sizes, heights)
+    axes.set_ylabel("deadline satisfactory ratio")
+    legend(axes)
+    return Section(
+        title=f"Figure 9. Sources of improvement: {workload.name}",
+        caption="Earliest deadline first: alone, with admission control, with elastic scaling; and both together.",
+        png=png(figure),
+        columns=("policy", *sizes),
+        rows=tuple((policy, *values) for policy, values in heights.items()),
+    )
+
+
+def efficiencies(comparison: Comparison, runner: Runner) -> Section:
+    """Figure 10: cluster efficiency over time, where every policy runs the same jobs."""
+    workload, cluster = loose_enough(comparison, runner), comparison.clusters[0]
+    outcomes = _of_all(comparison, runner, workload, cluster)
+    edges_s_B = common_edges(outcomes)
+    figure, (axes,) = panels(1)
+    lines_over_time(
+        axes,
+        edges_s_B,
+        {outcome.trial.policy: efficiency(outcome.result).means(edges_s_B) for outcome in outcomes},
+    )
+    axes.set_xlabel("hours since the first submission")
+    axes.set_ylabel("cluster efficiency")
+    legend(axes)
+    return Section(
+        title=f"Figure 10. Cluster efficiency: {workload.name}, {cluster.num_gpus} GPUs",
+        caption="Equation 8: each GPU counts with its part of its job's throughput, in that of a GPU alone. "
+        "Deadlines are loosened until all jobs that ever could be are admitted.",
+        png=png(figure),
+        columns=("policy", "rejected", "mean cluster efficiency", "makespan, hours", "GPU-hours"),
+        rows=tuple(
+            (
+                outcome.trial.policy,
+                outcome.result.num_rejected,
+                outcome.result.cluster_efficiency,
+                outcome.result.makespan_s / HOUR_S,
+                outcome.result.gpu_hours,
+            )
+            for outcome in outcomes
+        ),
+    )
+
+
+def mixes(comparison: Comparison, runner: Runner) -> Section:
+    """Figure 11: deadlines met, and how long best-effort jobs take, by their share."""
+    workload, cluster = comparison.workloads[0], comparison.clusters[0]
+    met: dict[str, list[float]] = {policy: [] for policy in comparison.policies}
+    hours: dict[str, list[float | None]] = {policy: [] for policy in comparison.policies}
+    for share in BEST_EFFORT_SHARES:
+        for outcome in _of_all(comparison, runner, mixed(workload, share), cluster):
+            seconds = outcome.result.mean_jct_best_effort_s
+            met[outcome.trial.policy].append(_ratio(outcome))
+            hours[outcome.trial.policy].append(None if seconds is None else seconds / HOUR_S)
+    figure, (above, below) = panels(2)
+    for policy, colour in zip(met, colours(len(met)), strict=True):
+        known = [math.nan if value is None else value for value in hours[policy]]
+        above.plot(BEST_EFFORT_SHARES, met[policy], "o-", color=colour, label=policy)
+        below.plot(BEST_EFFORT_SHARES, known, "o-", color=colour)
+    above.set_ylabel("deadline satisfactory ratio")
+    above.set_ylim(0, 1.02)
+    below.set_ylabel("mean hours to completion\nof best-effort jobs")
+    below.set_yscale("log")
+    below.yaxis.set_major_formatter(ScalarFormatter())
+    below.yaxis.set_minor_formatter(NullFormatter())
+    for axes in (above, below):
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    below.set_xlabel("share of best-effort jobs")
+    legend(above)
+    shares = [f"{share:.0%}" for share in BEST_EFFORT_SHARES]
+    return Section(
+        title=f"Figure 11. Mixes of SLO and best-effort jobs: {workload.name}, {cluster.num_gpus} GPUs",
+        caption="Above: deadlines that SLO jobs meet. Below: best-effort jobs from submission to end, on average.",
+        png=png(figure),
+        columns=(
+            "policy",
+            *(f"ratio, {share}" for share in shares),
+            *(f"hours, {share}" for share in shares),
+        ),
+        rows=tuple((policy, *met[policy], *hours[policy]) for policy in met),
+    )
+
+
+def _of_all(
+    comparison: Comparison, runner: Runner, workload: Workload, cluster: ClusterShape
+) -> list[Outcome]:
+    """Of each policy, in their order."""
+    return runner(comparison.trial(workload, cluster, policy) for policy in comparison.policies)
+
+
+def _ratio(outcome: Outcome) -> float:
+    return outcome.result.deadline_satisfactory_ratio or 0.0

@@ -1,0 +1,110 @@
+"""`eflow simulate compare`: several policies on one page, the numbers beside it."""
+
+import csv
+import html
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shared.messages.job import JobClass
+from simulator.__main__ import app
+from simulator.report.comparison import BEST_EFFORT_SEED, Comparison, Runner, loosened, mixed
+from simulator.trace_driven.pool import ClusterShape
+from simulator.workload.bundled import bundled_throughputs, bundled_trace
+from simulator.workload.jobs import Workload
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace, write_trace
+
+
+def small(num_jobs: int = 25) -> Workload:
+    workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
+    return Workload.of("few", workload.jobs[:num_jobs])
+
+
+def compare(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["simulate", "compare", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_one_page_with_all_figures_and_all_numbers_beside_it(tmp_path: Path) -> None:
+    trace, folder = tmp_path / "few.csv", tmp_path / "report"
+    write_trace(small(), trace)
+    policies = ("selective", "edf", "gandiva")
+    chosen = [word for policy in policies for word in ("--policy", policy)]
+    where = ("--nodes", "1", "--nodes", "2", "--bound", "--out", str(folder))
+    status, said, _ = compare("--trace", str(trace), *chosen, *where)
+    assert status == 0
+    assert said.strip() == str(folder / "report.html")
+    page = (folder / "report.html").read_text()
+    titles = [html.unescape(title) for title in re.findall(r"<h2>(.*?)</h2>", page)]
+    assert [title.split(".")[0] for title in titles] == [f"Figure {n}" for n in (7, 8, 8, 9, 10, 11)]
+    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    assert len(pictures) == len(titles)
+    assert all(len(picture) < 400_000 for picture in pictures)  # 300 kB, in base64
+    assert 'src="http' not in page
+    with (folder / "numbers.csv").open(newline="") as opened:
+        runs = list(csv.DictReader(opened))
+    whole = [run for run in runs if run["trace"] == "few"]
+    assert {(run["policy"], run["num_gpus"]) for run in whole} >= {
+        (p, n) for p in policies for n in ("8", "16")
+    }
+    ours = next(run for run in whole if run["policy"] == "selective" and run["num_gpus"] == "8")
+    assert f"<td>selective</td><td>{float(ours['deadline_satisfactory_ratio']):.3f}</td>" in page
+    assert float(ours["met"]) <= float(ours["bound"]) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--trace", "nowhere.csv"), "nowhere.csv"),
+        (("--trace", "small", "--policy", "magic"), "magic"),
+        (("--trace", "small", "--nodes", "0"), "nodes must be at least 1"),
+    ],
+)
+def test_bad_input_ends_in_a_sentence_before_anything_is_run(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    status, shown, complaint = compare(*arguments, "--out", str(tmp_path / "report"))
+    assert (status, shown) == (2, "")
+    assert said in complaint
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_trial_is_run_once_whoever_asks_and_in_any_number_of_processes() -> None:
+    comparison = Comparison(
+        workloads=(small(),),
+        clusters=(ClusterShape(num_nodes=1, gpus_per_node=8),),
+        policies=("edf", "gandiva"),
+    )
+    alone, together = Runner(), Runner(workers=2)
+    first = alone(comparison.trials())
+    assert [outcome.result for outcome in together(comparison.trials())] == [run.result for run in first]
+    assert alone(reversed(comparison.trials())) == first[::-1]
+    assert all(again is run for again, run in zip(alone(comparison.trials()), first, strict=True))
+
+
+def test_a_mix_grows_by_more_of_the_same_jobs() -> None:
+    workload = small(100)
+    chosen = [
+        {job.job_id for job in mixed(workload, share, BEST_EFFORT_SEED).jobs if job.deadline_s is None}
+        for share in (0.1, 0.3, 0.5)
+    ]
+    assert chosen[0] < chosen[1] < chosen[2]
+    dated = [job for job in workload.jobs if job.deadline_s is not None]
+    assert [len(ids) for ids in chosen] == [round(share * len(dated)) for share in (0.1, 0.3, 0.5)]
+    assert {job.job_class for job in mixed(workload, 0.5).jobs} == {JobClass.SLO, JobClass.BEST_EFFORT}
+
+
+def test_loosened_deadlines_leave_that_many_times_the_time() -> None:
+    workload = small(100)
+    given = {job.job_id: job for job in workload.jobs}
+    for job in loosened(workload, 3.0).jobs:
+        before = given[job.job_id]
+        assert before.deadline_s is not None
+        assert job.deadline_s is not None
+        assert job.deadline_s - job.submitted_at_s == pytest.approx(
+            3 * (before.deadline_s - job.submitted_at_s)
+        )
+        assert job.job_class is JobClass.SLO
