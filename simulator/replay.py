@@ -3,18 +3,20 @@
 Reading files and printing are done elsewhere; this is a function of the records alone.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+from shared.errors import TooLarge
 from shared.messages import lifecycle
 from shared.messages.codec import Undecodable
 from shared.messages.events import PlanDecided
 from shared.messages.export import LedgerRecord
 from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import PoolState
-from shared.runtime.outbox import ledger_message, split
+from shared.runtime.outbox import fitted, ledger_message, split
 
 OPERATOR = "operator"  # what people set is given: nobody can take that decision again
 
@@ -147,6 +149,9 @@ def _taken_again(
         allowed = f"{min(states)} to {max(states)}"
         return (FieldDifference(path="based_on", recorded=plan.based_on, again=allowed),)
     again, _, _ = split(policy.decide(state, plan.commands, plan.now_s))
+    if again != plan.events:
+        with contextlib.suppress(TooLarge):  # then a part of it was said, as much as one message holds
+            again = fitted(replace(plan, events=again), "")[0].events
     return tuple(differences(plan.events, again, "events"))
 
 

@@ -94,12 +94,19 @@ class Envelope:
     message: Message
 
 
-def encode(message: Message, *, id: str, cause_id: str = "", recorded_at_s: float) -> bytes:
-    """The message in its envelope, as msgpack. Raises TooLarge above MAX_MESSAGE_BYTES."""
+def encode(
+    message: Message,
+    *,
+    id: str,
+    cause_id: str = "",
+    recorded_at_s: float,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> bytes:
+    """The message in its envelope, as msgpack. Raises TooLarge above max_bytes."""
     envelope = _tagged(message) | {"id": id, "cause_id": cause_id, "recorded_at_s": recorded_at_s}
     data = _pack(envelope)
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise TooLarge(type(message).__name__, len(data), MAX_MESSAGE_BYTES)
+    if len(data) > max_bytes:
+        raise TooLarge(type(message).__name__, len(data), max_bytes)
     return data
 
 

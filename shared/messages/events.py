@@ -115,7 +115,8 @@ class AllocationDecided:
 
     valid_until_s: when the planned shares change next, None if they stay.
     planned: schedules of promised jobs, where they are no longer those recorded before. Filling anew is greedy
-        and can miss a way that existed a moment ago; the recorded way is then still there to be kept.
+        and can miss a way that existed a moment ago; the recorded way is then still there to be kept. Left out as a
+        whole where one message does not hold them.
     """
 
     VERSION: ClassVar[int] = 2

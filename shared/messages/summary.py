@@ -25,7 +25,9 @@ def summary(message: Any) -> dict[str, Any]:
         elif field.name == "minimum_satisfactory_share":
             shown[field.name] = _steps(value)
         elif field.name in ("replanned", "planned"):
-            shown[field.name] = {job_id: _steps(schedule) for job_id, schedule in value.items()}
+            shown[field.name] = _few(
+                {job_id: _steps(value[job_id]) for job_id in islice(value, _MANY)}, value
+            )
         else:
             shown[field.name] = _short(value)
     return shown
@@ -41,6 +43,11 @@ def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
 
 def _steps(schedule: ShareSchedule) -> list[str]:
     return [f"{s.num_gpus} GPUs for {s.end_s - s.start_s:.1f} s" for s in islice(segments(schedule), _MANY)]
+
+
+def _few(shown: dict[str, Any], items: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of a map, and how much is not."""
+    return shown if len(shown) == len(items) else {**shown, "...": f"{len(items) - len(shown)} more"}
 
 
 def _asked_for(spec: JobSpec) -> dict[str, Any]:
@@ -62,7 +69,8 @@ def _short(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_short(item) for item in cast(tuple[Any, ...], value)[:_MANY]]
     if isinstance(value, Mapping):
-        return {key: _short(item) for key, item in cast(Mapping[str, Any], value).items()}
+        items = cast(Mapping[str, Any], value)
+        return _few({key: _short(items[key]) for key in islice(items, _MANY)}, items)
     if isinstance(value, str) and len(value) > _LONG:
         return f"{value[:_LONG]}..."
     return value

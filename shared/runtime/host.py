@@ -1,9 +1,9 @@
 """The one loop of every service: read, decode, fold, decide, append, acknowledge.
 
-The ledger is followed from a snapshot or from its start. Whenever something new is known the policy decides
-on the folded state; decisions go to the plan by compare-and-set, facts to their own subjects, actions to the
-shell. Nothing is acknowledged before it is in the ledger, and nothing is decided before the host has folded
-its own last words: so a crash at any point leads to the same decision or to none.
+The ledger is followed from a snapshot or from its start (`folding`). Whenever something new is known the policy
+decides on the folded state (`judge`); decisions go to the plan by compare-and-set, facts to their own subjects,
+actions to the shell. Nothing is acknowledged before it is in the ledger, and nothing is decided before the host has
+folded its own last words: so a crash at any point leads to the same decision or to none.
 """
 
 import asyncio
@@ -11,22 +11,21 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Generic
 
-from shared.errors import MaybeStored, Reload, Retry
+from shared.errors import MaybeStored, Reload, Retry, TooLarge
 from shared.messages import codec, subjects
-from shared.messages.codec import Undecodable
-from shared.messages.commands import Command
-from shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided, PlanEvent
+from shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided
 from shared.messages.outcome import outcome
 from shared.messages.policy import Policy, State
 from shared.messages.pool_state import PoolState
 from shared.messages.summary import summary
-from shared.runtime.bus import Bus, Stored
+from shared.runtime.bus import Bus
 from shared.runtime.clock import Clock
-from shared.runtime.inbox import Inbox, Pending
-from shared.runtime.outbox import admission_events, decision_id, fact_id, ledger_message, split, subject_of
+from shared.runtime.folding import Folding
+from shared.runtime.inbox import Inbox
+from shared.runtime.judge import Judge, Judgement
+from shared.runtime.outbox import admission_events, fact_id, subject_of
 from shared.runtime.telemetry import Metrics
 
-MAX_COMMANDS = 256  # wishes in one decision: they share the cost of one plan, and of one lost race
 RETRY_S = 0.1
 SHORTEST_WAIT_S = 0.005  # between two looks at the clock: an instant that has passed is no reason to spin
 
@@ -56,16 +55,15 @@ class Host(Generic[State]):
         self._bus, self._pool, self._policy, self._clock = bus, pool, policy, clock
         self._instance, self._log, self._metrics = instance, log, metrics
         self._act, self._leads = act, leads
-        self.state: State = policy.start(snapshot or PoolState())
         self._news = asyncio.Event()
-        self._folded = asyncio.Condition()
+        self._folding = Folding(bus, pool, policy, log, metrics, self._news.set, snapshot)
         self._notes: list[Any] = []
         self._inbox = (
             Inbox(bus, pool, policy.service, clock, log, metrics, self._news.set) if takes_commands else None
         )
+        self._judge = Judge(policy, instance, self._inbox.take if self._inbox else lambda _: ())
         self._caught_up_at: int | None = None
         self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
-        self._last_decision_id = ""
         self._plan_end = 0  # of the plan, where its last message is no decision but something unreadable
 
     # -- what the shell may do ---------------------------------------------------------------------------
@@ -80,8 +78,12 @@ class Host(Generic[State]):
         self._news.set()
 
     @property
+    def state(self) -> State:
+        return self._folding.state
+
+    @property
     def folded(self) -> PoolState:
-        return self._policy.pool(self.state)
+        return self._folding.folded
 
     def unwell(self) -> str | None:
         """Why the service should not be trusted right now; None if it should."""
@@ -94,41 +96,10 @@ class Host(Generic[State]):
     async def run(self) -> None:
         """For ever, or until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(), name="follow")
+            tasks.create_task(self._folding.follow(), name="follow")
             if self._inbox is not None:
                 tasks.create_task(self._inbox.run(), name="inbox")
             tasks.create_task(self._decide_for_ever(), name="decide")
-
-    # -- fold --------------------------------------------------------------------------------------------
-
-    async def _follow(self) -> None:
-        async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
-            for stored in batch:
-                self._fold(stored)
-            self._metrics.ledger_sequence.set(self.folded.sequence)
-            async with self._folded:
-                self._folded.notify_all()
-            self._news.set()
-            await asyncio.sleep(0)  # a long replay leaves room for heartbeats
-
-    def _fold(self, stored: Stored) -> None:
-        sequence = self.folded.sequence
-        if stored.sequence <= sequence:
-            return
-        assert stored.sequence == sequence + 1, f"ledger jumps from {sequence} to {stored.sequence}"
-        try:
-            message = ledger_message(stored.subject, stored.data)
-        except Undecodable as error:
-            self._metrics.refused_total.inc()
-            self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=error.problems)
-            message = None
-        if isinstance(message, PlanDecided):
-            self._last_decision_id = stored.message_id
-        self.state = self._policy.evolve(self.state, message, stored.sequence)
-
-    async def _folded_up_to(self, sequence: int) -> None:
-        async with self._folded:
-            await self._folded.wait_for(lambda: self.folded.sequence >= sequence)
 
     # -- decide ------------------------------------------------------------------------------------------
 
@@ -151,7 +122,7 @@ class Host(Generic[State]):
             except Retry as error:
                 self._log.warning("catching up postponed", error=str(error))
                 await asyncio.sleep(RETRY_S)
-        await self._folded_up_to(self._caught_up_at)
+        await self._folding.up_to(self._caught_up_at)
         self.ready.set()
         self._log.info("caught up", sequence=self.folded.sequence)
         self._news.set()
@@ -168,42 +139,41 @@ class Host(Generic[State]):
         now_s = self._clock.now_s()
         notes, self._notes = self._notes, []
         for note in notes:
-            self.state = self._policy.observe(self.state, note, now_s)
+            self._observe(note, now_s)
         if not self._leads():
             return
-        taken = self._inbox.take(MAX_COMMANDS) if self._inbox else ()
-        commands = tuple(pending.command for pending in taken)
-        with self._metrics.decide_seconds.time():
-            outputs = self._policy.decide(self.state, commands, now_s)
-        plan, facts, actions = split(outputs)
-        for action in actions:
+        try:
+            with self._metrics.decide_seconds.time():
+                judgement = self._judge.judge(self.state, now_s)
+        except TooLarge as error:
+            await self._refuse_oldest(error)
+            return
+        for action in judgement.actions:
             assert self._act is not None, f"{self._policy.service} has no hands for {action!r}"
             self._act(action)
-            self.state = self._policy.observe(self.state, action, now_s)
-        if plan and not await self._decided(plan, commands, taken, now_s):
+            self._observe(action, now_s)
+        if judgement.decision is not None and not await self._decided(judgement, judgement.decision):
             return
-        await self._tell(facts)
-        await self._settle(taken, plan)
+        await self._tell(judgement.facts)
+        await self._settle(judgement)
 
-    async def _decided(
-        self,
-        plan: tuple[PlanEvent, ...],
-        commands: tuple[Command, ...],
-        taken: tuple[Pending, ...],
-        now_s: float,
-    ) -> bool:
+    def _observe(self, note: Any, now_s: float) -> None:
+        self._folding.state = self._policy.observe(self.state, note, now_s)
+
+    async def _refuse_oldest(self, error: TooLarge) -> None:
+        """One wish alone leads to more than a message holds. Without a wish there is nobody to tell: stop."""
+        taken = self._inbox.take(1) if self._inbox else ()
+        if self._inbox is None or not taken:
+            raise error
+        await self._inbox.put_aside(taken[0].item, f"what follows from it cannot be said at once: {error}")
+        self._inbox.settled(taken)
+        self._news.set()
+
+    async def _decided(self, judgement: Judgement, decision: PlanDecided) -> bool:
         """Append the decision; False if a rival was first, then everything is judged again."""
-        folded = self.folded
-        decision = PlanDecided(
-            service=self._policy.service,
-            based_on=folded.sequence,
-            now_s=now_s,
-            commands=commands,
-            events=plan,
-        )
-        message_id = decision_id(decision, self._instance)
-        cause_id = taken[0].envelope_id if taken else f"sequence-{folded.sequence}"
-        data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=now_s)
+        folded, message_id = self.folded, judgement.message_id
+        cause_id = judgement.taken[0].envelope_id if judgement.taken else f"sequence-{folded.sequence}"
+        data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=decision.now_s)
         try:
             with self._metrics.append_seconds.time():
                 sequence = await self._bus.append(
@@ -220,31 +190,23 @@ class Host(Generic[State]):
             if not await self._was_stored(message_id):
                 return False
             sequence = self.folded.sequence
-        await self._fold_own(decision, message_id, sequence)
+        await self._folding.own(decision, message_id, sequence)
         self._metrics.decisions_total.inc()
-        for event in plan:
+        for event in decision.events:
             self._log_decision(event, cause_id, sequence)
         return True
-
-    async def _fold_own(self, decision: PlanDecided, message_id: str, sequence: int) -> None:
-        """Know one's own decision before anything else is judged; the follower brings it again, in vain."""
-        if self.folded.sequence == sequence - 1:
-            self._last_decision_id = message_id
-            self.state = self._policy.evolve(self.state, decision, sequence)
-        else:
-            await self._folded_up_to(sequence)
 
     async def _rival_folded(self) -> None:
         """Catch up with whoever wrote to the plan, be it something that nobody can read."""
         end = await self._bus.last_subject_sequence(subjects.plan(self._pool))
-        await self._folded_up_to(end)
+        await self._folding.up_to(end)
         self._plan_end = end
         self._news.set()
 
     async def _was_stored(self, message_id: str) -> bool:
         """After an append without an answer: read to the ledger's end and look."""
-        await self._folded_up_to(await self._bus.last_sequence(self._pool))
-        stored = self._last_decision_id == message_id
+        await self._folding.up_to(await self._bus.last_sequence(self._pool))
+        stored = self._folding.last_decision_id == message_id
         if not stored:
             self._news.set()
         return stored
@@ -254,7 +216,7 @@ class Host(Generic[State]):
         if not facts:
             return
         sequences = await asyncio.gather(*(self._append_fact(fact) for fact in facts))
-        await self._folded_up_to(max(sequences))
+        await self._folding.up_to(max(sequences))
 
     async def _append_fact(self, fact: Event) -> int:
         message_id = fact_id(fact)
@@ -269,15 +231,16 @@ class Host(Generic[State]):
 
     # -- answer ------------------------------------------------------------------------------------------
 
-    async def _settle(self, taken: tuple[Pending, ...], plan: tuple[PlanEvent, ...]) -> None:
+    async def _settle(self, judgement: Judgement) -> None:
         """Acknowledge what is in the ledger, then tell who asked."""
         if self._inbox is None:
             return
+        taken, decision = judgement.taken, judgement.decision
         for pending in taken:
             await pending.item.ack()
         self._inbox.settled(taken)
         self._metrics.commands_total.inc(len(taken))
-        answers = admission_events(plan)
+        answers = admission_events(decision.events) if decision is not None else []
         told = {answer.job_id for answer in answers}
         again = (self._told_before(p.command.job_id) for p in taken if p.command.job_id not in told)
         for answer in (*answers, *again):

@@ -4,9 +4,11 @@ import hashlib
 from dataclasses import replace
 from typing import Any, cast, get_args
 
+from shared.errors import TooLarge
 from shared.messages import codec, subjects
 from shared.messages.events import (
     AdmissionEvent,
+    AllocationDecided,
     Event,
     JobEvent,
     NodeEvent,
@@ -15,6 +17,9 @@ from shared.messages.events import (
     PlanDecided,
     PlanEvent,
 )
+from shared.messages.limits import MAX_MESSAGE_BYTES
+
+MAX_HEADER_BYTES = 4096  # of an envelope: its id, and that of its cause
 
 PLAN_EVENTS = get_args(PlanEvent)
 ADMISSION_EVENTS = get_args(AdmissionEvent)
@@ -62,12 +67,42 @@ def fact_id(event: Event) -> str:
 
 
 def decision_id(decision: PlanDecided, holder: str) -> str:
-    """Derived from what was decided on what; holder keeps two replicas with one thought apart."""
+    """Derived from what was decided on what; holder keeps two replicas with one thought apart.
+
+    Raises TooLarge where one message does not hold the decision."""
     return f"{decision.service}-{decision.based_on}-{holder}-{_digest(decision)}"
 
 
+def fitted(decision: PlanDecided, holder: str) -> tuple[PlanDecided, str]:
+    """As much of a decision as one message holds, and its id. Raises TooLarge where nothing may be left out."""
+    while True:
+        try:
+            return decision, decision_id(decision, holder)
+        except TooLarge:
+            less = _less(decision.events)
+            if less is None:
+                raise
+            decision = replace(decision, events=less)
+
+
+def _less(plan: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
+    """Less of a decision that is a decision too; None if there is none.
+
+    Each event of admission is judged on what the ones before it left: any beginning of them stands, and the rest is
+    decided next. An allocation stands without its new schedules: then the recorded ones stay, all of one plan, and
+    who plans next keeps of them what still holds (`AdmissionPlan.build`). A placement is all or nothing: a job
+    moves to where another leaves.
+    """
+    if len(plan) > 1 and all(isinstance(event, ADMISSION_EVENTS) for event in plan):
+        return plan[: len(plan) // 2]
+    less = tuple(
+        replace(e, planned={}) if isinstance(e, AllocationDecided) and e.planned else e for e in plan
+    )
+    return None if less == plan else less
+
+
 def _digest(message: Any) -> str:
-    data = codec.encode(message, id="", recorded_at_s=0.0)
+    data = codec.encode(message, id="", recorded_at_s=0.0, max_bytes=MAX_MESSAGE_BYTES - MAX_HEADER_BYTES)
     return hashlib.blake2b(data, digest_size=10).hexdigest()
 
 
