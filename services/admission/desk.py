@@ -17,6 +17,7 @@ from shared.messages.events import (
     ProfileRequested,
     RejectionReason,
 )
+from shared.messages.fold_admission import is_anew
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply
 from shared.messages.pool_state import Phase, PoolState
@@ -59,7 +60,7 @@ class Desk:
         """Say something about a submission, unless the same was said before."""
         known, spec = self.state.job(wish.job_id), wish.spec
         deadline_s = spec.resolved_deadline_s(self.now_s)
-        if known is not None:
+        if known is not None and not is_anew(known, wish):
             if known.spec != spec or known.tenant != wish.tenant:
                 why = f"job_id: {wish.job_id} names another job already, of another spec or tenant; choose another"
                 self._reject(wish.job_id, wish.tenant, spec, "duplicate", why, deadline_s=deadline_s)

@@ -8,8 +8,8 @@ Source: ElasticFlow, section 4.4 (malicious users and admission control policies
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.messages.pool_state import Phase, PoolState
-from shared.scheduling.quota import Quota, TenantUsage, quota_refusal
+from shared.messages.pool_state import Phase, PoolState, Usage
+from shared.scheduling.quota import quota_refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +30,13 @@ def quota_rule(state: PoolState, request: Request) -> str | None:
     limits = state.config.quota(request.tenant)
     if limits.max_jobs_per_day is None and limits.max_gpu_hours_per_day is None:
         return None
-    usage = state.usage.get(request.tenant, ())
-    measured = [
-        job.decided_at_s
+    measured = (
+        Usage(at_s=job.decided_at_s, gpu_seconds=0.0)
         for job in state.live_jobs.values()
         if job.phase is Phase.PROFILING and job.tenant == request.tenant and job.job_id != request.job_id
-    ]
-    return quota_refusal(
-        Quota(max_jobs_per_day=limits.max_jobs_per_day, max_gpu_hours_per_day=limits.max_gpu_hours_per_day),
-        TenantUsage(
-            admitted_at_s=(*(used.at_s for used in usage), *measured),
-            gpu_seconds=(*(used.gpu_seconds for used in usage), *(0.0 for _ in measured)),
-        ),
-        request.gpu_seconds,
-        request.at_s,
     )
+    usage = (*state.usage.get(request.tenant, ()), *measured)
+    return quota_refusal(limits, usage, request.gpu_seconds, request.at_s)
 
 
 RULES: tuple[Rule, ...] = (quota_rule,)

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 from shared.messages import events
+from shared.messages.changed import changed
+from shared.messages.commands import SubmitJob
 from shared.messages.fold_jobs import all_stopping, ended, scheduling_event, with_job
 from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, Usage
 
 DAY_S = 86_400.0
+MINUTE_S = 60.0
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 
@@ -18,7 +21,7 @@ def configured(state: PoolState, event: events.PoolConfigured, sequence: int) ->
         at_s = {**known.measured_at_s, **at_s}
         curve = replace(known, iterations_per_s=table, measured_at_s=at_s, complete=True)
         curves = curves.set(profile_key, curve)
-    state = replace(state, config=event.config, configured=True, curves=curves)
+    state = changed(state, config=event.config, configured=True, curves=curves)
     return scheduling_event(state, sequence)
 
 
@@ -27,7 +30,8 @@ def accepted(
 ) -> PoolState:
     known = state.job(event.job_id)
     profiling = isinstance(event, events.ProfileRequested)
-    if known is not None and (profiling or known.phase is not Phase.PROFILING):
+    waits = known is not None and known.phase is Phase.PROFILING and not profiling
+    if known is not None and not waits and not is_anew(known, event):
         return state
     job = Job(
         job_id=event.job_id,
@@ -40,8 +44,8 @@ def accepted(
         minimum_satisfactory_share=() if profiling else event.minimum_satisfactory_share,
         planned_share=() if profiling else event.minimum_satisfactory_share,
     )
-    if known is not None:  # the pre-run's workers, if any are left, are fenced like any older generation
-        job = replace(
+    if known is not None:  # workers of a pre-run, if any are left, are fenced like any older generation
+        job = changed(
             job,
             num_gpus=known.num_gpus,
             generation=known.generation,
@@ -52,26 +56,58 @@ def accepted(
         )
     if not profiling:
         state = charge(made_room(state, event), event)
+    if known is not None and not known.live:
+        state = changed(state, ended_jobs=state.ended_jobs.delete(event.job_id))
+    if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
+        state = without_share(state, event.job_id)
     return scheduling_event(with_job(state, job), sequence)
 
 
+def is_anew(
+    known: Job, wish: SubmitJob | events.ProfileRequested | events.JobAdmitted | events.JobRejected
+) -> bool:
+    """A rejection is an end: another wish may come under the same name, and is judged anew."""
+    return known.phase is Phase.REJECTED and (known.spec, known.tenant) != (wish.spec, wish.tenant)
+
+
+def without_share(state: PoolState, job_id: str) -> PoolState:
+    """What the last allocation gave to this name was for another wish: the pre-run of one that was rejected."""
+    shares = {name: num_gpus for name, num_gpus in state.num_gpus_by_job.items() if name != job_id}
+    return changed(state, num_gpus_by_job=shares)
+
+
 def made_room(state: PoolState, event: events.JobAdmitted) -> PoolState:
+    if not event.replanned:
+        return state
+    live_jobs = state.live_jobs.mutate()
     for job_id, schedule in event.replanned.items():
-        other = state.live_jobs.get(job_id)
+        other = live_jobs.get(job_id)
         if other is not None:
-            state = with_job(state, replace(other, planned_share=schedule))
-    return state
+            live_jobs[job_id] = changed(other, planned_share=schedule)
+    return changed(state, live_jobs=live_jobs.finish())
 
 
 def charge(state: PoolState, event: events.JobAdmitted) -> PoolState:
-    recent = [u for u in state.usage.get(event.tenant, ()) if u.at_s > event.at_s - DAY_S]
-    usage = (*recent, Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds))
-    return replace(state, usage=state.usage.set(event.tenant, usage))
+    """A minute's promises count together, as of the last of them: a tenant has 1,441 entries at most, at any rate."""
+    usage = state.usage.get(event.tenant, ())
+    num_old = next((n for n, used in enumerate(usage) if used.at_s > event.at_s - DAY_S), len(usage))
+    newest = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds)
+    if usage and event.at_s // MINUTE_S <= usage[-1].at_s // MINUTE_S:
+        last = usage[-1]
+        newest = Usage(
+            at_s=max(last.at_s, event.at_s),
+            gpu_seconds=last.gpu_seconds + event.gpu_seconds,
+            num_jobs=last.num_jobs + 1,
+        )
+        usage = usage[:-1]
+    return changed(state, usage=state.usage.set(event.tenant, (*usage[num_old:], newest)))
 
 
 def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> PoolState:
     known = state.job(event.job_id)
-    if event.reason == "duplicate" or (known is not None and known.phase is not Phase.PROFILING):
+    if event.reason == "duplicate":
+        return state
+    if known is not None and known.phase is not Phase.PROFILING and not is_anew(known, event):
         return state
     job = Job(
         job_id=event.job_id,
@@ -87,7 +123,7 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         rejection=event.reason,
     )
     after = ended(state, job, Phase.REJECTED, event.at_s, sequence, explanation=event.explanation)
-    if known is not None:
+    if known is not None and known.live:
         return after
     # One who never came in frees nothing: the allocator need not look.
-    return replace(after, scheduling_event_sequence=state.scheduling_event_sequence)
+    return changed(after, scheduling_event_sequence=state.scheduling_event_sequence)

@@ -1,16 +1,21 @@
 """Small steps that every part of the fold takes: a job changed, ended, broken; whom a generation waits for."""
 
-from dataclasses import replace
-
+from shared.messages.changed import changed
 from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers
+
+# What the state keeps of jobs that ended (decision record 0010); all of it is in the ledger, and in the jobs' logs.
+MAX_ENDED_JOBS = 10_000
+FORGET_AT_ONCE = 1_000
+MAX_TRACEBACK = 2_000  # characters: its end says what happened
+MAX_EXPLANATION = 2_000
 
 
 def with_job(state: PoolState, job: Job) -> PoolState:
-    return replace(state, live_jobs=state.live_jobs.set(job.job_id, job))
+    return changed(state, live_jobs=state.live_jobs.set(job.job_id, job))
 
 
 def scheduling_event(state: PoolState, sequence: int) -> PoolState:
-    return replace(state, scheduling_event_sequence=sequence)
+    return changed(state, scheduling_event_sequence=sequence)
 
 
 def speaks_for(job: Job, generation: int) -> bool:
@@ -26,21 +31,35 @@ def whole(job: Job, generation: int) -> bool:
 def ended(
     state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = ""
 ) -> PoolState:
-    ended = replace(
+    ended = changed(
         job,
         phase=phase,
-        explanation=explanation,
+        explanation=explanation[:MAX_EXPLANATION],
+        traceback=job.traceback[-MAX_TRACEBACK:],
         ended_at_s=at_s,
         num_gpus=0,
         gpus=(),
         stopping=all_stopping(state, job),
     )
-    state = replace(
+    state = changed(
         state,
         live_jobs=state.live_jobs.delete(job.job_id) if job.job_id in state.live_jobs else state.live_jobs,
         ended_jobs=state.ended_jobs.set(job.job_id, ended),
+        scheduling_event_sequence=sequence,
     )
-    return scheduling_event(state, sequence)
+    return _without_the_oldest(state) if len(state.ended_jobs) > MAX_ENDED_JOBS + FORGET_AT_ONCE else state
+
+
+def _without_the_oldest(state: PoolState) -> PoolState:
+    """Forget what ended long ago, many at once: the ledger has it. Whose workers are awaited stays."""
+    gone = sorted(
+        (job for job in state.ended_jobs.values() if not job.stopping),
+        key=lambda job: (job.ended_at_s or 0.0, job.job_id),
+    )[: len(state.ended_jobs) - MAX_ENDED_JOBS]
+    ended_jobs = state.ended_jobs.mutate()
+    for job in gone:
+        del ended_jobs[job.job_id]
+    return changed(state, ended_jobs=ended_jobs.finish(), num_forgotten=state.num_forgotten + len(gone))
 
 
 def all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
@@ -62,11 +81,11 @@ def checkpointed(job: Job, iteration: int) -> Job:
     """Only a newer checkpoint is progress that a crash cannot take back."""
     if iteration <= job.checkpoint_iteration:
         return job
-    return replace(job, checkpoint_iteration=iteration, restarts=0)
+    return changed(job, checkpoint_iteration=iteration, restarts=0)
 
 
 def broken(job: Job, *, crashes: int) -> Job:
-    return replace(
+    return changed(
         job,
         broken=True,
         started_at_s=None,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from shared.messages import events
+from shared.messages.changed import changed
 from shared.messages.fold_jobs import broken, scheduling_event, with_job
 from shared.messages.pool_state import NodeState, PoolState
 
@@ -27,7 +28,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         sockets=event.sockets,
         rack=event.rack,
     )
-    return scheduling_event(replace(state, nodes=state.nodes.set(event.node_id, node)), sequence)
+    return scheduling_event(changed(state, nodes=state.nodes.set(event.node_id, node)), sequence)
 
 
 def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolState:
@@ -35,20 +36,20 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
     if node is None or node.incarnation != event.incarnation or not node.alive:
         return state
     node = replace(node, alive=False, since_s=event.at_s)
-    state = replace(state, nodes=state.nodes.set(event.node_id, node))
+    state = changed(state, nodes=state.nodes.set(event.node_id, node))
     return scheduling_event(without_workers_on(state, event.node_id), sequence)
 
 
 def without_workers_on(state: PoolState, node_id: str) -> PoolState:
     for job in state.live_jobs.values():
         if job.stopping:
-            job = replace(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
+            job = changed(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
         if node_id in job.nodes:
             job = broken(job, crashes=0)
         state = with_job(state, job)
     for job in state.ended_jobs.values():
         if any(s.node_id == node_id for s in job.stopping):
             stopping = tuple(s for s in job.stopping if s.node_id != node_id)
-            ended_jobs = state.ended_jobs.set(job.job_id, replace(job, stopping=stopping))
-            state = replace(state, ended_jobs=ended_jobs)
+            ended_jobs = state.ended_jobs.set(job.job_id, changed(job, stopping=stopping))
+            state = changed(state, ended_jobs=ended_jobs)
     return state

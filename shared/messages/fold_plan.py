@@ -3,27 +3,46 @@
 from dataclasses import replace
 
 from shared.messages import events
-from shared.messages.fold_jobs import alive, all_stopping, scheduling_event, with_job
-from shared.messages.pool_state import MeasuredCurve, PoolState
+from shared.messages.changed import changed
+from shared.messages.fold_jobs import alive, all_stopping, scheduling_event
+from shared.messages.pool_state import Job, MeasuredCurve, PoolState
 
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 
 def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
-    live_jobs = state.live_jobs
-    for job_id, job in live_jobs.items():
-        num_gpus = event.num_gpus_by_job.get(job_id, 0)
-        planned = event.planned.get(job_id, job.planned_share)
-        if num_gpus != job.num_gpus or planned != job.planned_share:
-            live_jobs = live_jobs.set(job_id, replace(job, num_gpus=num_gpus, planned_share=planned))
-    return replace(state, live_jobs=live_jobs, allocation_valid_until_s=event.valid_until_s)
+    """Only the jobs that it changes are looked at, of the thousands that it may name."""
+    before, after = state.num_gpus_by_job, event.num_gpus_by_job
+    resized = [job_id for job_id, num_gpus in after.items() if before.get(job_id) != num_gpus]
+    suspended = [job_id for job_id in before if job_id not in after]
+    live_jobs = state.live_jobs.mutate()
+    for job_id in {*resized, *suspended, *event.planned}:
+        job = live_jobs.get(job_id)
+        if job is not None:
+            live_jobs[job_id] = changed(
+                job,
+                num_gpus=after.get(job_id, 0),
+                planned_share=event.planned.get(job_id, job.planned_share),
+            )
+    return changed(
+        state,
+        live_jobs=live_jobs.finish(),
+        num_gpus_by_job=after,
+        allocation_valid_until_s=event.valid_until_s,
+    )
 
 
-def placed(state: PoolState, placement: events.PlacedJob, at_s: float) -> PoolState:
-    job = state.live_jobs.get(placement.job_id)
-    if job is None or placement.generation <= job.generation:
-        return state
-    job = replace(
+def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:
+    live_jobs = state.live_jobs.mutate()
+    for placement in event.placements:
+        job = live_jobs.get(placement.job_id)
+        if job is not None and placement.generation > job.generation:
+            live_jobs[job.job_id] = _moved(state, job, placement, event.at_s)
+    return changed(state, live_jobs=live_jobs.finish())
+
+
+def _moved(state: PoolState, job: Job, placement: events.PlacedJob, at_s: float) -> Job:
+    return changed(
         job,
         stopping=all_stopping(state, job),
         generation=placement.generation,
@@ -35,7 +54,6 @@ def placed(state: PoolState, placement: events.PlacedJob, at_s: float) -> PoolSt
         iterations_per_s=None,
         at_risk=False,
     )
-    return with_job(state, job)
 
 
 def measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
@@ -48,7 +66,7 @@ def measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) 
         measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
         dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
     )
-    state = replace(state, curves=state.curves.set(event.profile_key, curve))
+    state = changed(state, curves=state.curves.set(event.profile_key, curve))
     return scheduling_event(state, sequence)
 
 
@@ -56,4 +74,4 @@ def profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolS
     """No scheduling event: the allocator says it together with an allocation that knows it."""
     curve = state.curves.get(event.profile_key, _NO_CURVE)
     curve = replace(curve, iterations_per_s=event.iterations_per_s, complete=True)
-    return replace(state, curves=state.curves.set(event.profile_key, curve))
+    return changed(state, curves=state.curves.set(event.profile_key, curve))

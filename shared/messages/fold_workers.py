@@ -1,8 +1,7 @@
 """The fold of what executors and the monitor tell of a job's workers. Part of `lifecycle`."""
 
-from dataclasses import replace
-
 from shared.messages import events
+from shared.messages.changed import changed
 from shared.messages.events import Event
 from shared.messages.fold_jobs import checkpointed, whole
 from shared.messages.pool_state import Job, PoolState, StoppingWorkers
@@ -18,14 +17,14 @@ def start_seen(state: PoolState, job: Job, event: events.GenerationStarted) -> P
     cost_s = min(max(event.at_s - job.placed_at_s, 0.0), MAX_START_COST_S)
     if cost_s < state.start_cost_s:
         cost_s = state.start_cost_s + FASTER_START_WEIGHT * (cost_s - state.start_cost_s)
-    return replace(state, start_cost_s=cost_s)
+    return changed(state, start_cost_s=cost_s)
 
 
 def generation_started(job: Job, event: events.GenerationStarted) -> Job:
     if not whole(job, event.generation) or job.started_at_s is not None:
         return job
     job = checkpointed(job, event.iteration)
-    return replace(job, started_at_s=event.at_s, iteration=event.iteration, progressed_at_s=event.at_s)
+    return changed(job, started_at_s=event.at_s, iteration=event.iteration, progressed_at_s=event.at_s)
 
 
 def progressed(job: Job, event: events.JobProgressed) -> Job:
@@ -34,7 +33,7 @@ def progressed(job: Job, event: events.JobProgressed) -> Job:
         return job
     if (event.iteration, event.at_s) <= (job.iteration, job.progressed_at_s):
         return job
-    return replace(
+    return changed(
         checkpointed(job, event.checkpoint_iteration),
         iteration=event.iteration,
         iterations_per_s=event.iterations_per_s,
@@ -47,11 +46,11 @@ def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
     if gone not in job.stopping:
         return job
-    job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    job = changed(job, stopping=tuple(s for s in job.stopping if s != gone))
     if event.iteration is None:
         return job
     job = checkpointed(job, event.iteration)
-    return job if job.started_at_s is not None else replace(job, iteration=job.checkpoint_iteration)
+    return job if job.started_at_s is not None else changed(job, iteration=job.checkpoint_iteration)
 
 
 def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
@@ -59,5 +58,5 @@ def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
     if job is None or not isinstance(event, events.WorkersStopped):
         return state
     gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
-    job = replace(job, stopping=tuple(s for s in job.stopping if s != gone))
-    return replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))
+    job = changed(job, stopping=tuple(s for s in job.stopping if s != gone))
+    return changed(state, ended_jobs=state.ended_jobs.set(job.job_id, job))

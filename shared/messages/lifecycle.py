@@ -4,10 +4,10 @@ Total and idempotent: an event that is late, doubled, of an older generation or 
 changes nothing. No clock, no chance: events carry their own times.
 """
 
-from dataclasses import replace
 from typing import assert_never
 
 from shared.messages import events
+from shared.messages.changed import changed
 from shared.messages.events import Event, PlanDecided
 from shared.messages.fold_admission import accepted, configured, rejected
 from shared.messages.fold_jobs import broken, ended, scheduling_event, speaks_for, whole, with_job
@@ -22,7 +22,7 @@ from shared.messages.fold_workers import (
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 1  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 2  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -33,14 +33,14 @@ def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int)
     if sequence <= state.sequence:
         return state
     if message is None:
-        return replace(state, sequence=sequence)
+        return changed(state, sequence=sequence)
     if not isinstance(message, PlanDecided):
-        return replace(apply(state, message, sequence), sequence=sequence)
+        return changed(apply(state, message, sequence), sequence=sequence)
     for event in message.events:
         state = apply(state, event, sequence)
     if message.service == "allocator":
-        state = replace(state, allocation_based_on=message.based_on)
-    return replace(state, sequence=sequence, plan_sequence=sequence)
+        state = changed(state, allocation_based_on=message.based_on)
+    return changed(state, sequence=sequence, plan_sequence=sequence)
 
 
 def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
@@ -55,9 +55,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
         case events.AllocationDecided():
             return allocated(state, event)
         case events.PlacementDecided():
-            for placement in event.placements:
-                state = placed(state, placement, event.at_s)
-            return state
+            return placed(state, event)
         case events.ProfileCompleted():
             return profile_completed(state, event)
         case events.NodeJoined():
@@ -94,12 +92,12 @@ def _of_a_job(
         case events.JobFailed():
             if not speaks_for(job, event.generation):
                 return state
-            job = replace(job, traceback=event.traceback)
+            job = changed(job, traceback=event.traceback)
             return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)
         case events.JobFinished():
             if not speaks_for(job, event.generation) or job.phase is Phase.PROFILING:
                 return state
-            job = replace(job, iteration=event.iteration, metrics=event.metrics)
+            job = changed(job, iteration=event.iteration, metrics=event.metrics)
             return ended(state, job, Phase.FINISHED, event.at_s, sequence)
         case events.WorkersStopped():
             return with_job(state, workers_stopped(job, event))
@@ -110,7 +108,7 @@ def _of_a_job(
         case events.RendezvousOpened():
             if not whole(job, event.generation) or job.rendezvous:
                 return state
-            return with_job(state, replace(job, rendezvous=event.address))
+            return with_job(state, changed(job, rendezvous=event.address))
         case events.GenerationStarted():
             return with_job(start_seen(state, job, event), generation_started(job, event))
         case events.JobProgressed():
@@ -118,6 +116,6 @@ def _of_a_job(
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state
-            return scheduling_event(with_job(state, replace(job, at_risk=True)), sequence)
+            return scheduling_event(with_job(state, changed(job, at_risk=True)), sequence)
         case _:
             assert_never(event)

@@ -29,10 +29,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """One admission of a tenant, for its quota."""
+    """What a tenant was promised within one minute, for its quota. at_s: the last of it."""
 
     at_s: float
     gpu_seconds: float
+    num_jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class StoppingWorkers:
     node_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # not slotted: see `changed`
 class Job:
     """One job, from its first decision to its end."""
 
@@ -131,7 +132,7 @@ _NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # not slotted: see `changed`
 class PoolState:
     """Everything the ledger says up to `sequence`."""
 
@@ -141,9 +142,13 @@ class PoolState:
     configured: bool = False
     nodes: Map[str, NodeState] = _NO_NODES
     live_jobs: Map[str, Job] = _NO_JOBS
-    ended_jobs: Map[str, Job] = _NO_JOBS
+    ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see fold_jobs.MAX_ENDED_JOBS
+    num_forgotten: int = 0  # ended jobs that are no longer kept here
     curves: Map[str, MeasuredCurve] = _NO_CURVES
-    usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours
+    usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
+    num_gpus_by_job: Mapping[str, int] = field(
+        default_factory=dict[str, int]
+    )  # the last allocation, as it was said
     start_cost_s: float = (
         0.0  # from a placement to its first iteration, as lately seen; slow starts count more
     )

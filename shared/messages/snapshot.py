@@ -31,8 +31,10 @@ class _Flat:
     nodes: dict[str, NodeState]
     live_jobs: dict[str, Job]
     ended_jobs: dict[str, Job]
+    num_forgotten: int
     curves: dict[str, MeasuredCurve]
     usage: dict[str, tuple[Usage, ...]]
+    num_gpus_by_job: dict[str, int]
     start_cost_s: float
     scheduling_event_sequence: int
     allocation_based_on: int

@@ -227,3 +227,15 @@ def test_without_gpus_nothing_is_promised_and_the_reason_says_so() -> None:
     rejected = only(History().configured().decided(POLICY, submit("a")))
     assert isinstance(rejected, events.JobRejected)
     assert rejected.explanation == "the pool has no GPUs now"
+
+
+def test_a_rejected_name_may_be_used_again_for_another_wish() -> None:
+    history = pool(1)
+    first = only(history.decided(POLICY, submit("a", max_iterations=1_000)))
+    assert isinstance(first, events.JobRejected)
+    assert history.decided(POLICY, submit("a", max_iterations=1_000)) == ()  # the host repeats the answer
+    second = only(history.decided(POLICY, submit("a", max_iterations=90)))
+    assert isinstance(second, events.JobAdmitted)
+    third = only(history.decided(POLICY, submit("a", max_iterations=1_000)))
+    assert isinstance(third, events.JobRejected)
+    assert third.reason == "duplicate"  # it names a job that lives

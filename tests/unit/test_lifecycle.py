@@ -7,8 +7,9 @@ import pytest
 
 from shared.messages import events
 from shared.messages.events import PlacedJob
+from shared.messages.fold_jobs import FORGET_AT_ONCE, MAX_ENDED_JOBS, MAX_EXPLANATION, MAX_TRACEBACK
 from shared.messages.outcome import outcome
-from shared.messages.pool_state import Job, Phase, StoppingWorkers
+from shared.messages.pool_state import Job, Phase, StoppingWorkers, Usage
 from tests.histories import NOW_S, History, gpus, pool, spec
 
 
@@ -103,10 +104,22 @@ def test_an_admitted_job_waits_for_gpus() -> None:
 
 
 def test_an_admission_is_charged_to_its_tenant_for_a_day() -> None:
-    history = pool(4).then(admitted("a"), admitted("b", at_s=NOW_S + 1.0))
+    history = pool(4).then(admitted("a"), admitted("b", at_s=NOW_S + 60.0))
     assert [usage.gpu_seconds for usage in history.state.usage["lab"]] == [50.0, 50.0]
     history.then(admitted("c", at_s=NOW_S + 86_400.5))
-    assert [usage.at_s - NOW_S for usage in history.state.usage["lab"]] == [1.0, 86_400.5]
+    assert [usage.at_s - NOW_S for usage in history.state.usage["lab"]] == [60.0, 86_400.5]
+
+
+def test_the_charges_of_one_minute_are_kept_together_and_of_a_day_there_are_never_many() -> None:
+    history = pool(4)
+    for number in range(4_000):  # two a minute
+        history.then(admitted(f"job-{number}", at_s=NOW_S + 30.0 * number))
+    usage = history.state.usage["lab"]
+    assert len(usage) <= 1_441
+    assert usage[-1] == Usage(at_s=NOW_S + 30.0 * 3_999, gpu_seconds=100.0, num_jobs=2)
+    assert [used.at_s for used in usage] == sorted(used.at_s for used in usage)
+    late = history.then(admitted("late", at_s=NOW_S + 30.0 * 3_999 - 200.0)).state.usage["lab"]
+    assert late[-1] == Usage(at_s=NOW_S + 30.0 * 3_999, gpu_seconds=150.0, num_jobs=3)
 
 
 def test_a_job_is_admitted_once() -> None:
@@ -132,6 +145,57 @@ def test_a_rejected_profile_keeps_its_generation_until_its_workers_are_gone() ->
     assert (a.phase, a.rejection, a.generation, a.gpus) == (Phase.REJECTED, "deadline", 1, ())
     assert a.stopping == (StoppingWorkers(generation=1, node_id="node-0"),)
     assert job(history.then(stopped(1, "node-0"))).stopping == ()
+
+
+def rejected(**changes: Any) -> events.JobRejected:
+    values = {"tenant": "lab", "spec": spec(), "reason": "deadline", "explanation": "no", "at_s": NOW_S}
+    return events.JobRejected(job_id="a", **(values | changes))
+
+
+def test_the_name_of_a_rejected_job_is_free_for_another_wish_only() -> None:
+    other = spec(max_iterations=7)
+    history = pool(4).then(rejected(), admitted(), profile_requested())
+    assert job(history).phase is Phase.REJECTED  # the same wish has its answer
+    assert job(history.then(rejected(spec=other, explanation="still no"))).explanation == "still no"
+    a = job(history.then(admitted(), rejected(spec=other)))
+    assert (a.phase, a.spec) == (Phase.ADMITTED, spec())
+    assert "a" not in history.state.ended_jobs
+
+
+def test_the_next_job_of_that_name_waits_for_the_pre_run_of_the_one_before() -> None:
+    lent = events.AllocationDecided(num_gpus_by_job={"a": 2}, valid_until_s=None, at_s=NOW_S)
+    history = pool(4).then(profile_requested(), lent, placed(1, "node-0:0", "node-0:1"), rejected())
+    a = job(history.then(admitted(spec=spec(max_iterations=7))))
+    assert (a.generation, a.gpus, a.num_gpus) == (1, (), 0)
+    assert a.stopping == (StoppingWorkers(generation=1, node_id="node-0"),)
+    assert job(history.then(lent)).num_gpus == 2  # the same share as the pre-run's is news of this one
+
+
+# --- allocation -----------------------------------------------------------------------------------------
+
+
+def test_an_allocation_counts_for_all_jobs_and_a_schedule_for_those_it_names() -> None:
+    history = pool(4).then(admitted("a"), admitted("b"), admitted("c"))
+    for shares, planned in (
+        ({"a": 1, "b": 2}, {}),
+        ({"a": 1, "b": 1, "ghost": 4}, {"c": (0.0, 1.0, 1.0)}),
+        ({"c": 4}, {"a": (0.0, 2.0, 1.0), "ghost": ()}),
+        ({}, {}),
+    ):
+        before = {name: job(history, name).planned_share for name in "abc"}
+        history.then(
+            events.AllocationDecided(num_gpus_by_job=shares, valid_until_s=None, planned=planned, at_s=NOW_S)
+        )
+        for name in "abc":
+            assert job(history, name).num_gpus == shares.get(name, 0)
+            assert job(history, name).planned_share == planned.get(name, before[name])
+
+
+def test_who_is_named_before_it_is_known_gets_its_share_with_the_next_allocation() -> None:
+    named = events.AllocationDecided(num_gpus_by_job={"a": 2}, valid_until_s=None, at_s=NOW_S)
+    history = pool(4).then(named, admitted("a"))
+    assert job(history).num_gpus == 0
+    assert job(history.then(named)).num_gpus == 2
 
 
 # --- placement and the fence ----------------------------------------------------------------------------
@@ -312,6 +376,30 @@ def test_a_generation_that_is_gone_finishes_nothing() -> None:
 
 def test_a_pre_run_does_not_finish_its_job() -> None:
     assert job(pool(4).then(profile_requested(), placed(1, "node-0:0"), finished(1))).phase is Phase.PROFILING
+
+
+def test_an_end_keeps_the_last_words_of_a_long_traceback() -> None:
+    failed = events.JobFailed(
+        job_id="a", generation=1, error="e" * 20_000, traceback="start" + "x" * 20_000 + "the end", at_s=NOW_S
+    )
+    a = job(running().then(failed))
+    assert (len(a.traceback), len(a.explanation)) == (MAX_TRACEBACK, MAX_EXPLANATION)
+    assert a.traceback.endswith("xthe end")
+
+
+def test_of_ended_jobs_the_newest_are_kept_and_those_whose_workers_still_run() -> None:
+    history = pool(4).then(admitted("waits"), placed(1, "node-0:0", job_id="waits"))
+    history.then(events.JobCancelled(job_id="waits", reason="", at_s=NOW_S))
+    num_jobs = MAX_ENDED_JOBS + FORGET_AT_ONCE + 1
+    for number in range(num_jobs):
+        name = f"job-{number:05}"
+        history.then(admitted(name), events.JobCancelled(job_id=name, reason="", at_s=NOW_S + number))
+    state = history.state
+    assert "waits" in state.ended_jobs
+    assert f"job-{num_jobs - 1:05}" in state.ended_jobs
+    assert state.job("job-00000") is None
+    assert MAX_ENDED_JOBS <= len(state.ended_jobs) <= MAX_ENDED_JOBS + FORGET_AT_ONCE
+    assert state.num_forgotten + len(state.ended_jobs) == num_jobs + 1
 
 
 # --- told again -----------------------------------------------------------------------------------------

@@ -1,30 +1,34 @@
-import pytest
+from shared.messages.cluster import TenantQuota
+from shared.messages.pool_state import Usage
+from shared.scheduling.quota import WINDOW_S, quota_refusal
 
-from shared.scheduling.quota import WINDOW_S, Quota, TenantUsage, quota_refusal
-
-USED = TenantUsage(admitted_at_s=(0.0, 1000.0, 2000.0), gpu_seconds=(3600.0, 7200.0, 3600.0))
+USED = (
+    Usage(at_s=0.0, gpu_seconds=3600.0),
+    Usage(at_s=1000.0, gpu_seconds=7200.0),
+    Usage(at_s=2000.0, gpu_seconds=3600.0),
+)
 NOW_S = 3000.0
 
 
 def test_without_bounds_everything_is_allowed() -> None:
-    assert quota_refusal(Quota(), USED, 1e12, NOW_S) is None
+    assert quota_refusal(TenantQuota(), USED, 1e12, NOW_S) is None
 
 
 def test_the_number_of_jobs_is_bounded_over_a_sliding_day() -> None:
-    assert quota_refusal(Quota(max_jobs_per_day=4), USED, 1.0, NOW_S) is None
-    refusal = quota_refusal(Quota(max_jobs_per_day=3), USED, 1.0, NOW_S)
+    assert quota_refusal(TenantQuota(max_jobs_per_day=4), USED, 1.0, NOW_S) is None
+    refusal = quota_refusal(TenantQuota(max_jobs_per_day=3), USED, 1.0, NOW_S)
     assert refusal == "3 of 3 jobs a day are used; retry in 83400 s"
-    assert quota_refusal(Quota(max_jobs_per_day=3), USED, 1.0, WINDOW_S) is None
-    assert quota_refusal(Quota(max_jobs_per_day=2), USED, 1.0, NOW_S) == (
+    assert quota_refusal(TenantQuota(max_jobs_per_day=3), USED, 1.0, WINDOW_S) is None
+    assert quota_refusal(TenantQuota(max_jobs_per_day=2), USED, 1.0, NOW_S) == (
         "3 of 2 jobs a day are used; retry in 84400 s"
     )
-    assert quota_refusal(Quota(max_jobs_per_day=0), TenantUsage(), 1.0, NOW_S) == (
+    assert quota_refusal(TenantQuota(max_jobs_per_day=0), (), 1.0, NOW_S) == (
         "0 of 0 jobs a day are used; no job is allowed"
     )
 
 
 def test_gpu_hours_are_bounded_with_the_new_job_counted() -> None:
-    quota = Quota(max_gpu_hours_per_day=5.0)
+    quota = TenantQuota(max_gpu_hours_per_day=5.0)
     assert quota_refusal(quota, USED, 3600.0, NOW_S) is None
     assert quota_refusal(quota, USED, 7200.0, NOW_S) == (
         "4.00 of 5.00 GPU-hours a day are used and the job needs 2.00; retry in 83400 s"
@@ -35,6 +39,11 @@ def test_gpu_hours_are_bounded_with_the_new_job_counted() -> None:
     )
 
 
-def test_usage_names_the_gpu_seconds_of_each_job() -> None:
-    with pytest.raises(ValueError, match="GPU-seconds"):
-        TenantUsage(admitted_at_s=(1.0,))
+def test_a_minute_of_promises_counts_as_of_its_last_one() -> None:
+    burst = (Usage(at_s=50.0, gpu_seconds=3600.0, num_jobs=10), Usage(at_s=70.0, gpu_seconds=360.0))
+    assert quota_refusal(TenantQuota(max_jobs_per_day=12), burst, 1.0, NOW_S) is None
+    assert quota_refusal(TenantQuota(max_jobs_per_day=11), burst, 1.0, NOW_S) == (
+        "11 of 11 jobs a day are used; retry in 83450 s"
+    )
+    assert quota_refusal(TenantQuota(max_jobs_per_day=2), burst, 1.0, WINDOW_S + 49.0) is not None
+    assert quota_refusal(TenantQuota(max_jobs_per_day=2), burst, 1.0, WINDOW_S + 50.0) is None
