@@ -69,7 +69,8 @@ def _key(trial: Trial) -> tuple[str, ClusterShape, str]:
 
 
 def _run(trial: Trial) -> Outcome:
-    return run(trial, trial.simulation())
+    verification = trial.verification()
+    return run(trial, trial.simulation(verification), verification)
 
 
 def mixed(workload: Workload, share: float, seed: int = BEST_EFFORT_SEED) -> Workload:

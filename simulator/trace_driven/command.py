@@ -26,7 +26,8 @@ from simulator.trace_driven.trial import Trial, run
 from simulator.workload.bundled import bundled_traces
 from simulator.workload.overhead import CHOICES as OVERHEADS
 
-INTERRUPTED = 130  # exit code, as shells report Ctrl-C
+NEGATIVE, INTERRUPTED = 1, 130  # exit codes: a check fails; Ctrl-C, as shells report it
+MAX_FAILURES_SHOWN = 5
 LOOK_EVERY_S = 0.1  # real seconds between two looks at the progress
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
@@ -89,7 +90,7 @@ def simulate(
       eflow simulate --trace small --nodes 2 --out pictures/
       eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
 
-    Exit codes: 0 done, 2 bad input or wrong usage, 130 Ctrl-C.
+    Exit codes: 0 done, 1 a certificate is wrong, 2 bad input or wrong usage, 130 Ctrl-C.
     """
     if context.invoked_subcommand is not None:
         return
@@ -104,11 +105,12 @@ def simulate(
             reserve_nodes=reserve,
             failures=_failures(failures, up_hours, down_hours),
         )
-        simulation = trial.simulation()
+        verification = trial.verification()
+        simulation = trial.simulation(verification)
         if out is not None:
             require_matplotlib()
     with watched(simulation, f"{trial.workload.name} on {trial.cluster.num_gpus} GPUs") as stop:
-        outcome = run(trial, simulation, stop)
+        outcome = run(trial, simulation, verification, stop)
     result = outcome.result
     numbers = outcome.numbers(trial.bound() if bound else None)
     if out is not None:
@@ -118,9 +120,13 @@ def simulate(
         print(json.dumps(numbers), flush=True)
     else:
         _show(numbers)
+    for failure in outcome.failures[:MAX_FAILURES_SHOWN]:
+        note(f"certificate refused: {failure}")
     if result.partial:
         note("interrupted: these are the numbers so far")
         raise typer.Exit(INTERRUPTED)
+    if outcome.failures:
+        raise typer.Exit(NEGATIVE)
 
 
 def _failures(seed: int | None, up_hours: float, down_hours: float) -> Failures | None:
@@ -150,7 +156,7 @@ def watched(simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
             nonlocal looked_at_s
             if not bar.disable and time.perf_counter() - looked_at_s > LOOK_EVERY_S:
                 looked_at_s = time.perf_counter()
-                bar.update(task, completed=len(simulation.state.ended_jobs))
+                bar.update(task, completed=simulation.num_settled)
             return interrupted
 
         try:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Phase
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.world import Outage, Stay, World
+from simulator.trace_driven.world import Outage, Stay
 from simulator.workload.jobs import TraceJob, Workload
 
 if TYPE_CHECKING:
@@ -26,17 +25,17 @@ HOUR_S = 3_600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of one job. finished_at_s: None if it was rejected or had not ended when the simulation did."""
+    """What became of one job. Neither admitted nor rejected, nor finished: not before the simulation was stopped."""
 
     job: TraceJob
+    admitted: bool
     rejection: RejectionReason | None
-    decided: bool
     finished_at_s: float | None
     stays: tuple[Stay, ...]
 
     @property
-    def admitted(self) -> bool:
-        return self.decided and self.rejection is None
+    def decided(self) -> bool:
+        return self.admitted or self.rejection is not None
 
     @property
     def met(self) -> bool:
@@ -169,28 +168,25 @@ def rate_alone(curve: ScalingCurve) -> float:
     return curve.iterations_per_s_L[0] / curve.num_gpus_L[0]
 
 
-def result_of(simulation: Simulation, world: World, *, partial: bool) -> Result:
-    """The fates, read off the folded ledger and the world's record."""
+def result_of(simulation: Simulation, *, partial: bool) -> Result:
+    """What has become of each job so far."""
     stays_by_job: dict[str, list[Stay]] = {}
-    for stay in world.stays:
+    for stay in simulation.world.stays:
         stays_by_job.setdefault(stay.job_id, []).append(stay)
-
-    def fate(job: TraceJob) -> Fate:
-        known = simulation.state.job(job.job_id)
-        finished = known is not None and known.phase is Phase.FINISHED
-        return Fate(
-            job=job,
-            decided=known is not None,
-            rejection=known.rejection if known is not None else None,
-            finished_at_s=known.ended_at_s if known is not None and finished else None,
-            stays=tuple(stays_by_job.get(job.job_id, ())),
-        )
-
     return Result(
         workload=simulation.workload,
         cluster=simulation.cluster,
-        fates=tuple(fate(job) for job in simulation.workload.jobs),
-        outages=tuple(world.outages),
+        fates=tuple(
+            Fate(
+                job=job,
+                admitted=job.job_id in simulation.admitted,
+                rejection=simulation.rejected.get(job.job_id),
+                finished_at_s=simulation.finished_at_s.get(job.job_id),
+                stays=tuple(stays_by_job.get(job.job_id, ())),
+            )
+            for job in simulation.workload.jobs
+        ),
+        outages=tuple(simulation.world.outages),
         num_migrations=simulation.num_migrations,
         ended_at_s=simulation.now_s,
         partial=partial,

@@ -15,8 +15,10 @@ from shared.messages.commands import Command, SubmitJob
 from shared.messages.events import (
     Event,
     GenerationStarted,
+    JobAdmitted,
     JobFinished,
     JobProgressed,
+    JobRejected,
     NodeJoined,
     NodeLost,
     PlacedJob,
@@ -24,6 +26,7 @@ from shared.messages.events import (
     PlanDecided,
     PlanEvent,
     PoolConfigured,
+    RejectionReason,
     WorkersStopped,
 )
 from shared.messages.policy import LedgerMessage, Policy
@@ -80,6 +83,10 @@ class Simulation:
         self._is_due, self._wake_at_s = False, NEVER_S
         self._trained_at_s = self._engine.now_s
         self.num_migrations = 0
+        # the ledger's fold forgets jobs that ended long ago
+        self.admitted: set[str] = set()
+        self.rejected: dict[str, RejectionReason] = {}
+        self.finished_at_s: dict[str, float] = {}
         for node_id in cluster.node_ids:
             self._join(node_id)
         config = pool_config(workload, resize_cost, admission=admission, reserve_nodes=reserve_nodes)
@@ -102,6 +109,11 @@ class Simulation:
         return self._folded[lifecycle.evolve]
 
     @property
+    def num_settled(self) -> int:
+        """Jobs that were rejected or have ended."""
+        return len(self.rejected) + len(self.finished_at_s)
+
+    @property
     def now_s(self) -> float:
         return self._engine.now_s
 
@@ -119,7 +131,7 @@ class Simulation:
         self._engine.run(NEVER_S, over)
         for job_id in tuple(self.world.trainings):
             self.world.release(job_id, self.now_s)
-        return result_of(self, self.world, partial=stopped)
+        return result_of(self, partial=stopped)
 
     def _is_over(self) -> bool:
         if self.world.trainings:
@@ -154,6 +166,7 @@ class Simulation:
             return
         job = training.job
         self.world.finish(job.job_id, self.now_s)
+        self.finished_at_s[job.job_id] = self.now_s
         self._fold(
             JobFinished(
                 job_id=job.job_id,
@@ -245,8 +258,15 @@ class Simulation:
             )
         )
         for event in events:
-            if isinstance(event, PlacementDecided):
-                self._carry_out(event)
+            match event:
+                case PlacementDecided():
+                    self._carry_out(event)
+                case JobAdmitted():
+                    self.admitted.add(event.job_id)
+                case JobRejected():
+                    self.rejected[event.job_id] = event.reason
+                case _:
+                    pass
         for observer in self._observers:
             observer.decided(before, events, self.now_s)
         return True

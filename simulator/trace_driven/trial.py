@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ from simulator.trace_driven.failures import Failures
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Observer, Simulation
-from simulator.trace_driven.strategies import strategy
+from simulator.trace_driven.strategies import OURS, strategy
+from simulator.trace_driven.verification import Verification
 from simulator.workload.jobs import Workload
 from simulator.workload.overhead import overhead_model
 
@@ -34,8 +35,14 @@ class Trial:
     def resize_cost(self) -> ResizeCost:
         return overhead_model(self.overhead, self.cluster.num_gpus)
 
-    def simulation(self, observers: Sequence[Observer] = ()) -> Simulation:
-        """Ready to run."""
+    def verification(self) -> Verification | None:
+        """To watch the simulation, if its policy promises anything: baselines do not."""
+        if self.policy not in OURS:
+            return None
+        return Verification(self.workload, self.resize_cost)
+
+    def simulation(self, *observers: Observer | None) -> Simulation:
+        """Ready to run, before the eyes of these."""
         chosen = strategy(self.policy, self.workload)
         return Simulation(
             self.workload,
@@ -45,7 +52,7 @@ class Trial:
             admission=chosen.admission,
             reserve_nodes=self.reserve_nodes,
             failures=self.failures,
-            observers=observers,
+            observers=tuple(observer for observer in observers if observer is not None),
         )
 
     def bound(self) -> "Bound":
@@ -61,6 +68,10 @@ class Outcome:
 
     trial: Trial
     result: Result
+    certificates_checked: int | None  # None: the policy gives none
+    certificate_failures: int | None
+    not_proved: int | None  # refusals for which there is no proof, only that no way was found
+    failures: tuple[str, ...]  # what is wrong with certificates, a sentence each
     wall_s: float
     peak_rss_mb: float  # of the whole process so far
 
@@ -80,19 +91,31 @@ class Outcome:
             "bound_gpu_hours": bound.gpu_hours if bound is not None else None,
             "feasible_alone": bound.feasible_alone if bound is not None else None,
             "fraction_of_bound": met_of_bound,
+            "certificates_checked": self.certificates_checked,
+            "certificate_failures": self.certificate_failures,
+            "not_proved": self.not_proved,
             "wall_s": round(self.wall_s, 3),
             "peak_rss_mb": round(self.peak_rss_mb, 1),
             "partial": result.partial,
         }
 
 
-def run(trial: Trial, simulation: Simulation, stop: Callable[[], bool] = lambda: False) -> Outcome:
-    """simulation: the trial's."""
+def run(
+    trial: Trial,
+    simulation: Simulation,
+    verification: Verification | None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """simulation: the trial's, under the eyes of its verification."""
     began_s = time.perf_counter()
     result = simulation.run(stop)
     return Outcome(
         trial=trial,
         result=result,
+        certificates_checked=verification.certificates_checked if verification else None,
+        certificate_failures=verification.certificate_failures if verification else None,
+        not_proved=verification.not_proved if verification else None,
+        failures=tuple(verification.failures) if verification else (),
         wall_s=time.perf_counter() - began_s,
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )

@@ -18,6 +18,7 @@ from shared.messages.pool_state import PoolState
 from simulator.__main__ import app
 from simulator.trace_driven import trial
 from simulator.trace_driven.strategies import Strategy, strategy
+from simulator.trace_driven.verification import Verification
 from simulator.workload.bundled import bundled_trace
 from simulator.workload.jobs import Workload
 
@@ -33,6 +34,8 @@ NUMBERS = (
     "late",
     "bound",
     "fraction_of_bound",
+    "certificates_checked",
+    "certificate_failures",
     "deadline_satisfactory_ratio",
     "cluster_efficiency",
     "makespan_s",
@@ -45,8 +48,9 @@ NUMBERS = (
 )
 
 
-def simulate(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["simulate", *arguments])
+def simulate(*arguments: str, policy: str = "edf") -> Result:
+    """Of most that is tested here any policy is capable."""
+    return CliRunner().invoke(app, ["simulate", "--policy", policy, *arguments])
 
 
 def numbers(result: Result) -> dict[str, Any]:
@@ -100,6 +104,30 @@ def test_bad_input_ends_in_a_sentence_and_exit_code_2(arguments: tuple[str, ...]
     assert said in result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.output
+
+
+class Distrustful(Verification):
+    """Finds fault with everything."""
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        self.certificates_checked += 1
+        self.certificate_failures += 1
+        self.failures.append(f"at {now_s} s: I do not like it")
+
+
+def test_a_wrong_certificate_is_counted_said_and_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "Verification", Distrustful)
+    result = simulate("--trace", "small", "--nodes", "2", "--json", policy="selective")
+    assert result.exit_code == 1
+    shown = json.loads(result.stdout)
+    assert shown["certificates_checked"] == shown["certificate_failures"] > 0
+    assert result.stderr.count("certificate refused: at ") == 5
+
+
+def test_a_baseline_promises_nothing_that_could_be_checked() -> None:
+    shown = numbers(simulate("--trace", "small", "--nodes", "2", "--json"))
+    assert shown["certificates_checked"] is None
+    assert shown["certificate_failures"] is None
 
 
 def test_without_a_trace_the_usage_is_wrong() -> None:
