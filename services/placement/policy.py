@@ -25,35 +25,36 @@ LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the poo
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
     """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays."""
-    misplaced, movable = False, dict[str, tuple[GpuId, ...]]()
+    due, movable = set[str](), dict[str, tuple[GpuId, ...]]()
     for job_id, job in state.live_jobs.items():
         if len(job.gpus) != job.num_gpus or (job.broken and job.gpus):
-            misplaced = True
+            due.add(job_id)
         elif not job.planned_share and _may_move(job):  # a promise has a plan: that asks less
             movable[job_id] = job.gpus
-    if not misplaced and not movable:
+    if not due and not movable:
         return ()
     config = state.config
     topology = _topology(state.nodes, config.sockets_per_node, frozenset(config.racks.items()))
-    if not misplaced and not any_spread(topology, movable):
+    if not due and not any_spread(topology, movable):
         return ()
-    jobs = {job_id: job for job_id, job in state.live_jobs.items() if job.gpus or _is_allocated(state, job)}
-    if sum(job.num_gpus for job in jobs.values()) > topology.num_gpus:
+    current = {job_id: job.gpus for job_id, job in state.live_jobs.items()}
+    wanted = {job_id: job.num_gpus for job_id, job in state.live_jobs.items()}
+    for job_id in due:
+        if not current[job_id] and not _is_allocated(state, state.live_jobs[job_id]):
+            wanted[job_id] = 0
+    if sum(wanted.values()) > topology.num_gpus:
         return ()  # a node is gone that the allocator has not heard of
-    placement = place(
-        topology,
-        {job_id: job.gpus for job_id, job in jobs.items()},
-        {job_id: job.num_gpus for job_id, job in jobs.items()},
-        Mobility(movable=movable.keys(), stake=lambda job_id: _stake(state, jobs[job_id], now_s)),
+    mobility = Mobility(
+        movable=movable.keys(), stake=lambda job_id: _stake(state, state.live_jobs[job_id], now_s)
     )
+    placement = place(topology, current, wanted, mobility)
     placed: list[PlacedJob] = []
-    for job_id, job in jobs.items():
-        gpus = placement.gpus_by_job.get(job_id, ())
-        if (gpus is not job.gpus and gpus != job.gpus) or job.broken:
+    for job_id in sorted(due.union(placement.migrated)):
+        job, gpus = state.live_jobs[job_id], placement.gpus_by_job.get(job_id, ())
+        if gpus != job.gpus or job.broken:
             placed.append(PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus))
     if not placed:
         return ()
-    placed.sort(key=lambda placed_job: placed_job.job_id)
     return (PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s),)
 
 

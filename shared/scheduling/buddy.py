@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shared.messages.cluster import GpuId
 from shared.scheduling.blocks import BitSet, Blocks, FreeBlocks, blocks_of
 from shared.scheduling.placement_curves import Stake
-from shared.scheduling.seats import Movers, Seat, last_seats, log2
+from shared.scheduling.seats import Movers, Seat, last_seats, log2, seat_on
 from shared.scheduling.topology import Level, Topology
 
 MAX_BLOCKS_TRIED = 8  # to be cleared for one job: those with the fewest GPUs to move
@@ -45,25 +45,26 @@ def place(
     num_gpus_by_job: 0 or powers of two, in all no more than there are GPUs. GPUs in `current` that are no
     longer there are as if the job had never had them. Without `mobility` nobody is moved.
     """
-    blocks, memo = blocks_of(topology), last_seats(topology)
-    staying, changing, total = dict[str, Seat](), dict[str, int](), 0
+    assert sum(num_gpus_by_job.values()) <= topology.num_gpus, "more GPUs wanted than there are"
+    blocks, last = blocks_of(topology), last_seats(topology)
+    staying, changing, taken = dict[str, Seat](), dict[str, int](), 0
     for job_id, num_gpus in num_gpus_by_job.items():
         if not num_gpus:
             continue
-        assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
-        total += num_gpus
-        gpus = current.get(job_id, ())
-        if len(gpus) == num_gpus:
-            seat = memo.seat(job_id, gpus)
-            if seat.exists:
-                staying[job_id] = seat
-                continue
-        changing[job_id] = num_gpus
-    assert total <= len(blocks.gpus_P), "more GPUs wanted than there are"
-    board = _Board(blocks, staying, memo.taken_by(staying), mobility)
+        gpus, seat = current.get(job_id, ()), last.get(job_id)
+        if seat is None or seat.gpus is not gpus:
+            seat = seat_on(blocks, gpus, seat)
+        if seat.num_gpus == num_gpus:
+            staying[job_id] = seat
+            taken |= seat.positions
+        else:
+            assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
+            changing[job_id] = num_gpus
+    board = _Board(blocks, staying, taken, mobility)
     board.resize(changing, current)
     board.bring_closer()
-    memo.keep(board.seats, board.taken)
+    last.clear()
+    last.update(board.seats)
     return Placement(
         gpus_by_job={job_id: seat.gpus for job_id, seat in board.seats.items()},
         migrated=tuple(sorted(board.migrated)),
@@ -72,8 +73,11 @@ def place(
 
 def any_spread(topology: Topology, gpus_by_job: Mapping[str, tuple[GpuId, ...]]) -> bool:
     """Whether one of these jobs is connected worse than a block of its size can be: `place` may find it a better."""
-    memo = last_seats(topology)
-    return any(len(gpus) > 1 and memo.seat(job_id, gpus).spread for job_id, gpus in gpus_by_job.items())
+    blocks, last = blocks_of(topology), last_seats(topology)
+    return any(
+        len(gpus) > 1 and seat_on(blocks, gpus, last.get(job_id)).spread
+        for job_id, gpus in gpus_by_job.items()
+    )
 
 
 class _Board:
@@ -82,6 +86,7 @@ class _Board:
     def __init__(
         self, blocks: Blocks, staying: Mapping[str, Seat], taken: BitSet, mobility: Mobility | None
     ) -> None:
+        assert taken.bit_count() == sum(seat.num_gpus for seat in staying.values()), "two jobs on one GPU"
         self.seats = dict(staying)
         self.migrated = set[str]()
         self._blocks = blocks
@@ -113,9 +118,9 @@ class _Board:
         """Move those that may be moved to free blocks that connect them better, where that pays."""
         for job_id in self._movable:
             seat = self.seats[job_id]
-            if not seat.spread:
+            size = log2(seat.num_gpus)
+            if not seat.spread or not self._blocks.inside(self._free.positions | seat.positions, size):
                 continue
-            size = log2(len(seat.gpus))
             self._free.give(seat.positions)
             start = self._free.best_fit(size)
             if start is not None and self._pays(job_id, seat.level, size, start):
@@ -138,7 +143,7 @@ class _Board:
             if start is None:
                 self._free.take(pieces)
                 gpus = self._blocks.gpus(self._blocks.members(pieces))
-                self.seats[job_id] = Seat(self._blocks, gpus, pieces)
+                self.seats[job_id] = Seat(self._blocks, gpus, pieces, 1 << size)
                 return
         self._sit(job_id, size, start)
 
@@ -153,7 +158,7 @@ class _Board:
 
     def _seat(self, size: int, start: int) -> Seat:
         gpus = self._blocks.gpus(range(start, start + (1 << size)))
-        return Seat(self._blocks, gpus, _block(size, start))
+        return Seat(self._blocks, gpus, _block(size, start), 1 << size)
 
     def _make_room(self, job_id: str, size: int, level: Level) -> int | None:
         """Where a block begins that others were moved out of for a job that else gets pieces connected by `level`;
@@ -177,8 +182,8 @@ class _Board:
         for job_id in leaving:
             around |= self.seats[job_id].positions
         free, chosen = FreeBlocks(self._blocks, around & ~block), dict[str, tuple[int, int]]()
-        for job_id in sorted(leaving, key=lambda job_id: (-len(self.seats[job_id].gpus), job_id)):
-            size = log2(len(self.seats[job_id].gpus))
+        for job_id in sorted(leaving, key=lambda job_id: (-self.seats[job_id].num_gpus, job_id)):
+            size = log2(self.seats[job_id].num_gpus)
             start = free.best_fit(size)
             if start is None or self._blocks.level_of_block(size, start) > self.seats[job_id].level:
                 return False

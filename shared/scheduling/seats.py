@@ -5,22 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from shared.messages.cluster import GpuId
-from shared.scheduling.blocks import BitSet, Blocks, blocks_of
+from shared.scheduling.blocks import BitSet, Blocks
 from shared.scheduling.topology import Level, Topology
 
 
-@dataclass(frozen=True)  # not slotted: what follows from the positions is worked out once
+@dataclass(frozen=True)  # not slotted: the level is worked out once
 class Seat:
-    """The GPUs of a job, and the positions of those that exist."""
+    """The GPUs of a job and their positions; num_gpus: how many they are, or -1 if not all of them exist."""
 
     blocks: Blocks
     gpus: tuple[GpuId, ...]
     positions: BitSet
-
-    @cached_property
-    def exists(self) -> bool:
-        """Whether all of its GPUs do."""
-        return self.positions.bit_count() == len(self.gpus)
+    num_gpus: int
 
     @cached_property
     def level(self) -> Level:
@@ -30,7 +26,21 @@ class Seat:
     @property
     def spread(self) -> bool:
         """Whether there are blocks of as many GPUs that are connected better, taken or not."""
-        return self.level > self.blocks.blocks_by_level(log2(len(self.gpus)))[0][0]
+        return self.level > self.blocks.blocks_by_level(log2(self.num_gpus))[0][0]
+
+
+def seat_on(blocks: Blocks, gpus: tuple[GpuId, ...], last: Seat | None = None) -> Seat:
+    """The seat of a job on these GPUs; last: where it sat before, which may be here."""
+    if last is not None and last.gpus == gpus:
+        return last
+    positions = blocks.positions(gpus)
+    return Seat(blocks, gpus, positions, len(gpus) if positions.bit_count() == len(gpus) else -1)
+
+
+@lru_cache(maxsize=8)
+def last_seats(topology: Topology) -> dict[str, Seat]:
+    """By job, the seats of the last placement: a memo and no state, for GPUs keep their positions."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +62,6 @@ class Movers:
         """Those on any of these positions."""
         here = map(self.job_by_position.get, positions)
         return list(dict.fromkeys(job_id for job_id in here if job_id is not None))
-
-
-class LastSeats:
-    """The last placement on a topology. It only saves work: most jobs still sit where they sat."""
-
-    def __init__(self, blocks: Blocks) -> None:
-        self.keep({}, 0)
-        self._blocks = blocks
-
-    def keep(self, seats: Mapping[str, Seat], taken: BitSet) -> None:
-        """Remember a placement, and the positions it takes."""
-        self._seats, self._taken = seats, taken
-
-    def seat(self, job_id: str, gpus: tuple[GpuId, ...]) -> Seat:
-        """The seat of a job on these GPUs."""
-        seat = self._seats.get(job_id)
-        if seat is None or (seat.gpus is not gpus and seat.gpus != gpus):
-            seat = Seat(self._blocks, gpus, self._blocks.positions(gpus))
-        return seat
-
-    def taken_by(self, staying: Mapping[str, Seat]) -> BitSet:
-        """All positions of these seats, by way of the few that are not those of the last placement."""
-        taken = self._taken
-        for job_id, seat in self._seats.items():
-            if staying.get(job_id) is not seat:
-                taken ^= seat.positions
-        for job_id, seat in staying.items():
-            if self._seats.get(job_id) is not seat:
-                assert not taken & seat.positions, f"{job_id} sits on a GPU of another job"
-                taken |= seat.positions
-        return taken
-
-
-@lru_cache(maxsize=8)
-def last_seats(topology: Topology) -> LastSeats:
-    return LastSeats(blocks_of(topology))
 
 
 def log2(num_gpus: int) -> int:
