@@ -12,9 +12,12 @@ import typer
 from rich.console import Console
 
 from shared.messages.export import BadExport, read_export
+from simulator import comparison_view
+from simulator.comparison import compare
 from simulator.policies import PLANNERS
 from simulator.replay import Entry, Verification, folded, read_entries, up_to, verify
 from simulator.trace_driven.command import app as simulate_app
+from simulator.trace_driven.strategies import STRATEGIES
 from simulator.view import as_object, difference_lines, event_rows, line, tables
 
 WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
@@ -66,11 +69,40 @@ def replay(
         float | None, typer.Option(help="With --follow: seconds between messages, instead of a key.", min=0)
     ] = None,
     job: Annotated[str | None, typer.Option(help="Show only this job.")] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="OTHER", help=f"Compare with another policy: {', '.join(STRATEGIES)}.", show_default=False
+        ),
+    ] = "",
+    from_sequence: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            metavar="SEQ",
+            help="With --policy: OTHER decides after this sequence; default: all.",
+            min=0,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object (a line each, with --follow).")
     ] = False,
 ) -> None:
-    """Fold a recorded ledger and show the state then.
+    """Fold a recorded ledger and show the state then; or compare with what another policy makes of it.
+
+    \b
+    --policy OTHER compares with another policy, in two ways:
+      exact     what it would have decided at each recorded state
+      modelled  how all would have gone on had it decided from --from SEQ on
+    Taken from the record: the wishes and when they were decided, nodes,
+    settings, failures, how many iterations each job took, and the measured
+    speeds, which are known from the start. Decided again: admission,
+    allocation, placement. Modelled: a resize stops a job for as long as starts
+    took in the record (the median), then it runs at its measured speed. The
+    recorded policies run through the model, too: what it gets wrong shows
+    beside the record. It goes on to the last deadline, as if nobody else came.
+    Nobody asks for GPUs here: a rigid scheduler's jobs are given the fewest
+    that meet their deadline alone.
 
     \b
     Examples:
@@ -79,10 +111,17 @@ def replay(
       python -m simulator replay run.ledger --at 2026-01-31T12:00:00Z --json
       python -m simulator replay run.ledger --verify        decide again, compare
       python -m simulator replay run.ledger --follow --job j1
+      python -m simulator replay run.ledger --policy edf --from 120
     """
+    if policy and policy not in STRATEGIES:
+        raise typer.BadParameter(f"{policy!r} is none of {', '.join(STRATEGIES)}", param_hint="--policy")
+    if from_sequence is not None and not policy:
+        raise typer.BadParameter("--from needs --policy")
     try:
         entries = _chosen(file, until, at)
-        if verify_decisions:
+        if policy:
+            _show_comparison(entries, from_sequence or 0, policy, as_json)
+        elif verify_decisions:
             _show_verification(verify(entries, PLANNERS), as_json)
         elif follow:
             _step_through(entries, job, delay, as_json)
@@ -138,6 +177,16 @@ def _show_verification(verification: Verification, as_json: bool) -> None:
         console.print(f"{verification.num_verified} decisions before it verified{given}")
     if difference is not None:
         raise typer.Exit(1)
+
+
+def _show_comparison(entries: tuple[Entry, ...], from_sequence: int, policy: str, as_json: bool) -> None:
+    if from_sequence >= len(entries):
+        raise _refused(f"nothing follows sequence {from_sequence}: the ledger ends at {len(entries)}")
+    comparison = compare(entries, from_sequence, policy)
+    if as_json:
+        print(json.dumps(comparison_view.as_object(comparison)))
+    else:
+        _console().print(comparison_view.shown(comparison))
 
 
 def _step_through(

@@ -34,6 +34,16 @@ def replay(
         float | None, typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds a step.")
     ] = None,
     job: Annotated[str, typer.Option("--job", metavar="JOB", help="Show only this job.")] = "",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy", metavar="OTHER", help="Compare with another policy: edf, tiresias, pollux, ..."
+        ),
+    ] = "",
+    from_sequence: Annotated[
+        int | None,
+        typer.Option("--from", min=0, metavar="SEQ", help="With --policy: OTHER decides after this message."),
+    ] = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -43,11 +53,19 @@ def replay(
     and compare.
 
     \b
+    --policy OTHER: what another policy would have decided at each recorded
+    state, and how the jobs would have fared had it decided from --from on.
+    Wishes, nodes, settings, failures and measured speeds are taken from the
+    record; admission, allocation and placement are decided again; training
+    is modelled.
+
+    \b
     Examples:
       eflow replay                                the pool as it is now
       eflow replay run.ledger --until 120         after message 120
       eflow replay run.ledger --verify            decide everything again
       eflow replay run.ledger --follow --job j1   one job, step by step
+      eflow replay --policy edf --from 120        had EDF decided after message 120
     """
     options: list[str] = []
     for option, value in (
@@ -55,6 +73,8 @@ def replay(
         ("--at", at or None),
         ("--delay", delay),
         ("--job", job or None),
+        ("--policy", policy or None),
+        ("--from", from_sequence),
     ):
         options += [] if value is None else [option, str(value)]
     for option, wanted in (("--verify", verify), ("--follow", follow), ("--json", as_json)):

@@ -184,7 +184,7 @@ class _Seat:
             held_since_s=tenure.held_since_s,
             num_resizes=tenure.num_resizes,
             weight=WEIGHTS[spec.job_class],
-            resize_cost=_resize_cost(pool),
+            resize_cost=resize_cost(pool),
         )
         return seen if seen.requested_num_gpus else replace(seen, requested_num_gpus=_fewest_in_time(seen))
 
@@ -198,7 +198,8 @@ def _fewest_in_time(job: BaselineJob) -> int:
     return job.curve.levels[0]
 
 
-def _resize_cost(pool: PoolState) -> ResizeCost:
+def resize_cost(pool: PoolState) -> ResizeCost:
+    """What a change of GPUs costs in this pool: as its settings say, or as seen if starts are slower there."""
     by_num_gpus = pool.config.resize_cost_s_by_num_gpus
     if not by_num_gpus:
         return ResizeCost.flat(max(pool.config.resize_cost_s, pool.start_cost_s))

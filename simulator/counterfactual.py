@@ -1,0 +1,264 @@
+"""What would have happened: a recorded history, run on from one of its messages under other policies.
+
+Taken from the record: which wishes came and when they were decided, nodes, settings, failures, how many iterations each
+job took, and the measured speeds, which are known from the start. Decided again: who comes in, who gets how many GPUs,
+and which. Training is a model: a resize takes as long as starts took in the record, in the median, then a job runs at
+exactly its measured speed. The recorded policies run through the same model, too: what it gets wrong shows.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from shared.messages import lifecycle
+from shared.messages.commands import Command
+from shared.messages.events import (
+    GenerationStarted,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobProgressed,
+    NodeLost,
+    PlacedJob,
+    PlacementDecided,
+    PlanDecided,
+    PlanEvent,
+    PoolConfigured,
+    ProfileCompleted,
+)
+from shared.messages.policy import LedgerMessage, Policy
+from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.scheduling.outlook import iteration_at, known_curve
+from simulator.baselines.adapter import resize_cost
+from simulator.engine import Engine
+from simulator.given import Given, given, usual_start_s
+from simulator.replay import OPERATOR, Entry, folded
+
+
+def run_on(
+    entries: tuple[Entry, ...], from_sequence: int, policies: Mapping[str, Policy[Any]], until_s: float
+) -> PoolState:
+    """The pool at `until_s`, had these policies decided after `from_sequence`; nobody comes after the record's end."""
+    assert entries, "an empty ledger has no other course"
+    return _Counterfactual(entries, from_sequence, policies).run(until_s)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Training:
+    """A job on the GPUs of one generation; iteration: at starts_s."""
+
+    job_id: str
+    generation: int
+    starts_s: float
+    iteration: float
+    rate: float
+
+    def iteration_at(self, now_s: float) -> float:
+        return self.iteration + self.rate * max(now_s - self.starts_s, 0.0)
+
+
+class _Counterfactual:
+    def __init__(
+        self,
+        entries: tuple[Entry, ...],
+        from_sequence: int,
+        policies: Mapping[str, Policy[Any]],
+    ) -> None:
+        before, after = entries[:from_sequence], entries[from_sequence:]
+        self._end, self._usual_start_s = folded(entries), usual_start_s(entries)
+        self._policies = tuple(policies.values())
+        self._states: dict[str, Any] = {p.service: p.start(PoolState()) for p in self._policies}
+        self._state = PoolState()
+        for entry in before:
+            self._evolve(entry.message)
+        self._engine = Engine(before[-1].stored_at_s if before else after[0].stored_at_s)
+        self._wishes: list[Command] = []
+        self._trainings: dict[str, _Training] = {}
+        self._is_due, self._wake_at_s = False, math.inf
+        self._prepare()
+        for something in given(after):
+            self._engine.at(something.at_s, partial(self._happen, something))
+
+    def run(self, until_s: float) -> PoolState:
+        self._soon()
+        self._engine.run(until_s)
+        return self._state
+
+    # -- where it begins ---------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """What will be measured is known, and whoever trains, trains on."""
+        now_s = self._engine.now_s
+        curves = [
+            ProfileCompleted(profile_key=key, iterations_per_s=curve.iterations_per_s, at_s=now_s)
+            for key, curve in sorted(self._end.curves.items())
+            if curve.complete
+        ]
+        configured = PoolConfigured(config=self._state.config, at_s=now_s)
+        self._decided(OPERATOR, (), (configured, *curves))
+        for _, job in sorted(self._state.live_jobs.items()):
+            if job.gpus and not job.broken and job.phase is Phase.ADMITTED:
+                self._train(job)
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    def _happen(self, something: Given) -> None:
+        self._wishes += something.commands
+        if something.settings:
+            self._decided(OPERATOR, (), something.settings)
+        match something.fact:
+            case NodeLost() as lost:
+                self._report()
+                for job in self._state.live_jobs.values():
+                    if lost.node_id in job.nodes:
+                        self._trainings.pop(job.job_id, None)
+            case JobFailed() as failed if (job := self._state.live_jobs.get(failed.job_id)) is not None:
+                self._trainings.pop(failed.job_id, None)
+                something = replace(something, fact=replace(failed, generation=job.generation))
+            case _:
+                pass
+        if something.fact is not None:
+            self._evolve(something.fact)
+        self._soon()
+
+    def _train(self, job: Job) -> None:
+        """The job begins on its GPUs when the stop is over, and ends when its iterations are done."""
+        now_s, state = self._engine.now_s, self._state
+        curve = state.curves.get(spec_of(job).profile_key)
+        rate = curve.iterations_per_s.get(len(job.gpus), 0.0) if curve is not None else 0.0
+        starts_s, iteration = now_s, float(job.iteration)
+        if not job.training:
+            starts_s = max(job.placed_at_s + self._start_cost_s(len(job.gpus)), now_s)
+        elif (counted_on := known_curve(state, spec_of(job))) is not None:
+            iteration = iteration_at(job, counted_on, now_s)
+        training = _Training(
+            job_id=job.job_id, generation=job.generation, starts_s=starts_s, iteration=iteration, rate=rate
+        )
+        self._trainings[job.job_id] = training
+        self._engine.at(starts_s, partial(self._start, training))
+        if rate > 0 and job.phase is Phase.ADMITTED:
+            left = max(self._iterations_of(job) - iteration, 0.0)
+            self._engine.at(starts_s + left / rate, partial(self._finish, training))
+
+    def _start_cost_s(self, num_gpus: int) -> float:
+        return (
+            resize_cost(self._state).seconds(num_gpus) if self._usual_start_s is None else self._usual_start_s
+        )
+
+    def _iterations_of(self, job: Job) -> float:
+        """As many as it took in the record, where a metric may have ended it early; else all that it may take."""
+        recorded = self._end.job(job.job_id)
+        if recorded is not None and recorded.phase is Phase.FINISHED:
+            return float(recorded.iteration)
+        return float(spec_of(job).max_iterations)
+
+    def _start(self, training: _Training) -> None:
+        if self._trainings.get(training.job_id) is training:
+            self._evolve(
+                GenerationStarted(
+                    job_id=training.job_id,
+                    generation=training.generation,
+                    num_gpus=len(self._state.live_jobs[training.job_id].gpus),
+                    iteration=int(training.iteration),
+                    at_s=self._engine.now_s,
+                )
+            )
+
+    def _finish(self, training: _Training) -> None:
+        if self._trainings.get(training.job_id) is training:
+            del self._trainings[training.job_id]
+            self._evolve(
+                JobFinished(
+                    job_id=training.job_id,
+                    generation=training.generation,
+                    iteration=round(self._iterations_of(self._state.live_jobs[training.job_id])),
+                    condition="max_iterations",
+                    at_s=self._engine.now_s,
+                )
+            )
+            self._soon()
+
+    def _report(self) -> None:
+        """How far everybody is; a model loses no step, so all of it is as good as in a checkpoint."""
+        for training in self._trainings.values():
+            if self._engine.now_s > training.starts_s:
+                iteration = int(training.iteration_at(self._engine.now_s))
+                self._evolve(
+                    JobProgressed(
+                        job_id=training.job_id,
+                        generation=training.generation,
+                        iteration=iteration,
+                        iterations_per_s=training.rate,
+                        checkpoint_iteration=iteration,
+                        at_s=self._engine.now_s,
+                    )
+                )
+
+    # -- decide ------------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._engine.after(0.0, self._settle)
+
+    def _settle(self) -> None:
+        """Ask everybody, until nobody has more to say."""
+        self._is_due = False
+        self._report()
+        while True:
+            wishes, self._wishes = tuple(self._wishes), []
+            said = [self._ask(policy, wishes) for policy in self._policies]
+            if not any(said):
+                break
+        self._sleep()
+
+    def _ask(self, policy: Policy[Any], wishes: tuple[Command, ...]) -> bool:
+        commands = wishes if policy.service == "admission" else ()
+        events = policy.decide(self._states[policy.service], commands, self._engine.now_s)
+        if events:
+            self._decided(policy.service, commands, events)
+        for event in events:
+            match event:
+                case PlacementDecided(placements=placements):
+                    for placed in placements:
+                        self._move(placed)
+                case JobCancelled(job_id=job_id):
+                    self._trainings.pop(job_id, None)
+                case _:
+                    pass
+        return bool(events)
+
+    def _move(self, placed: PlacedJob) -> None:
+        self._trainings.pop(placed.job_id, None)
+        if placed.gpus:
+            self._train(self._state.live_jobs[placed.job_id])
+
+    def _sleep(self) -> None:
+        wishes_s = (policy.wake_at_s(self._states[policy.service]) for policy in self._policies)
+        wake_at_s = min((at_s for at_s in wishes_s if at_s is not None), default=math.inf)
+        if wake_at_s not in (self._wake_at_s, math.inf):
+            self._engine.at(wake_at_s, self._soon)
+        self._wake_at_s = wake_at_s
+
+    # -- fold --------------------------------------------------------------------------------------------
+
+    def _decided(self, service: str, commands: tuple[Command, ...], events: tuple[PlanEvent, ...]) -> None:
+        decision = PlanDecided(
+            service=service,
+            based_on=self._state.sequence,
+            now_s=self._engine.now_s,
+            commands=commands,
+            events=events,
+        )
+        self._evolve(decision)
+
+    def _evolve(self, message: LedgerMessage) -> None:
+        sequence = self._state.sequence + 1
+        self._state = lifecycle.evolve(self._state, message, sequence)
+        for policy in self._policies:
+            if policy.evolve is lifecycle.evolve:
+                self._states[policy.service] = self._state
+            else:
+                self._states[policy.service] = policy.evolve(self._states[policy.service], message, sequence)

@@ -1,0 +1,155 @@
+"""Recorded histories under other policies: what is exact, what is modelled, and that the model is a fair one."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shared.messages.events import AllocationDecided, JobAdmitted, PlanDecided
+from shared.messages.export import ExportWriter
+from shared.messages.pool_state import Phase
+from simulator.__main__ import app
+from simulator.baselines.catalogue import BASELINES
+from simulator.cluster import VirtualCluster
+from simulator.comparison import Comparison, compare
+from simulator.counterfactual import run_on
+from simulator.faults import NO_FAULTS, Faults
+from simulator.policies import PLANNERS
+from simulator.replay import Entry, folded
+from tests.scenarios import QUIET_MONITOR, random_scenario
+
+FAILING = Faults(node_crash_every_s=40.0, max_outage_s=20.0, until_s=100.0)
+DONE_S = 3_600.0
+
+
+@cache
+def life(seed: int, faults: Faults = NO_FAULTS, *, curves_known: bool = True) -> VirtualCluster:
+    """A pool of 16 GPUs and twelve jobs, from its first message until it is at rest."""
+    scenario = random_scenario(seed, curves_known=curves_known)
+    cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
+    cluster.run(DONE_S)
+    return cluster
+
+
+def entries(cluster: VirtualCluster) -> tuple[Entry, ...]:
+    return tuple(cluster.ledger.entries)
+
+
+def rejected(cluster: VirtualCluster) -> set[str]:
+    return {job.job_id for job in cluster.state.ended_jobs.values() if job.phase is Phase.REJECTED}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_recorded_policy_decides_as_recorded_and_its_jobs_fare_the_same_in_the_model(seed: int) -> None:
+    comparison = compare(entries(life(seed)), 0, "selective")
+    assert comparison.first_admission is None
+    assert comparison.first_allocation is None
+    assert comparison.count("modelled") == comparison.count("recorded") == comparison.count("other")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_jobs_end_in_the_model_about_when_they_ended_in_the_record(seed: int) -> None:
+    """The virtual cluster starts processes and stops them at steps; the model knows only what a resize costs."""
+    cluster = life(seed)
+    modelled = run_on(entries(cluster), 0, PLANNERS, cluster.engine.now_s + DONE_S)
+    for job in cluster.state.ended_jobs.values():
+        again = modelled.ended_jobs[job.job_id]
+        assert again.phase is job.phase
+        if job.phase is Phase.FINISHED:
+            assert again.ended_at_s is not None
+            assert job.ended_at_s is not None
+            assert again.ended_at_s == pytest.approx(job.ended_at_s, abs=2.0)
+
+
+def test_who_was_rejected_is_admitted_by_one_without_admission_control() -> None:
+    cluster = next(life(seed) for seed in range(20) if rejected(life(seed)))
+    comparison = compare(entries(cluster), 0, "edf")
+    assert comparison.first_admission is not None
+    assert set(comparison.first_admission.recorded.values()) == {"rejected"}
+    assert set(comparison.first_admission.other.values()) == {"admitted"}
+    assert comparison.num_admissions_that_differ == len(rejected(cluster))
+    assert comparison.count("other")["rejected"] == 0
+    for job in comparison.jobs:
+        assert (job.recorded == "rejected") == (job.job_id in rejected(cluster))
+
+
+def test_the_first_allocation_that_differs_is_that_of_the_same_instant_and_state() -> None:
+    history = entries(life(0))
+    first = compare(history, 0, "edf").first_allocation
+    assert first is not None
+    plan = history[first.sequence - 1].message
+    assert isinstance(plan, PlanDecided)
+    assert (plan.service, plan.now_s) == ("allocator", first.now_s)
+    (allocation,) = (event for event in plan.events if isinstance(event, AllocationDecided))
+    for job_id, num_gpus in first.recorded.items():
+        assert allocation.num_gpus_by_job.get(job_id, 0) == num_gpus
+        assert first.other[job_id] != num_gpus
+
+
+def test_what_was_decided_before_stands_and_who_trained_trains_on() -> None:
+    history = entries(life(0))
+    half = len(history) // 2
+    before = folded(history[:half])
+    comparison = compare(history, half, "static-priority")
+    counted = {job.job_id for job in comparison.jobs}
+    assert counted.isdisjoint(before.ended_jobs)
+    assert set(before.live_jobs) <= counted
+    state = run_on(history, half, PLANNERS, history[-1].stored_at_s + DONE_S)
+    for job_id, job in before.ended_jobs.items():
+        assert state.ended_jobs[job_id].ended_at_s == job.ended_at_s
+    for job_id in before.live_jobs:
+        ended_s = state.ended_jobs[job_id].ended_at_s
+        assert ended_s is not None
+        assert ended_s >= history[half - 1].stored_at_s
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_lives_through_lost_nodes_and_jobs_that_were_measured_first(name: str) -> None:
+    for history in (entries(life(3, FAILING)), entries(life(4, curves_known=False))):
+        comparison = compare(history, 0, name)
+        assert comparison.jobs
+        assert comparison.count("other")["undecided"] == 0
+        admitted = {
+            event.job_id
+            for entry in history
+            if isinstance(entry.message, PlanDecided)
+            for event in entry.message.events
+            if isinstance(event, JobAdmitted)
+        }
+        kept = [job for job in comparison.jobs if job.job_id in admitted]
+        assert any(job.other in ("met", "finished") for job in kept)
+
+
+# --- the command ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.ledger"
+    with path.open("wb") as out:
+        life(0).ledger.export(ExportWriter(out))
+    return path
+
+
+def replay(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+
+
+def test_the_command_prints_the_comparison_or_one_object(file: Path) -> None:
+    text = replay(file, "--policy", "tiresias", "--from", 20)
+    assert text.exit_code == 0, text.output
+    assert "tiresias after sequence 20" in text.stdout
+    shown = json.loads(replay(file, "--policy", "tiresias", "--from", 20, "--json").stdout)
+    comparison: Comparison = compare(entries(life(0)), 20, "tiresias")
+    assert shown["policy"] == "tiresias"
+    assert len(shown["jobs"]) == len(comparison.jobs)
+    assert shown["counts"]["other"] == comparison.count("other")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--policy", "oracle"), ("--from", 3), ("--policy", "edf", "--from", 10**6)]
+)
+def test_what_cannot_be_compared_is_refused(file: Path, arguments: tuple[object, ...]) -> None:
+    assert replay(file, *arguments).exit_code == 2
