@@ -59,7 +59,9 @@ class Host(Generic[State]):
         self._folding = Folding(bus, pool, policy, log, metrics, self._news.set, snapshot)
         self._notes: list[Any] = []
         self._inbox = (
-            Inbox(bus, pool, policy.service, clock, log, metrics, self._news.set) if takes_commands else None
+            Inbox(bus, pool, policy.service, clock, log, metrics, self._news.set, lambda: self.folded)
+            if takes_commands
+            else None
         )
         self._judge = Judge(policy, instance, self._inbox.take if self._inbox else lambda _: ())
         self._caught_up_at: int | None = None
@@ -98,8 +100,13 @@ class Host(Generic[State]):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._folding.follow(), name="follow")
             if self._inbox is not None:
-                tasks.create_task(self._inbox.run(), name="inbox")
+                tasks.create_task(self._take_wishes(self._inbox), name="inbox")
             tasks.create_task(self._decide_for_ever(), name="decide")
+
+    async def _take_wishes(self, inbox: Inbox) -> None:
+        """Not before the ledger is known: until then other replicas may take them."""
+        await self.ready.wait()
+        await inbox.run()
 
     # -- decide ------------------------------------------------------------------------------------------
 

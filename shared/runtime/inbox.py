@@ -12,6 +12,7 @@ from shared.messages.codec import Envelope, Undecodable
 from shared.messages.commands import CancelJob, Command, SubmitJob
 from shared.messages.events import MessageRefused
 from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
+from shared.messages.pool_state import PoolState
 from shared.runtime.bus import Bus, WorkItem
 from shared.runtime.clock import Clock
 from shared.runtime.outbox import dead_letter_headers
@@ -46,8 +47,10 @@ class Inbox:
         log: Any,
         metrics: Metrics,
         on_news: Callable[[], None],
+        folded: Callable[[], PoolState],
     ) -> None:
         self._bus, self._pool, self._service = bus, pool, service
+        self._folded = folded
         self._clock, self._log, self._metrics = clock, log, metrics
         self._on_news = on_news
         self._pending: list[Pending] = []
@@ -111,8 +114,23 @@ class Inbox:
         if item.num_delivered > MAX_TRIES:
             await self.put_aside(item, f"admission failed {MAX_TRIES} times on this message")
             return
+        if isinstance(command, SubmitJob) and await self._ended_long_ago(command.job_id):
+            why = f"job_id: {command.job_id} names a job that ended long ago; choose another"
+            await self.put_aside(item, why)
+            return
         self._pending.append(Pending(command=command, envelope_id=envelope.id, item=item))
         self._on_news()
+
+    async def _ended_long_ago(self, job_id: str) -> bool:
+        """The state keeps the newest ended jobs only (decision record 0010); the ledger knows who trained before.
+
+        What lies beyond what was folded is no news of the old: the state will know it before it is judged on.
+        """
+        folded = self._folded()
+        if not folded.num_forgotten or folded.job(job_id) is not None:
+            return False
+        last = await self._bus.last_subject_sequence(subjects.job(self._pool, job_id))
+        return 0 < last <= folded.sequence and self._folded().job(job_id) is None
 
     def _wish_in(self, envelope: Envelope, item: WorkItem) -> Command:
         command = envelope.message

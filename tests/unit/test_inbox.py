@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from shared.messages import codec, subjects
+from shared.messages.events import MessageRefused, WorkersStopped
+from shared.messages.pool_state import PoolState
 from shared.runtime.clock import VirtualClock
 from shared.runtime.inbox import ACK_WAIT_S, MAX_TRIES, Inbox
 from shared.runtime.logs import get_log
@@ -18,7 +20,9 @@ async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() ->
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
     news = asyncio.Event()
-    inbox = Inbox(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set)
+    inbox = Inbox(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState
+    )
     running = asyncio.create_task(inbox.run())
     data = codec.encode(submit("a"), id="wish", recorded_at_s=0.0)
     await bus.append(subjects.submit("lab", "p"), data, message_id="wish")
@@ -50,7 +54,9 @@ async def test_no_more_wishes_are_taken_at_once_than_one_decision_can_hold(
     for wish, data in zip(wishes, payloads, strict=True):
         await bus.append(subjects.submit("lab", "p"), data, message_id=wish.job_id)
     all_here = asyncio.Event()
-    inbox = Inbox(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set)
+    inbox = Inbox(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
+    )
     running = asyncio.create_task(inbox.run())
     await all_here.wait()  # one pull brings all
     for expected in (wishes[:2], wishes[2:4], wishes[4:]):
@@ -59,3 +65,32 @@ async def test_no_more_wishes_are_taken_at_once_than_one_decision_can_hold(
         inbox.settled(taken)
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_ledger() -> None:
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    for name in ("old", "unfolded"):
+        stopped = WorkersStopped(job_id=name, generation=1, node_id="n", at_s=0.0)
+        data = codec.encode(stopped, id=name, recorded_at_s=0.0)
+        await bus.append(subjects.job("p", name), data, message_id=name)
+    refusals = await bus.subscribe(subjects.answer("p", "old"))
+    names = ["old", "unfolded", "new"]
+    for name in names:
+        data = codec.encode(submit(name), id=name, recorded_at_s=0.0)
+        await bus.append(subjects.submit("lab", "p"), data, message_id=f"wish-{name}")
+    news = asyncio.Event()
+    folded = PoolState(sequence=1, num_forgotten=7)
+    inbox = Inbox(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, lambda: folded
+    )
+    running = asyncio.create_task(inbox.run())
+    refusal = codec.decode((await anext(refusals)).data).message
+    assert isinstance(refusal, MessageRefused)
+    assert "ended long ago" in refusal.problems[0]
+    while len(inbox.take(3)) < 2:
+        news.clear()
+        await news.wait()
+    assert [pending.command.job_id for pending in inbox.take(3)] == ["unfolded", "new"]
+    running.cancel()
