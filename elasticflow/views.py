@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from shared.messages.cluster import GpuId, segments
 from shared.messages.pool_state import Job, Phase, PoolState
 
+LOST_LATELY_S = 3_600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
@@ -49,6 +51,7 @@ class NodeView:
     num_gpus: int
     jobs: tuple[str, ...]
     since_s: float
+    left: bool = False
 
     @property
     def num_free_gpus(self) -> int:
@@ -133,6 +136,14 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             num_gpus=node.num_gpus,
             jobs=tuple(holder.get(GpuId(node.node_id, index), "") for index in range(node.num_gpus)),
             since_s=node.since_s,
+            left=node.left,
         )
         for _, node in sorted(state.nodes.items())
+    )
+
+
+def present_nodes(views: tuple[NodeView, ...], now_s: float) -> tuple[NodeView, ...]:
+    """Those that are there, or were lost so lately that somebody may miss them; not those that left."""
+    return tuple(
+        view for view in views if view.alive or (not view.left and now_s - view.since_s <= LOST_LATELY_S)
     )

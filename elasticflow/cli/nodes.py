@@ -1,5 +1,8 @@
 """`eflow nodes`."""
 
+from typing import Annotated
+
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -7,22 +10,32 @@ from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.output import print_json, say, say_line, table
 from elasticflow.client import Client
 from elasticflow.times import duration_in_words
-from elasticflow.views import NodeView, node_views
+from elasticflow.views import NodeView, node_views, present_nodes
 
 
-def nodes(nats_url: NatsUrl = "", pool: Pool = "", data_dir: DataDir = None, as_json: Json = False) -> None:
+def nodes(
+    all_nodes: Annotated[
+        bool, typer.Option("--all", help="Also nodes that left, or were lost more than an hour ago.")
+    ] = False,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
     """List the pool's nodes, and which job each of their GPUs carries.
 
     \b
     Examples:
       eflow nodes
-      eflow nodes --json
+      eflow nodes --all --json
     """
 
     async def look(client: Client) -> tuple[tuple[NodeView, ...], float]:
         return node_views(await client.state()), client.now_s()
 
     views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    if not all_nodes:
+        views = present_nodes(views, now_s)
     if as_json:
         print_json(list(views))
     elif views:
@@ -55,7 +68,8 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
 
 
 def lost_word(view: NodeView, now_s: float) -> Text:
-    return Text(f"lost {duration_in_words(now_s - view.since_s)} ago", style="red")
+    word, style = ("left", "bright_black") if view.left else ("lost", "red")
+    return Text(f"{word} {duration_in_words(now_s - view.since_s)} ago", style=style)
 
 
 def gpu_cells(view: NodeView) -> Text:

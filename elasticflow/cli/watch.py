@@ -16,7 +16,7 @@ from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.output import console, print_json, say_line
 from elasticflow.client import Client
 from elasticflow.times import clock_time, duration_in_words
-from elasticflow.views import JobView, job_views, node_views
+from elasticflow.views import JobView, job_views, node_views, present_nodes
 from shared.messages.pool_state import PoolState
 
 _REDRAW_S = 0.5
@@ -115,7 +115,7 @@ def picture(state: PoolState, now_s: float) -> Group:
         f"{len(state.ended_jobs)} ended   ledger at {state.sequence}",
     )
     jobs = jobs_table(views, now_s) if views else Text("no jobs now", style="bright_black")
-    return Group(headline, Text(), nodes_table(node_views(state), now_s), Text(), jobs)
+    return Group(headline, Text(), nodes_table(present_nodes(node_views(state), now_s), now_s), Text(), jobs)
 
 
 def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now_s: float) -> Iterator[str]:

@@ -63,13 +63,18 @@ def start(pool: PoolState) -> State:
 
 
 def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
-    """Fold one message of the ledger; jobs that ended are watched no longer."""
+    """Fold one message of the ledger; jobs that ended are watched no longer, nodes long gone not waited for."""
     pool = lifecycle.evolve(state.pool, message, sequence)
-    watched = state.watched
-    for job_id in watched:
-        if job_id not in pool.live_jobs:
-            watched = watched.delete(job_id)
-    return replace(state, pool=pool, watched=watched)
+    watched, heard = state.watched, state.heard
+    if pool.ended_jobs is not state.pool.ended_jobs:
+        for job_id in state.watched:
+            if job_id not in pool.live_jobs:
+                watched = watched.delete(job_id)
+    if len(pool.nodes) < len(state.pool.nodes):
+        for node_id in state.heard:
+            if node_id in state.pool.nodes and node_id not in pool.nodes:
+                heard = heard.delete(node_id)
+    return replace(state, pool=pool, watched=watched, heard=heard)
 
 
 def observe(state: State, note: object, now_s: float) -> State:

@@ -7,6 +7,8 @@ from shared.messages.changed import changed
 from shared.messages.fold_jobs import broken, scheduling_event, with_job
 from shared.messages.pool_state import NodeState, PoolState
 
+KEEP_LEFT_S = 3_600.0
+KEEP_LOST_S = 86_400.0
 MAX_EARLIER_INCARNATIONS = 8  # a join is told again within minutes, if ever
 
 
@@ -28,16 +30,36 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         sockets=event.sockets,
         rack=event.rack,
     )
-    return scheduling_event(changed(state, nodes=state.nodes.set(event.node_id, node)), sequence)
+    state = changed(state, nodes=state.nodes.set(event.node_id, node))
+    return scheduling_event(without_long_gone(state, event.at_s), sequence)
 
 
 def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolState:
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation or not node.alive:
         return state
-    node = replace(node, alive=False, since_s=event.at_s)
+    node = replace(node, alive=False, since_s=event.at_s, left=event.reason == "left")
     state = changed(state, nodes=state.nodes.set(event.node_id, node))
-    return scheduling_event(without_workers_on(state, event.node_id), sequence)
+    state = without_workers_on(state, event.node_id)
+    return scheduling_event(without_long_gone(state, event.at_s), sequence)
+
+
+def without_long_gone(state: PoolState, now_s: float) -> PoolState:
+    """Forget nodes that are gone for good, once no live job stands on them: a name is used once on some clouds.
+
+    A join that is told again after that would be a node that nobody hears, lost a moment later.
+    """
+    gone = {
+        node.node_id
+        for node in state.nodes.values()
+        if not node.alive and now_s - node.since_s > (KEEP_LEFT_S if node.left else KEEP_LOST_S)
+    }
+    for job in state.live_jobs.values() if gone else ():
+        gone.difference_update(job.nodes)
+    nodes = state.nodes.mutate()
+    for node_id in gone:
+        del nodes[node_id]
+    return changed(state, nodes=nodes.finish()) if gone else state
 
 
 def without_workers_on(state: PoolState, node_id: str) -> PoolState:

@@ -12,6 +12,7 @@ from typing import cast
 from immutables import Map
 
 from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule
+from shared.messages.demand import Demand
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobClass, JobSpec
 
@@ -110,6 +111,7 @@ class NodeState:
     device: str
     alive: bool
     since_s: float
+    left: bool = False  # it said good-bye
     sockets: int = 1
     rack: str = ""
     earlier_incarnations: tuple[str, ...] = ()  # newest first: their joining, told again, is old news
@@ -146,6 +148,7 @@ class PoolState:
     num_forgotten: int = 0  # ended jobs that are no longer kept here
     curves: Map[str, MeasuredCurve] = _NO_CURVES
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
+    demand: Demand = Demand()
     num_gpus_by_job: Mapping[str, int] = field(
         default_factory=dict[str, int]
     )  # the last allocation, as it was said

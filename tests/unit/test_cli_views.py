@@ -2,8 +2,9 @@
 
 import pytest
 
+from elasticflow.cli.nodes import lost_word
 from elasticflow.cli.watch import changes
-from elasticflow.views import job_view, job_views, node_views
+from elasticflow.views import job_view, job_views, node_views, present_nodes
 from shared.messages import events
 from tests.histories import NOW_S, History, gpus, pool, spec
 
@@ -88,3 +89,19 @@ def test_a_pipe_gets_a_line_for_each_change_and_none_without() -> None:
     placed(history, "j1", "node-0:0")
     (line,) = changes(seen, job_views(history.state, NOW_S + 1.0), NOW_S + 1.0)
     assert "starting  1 GPU  " in line
+
+
+def test_nodes_that_left_or_were_lost_long_ago_are_not_present() -> None:
+    history = pool(1, 1, 1, 1)
+    for number, reason, at_s in ((1, "left", 0.0), (2, "silent", 0.0), (3, "silent", -4_000.0)):
+        lost = events.NodeLost(
+            node_id=f"node-{number}", incarnation=f"first-{number}", reason=reason, at_s=NOW_S + at_s
+        )
+        history.then(lost)
+    views = node_views(history.state)
+    assert [view.node_id for view in views] == ["node-0", "node-1", "node-2", "node-3"]
+    assert [view.node_id for view in present_nodes(views, NOW_S + 10.0)] == ["node-0", "node-2"]
+    assert [lost_word(view, NOW_S + 10.0).plain for view in views[1:3]] == [
+        "left 10.0s ago",
+        "lost 10.0s ago",
+    ]

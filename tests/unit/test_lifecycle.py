@@ -8,6 +8,7 @@ import pytest
 from shared.messages import events
 from shared.messages.events import PlacedJob
 from shared.messages.fold_jobs import FORGET_AT_ONCE, MAX_ENDED_JOBS, MAX_EXPLANATION, MAX_TRACEBACK
+from shared.messages.fold_nodes import KEEP_LEFT_S, KEEP_LOST_S
 from shared.messages.outcome import outcome
 from shared.messages.pool_state import Job, Phase, StoppingWorkers, Usage
 from tests.histories import NOW_S, History, gpus, pool, spec
@@ -317,6 +318,24 @@ def test_a_node_comes_back_as_another_incarnation_only() -> None:
 def test_a_node_that_joins_anew_unasked_has_lost_its_workers() -> None:
     assert job(running().then(joined("second"))).broken
     assert not job(running().then(joined("first-0"))).broken
+
+
+def test_nodes_long_gone_are_forgotten_once_no_job_stands_on_them() -> None:
+    def gone(node: str, reason: Any, at_s: float) -> events.NodeLost:
+        return events.NodeLost(node_id=node, incarnation="i", reason=reason, at_s=NOW_S + at_s)
+
+    history = running().then(*[joined("i", node) for node in ("left", "silent", "stays")])
+    history.then(gone("left", "left", 20.0), gone("silent", "silent", 20.0))
+    history.then(events.NodeLost(node_id="node-0", incarnation="first-0", reason="left", at_s=NOW_S + 20.0))
+    assert history.state.nodes["left"].left
+    assert set(history.state.nodes) == {"node-0", "node-1", "left", "silent", "stays"}
+    later = events.NodeJoined(
+        node_id="new", incarnation="i", num_gpus=1, device="cpu", at_s=NOW_S + 20.0 + KEEP_LEFT_S + 1.0
+    )
+    assert set(history.then(later).state.nodes) == {"node-0", "node-1", "silent", "stays", "new"}
+    history.then(placed(2, "node-1:1"))  # no job names node-0 any more
+    much_later = replace(later, node_id="newer", at_s=NOW_S + 20.0 + KEEP_LOST_S + 1.0)
+    assert set(history.then(much_later).state.nodes) == {"node-1", "stays", "new", "newer"}
 
 
 # --- profiles -------------------------------------------------------------------------------------------
