@@ -1,37 +1,40 @@
 """What jobs must pay at least for their GPU-seconds, when each second has a price: no schedule does it for less.
 
 If that is more than all GPUs earn at these prices, no schedule does what they ask for (weak duality).
-Axes: J = jobs; U = uses, one for every level of a job as the fastest that it ever uses; H = edges of the lower
-convex hull of (throughput, GPUs) up to that level; K = priced intervals.
+Axes: J = jobs; U = uses, one for every level of a job as the fastest that it ever uses, by rising throughput; H = edges
+of the lower convex hull of (throughput, GPUs) up to that level; K = intervals.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.scheduling.progressive_filling import SchedulableJob
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+UNABLE = 1 - 1e-9  # of its work done: less is not for want of rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """A job whose fastest level is `num_gpus`: what it may hold besides, and what speed costs it at least.
+class Request(Protocol):
+    """What has to be known of a job, as the scheduler sees it; with a deadline."""
 
-    levels: with the stop before each; edges: GPUs for one more iteration/s, and how many iterations/s, by rising
-    price.
-    """
-
-    num_gpus: int
-    stop_s: float
-    levels: tuple[tuple[int, float], ...]
-    edges: tuple[tuple[float, float], ...]
+    @property
+    def curve(self) -> ScalingCurve: ...
+    @property
+    def remaining_iterations(self) -> float: ...
+    @property
+    def deadline_s(self) -> float: ...
+    @property
+    def current_num_gpus(self) -> int: ...
+    @property
+    def stalled_until_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,23 +42,67 @@ class Demands:
     """What jobs ask for from now on, as arrays; times are seconds from now.
 
     job_U: which job, ascending; left_U: iterations; until_U: its deadline; ready_U: when it can make progress at the
-    earliest; stop_U: GPU-seconds of the stop before its fastest level; slope_UH, speed_UH: its edges.
+    earliest; takes_U: how long it takes at least; stop_U: GPU-seconds of the stop before its fastest level;
+    slope_UH, speed_UH: GPUs for one more iteration/s, and how many iterations/s, by rising price.
     """
 
     num_gpus: int
     now_s: float
-    job_U: NDArray[np.intp]
+    job_U: Integers
     left_U: Floats
     until_U: Floats
     ready_U: Floats
+    takes_U: Floats
     stop_U: Floats
     slope_UH: Floats
     speed_UH: Floats
 
     @property
-    def free_of_stops(self) -> NDArray[np.bool_]:
-        """Mask over U: the last use of each job, which may use all levels."""
-        return np.diff(self.job_U, append=-1) != 0
+    def takes_J(self) -> Floats:
+        """How long each job takes at least with all GPUs to itself; inf if it runs on no level that small.
+
+        The fastest level that it uses costs its stop, unless it is held: going through another first is no short cut.
+        """
+        return np.minimum.reduceat(self.takes_U, self._firsts)
+
+    def of(self, uses_U: NDArray[np.bool_]) -> "Demands":
+        """Only these uses, at least one of a job."""
+        return Demands(
+            num_gpus=self.num_gpus,
+            now_s=self.now_s,
+            job_U=self.job_U[uses_U],
+            left_U=self.left_U[uses_U],
+            until_U=self.until_U[uses_U],
+            ready_U=self.ready_U[uses_U],
+            takes_U=self.takes_U[uses_U],
+            stop_U=self.stop_U[uses_U],
+            slope_UH=self.slope_UH[uses_U],
+            speed_UH=self.speed_UH[uses_U],
+        )
+
+    def hopeful(self) -> "Demands":
+        """Without the jobs that would be late with all GPUs to themselves."""
+        late_U = np.isin(self.job_U, self.job_U[self._firsts][self.takes_J > self.until_U[self._firsts]])
+        return self.of(~late_U)
+
+    def free_of_stops(self) -> "Demands":
+        """One use of each job, of all its levels, with no price for its stop."""
+        return self.of(np.diff(self.job_U, append=-1) != 0)
+
+    def needed_before(self, until_K: Floats) -> Floats:
+        """GPU-seconds that all jobs must hold before each instant (seconds from now): what else they could do after
+        it, they do after it. inf: they cannot be on time."""
+        due_U1, ready_U1 = self.until_U[:, None], self.ready_U[:, None]
+        before_UK = np.clip(np.minimum(until_K, due_U1) - ready_U1, 0.0, None)
+        after_UK = np.clip(due_U1 - np.maximum(until_K, ready_U1), 0.0, None)
+        left_UK = np.clip(self.left_U[:, None] - self.speed_UH.sum(1)[:, None] * after_UK, 0.0, None)
+        pays_UK = np.where(due_U1 <= until_K, self.stop_U[:, None], 0.0)
+        for slope_U, speed_U in zip(self.slope_UH.T, self.speed_UH.T, strict=True):
+            done_UK = np.minimum(left_UK, speed_U[:, None] * before_UK)
+            pays_UK += slope_U[:, None] * done_UK
+            left_UK -= done_UK
+        pays_UK[left_UK > self.left_U[:, None] * (1 - UNABLE)] = np.inf
+        return np.minimum.reduceat(pays_UK, self._firsts, axis=0).sum(0)
 
     def least_payment(self, starts_s_K: Floats, ends_s_K: Floats, price_K: Floats) -> float:
         """Of all jobs together; disjoint intervals, where all other time is free. inf: they cannot be on time.
@@ -77,94 +124,98 @@ class Demands:
         price_UP, most_UP = np.take_along_axis(price_UP, order, 1), np.take_along_axis(most_UP, order, 1)
         before_UP = np.cumsum(most_UP, axis=1) - most_UP
         done_UP = np.clip(self.left_U[:, None] - before_UP, 0.0, most_UP)
-        unable_U = most_UP.sum(1) < self.left_U * (1 - 1e-9)
         pays_U = (price_UP * done_UP).sum(1) + stop_price_U * self.stop_U
-        pays_U = np.where(unable_U, np.inf, pays_U)
-        return float(np.minimum.reduceat(pays_U, np.flatnonzero(np.diff(self.job_U, prepend=-1))).sum())
+        pays_U[most_UP.sum(1) < self.left_U * UNABLE] = np.inf
+        return float(np.minimum.reduceat(pays_U, self._firsts).sum())
 
-    def needed_before(self, until_K: Floats) -> Floats:
-        """GPU-seconds that all jobs must hold before each instant (seconds from now), stops aside: a quick bound."""
-        top = self.free_of_stops
-        left_J, due_J1, ready_J1 = self.left_U[top], self.until_U[top][:, None], self.ready_U[top][:, None]
-        inside_JK = np.clip(np.minimum(until_K, due_J1) - ready_J1, 0.0, None)
-        outside_JK = np.clip(due_J1 - np.maximum(until_K, ready_J1), 0.0, None)
-        slope_JH, speed_JH = self.slope_UH[top], self.speed_UH[top]
-        left_JK = np.clip(left_J[:, None] - speed_JH.sum(1)[:, None] * outside_JK, 0.0, None)
-        needed_K = np.zeros_like(until_K)
-        for slope_J, speed_J in zip(slope_JH.T, speed_JH.T, strict=True):
-            done_JK = np.minimum(left_JK, speed_J[:, None] * inside_JK)
-            needed_K += slope_J @ done_JK
-            left_JK = left_JK - done_JK
-        return needed_K
+    @property
+    def _firsts(self) -> NDArray[np.intp]:
+        """The first use of each job."""
+        return np.flatnonzero(np.diff(self.job_U, prepend=-1))
 
 
-def demands(jobs: Sequence[SchedulableJob], num_gpus: int, now_s: float, resize_cost: ResizeCost) -> Demands:
-    """What these jobs, each with a deadline, ask of `num_gpus` GPUs from now on."""
-    uses = [
-        (number, job, use)
-        for number, job in enumerate(jobs)
-        for use in uses_of(job.curve, num_gpus, resize_cost) or (_NOWHERE,)
-    ]
-    width = max(len(use.edges) for _, _, use in uses)
-    edges_UH2 = np.array([(*use.edges, *((0.0, 0.0),) * (width - len(use.edges))) for _, _, use in uses])
+def demands(jobs: Sequence[Request], num_gpus: int, now_s: float, resize_cost: ResizeCost) -> Demands:
+    """What these jobs, one at least, ask of `num_gpus` GPUs from now on."""
+    number = dict[ScalingCurve, int]()
+    curve_J = np.array([number.setdefault(job.curve, len(number)) for job in jobs])
+    tables = [_table(curve, num_gpus, resize_cost) for curve in number]
+    width = max(table.slope_UH.shape[1] for table in tables)
+    num_uses_C = np.array([len(table.num_gpus_U) for table in tables])
+    first_C = np.cumsum(num_uses_C) - num_uses_C
+    num_uses_J = num_uses_C[curve_J]
+    job_U = np.repeat(np.arange(len(jobs)), num_uses_J)
+    within_U = np.arange(len(job_U)) - np.repeat(np.cumsum(num_uses_J) - num_uses_J, num_uses_J)
+    row_U = first_C[curve_J][job_U] + within_U
+
+    def stacked(arrays: Sequence[NDArray[np.float64]]) -> Floats:
+        return np.concatenate(arrays)[row_U]
+
+    def widened(arrays: Sequence[Floats]) -> Floats:
+        return stacked([np.pad(array, ((0, 0), (0, width - array.shape[1]))) for array in arrays])
+
+    held_J = np.array([float(job.current_num_gpus) for job in jobs])
+    held_rate_J = np.array([job.curve.throughput(job.current_num_gpus) or np.inf for job in jobs])
+    stalled_J = np.clip(np.array([job.stalled_until_s for job in jobs]) - now_s, 0.0, None)
+    left_U = np.array([job.remaining_iterations for job in jobs])[job_U]
+    rate_U, stop_s_U = (
+        stacked([table.rate_U for table in tables]),
+        stacked([table.stop_s_U for table in tables]),
+    )
+    num_gpus_U = stacked([table.num_gpus_U for table in tables])
+    is_held_U = num_gpus_U == held_J[job_U]
+    may_stay_U = (held_rate_J[job_U] <= rate_U) & (held_J[job_U] <= num_gpus)
+    waits_U = np.where(is_held_U, np.minimum(stop_s_U, stalled_J[job_U]), stop_s_U)
+    least_stop_U = stacked([table.least_stop_s_U for table in tables])
     return Demands(
         num_gpus=num_gpus,
         now_s=now_s,
-        job_U=np.array([number for number, _, _ in uses]),
-        left_U=np.array([job.remaining_iterations for _, job, _ in uses]),
-        until_U=np.array([job.deadline_s - now_s for _, job, _ in uses]),
-        ready_U=np.array([_wait_s(job, use, now_s) for _, job, use in uses]),
-        stop_U=np.array(
-            [
-                0.0 if use.num_gpus == job.current_num_gpus else use.num_gpus * use.stop_s
-                for _, job, use in uses
-            ]
-        ),
+        job_U=job_U,
+        left_U=left_U,
+        until_U=np.array([job.deadline_s - now_s for job in jobs])[job_U],
+        ready_U=np.where(may_stay_U, np.minimum(least_stop_U, stalled_J[job_U]), least_stop_U),
+        takes_U=waits_U + np.divide(left_U, rate_U, out=np.full_like(rate_U, np.inf), where=rate_U > 0),
+        stop_U=np.where(is_held_U, 0.0, num_gpus_U * stop_s_U),
+        slope_UH=widened([table.slope_UH for table in tables]),
+        speed_UH=widened([table.speed_UH for table in tables]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Table:
+    """The uses of a curve. least_stop_s_U: of its levels; where it runs nowhere, one use without any speed."""
+
+    num_gpus_U: Floats
+    rate_U: Floats
+    stop_s_U: Floats
+    least_stop_s_U: Floats
+    slope_UH: Floats
+    speed_UH: Floats
+
+
+@lru_cache(maxsize=1 << 12)
+def _table(curve: ScalingCurve, num_gpus: int, resize_cost: ResizeCost) -> _Table:
+    rates = curve.rate_by_num_gpus
+    levels = sorted((rate, n) for n, rate in rates.items() if n <= num_gpus and rate > 0)
+    hulls = [_hull_edges(levels[: last + 1]) for last in range(len(levels))] or [()]
+    edges_UH2 = np.zeros((len(hulls), max(max(map(len, hulls)), 1), 2))
+    for use, edges in enumerate(hulls):
+        edges_UH2[use, : len(edges)] = np.array(edges).reshape(-1, 2)
+    rate_U, num_gpus_U = np.array(levels or [(0.0, 0)], dtype=np.float64).T
+    stop_s_U = np.array([resize_cost.seconds(n) for _, n in levels] or [0.0])
+    return _Table(
+        num_gpus_U=num_gpus_U,
+        rate_U=rate_U,
+        stop_s_U=stop_s_U,
+        least_stop_s_U=np.minimum.accumulate(stop_s_U),
         slope_UH=edges_UH2[:, :, 0],
         speed_UH=edges_UH2[:, :, 1],
     )
 
 
-def alone_s(job: SchedulableJob, num_gpus: int, now_s: float, resize_cost: ResizeCost) -> float:
-    """How long it takes at least with `num_gpus` GPUs to itself; inf if it runs on no level that small.
-
-    The fastest level that it uses costs its stop, unless it is held: going through another first is no short cut.
-    """
-    return min(
-        (
-            _level_wait_s(job, n, resize_cost.seconds(n), now_s) + job.remaining_iterations / rate
-            for n, rate in job.curve.rate_by_num_gpus.items()
-            if n <= num_gpus and rate > 0
-        ),
-        default=np.inf,
-    )
-
-
-@lru_cache(maxsize=1 << 12)
-def uses_of(curve: ScalingCurve, num_gpus: int, resize_cost: ResizeCost) -> tuple[Use, ...]:
-    """One for each level of `curve` that exists, by rising throughput."""
-    rates = curve.rate_by_num_gpus
-    levels = sorted(
-        (n for n, rate in rates.items() if n <= num_gpus and rate > 0), key=lambda n: (rates[n], n)
-    )
-    uses: list[Use] = []
-    for fastest in levels:
-        slower = tuple(n for n in levels if rates[n] <= rates[fastest])
-        uses.append(
-            Use(
-                num_gpus=fastest,
-                stop_s=resize_cost.seconds(fastest),
-                levels=tuple((n, resize_cost.seconds(n)) for n in slower),
-                edges=_hull_edges([(rates[n], n) for n in slower]),
-            )
-        )
-    return tuple(uses)
-
-
 def _hull_edges(points: Sequence[tuple[float, int]]) -> tuple[tuple[float, float], ...]:
     """Of the lower convex hull from (0, 0) through points by rising throughput: (slope, width)."""
     hull: list[tuple[float, int]] = [(0.0, 0)]
-    for point in sorted(points):
+    for point in points:
         if point[0] == hull[-1][0]:
             continue
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
@@ -175,16 +226,3 @@ def _hull_edges(points: Sequence[tuple[float, int]]) -> tuple[tuple[float, float
 
 def _slope(low: tuple[float, int], high: tuple[float, int]) -> float:
     return (high[1] - low[1]) / (high[0] - low[0])
-
-
-def _wait_s(job: SchedulableJob, use: Use, now_s: float) -> float:
-    """How long it takes at least until it makes progress."""
-    return min((_level_wait_s(job, n, stop_s, now_s) for n, stop_s in use.levels), default=0.0)
-
-
-def _level_wait_s(job: SchedulableJob, num_gpus: int, stop_s: float, now_s: float) -> float:
-    stalled_s = max(job.stalled_until_s - now_s, 0.0)
-    return min(stop_s, stalled_s) if num_gpus == job.current_num_gpus else stop_s
-
-
-_NOWHERE = Use(num_gpus=0, stop_s=0.0, levels=(), edges=())

@@ -36,9 +36,9 @@ def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
     On fewer intervals than there are deadlines the load is still a lower bound of the true one, and the prices a
     proof; the work is a coarser proposal.
     """
-    top = demands.free_of_stops
-    until_J, ready_J, left_J = demands.until_U[top], demands.ready_U[top], demands.left_U[top]
-    slope_JH, speed_JH = demands.slope_UH[top], demands.speed_UH[top]
+    jobs = demands.free_of_stops()
+    until_J, ready_J, left_J = jobs.until_U, jobs.ready_U, jobs.left_U
+    slope_JH, speed_JH = jobs.slope_UH, jobs.speed_UH
     num_intervals = max_variables // max(speed_JH.size, 1)
     if num_intervals < 1 or not (until_J > ready_J).all():
         return None

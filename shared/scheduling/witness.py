@@ -17,19 +17,18 @@ from shared.messages.witness import (
     TooSlowAlone,
     Witness,
 )
-from shared.scheduling.lower_bound import Demands, Floats, alone_s, demands
-from shared.scheduling.progressive_filling import SchedulableJob
+from shared.scheduling.lower_bound import Demands, Floats, Request, demands
 from shared.scheduling.relaxation import relax
 from shared.scheduling.resize_cost import ResizeCost
 
 MARGIN = 1e-8  # relative: what a proof must win by, ten times what a checker in floats asks for
-MAX_VARIABLES = 6_000  # of the linear program: some 50 ms
-NUM_INTERVALS = 4  # that look most crowded, looked at closely
+MAX_VARIABLES = 2_000  # of the linear program
+NUM_LOOKS, NUM_CLOSE_LOOKS = 32, 3  # deadlines that are looked at
 
 
 def find_witness(
-    newcomer: SchedulableJob,
-    promised: Sequence[SchedulableJob],
+    newcomer: Request,
+    promised: Sequence[Request],
     num_gpus: int,
     now_s: float,
     resize_cost: ResizeCost,
@@ -42,13 +41,13 @@ def find_witness(
     earliest_deadline_s: the earliest that the scheduler found, for where nothing is proved. max_variables: of the
     linear program, 0 for none.
     """
-    takes_s = alone_s(newcomer, num_gpus, now_s, resize_cost)
+    asked = demands((newcomer, *promised), num_gpus, now_s, resize_cost)
+    takes_s = float(asked.takes_J[0])
     if takes_s > (newcomer.deadline_s - now_s) * (1 + MARGIN):
         return TooSlowAlone(earliest_end_s=now_s + takes_s if math.isfinite(takes_s) else None)
-    hopeful = [
-        job for job in promised if alone_s(job, num_gpus, now_s, resize_cost) <= job.deadline_s - now_s
-    ]  # a promise that is broken already proves nothing about this one
-    asked = demands((newcomer, *hopeful), num_gpus, now_s, resize_cost)
+    asked = asked.hopeful()  # a promise that is broken already proves nothing about this one
+    if not len(asked.job_U) or asked.job_U[0] != 0:
+        return NotProved(earliest_deadline_s=earliest_deadline_s)
     return (
         _overloaded_interval(asked)
         or _infeasible_program(asked, max_variables)
@@ -57,13 +56,17 @@ def find_witness(
 
 
 def _overloaded_interval(asked: Demands) -> OverloadedInterval | None:
-    """From now to the deadline before which most is missing."""
-    until_K = np.unique(asked.until_U)
-    until_K = until_K[until_K > 0]
-    load_K = asked.needed_before(until_K) / (asked.num_gpus * until_K)
-    for until_s in until_K[np.argsort(-load_K, kind="stable")[:NUM_INTERVALS]]:
-        end_s = asked.now_s + float(until_s)
-        needed, available = _payment_and_income(asked, np.array([asked.now_s]), np.array([end_s]), np.ones(1))
+    """From now to a deadline. Looks at some deadlines without stops, at those around the fullest, then closely."""
+    until_K: Floats = np.unique(asked.until_U)
+    quick = asked.free_of_stops()
+    coarse_K = until_K[:: max(len(until_K) // NUM_LOOKS, 1)]
+    fullest_s = float(_fullest_first(quick, coarse_K)[0])
+    middle, half = int(until_K.searchsorted(fullest_s)), NUM_LOOKS // 2
+    near_K = until_K[max(middle - half, 0) : middle + half + 1]
+    close_K = _fullest_first(quick, near_K)[:NUM_CLOSE_LOOKS]
+    for until_s, needed in zip(close_K.tolist(), asked.needed_before(close_K).tolist(), strict=True):
+        end_s = asked.now_s + until_s
+        available = asked.num_gpus * (end_s - asked.now_s)
         if available * (1 + MARGIN) < needed < math.inf:
             return OverloadedInterval(
                 start_s=asked.now_s,
@@ -72,6 +75,10 @@ def _overloaded_interval(asked: Demands) -> OverloadedInterval | None:
                 available_gpu_seconds=available,
             )
     return None
+
+
+def _fullest_first(asked: Demands, until_K: Floats) -> Floats:
+    return until_K[np.argsort(-asked.needed_before(until_K) / until_K, kind="stable")]
 
 
 def _infeasible_program(asked: Demands, max_variables: int) -> InfeasibleProgram | None:
@@ -85,7 +92,8 @@ def _infeasible_program(asked: Demands, max_variables: int) -> InfeasibleProgram
     ends_s_K = np.append(starts_s_K[1:], instants_s[-1])
     dear = price_K > 0
     starts_s_K, ends_s_K, price_K = starts_s_K[dear], ends_s_K[dear], price_K[dear]
-    payment, income = _payment_and_income(asked, starts_s_K, ends_s_K, price_K)
+    income = asked.num_gpus * float(price_K @ (ends_s_K - starts_s_K))
+    payment = asked.least_payment(starts_s_K, ends_s_K, price_K)
     if not income * (1 + MARGIN) < payment < math.inf:
         return None
     prices = zip(starts_s_K.tolist(), ends_s_K.tolist(), price_K.tolist(), strict=True)
@@ -94,10 +102,3 @@ def _infeasible_program(asked: Demands, max_variables: int) -> InfeasibleProgram
             PricedInterval(start_s=start_s, end_s=end_s, price=price) for start_s, end_s, price in prices
         )
     )
-
-
-def _payment_and_income(
-    asked: Demands, starts_s_K: Floats, ends_s_K: Floats, price_K: Floats
-) -> tuple[float, float]:
-    income = asked.num_gpus * float(price_K @ (ends_s_K - starts_s_K))
-    return asked.least_payment(starts_s_K, ends_s_K, price_K), income

@@ -155,7 +155,7 @@ def test_a_schedule_changed_for_the_worse_is_not_believed(
     assert problems(promises, most_held(promises)) != []
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(worlds)
 def test_no_witness_ever_speaks_against_what_can_be_kept(
     world: tuple[ResizeCost, list[tuple[SchedulableJob, Promise]]],
@@ -168,7 +168,7 @@ def test_no_witness_ever_speaks_against_what_can_be_kept(
     assert witness == NotProved(earliest_deadline_s=5000.0)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(worlds, st.integers(1, 64), st.floats(0.2, 1.0))
 def test_the_checker_accepts_every_proof(
     world: tuple[ResizeCost, list[tuple[SchedulableJob, Promise]]], num_gpus: int, haste: float
