@@ -4,7 +4,7 @@ The scheduler is not asked here: a feasible world is one that was built around i
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import assume, given, settings
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from shared.messages.witness import NotProved, TooSlowAlone
 from shared.scheduling.lower_bound import demands
-from shared.scheduling.progressive_filling import SchedulableJob
 from shared.scheduling.relaxation import relax
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -29,11 +28,23 @@ COSTS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A job as the scheduler's side sees it."""
+
+    job_id: str
+    curve: ScalingCurve
+    remaining_iterations: float
+    deadline_s: float
+    current_num_gpus: int
+    stalled_until_s: float
+
+
 def levels_of(curve: ScalingCurve, cost: ResizeCost) -> tuple[Level, ...]:
     return tuple(Level(n, rate, cost.seconds(n)) for n, rate in curve.rate_by_num_gpus.items() if rate > 0)
 
 
-def facts_of(job: SchedulableJob, cost: ResizeCost) -> JobFacts:
+def facts_of(job: Asked, cost: ResizeCost) -> JobFacts:
     return JobFacts(
         job_id=job.job_id,
         remaining_iterations=job.remaining_iterations,
@@ -70,9 +81,9 @@ def work_done(job: JobFacts, schedule: tuple[Held, ...]) -> float:
 
 
 @st.composite
-def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[SchedulableJob, Promise]]:
+def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[Asked, Promise]]:
     """Jobs that are as large as their schedules let them be, and due as soon as these end."""
-    jobs: list[tuple[SchedulableJob, Promise]] = []
+    jobs: list[tuple[Asked, Promise]] = []
     for number in range(draw(st.integers(1, 6))):
         curve = draw(scaling_curves())
         levels = levels_of(curve, cost)
@@ -90,7 +101,7 @@ def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[SchedulableJo
         done = work_done(blank, schedule) * (1 - 1e-12)
         if done <= 0:
             continue
-        job = SchedulableJob(
+        job = Asked(
             job_id=blank.job_id,
             curve=curve,
             remaining_iterations=done,
@@ -121,7 +132,7 @@ worlds = st.sampled_from(COSTS).flatmap(lambda cost: st.tuples(st.just(cost), ke
 
 @given(worlds)
 def test_what_was_built_to_be_kept_is_believed_on_just_enough_gpus(
-    world: tuple[ResizeCost, list[tuple[SchedulableJob, Promise]]],
+    world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
 ) -> None:
     promises = [promise for _, promise in world[1]]
     most = most_held(promises)
@@ -131,7 +142,7 @@ def test_what_was_built_to_be_kept_is_believed_on_just_enough_gpus(
 
 @given(worlds, st.data())
 def test_a_schedule_changed_for_the_worse_is_not_believed(
-    world: tuple[ResizeCost, list[tuple[SchedulableJob, Promise]]], data: st.DataObject
+    world: tuple[ResizeCost, list[tuple[Asked, Promise]]], data: st.DataObject
 ) -> None:
     promises = [promise for _, promise in world[1]]
     number = data.draw(st.integers(0, len(promises) - 1))
@@ -158,7 +169,7 @@ def test_a_schedule_changed_for_the_worse_is_not_believed(
 @settings(max_examples=100)
 @given(worlds)
 def test_no_witness_ever_speaks_against_what_can_be_kept(
-    world: tuple[ResizeCost, list[tuple[SchedulableJob, Promise]]],
+    world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
 ) -> None:
     """Sound: on just enough GPUs, with every job as large and as urgent as can be."""
     cost, kept = world
@@ -171,7 +182,7 @@ def test_no_witness_ever_speaks_against_what_can_be_kept(
 @settings(max_examples=100)
 @given(worlds, st.integers(1, 64), st.floats(0.2, 1.0))
 def test_the_checker_accepts_every_proof(
-    world: tuple[ResizeCost, list[tuple[SchedulableJob, Promise]]], num_gpus: int, haste: float
+    world: tuple[ResizeCost, list[tuple[Asked, Promise]]], num_gpus: int, haste: float
 ) -> None:
     """Two programs, one truth: whatever the scheduler's side proves, the other side finds proved."""
     cost, kept = world
@@ -192,7 +203,7 @@ def test_the_checker_accepts_every_proof(
 
 @given(worlds)
 def test_the_program_does_all_work_in_time_within_its_load(
-    world: tuple[ResizeCost, list[tuple[SchedulableJob, Promise]]],
+    world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
 ) -> None:
     cost, kept = world
     jobs = [job for job, _ in kept]

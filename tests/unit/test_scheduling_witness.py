@@ -1,6 +1,6 @@
 """Which witness a refusal gets: the simplest that proves it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -11,7 +11,6 @@ from shared.messages.witness import (
     TooSlowAlone,
 )
 from shared.scheduling.lower_bound import demands
-from shared.scheduling.progressive_filling import SchedulableJob
 from shared.scheduling.relaxation import relax
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -21,15 +20,20 @@ LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 4.0))
 FREE = ResizeCost.flat(0.0)
 
 
-def job(job_id: str, iterations: float, deadline_s: float, curve: ScalingCurve = LINEAR, **more: object):
-    return SchedulableJob(
-        job_id=job_id, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s, **more
-    )
+@dataclass(frozen=True)
+class Asked:
+    """A job as `find_witness` wants to know it."""
+
+    remaining_iterations: float
+    deadline_s: float
+    curve: ScalingCurve = LINEAR
+    current_num_gpus: int = 0
+    stalled_until_s: float = 0.0
 
 
 def test_a_job_that_is_too_slow_alone() -> None:
     stop = ResizeCost((1, 4), (1.0, 3.0))
-    slow = job("new", 40.0, 112.0)
+    slow = Asked(40.0, 112.0)
     assert find_witness(slow, [], 4, 100.0, stop) == TooSlowAlone(earliest_end_s=113.0)
     assert find_witness(slow, [], 2, 100.0, stop) == TooSlowAlone(earliest_end_s=121.0)
     wide = replace(slow, curve=ScalingCurve((4,), (4.0,)))
@@ -39,18 +43,18 @@ def test_a_job_that_is_too_slow_alone() -> None:
 
 
 def test_an_interval_that_cannot_hold_them_all() -> None:
-    promised = [job("urgent", 20.0, 110.0), job("patient", 10.0, 1000.0)]
-    witness = find_witness(job("new", 21.0, 110.0), promised, 4, 100.0, FREE)
+    promised = [Asked(20.0, 110.0), Asked(10.0, 1000.0)]
+    witness = find_witness(Asked(21.0, 110.0), promised, 4, 100.0, FREE)
     assert witness == OverloadedInterval(
         start_s=100.0, end_s=110.0, needed_gpu_seconds=41.0, available_gpu_seconds=40.0
     )
-    fits = find_witness(job("new", 20.0, 110.0), promised, 4, 100.0, FREE, earliest_deadline_s=111.0)
+    fits = find_witness(Asked(20.0, 110.0), promised, 4, 100.0, FREE, earliest_deadline_s=111.0)
     assert fits == NotProved(earliest_deadline_s=111.0)
 
 
 def test_the_stops_that_none_can_do_without_count() -> None:
     stop = ResizeCost((1, 2), (1.0, 2.0))
-    new, other = job("new", 14.0, 110.0), job("other", 20.0, 110.0)  # 2 x 2 and 4 x 2 GPU-seconds for stops
+    new, other = Asked(14.0, 110.0), Asked(20.0, 110.0)  # 2 x 2 and 4 x 2 GPU-seconds for stops
     needed = 14.0 + 4.0 + 20.0 + 8.0
     assert find_witness(new, [other], 4, 100.0, stop) == OverloadedInterval(
         start_s=100.0, end_s=110.0, needed_gpu_seconds=needed, available_gpu_seconds=40.0
@@ -58,9 +62,9 @@ def test_the_stops_that_none_can_do_without_count() -> None:
 
 
 def test_prices_where_no_interval_shows_it() -> None:
-    urgent = job("urgent", 40.0, 110.0, ScalingCurve((4,), (4.0,)))
-    patient = job("patient", 20.0, 120.0, ScalingCurve((1, 4), (1.0, 2.0)))
-    small = job("small", 1.0, 120.0, ScalingCurve((1,), (1.0,)))
+    urgent = Asked(40.0, 110.0, ScalingCurve((4,), (4.0,)))
+    patient = Asked(20.0, 120.0, ScalingCurve((1, 4), (1.0, 2.0)))
+    small = Asked(1.0, 120.0, ScalingCurve((1,), (1.0,)))
     witness = find_witness(small, [urgent, patient], 4, 100.0, FREE)
     assert isinstance(witness, InfeasibleProgram)
     first, second = witness.prices
@@ -73,20 +77,20 @@ def test_prices_where_no_interval_shows_it() -> None:
 
 
 def test_equal_prices_are_told_once() -> None:
-    rigid = [job(f"job-{i}", 4.0, 101.0 + i, ScalingCurve((4,), (4.0,))) for i in range(6)]
-    chain = replace(rigid[0], job_id="new", remaining_iterations=0.5, deadline_s=103.5)
+    rigid = [Asked(4.0, 101.0 + i, ScalingCurve((4,), (4.0,))) for i in range(6)]
+    chain = replace(rigid[0], remaining_iterations=0.5, deadline_s=103.5)
     witness = find_witness(chain, rigid, 4, 100.0, FREE)
     assert isinstance(witness, OverloadedInterval)
     assert witness.needed_gpu_seconds - witness.available_gpu_seconds == pytest.approx(0.5)
 
 
 def test_a_promise_that_is_lost_already_proves_nothing() -> None:
-    lost = job("lost", 1000.0, 101.0)
-    assert find_witness(job("new", 4.0, 110.0), [lost], 4, 100.0, FREE) == NotProved(earliest_deadline_s=None)
+    lost = Asked(1000.0, 101.0)
+    assert find_witness(Asked(4.0, 110.0), [lost], 4, 100.0, FREE) == NotProved(earliest_deadline_s=None)
 
 
 def test_fewer_intervals_bound_from_below() -> None:
-    jobs = [job(f"job-{i}", 8.0, 102.0 + 3 * i) for i in range(12)]
+    jobs = [Asked(8.0, 102.0 + 3 * i) for i in range(12)]
     asked = demands(jobs, 4, 100.0, FREE)
     loads = [
         relaxation.load
