@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanDecided, PoolConfigured
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.pool_state import Job, Phase, PoolState
 from simulator.baselines.adapter import baseline_policies
 from simulator.baselines.catalogue import BASELINES
 from simulator.counterfactual import run_on
+from simulator.given import roll
 from simulator.policies import PLANNERS
-from simulator.replay import Entry, folded
+from simulator.replay import Entry
 from simulator.trace_driven.strategies import OURS
 
 Fate = Literal[
@@ -81,8 +82,7 @@ def compare(entries: tuple[Entry, ...], from_sequence: int, name: str) -> Compar
     changed = _with_admission(entries, name)
     policies = policies_of(name)
     until_s = entries[-1].stored_at_s
-    before, end = folded(entries[:from_sequence]), folded(entries)
-    jobs = {**end.live_jobs, **end.ended_jobs}
+    before, jobs = roll(entries[:from_sequence]), roll(entries)
     last_s = max((job.deadline_s for job in jobs.values() if job.deadline_s is not None), default=until_s)
     last_s = max(last_s, until_s)
     modelled = run_on(entries, from_sequence, PLANNERS, last_s)
@@ -101,12 +101,12 @@ def compare(entries: tuple[Entry, ...], from_sequence: int, name: str) -> Compar
             JobFates(
                 job_id=job_id,
                 deadline_s=job.deadline_s,
-                recorded=fate(end, job_id, until_s),
-                modelled=fate(modelled, job_id, last_s),
-                other=fate(other, job_id, last_s),
+                recorded=fate(job, until_s),
+                modelled=fate(modelled.get(job_id), last_s),
+                other=fate(other.get(job_id), last_s),
             )
             for job_id, job in sorted(jobs.items())
-            if job_id not in before.ended_jobs
+            if job_id not in before or before[job_id].live
         ),
     )
 
@@ -119,9 +119,8 @@ def policies_of(name: str) -> Mapping[str, Policy[Any]]:
     return {**PLANNERS, "admission": admission, "allocator": allocator}
 
 
-def fate(state: PoolState, job_id: str, at_s: float) -> Fate:
+def fate(job: Job | None, at_s: float) -> Fate:
     """What has become of a job by an instant; open: its deadline is still to come."""
-    job = state.job(job_id)
     if job is None or job.phase is Phase.PROFILING:
         return "undecided"
     if job.phase in _ENDS:

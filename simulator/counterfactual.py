@@ -33,14 +33,14 @@ from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve
 from simulator.baselines.adapter import resize_cost
 from simulator.engine import Engine
-from simulator.given import Given, given, usual_start_s
+from simulator.given import Given, Roll, given, roll, usual_start_s
 from simulator.replay import OPERATOR, Entry, folded
 
 
 def run_on(
     entries: tuple[Entry, ...], from_sequence: int, policies: Mapping[str, Policy[Any]], until_s: float
-) -> PoolState:
-    """The pool at `until_s`, had these policies decided after `from_sequence`; nobody comes after the record's end."""
+) -> Mapping[str, Job]:
+    """All jobs at `until_s`, had these policies decided after `from_sequence`; nobody comes after the record's end."""
     assert entries, "an empty ledger has no other course"
     return _Counterfactual(entries, from_sequence, policies).run(until_s)
 
@@ -67,7 +67,9 @@ class _Counterfactual:
         policies: Mapping[str, Policy[Any]],
     ) -> None:
         before, after = entries[:from_sequence], entries[from_sequence:]
-        self._end, self._usual_start_s = folded(entries), usual_start_s(entries)
+        self._recorded, self._usual_start_s = roll(entries), usual_start_s(entries)
+        self._curves = folded(entries).curves
+        self._roll = Roll()
         self._policies = tuple(policies.values())
         self._states: dict[str, Any] = {p.service: p.start(PoolState()) for p in self._policies}
         self._state = PoolState()
@@ -81,10 +83,10 @@ class _Counterfactual:
         for something in given(after):
             self._engine.at(something.at_s, partial(self._happen, something))
 
-    def run(self, until_s: float) -> PoolState:
+    def run(self, until_s: float) -> Mapping[str, Job]:
         self._soon()
         self._engine.run(until_s)
-        return self._state
+        return self._roll.jobs
 
     # -- where it begins ---------------------------------------------------------------------------------
 
@@ -93,7 +95,7 @@ class _Counterfactual:
         now_s = self._engine.now_s
         curves = [
             ProfileCompleted(profile_key=key, iterations_per_s=curve.iterations_per_s, at_s=now_s)
-            for key, curve in sorted(self._end.curves.items())
+            for key, curve in sorted(self._curves.items())
             if curve.complete
         ]
         configured = PoolConfigured(config=self._state.config, at_s=now_s)
@@ -149,7 +151,7 @@ class _Counterfactual:
 
     def _iterations_of(self, job: Job) -> float:
         """As many as it took in the record, where a metric may have ended it early; else all that it may take."""
-        recorded = self._end.job(job.job_id)
+        recorded = self._recorded.get(job.job_id)
         if recorded is not None and recorded.phase is Phase.FINISHED:
             return float(recorded.iteration)
         return float(spec_of(job).max_iterations)
@@ -257,6 +259,7 @@ class _Counterfactual:
     def _evolve(self, message: LedgerMessage) -> None:
         sequence = self._state.sequence + 1
         self._state = lifecycle.evolve(self._state, message, sequence)
+        self._roll.note(message, self._state)
         for policy in self._policies:
             if policy.evolve is lifecycle.evolve:
                 self._states[policy.service] = self._state

@@ -3,20 +3,26 @@
 Failures of jobs are taken at their instant, although a job that runs elsewhere might have failed at another.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from shared.messages import lifecycle
 from shared.messages.commands import Command
 from shared.messages.events import (
     GenerationStarted,
+    JobCancelled,
     JobFailed,
+    JobFinished,
+    JobRejected,
     NodeJoined,
     NodeLost,
     PlacementDecided,
     PlanDecided,
     PlanEvent,
 )
+from shared.messages.policy import LedgerMessage
+from shared.messages.pool_state import Job, PoolState
 from simulator.replay import OPERATOR, Entry
 
 
@@ -42,6 +48,37 @@ def given(entries: tuple[Entry, ...]) -> Iterator[Given]:
                 yield Given(at_s=fact.at_s, fact=fact)
             case _:
                 pass
+
+
+class Roll:
+    """Every job of a history, as it stands or as it ended; the folded state forgets those that ended long ago."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, Job] = {}
+        self._state = PoolState()
+
+    def note(self, message: LedgerMessage, state: PoolState) -> None:
+        """state: after this message."""
+        self._state = state
+        for event in message.events if isinstance(message, PlanDecided) else (message,):
+            if isinstance(event, JobRejected | JobCancelled | JobFinished | JobFailed):
+                job = state.ended_jobs.get(event.job_id)
+                if job is not None:
+                    self._ended[job.job_id] = job
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        """By id."""
+        return {**self._ended, **self._state.live_jobs}
+
+
+def roll(entries: tuple[Entry, ...]) -> Mapping[str, Job]:
+    """Every job of these messages, by id."""
+    state, kept = PoolState(), Roll()
+    for entry in entries:
+        state = lifecycle.evolve(state, entry.message, entry.sequence)
+        kept.note(entry.message, state)
+    return kept.jobs
 
 
 def usual_start_s(entries: tuple[Entry, ...]) -> float | None:

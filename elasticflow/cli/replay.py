@@ -65,7 +65,7 @@ def replay(
       eflow replay run.ledger --until 120         after message 120
       eflow replay run.ledger --verify            decide everything again
       eflow replay run.ledger --follow --job j1   one job, step by step
-      eflow replay --policy edf --from 120        had EDF decided after message 120
+      eflow replay --policy edf --from 120        had EDF decided after that
     """
     options: list[str] = []
     for option, value in (

@@ -24,7 +24,7 @@ class Themis(AdmitsAll):
     """lease_s: how long an auction's outcome holds; GPUs that fall free meanwhile are offered at once."""
 
     name: str = "themis"
-    lease_s: float = 600.0
+    lease_s: float = 300.0
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
         rho = {job.job_id: finish_time_fairness(job, len(jobs), num_gpus, now_s) for job in jobs}

@@ -55,7 +55,7 @@ def test_jobs_end_in_the_model_about_when_they_ended_in_the_record(seed: int) ->
     cluster = life(seed)
     modelled = run_on(entries(cluster), 0, PLANNERS, cluster.engine.now_s + DONE_S)
     for job in cluster.state.ended_jobs.values():
-        again = modelled.ended_jobs[job.job_id]
+        again = modelled[job.job_id]
         assert again.phase is job.phase
         if job.phase is Phase.FINISHED:
             assert again.ended_at_s is not None
@@ -96,11 +96,11 @@ def test_what_was_decided_before_stands_and_who_trained_trains_on() -> None:
     counted = {job.job_id for job in comparison.jobs}
     assert counted.isdisjoint(before.ended_jobs)
     assert set(before.live_jobs) <= counted
-    state = run_on(history, half, PLANNERS, history[-1].stored_at_s + DONE_S)
+    after = run_on(history, half, PLANNERS, history[-1].stored_at_s + DONE_S)
     for job_id, job in before.ended_jobs.items():
-        assert state.ended_jobs[job_id].ended_at_s == job.ended_at_s
+        assert after[job_id].ended_at_s == job.ended_at_s
     for job_id in before.live_jobs:
-        ended_s = state.ended_jobs[job_id].ended_at_s
+        ended_s = after[job_id].ended_at_s
         assert ended_s is not None
         assert ended_s >= history[half - 1].stored_at_s
 
