@@ -1,7 +1,7 @@
 """Placement: from numbers of GPUs to GPUs.
 
 Promises are planned by numbers of GPUs, with a stop wherever the number changes. So a promised job whose number stays
-is never moved, and whoever has no promise only where that pays (docs/adr/0010).
+is never moved, and whoever has no promise only where that pays (docs/adr/0011).
 Source: ElasticFlow, section 4.3 (shared/scheduling/buddy.py, topology.py).
 """
 
@@ -33,8 +33,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
             movable[job_id] = job.gpus
     if not due and not movable:
         return ()
-    config = state.config
-    topology = _topology(state.nodes, config.sockets_per_node, frozenset(config.racks.items()))
+    topology = pool_topology(state)
     if not due and not any_spread(topology, movable):
         return ()
     current = {job_id: job.gpus for job_id, job in state.live_jobs.items()}
@@ -94,11 +93,16 @@ def _resize_cost(state: PoolState) -> ResizeCost:
     return ResizeCost(tuple(n for n, _ in by_num_gpus), tuple(cost_s for _, cost_s in by_num_gpus))
 
 
+def pool_topology(state: PoolState) -> Topology:
+    """Where the GPUs are: as the nodes say of themselves, unless the pool's settings know better."""
+    config = state.config
+    return _topology(state.nodes, config.sockets_per_node, frozenset(config.racks.items()))
+
+
 @lru_cache(maxsize=8)
 def _topology(
     nodes: Map[str, NodeState], sockets_per_node: int, racks: frozenset[tuple[str, str]]
 ) -> Topology:
-    """As the nodes say of themselves, unless the pool's settings know better."""
     rack_by_node = dict(racks)
     return Topology(
         tuple(

@@ -37,6 +37,7 @@ class Blocks:
         sizes_S = [1 << s for s in range(len(gpus).bit_length())]
         self.gpus_P = tuple(gpus)
         self.rank_P = [rank_by_gpu[gpu] for gpu in gpus]
+        self._in_tree_order = self.rank_P == list(range(len(gpus)))  # as in every regular cluster
         self.every_position = (1 << len(gpus)) - 1
         self.position_by_gpu = {gpu: position for position, gpu in enumerate(gpus)}
         self.aligned_S = [_bits(range(0, len(gpus), size)) for size in sizes_S]
@@ -59,6 +60,11 @@ class Blocks:
     def gpus(self, positions: Iterable[int]) -> tuple[GpuId, ...]:
         """The GPUs at some positions, in the order of the tree."""
         return tuple(self.gpus_P[position] for position in sorted(positions, key=self.rank_P.__getitem__))
+
+    def gpus_of_block(self, s: int, start: int) -> tuple[GpuId, ...]:
+        """The 2^s GPUs of the block that begins at `start`, in the order of the tree."""
+        end = start + (1 << s)
+        return self.gpus_P[start:end] if self._in_tree_order else self.gpus(range(start, end))
 
     def members(self, positions: BitSet) -> list[int]:
         """The positions in a set, ascending."""

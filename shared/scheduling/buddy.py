@@ -1,7 +1,7 @@
 """Which GPUs each job gets: buddy blocks on the topology tree, best fit; pieces where no block is free.
 
 A job whose number of GPUs does not change stays where it is: a move stops it, and nobody has planned for that stop.
-Only jobs that the caller names are moved, and only where it pays (docs/adr/0010). So there can be enough free GPUs
+Only jobs that the caller names are moved, and only where it pays (docs/adr/0011). So there can be enough free GPUs
 but no block of them; then a job gets pieces, never a refusal. How many GPUs a job gets is decided by `allocation`.
 Source: ElasticFlow, section 4.3.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shared.messages.cluster import GpuId
 from shared.scheduling.blocks import BitSet, Blocks, FreeBlocks, blocks_of
 from shared.scheduling.placement_curves import Stake
-from shared.scheduling.seats import Movers, Seat, last_seats, log2, seat_on
+from shared.scheduling.seats import Movers, Seat, last_seats, log2
 from shared.scheduling.topology import Level, Topology
 
 MAX_BLOCKS_TRIED = 8  # to be cleared for one job: those with the fewest GPUs to move
@@ -47,24 +47,20 @@ def place(
     """
     assert sum(num_gpus_by_job.values()) <= topology.num_gpus, "more GPUs wanted than there are"
     blocks, last = blocks_of(topology), last_seats(topology)
-    staying, changing, taken = dict[str, Seat](), dict[str, int](), 0
+    staying, changing = dict[str, Seat](), dict[str, int]()
     for job_id, num_gpus in num_gpus_by_job.items():
         if not num_gpus:
             continue
-        gpus, seat = current.get(job_id, ()), last.get(job_id)
-        if seat is None or seat.gpus is not gpus:
-            seat = seat_on(blocks, gpus, seat)
+        seat = last.seat(job_id, current.get(job_id, ()))
         if seat.num_gpus == num_gpus:
             staying[job_id] = seat
-            taken |= seat.positions
         else:
             assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
             changing[job_id] = num_gpus
-    board = _Board(blocks, staying, taken, mobility)
+    board = _Board(blocks, staying, last.taken_by(staying), mobility)
     board.resize(changing, current)
     board.bring_closer()
-    last.clear()
-    last.update(board.seats)
+    last.keep(board.seats, board.taken)
     return Placement(
         gpus_by_job={job_id: seat.gpus for job_id, seat in board.seats.items()},
         migrated=tuple(sorted(board.migrated)),
@@ -73,11 +69,8 @@ def place(
 
 def any_spread(topology: Topology, gpus_by_job: Mapping[str, tuple[GpuId, ...]]) -> bool:
     """Whether one of these jobs is connected worse than a block of its size can be: `place` may find it a better."""
-    blocks, last = blocks_of(topology), last_seats(topology)
-    return any(
-        len(gpus) > 1 and seat_on(blocks, gpus, last.get(job_id)).spread
-        for job_id, gpus in gpus_by_job.items()
-    )
+    last = last_seats(topology)
+    return any(len(gpus) > 1 and last.seat(job_id, gpus).spread for job_id, gpus in gpus_by_job.items())
 
 
 class _Board:
@@ -86,7 +79,6 @@ class _Board:
     def __init__(
         self, blocks: Blocks, staying: Mapping[str, Seat], taken: BitSet, mobility: Mobility | None
     ) -> None:
-        assert taken.bit_count() == sum(seat.num_gpus for seat in staying.values()), "two jobs on one GPU"
         self.seats = dict(staying)
         self.migrated = set[str]()
         self._blocks = blocks
@@ -143,7 +135,7 @@ class _Board:
             if start is None:
                 self._free.take(pieces)
                 gpus = self._blocks.gpus(self._blocks.members(pieces))
-                self.seats[job_id] = Seat(self._blocks, gpus, pieces, 1 << size)
+                self.seats[job_id] = Seat(self._blocks, gpus, 1 << size)
                 return
         self._sit(job_id, size, start)
 
@@ -157,8 +149,7 @@ class _Board:
         self._movers = None
 
     def _seat(self, size: int, start: int) -> Seat:
-        gpus = self._blocks.gpus(range(start, start + (1 << size)))
-        return Seat(self._blocks, gpus, _block(size, start), 1 << size)
+        return Seat(self._blocks, self._blocks.gpus_of_block(size, start), 1 << size)
 
     def _make_room(self, job_id: str, size: int, level: Level) -> int | None:
         """Where a block begins that others were moved out of for a job that else gets pieces connected by `level`;

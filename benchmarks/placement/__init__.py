@@ -1,0 +1,1 @@
+"""How long placement thinks, in large pools."""

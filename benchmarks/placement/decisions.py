@@ -1,0 +1,159 @@
+"""A pool full of jobs, through many changes of three shares each; every decision timed, on the clock of the CPU.
+
+CPU time, because the machine is shared; a decision waits for nothing.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from immutables import Map
+
+from services.placement.policy import decide, pool_topology
+from shared.messages.events import PlacementDecided
+from shared.messages.job import JobClass, JobSpec
+from shared.messages.pool_state import Job, NodeState, Phase, PoolState
+from shared.scheduling.buddy import any_spread
+
+NOW_S = 1_800_000_000.0
+GPUS_PER_NODE = 8
+NODES_PER_RACK, RACKS_PER_ROW = 16, 16
+LEAVES_FREE = 0.05  # of the GPUs: a full pool is where placement is hard
+
+
+def measure_pool(
+    *, num_nodes: int, num_jobs: int, share_unpromised: float, num_changes: int
+) -> dict[str, Any]:
+    """Milliseconds of CPU time of each kind of decision, median and 99th percentile."""
+    chance = np.random.default_rng(0)
+    fresh = _pool(num_nodes, num_jobs, share_unpromised, chance)
+    decide(fresh, (), NOW_S)  # builds the blocks
+    anew_ms = [_timed(fresh)[0] for _ in range(5)]
+    state = _placed(fresh, _timed(fresh)[1])
+    changed_ms, idle_ms, migrations = list[float](), list[float](), 0
+    for _ in range(num_changes):
+        state = _three_changes(state, chance)
+        took_ms, decided = _timed(state)
+        changed_ms.append(took_ms)
+        migrations += sum(len(decision.migrated) for decision in decided)
+        state = _placed(state, decided)
+        idle_ms.append(_timed(state)[0])
+    lost_ms = [_timed(_without_node(state, number))[0] for number in range(3)]
+    return {
+        "num_gpus": num_nodes * GPUS_PER_NODE,
+        "num_jobs": len(state.live_jobs),
+        "share_unpromised": share_unpromised,
+        "changes": num_changes,
+        "migrations": migrations,
+        "share_in_pieces": _share_in_pieces(state),
+        "cpu_ms": {
+            "everything anew": _percentiles(anew_ms),
+            "3 jobs change": _percentiles(changed_ms),
+            "nothing to do": _percentiles(idle_ms),
+            "a node is lost": _percentiles(lost_ms),
+        },
+    }
+
+
+def _timed(state: PoolState) -> tuple[float, tuple[PlacementDecided, ...]]:
+    started = time.process_time()
+    decided = decide(state, (), NOW_S)
+    return (time.process_time() - started) * 1e3, decided
+
+
+def _percentiles(times_ms: list[float]) -> dict[str, float]:
+    return {"p50": float(np.percentile(times_ms, 50)), "p99": float(np.percentile(times_ms, 99))}
+
+
+def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.random.Generator) -> PoolState:
+    """A pool that is nearly full by number, where nobody has GPUs yet."""
+    nodes = {
+        f"node-{number}": NodeState(
+            node_id=f"node-{number}",
+            incarnation="1",
+            num_gpus=GPUS_PER_NODE,
+            device="cuda",
+            alive=True,
+            since_s=NOW_S,
+            sockets=2,
+            rack=f"row-{number // (NODES_PER_RACK * RACKS_PER_ROW)}/rack-{number // NODES_PER_RACK}",
+        )
+        for number in range(num_nodes)
+    }
+    shares = [1] * num_jobs
+    room = int(num_nodes * GPUS_PER_NODE * (1 - LEAVES_FREE)) - num_jobs
+    while room > 0:  # doubled at random: sizes from one GPU to many
+        chosen = int(chance.integers(num_jobs))
+        room -= shares[chosen]
+        shares[chosen] *= 2
+    promised = chance.random(num_jobs) >= share_unpromised
+    jobs = {
+        f"job-{number:05d}": _job(f"job-{number:05d}", num_gpus, is_promised)
+        for number, (num_gpus, is_promised) in enumerate(zip(shares, promised.tolist(), strict=True))
+    }
+    return PoolState(nodes=Map(nodes), live_jobs=Map(jobs), allocation_based_on=1)
+
+
+def _job(job_id: str, num_gpus: int, is_promised: bool) -> Job:
+    spec = JobSpec(
+        training_function="benchmark:OnPaper",
+        model_name="on-paper",
+        global_batch_size=256,
+        max_iterations=100_000,
+        job_class=JobClass.SLO if is_promised else JobClass.BEST_EFFORT,
+    )
+    return Job(
+        job_id=job_id,
+        tenant="lab",
+        spec=spec,
+        phase=Phase.ADMITTED,
+        decided_at_s=NOW_S,
+        decided_sequence=1,
+        num_gpus=num_gpus,
+        planned_share=(NOW_S, NOW_S + 3600.0, float(num_gpus)) if is_promised else (),
+    )
+
+
+def _placed(state: PoolState, decided: tuple[PlacementDecided, ...]) -> PoolState:
+    """The pool once all that was decided trains."""
+    jobs = state.live_jobs
+    for decision in decided:
+        for placed in decision.placements:
+            job = replace(
+                jobs[placed.job_id], gpus=placed.gpus, generation=placed.generation, started_at_s=NOW_S
+            )
+            jobs = jobs.set(placed.job_id, job)
+    return replace(state, live_jobs=jobs)
+
+
+def _three_changes(state: PoolState, chance: np.random.Generator) -> PoolState:
+    """Three jobs get twice their share or half of it, or are suspended, or resumed."""
+    jobs, ids = state.live_jobs, sorted(state.live_jobs)
+    room = state.num_gpus - sum(job.num_gpus for job in jobs.values())
+    for chosen in chance.choice(len(ids), 3, replace=False).tolist():
+        job = jobs[ids[chosen]]
+        num_gpus = 1 if not job.num_gpus else job.num_gpus * 2 if chance.random() < 0.5 else job.num_gpus // 2
+        if num_gpus - job.num_gpus <= room:
+            room -= num_gpus - job.num_gpus
+            plan = (NOW_S, NOW_S + 3600.0, float(num_gpus)) if job.promised else ()
+            jobs = jobs.set(job.job_id, replace(job, num_gpus=num_gpus, planned_share=plan))
+    return replace(state, live_jobs=jobs)
+
+
+def _without_node(state: PoolState, number: int) -> PoolState:
+    """The pool after the loss of one node; the jobs on it keep their share."""
+    lost = state.nodes[f"node-{number}"]
+    jobs = state.live_jobs
+    for job in jobs.values():
+        if lost.node_id in job.nodes:
+            jobs = jobs.set(job.job_id, replace(job, broken=True, started_at_s=None))
+    nodes = state.nodes.set(lost.node_id, replace(lost, alive=False))
+    return replace(state, nodes=nodes, live_jobs=jobs)
+
+
+def _share_in_pieces(state: PoolState) -> float:
+    """Of the jobs on several GPUs, how many lie further apart than they need to."""
+    topology = pool_topology(state)
+    held = {job_id: job.gpus for job_id, job in state.live_jobs.items() if len(job.gpus) > 1}
+    return sum(any_spread(topology, {job_id: gpus}) for job_id, gpus in held.items()) / max(len(held), 1)
