@@ -46,16 +46,20 @@ async def _measure(scale: float) -> dict[str, Any]:
         latency = await measure_latency(cluster, rate_per_s=50.0, num_jobs=int(1500 * scale))
         raw = await raw_publishes_per_s(cluster, int(5000 * scale))
         one_pool = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("burst",))
+        two_replicas = await measure_burst(
+            cluster, num_jobs=int(5000 * scale), pools=("shared",), admissions=2
+        )
         two_pools = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("east", "west"))
         rebuild = await measure_rebuild(cluster, num_events=int(100_000 * scale))
         idle = await measure_idle(cluster, seconds=30.0 * max(scale, 0.3))
-    one_pool["share_of_raw_publishes"] = one_pool["decisions_per_s"] / raw
-    two_pools["share_of_raw_publishes"] = two_pools["decisions_per_s"] / raw
+    for burst in (one_pool, two_replicas, two_pools):
+        burst["share_of_raw_publishes"] = burst["decisions_per_s"] / raw
     return {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "latency": latency,
         "raw_publishes_per_s": raw,
         "burst_one_pool": one_pool,
+        "burst_one_pool_two_admissions": two_replicas,
         "burst_two_pools": two_pools,
         "rebuild": rebuild,
         "idle": idle,
@@ -77,6 +81,13 @@ def _table(result: dict[str, Any]) -> Table:
         f"{one['decisions_per_s']:,.0f}/s",
         ">= 1,000/s",
         f"{raw}: {one['share_of_raw_publishes']:.0%}",
+    )
+    shared = result["burst_one_pool_two_admissions"]
+    table.add_row(
+        "burst, two admissions of one pool",
+        f"{shared['decisions_per_s']:,.0f}/s",
+        "not less than one",
+        f"{shared['decisions_per_s'] / one['decisions_per_s']:.2f} x one admission",
     )
     table.add_row(
         "burst, two pools",

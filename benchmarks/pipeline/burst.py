@@ -19,11 +19,13 @@ async def raw_publishes_per_s(cluster: Cluster, num_messages: int) -> float:
     return num_messages / await _publish(cluster, pool, payloads)
 
 
-async def measure_burst(cluster: Cluster, *, num_jobs: int, pools: tuple[str, ...]) -> dict[str, Any]:
-    """Decisions per second, from the first publish to the last decision, with one admission for each pool."""
+async def measure_burst(
+    cluster: Cluster, *, num_jobs: int, pools: tuple[str, ...], admissions: int = 1
+) -> dict[str, Any]:
+    """Decisions per second, from the first publish to the last decision. admissions: replicas for each pool."""
     for pool in pools:
         await cluster.open_pool(pool, num_nodes=8, gpus_per_node=8)
-        await cluster.start_planners(pool)
+        await cluster.start_planners(pool, admissions=admissions)
     share = num_jobs // len(pools)
     payloads = [[as_bytes(wish, CLOCK.now_s()) for wish in submissions(share, prefix=pool)] for pool in pools]
     loop = asyncio.get_running_loop()
@@ -37,6 +39,7 @@ async def measure_burst(cluster: Cluster, *, num_jobs: int, pools: tuple[str, ..
     return {
         "submissions": share * len(pools),
         "pools": len(pools),
+        "admissions_per_pool": admissions,
         "admitted": sum(admitted for admitted, _ in counts),
         "rejected": sum(rejected for _, rejected in counts),
         "publish_s": published_s,

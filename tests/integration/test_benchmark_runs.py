@@ -13,6 +13,8 @@ async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() ->
         assert await raw_publishes_per_s(cluster, 20) > 0
         burst = await measure_burst(cluster, num_jobs=100, pools=("burst",))
         assert burst["admitted"] + burst["rejected"] == burst["submissions"] == 100
+        shared = await measure_burst(cluster, num_jobs=100, pools=("shared",), admissions=2)
+        assert shared["admitted"] + shared["rejected"] == shared["submissions"] == 100
         rebuild = await measure_rebuild(cluster, num_events=400)
         assert rebuild["jobs"] == 20
         assert rebuild["events"] == 409, "1 configuration, 8 nodes, 20 lives of 20 messages"
