@@ -21,7 +21,6 @@ from shared.messages.worker_channel import (
     BrokenChannel,
     FrameReader,
     FromWorker,
-    StopAtBoundary,
     ToWorker,
     encode_frame,
 )
@@ -46,10 +45,6 @@ class WorkerHandle:
         """Does not wait, and does nothing if the worker is gone: `Exited` is on its way then."""
         if not self._writer.is_closing():
             self._writer.write(encode_frame(message))
-
-    def stop(self) -> None:
-        """Checkpoint at the next step boundary, then exit."""
-        self.send(StopAtBoundary())
 
     def ended(self, exited: Exited) -> None:
         """From the launcher: the process is gone."""

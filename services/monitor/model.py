@@ -70,7 +70,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
         for job_id in state.watched:
             if job_id not in pool.live_jobs:
                 watched = watched.delete(job_id)
-    if len(pool.nodes) < len(state.pool.nodes):
+    if pool.nodes is not state.pool.nodes:
         for node_id in state.heard:
             if node_id in state.pool.nodes and node_id not in pool.nodes:
                 heard = heard.delete(node_id)

@@ -64,7 +64,7 @@ class JobSpec:
     metric_conditions: Annotated[tuple[MetricCondition, ...], FewItems] = ()
     job_class: JobClass = JobClass.SLO
     deadline_s: TimeS | None = None  # absolute, seconds since 1970
-    deadline_in_s: PositiveDurationS | None = None  # or relative to the moment of the decision
+    deadline_in_s: PositiveDurationS | None = None  # or relative to the first decision on it
     seed: Seed = 0
     description: Text = ""
 

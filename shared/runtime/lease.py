@@ -1,7 +1,7 @@
 """Leases: one holder at a time, most of the time.
 
 A lease saves work (standbys need not decide what the holder decides); it is never what makes a decision safe:
-a paused holder may wake up late. Whatever must be safe is appended by compare-and-set, or carries `epoch`.
+a paused holder may wake up late. Whatever must be safe is appended by compare-and-set.
 
 The server forgets the key after its time to live; whoever creates it then is the next holder. Every step is
 a compare-and-set on the key's revision.
@@ -34,18 +34,12 @@ class Lease:
         self._ttl_s = ttl_s
         self._clock = clock
         self._revision = 0
-        self._epoch = 0
         self._until_s = float("-inf")
 
     @property
     def held(self) -> bool:
         """As far as we know: the server counts from a moment later than we do."""
         return self._clock.now_s() < self._until_s
-
-    @property
-    def epoch(self) -> int:
-        """A fence: greater for each holder than for all before it."""
-        return self._epoch
 
     async def try_acquire(self) -> bool:
         """Take it if nobody has it. Raises Retry when the bus cannot say."""
@@ -112,8 +106,6 @@ class Lease:
         if data == _FREE:
             self._revision = 0
             return True
-        if expected_revision != self._revision or not self._revision:
-            self._epoch = revision
         self._revision = revision
         self._until_s = asked_at_s + self._ttl_s
         return True

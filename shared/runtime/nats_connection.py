@@ -186,10 +186,11 @@ class Connection:
         if state in ("connected", "reconnected"):
             self.epoch += 1
             self._connected.set()
-        level = "warning" if state == "disconnected" else "info"
-        getattr(log, level)("bus_" + state, url=self.url)
         if self._on_state is not None:
             self._on_state(state)
+        else:  # whoever listens says it in its own words, once
+            level = "warning" if state == "disconnected" else "info"
+            getattr(log, level)("bus_" + state, url=self.url)
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()

@@ -93,7 +93,8 @@ async def _connected(service: str, settings: Settings, log: Any, metrics: Metric
 
     def on_state(state: str) -> None:
         metrics.connected.set(state == "connected")
-        log.info("nats", state=state)
+        say = log.warning if state == "disconnected" else log.info
+        say("nats", state=state, url=masked(settings.nats_url))
 
     while True:
         try:

@@ -387,13 +387,13 @@ async def test_a_lease_has_one_holder_and_passes_on(connect: Connect, bus: Bus) 
     assert first.held
     assert not await second.try_acquire()
     assert not second.held
-    epoch = first.epoch
     await first.renew()
-    assert first.epoch == epoch
+    assert first.held
+    assert not await second.try_acquire()
     await first.release()
     assert not first.held
     assert await second.try_acquire()
-    assert second.epoch > epoch
+    assert not await first.try_acquire()
 
 
 async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bus) -> None:
@@ -406,7 +406,6 @@ async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bu
     holding = asyncio.create_task(second.hold(told.put_nowait))
     async with asyncio.timeout(20):
         assert await told.get()
-    assert second.epoch > first.epoch
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
     assert not await told.get()

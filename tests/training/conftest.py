@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from shared.messages.job import JobSpec
-from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening
+from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening, StopAtBoundary
 
 WAIT_S = 60.0  # for what must come; far above what it takes
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Generation:
 
     def stop(self) -> None:
         for worker in self.workers.values():
-            worker.stop()
+            worker.send(StopAtBoundary())
 
 
 class Node:

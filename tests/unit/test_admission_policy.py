@@ -239,3 +239,15 @@ def test_a_rejected_name_may_be_used_again_for_another_wish() -> None:
     third = only(history.decided(POLICY, submit("a", max_iterations=1_000)))
     assert isinstance(third, events.JobRejected)
     assert third.reason == "duplicate"  # it names a job that lives
+
+
+def test_a_relative_deadline_counts_from_the_first_decision_and_a_pre_run_counts_in() -> None:
+    history = pool(4)
+    wish = submit("a", model_name="unknown", deadline_s=None, deadline_in_s=500.0)
+    asked = only(history.decided(POLICY, wish, now_s=NOW_S + 10.0))
+    assert isinstance(asked, events.ProfileRequested)
+    assert asked.deadline_s == NOW_S + 510.0
+    history.then(events.ProfileCompleted(profile_key="unknown/b64", iterations_per_s=LINEAR, at_s=NOW_S))
+    admitted = only(history.decided(POLICY, now_s=NOW_S + 70.0))
+    assert isinstance(admitted, events.JobAdmitted)
+    assert admitted.deadline_s == NOW_S + 510.0

@@ -1,6 +1,7 @@
 import asyncio
 
-from shared.runtime.clock import SystemClock, VirtualClock, fresh_id
+from shared.runtime.clock import SystemClock, fresh_id
+from tests.virtual_clock import VirtualClock
 
 
 async def test_sleepers_wake_in_the_order_of_their_instants_then_of_their_calls() -> None:

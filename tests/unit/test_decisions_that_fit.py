@@ -17,7 +17,6 @@ from shared.messages.limits import MAX_MESSAGE_BYTES
 from shared.messages.policy import Policy, planner
 from shared.messages.pool_state import Phase, PoolState
 from shared.runtime.bus import Stored
-from shared.runtime.clock import VirtualClock
 from shared.runtime.host import Host
 from shared.runtime.logs import get_log
 from shared.runtime.memory_bus import MemoryBus
@@ -25,6 +24,7 @@ from shared.runtime.outbox import ledger_message
 from shared.runtime.telemetry import Metrics
 from simulator.replay import read_entries, verify
 from tests.histories import NOW_S, spec, submit
+from tests.virtual_clock import VirtualClock
 
 POOL = "large"
 NUM_PROMISED = 20_000

@@ -7,12 +7,12 @@ import pytest
 from shared.messages import codec, subjects
 from shared.messages.events import MessageRefused, WorkersStopped
 from shared.messages.pool_state import PoolState
-from shared.runtime.clock import VirtualClock
 from shared.runtime.inbox import ACK_WAIT_S, MAX_TRIES, Inbox
 from shared.runtime.logs import get_log
 from shared.runtime.memory_bus import MemoryBus
 from shared.runtime.telemetry import Metrics
 from tests.histories import submit
+from tests.virtual_clock import VirtualClock
 
 
 async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() -> None:
