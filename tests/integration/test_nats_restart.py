@@ -172,3 +172,25 @@ async def test_a_consumer_that_the_server_forgot_is_replaced(
         async with asyncio.timeout(20):
             assert [stored.sequence for stored in await anext(ledger)] == [2]
     await bus.close()
+
+
+async def test_a_break_that_comes_while_the_connection_is_being_mended_is_found(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nats-py passes over the end of a connection while it makes it anew: its reader ends, and it takes itself for
+    connected from then on. Only a ping that nobody answers tells."""
+    monkeypatch.setattr("shared.runtime.nats_connection._PING_INTERVAL_S", 0.2)
+    states: list[str] = []
+    bus = await connect_nats(nats_server.url, name="test", on_state=states.append)
+    await bus.ensure_pool(POOL)
+    client = bus._connection.client
+    client._status = client.RECONNECTING  # the moment at which the end comes
+    nats_server.kill()
+    await until(lambda: client._reading_task is None or client._reading_task.done())
+    client._status = client.CONNECTED  # and what it concludes
+    assert bus.is_connected
+    assert states == ["connected"]
+    nats_server.start()
+    await until(lambda: "reconnected" in states)
+    assert await bus.append(FACTS, b"", message_id="1") == 1
+    await bus.close()
