@@ -42,40 +42,6 @@ class Pollux(AdmitsAll):
         return Shares(num_gpus_by_job=shares, valid_until_s=math.inf if settled else next_s)
 
 
-class _Speedup:
-    """Goodput of a job over its goodput on an equal part of the cluster; less if it must be reallocated.
-
-    now_s: None to look away from what a reallocation costs.
-    """
-
-    def __init__(self, job: BaselineJob, num_jobs: int, num_gpus: int, now_s: float | None) -> None:
-        self.job, self._now_s = job, now_s
-        fair = job.level(num_gpus // num_jobs) or job.curve.levels[0]
-        self._fair_goodput = job.curve.throughput(fair)
-
-    def __call__(self, num_gpus: int) -> float:
-        return self.job.curve.throughput(num_gpus) / self._fair_goodput * self._reallocation_factor(num_gpus)
-
-    def _reallocation_factor(self, num_gpus: int) -> float:
-        """The part of its life for which a job would have worked if it went on being moved as often."""
-        job = self.job
-        if self._now_s is None or not job.current_num_gpus or num_gpus == job.current_num_gpus:
-            return 1.0
-        age_s, delay_s = self._now_s - job.submitted_at_s, job.resize_cost.seconds(num_gpus)
-        return max(age_s - job.num_resizes * delay_s, 1.0) / (max(age_s, 1.0) + delay_s)
-
-    def step(self, share: int, num_free: int) -> tuple[float, int]:
-        """The best step up from a share: what it adds to the sum of powers for each GPU, and the level."""
-        return max(
-            (
-                ((self(share) ** POWER - self(level) ** POWER) / (level - share), level)
-                for level in self.job.curve.levels
-                if share < level <= share + num_free
-            ),
-            default=(0.0, 0),
-        )
-
-
 def _started(
     queue: Iterable[BaselineJob], num_gpus: int, held: dict[str, int] | None = None
 ) -> dict[str, int]:
@@ -90,8 +56,38 @@ def _started(
 
 
 def _optimized(queue: Sequence[BaselineJob], num_gpus: int, now_s: float | None) -> dict[str, int]:
-    """Step by step to whom it raises the fitness most for each GPU."""
-    speedups = {job.job_id: _Speedup(job, len(queue), num_gpus, now_s) for job in queue}
+    """Step by step to whom it raises the fitness most for each GPU. now_s: None to leave out what a move costs."""
+    powers = {job.job_id: _powers(job, num_gpus / len(queue), now_s) for job in queue}
+
+    def step(job: BaselineJob, share: int, num_free: int) -> tuple[float, int]:
+        power = powers[job.job_id]
+        return max(
+            (
+                ((power[share] - power[level]) / (level - share), level)
+                for level in power
+                if share < level <= share + num_free
+            ),
+            default=(0.0, 0),
+        )
+
     shares = _started(queue, num_gpus)
-    grow(queue, shares, num_gpus, lambda job, share, num_free: speedups[job.job_id].step(share, num_free))
+    grow(queue, shares, num_gpus, step)
     return shares
+
+
+def _powers(job: BaselineJob, fair_num_gpus: float, now_s: float | None) -> dict[int, float]:
+    """By level: its part in the power mean. A speedup is goodput over that on an equal part of the cluster."""
+    fair = job.level(int(fair_num_gpus)) or job.curve.levels[0]
+    fair_goodput = job.curve.throughput(fair)
+    return {
+        level: (job.curve.throughput(level) / fair_goodput * _reallocation_factor(job, level, now_s)) ** POWER
+        for level in job.curve.levels
+    }
+
+
+def _reallocation_factor(job: BaselineJob, num_gpus: int, now_s: float | None) -> float:
+    """The part of its life for which a job would have worked if it went on being moved as often."""
+    if now_s is None or not job.current_num_gpus or num_gpus == job.current_num_gpus:
+        return 1.0
+    age_s, delay_s = now_s - job.submitted_at_s, job.resize_cost.seconds(num_gpus)
+    return max(age_s - job.num_resizes * delay_s, 1.0) / (max(age_s, 1.0) + delay_s)

@@ -1,6 +1,8 @@
 """Recorded histories under other policies: what is exact, what is modelled, and that the model is a fair one."""
 
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -153,3 +155,22 @@ def test_the_command_prints_the_comparison_or_one_object(file: Path) -> None:
 )
 def test_what_cannot_be_compared_is_refused(file: Path, arguments: tuple[object, ...]) -> None:
     assert replay(file, *arguments).exit_code == 2
+
+
+def test_eflow_hands_the_question_over(file: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "elasticflow",
+        "replay",
+        file,
+        "--policy",
+        "edf",
+        "--from",
+        "20",
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert (shown["policy"], shown["from_sequence"]) == ("edf", 20)
