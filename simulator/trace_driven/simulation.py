@@ -1,40 +1,32 @@
 """The loop: what happens in the world becomes facts, the policies are asked, what they decide changes the world.
 
-What happens at one instant is judged together, when all of it has happened; a decision takes no time. Facts are
-those of the live system, and as few as the policies need: nodes come and go, a generation starts, its workers have
-stopped (and where), a job has finished.
+What happens at one instant is judged together, when all of it has happened; a decision takes no time. Facts are as
+few as the policies need: nodes come and go, a generation starts, its workers have stopped, a job has finished.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
-from typing import Any, Protocol, cast
+from itertools import cycle, groupby
+from typing import Any, Protocol
 
 from shared.messages import lifecycle
 from shared.messages.commands import Command, SubmitJob
 from shared.messages.events import (
     Event,
-    GenerationStarted,
     JobAdmitted,
-    JobFinished,
-    JobProgressed,
     JobRejected,
-    NodeJoined,
-    NodeLost,
     PlacedJob,
     PlacementDecided,
     PlanDecided,
     PlanEvent,
-    PoolConfigured,
     RejectionReason,
-    WorkersStopped,
 )
 from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import PoolState
 from shared.scheduling.resize_cost import ResizeCost
 from simulator.engine import Engine
 from simulator.policies import PLANNERS
-from simulator.replay import OPERATOR
+from simulator.trace_driven import facts
 from simulator.trace_driven.failures import FailingNodes, Failures
 from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape, pool_config, wish
 from simulator.trace_driven.result import Result, result_of
@@ -90,14 +82,7 @@ class Simulation:
         for node_id in cluster.node_ids:
             self._join(node_id)
         config = pool_config(workload, resize_cost, admission=admission, reserve_nodes=reserve_nodes)
-        self._fold(
-            PlanDecided(
-                service=OPERATOR,
-                based_on=self.state.sequence,
-                now_s=self.now_s,
-                events=(PoolConfigured(config=config, at_s=self.now_s),),
-            )
-        )
+        self._fold(facts.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
             self._engine.at(at_s, partial(self._arrive, tuple(together)))
         if failures is not None:
@@ -149,67 +134,29 @@ class Simulation:
 
     def _start(self, training: Training) -> None:
         """The stop is over, unless the job has moved on."""
-        if not self._is_present(training):
-            return
-        self._fold(
-            GenerationStarted(
-                job_id=training.job.job_id,
-                generation=training.generation,
-                num_gpus=len(training.gpus),
-                iteration=_told(training.iteration),
-                at_s=self.now_s,
-            )
-        )
+        if self._is_present(training):
+            self._fold(facts.generation_started(training, self.now_s))
 
     def _finish(self, training: Training) -> None:
         if not self._is_present(training):
             return
-        job = training.job
-        self.world.finish(job.job_id, self.now_s)
-        self.finished_at_s[job.job_id] = self.now_s
-        self._fold(
-            JobFinished(
-                job_id=job.job_id,
-                generation=training.generation,
-                iteration=job.num_iterations,
-                condition="max_iterations",
-                at_s=self.now_s,
-            )
-        )
+        job_id = training.job.job_id
+        self.world.finish(job_id, self.now_s)
+        self.finished_at_s[job_id] = self.now_s
+        self._fold(facts.job_finished(training, self.now_s))
         self._soon()
 
     def _join(self, node_id: str) -> None:
         known = self.state.nodes.get(node_id)
-        incarnation = int(known.incarnation) + 1 if known is not None else 0
-        self._fold(
-            NodeJoined(
-                node_id=node_id,
-                incarnation=str(incarnation),
-                num_gpus=self.cluster.gpus_per_node,
-                device="cuda",
-                at_s=self.now_s,
-            )
-        )
+        self._fold(facts.node_joined(node_id, self.cluster.gpus_per_node, known, self.now_s))
 
     def _lose(self, node_id: str) -> None:
         """A node goes down; its jobs lose their GPUs, and nothing of their progress."""
         for job_id in self.world.jobs_on(node_id):
-            training = self.world.trainings[job_id]
-            iteration = _told(training.iteration_at(self.now_s))
-            self._fold(
-                JobProgressed(
-                    job_id=job_id,
-                    generation=training.generation,
-                    iteration=iteration,
-                    iterations_per_s=None,
-                    checkpoint_iteration=iteration,
-                    at_s=self.now_s,
-                )
-            )
+            self._fold(facts.progressed(self.world.trainings[job_id], self.now_s))
             self.world.release(job_id, self.now_s)
         self.world.lose(node_id, self.now_s)
-        incarnation = self.state.nodes[node_id].incarnation
-        self._fold(NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=self.now_s))
+        self._fold(facts.node_lost(self.state.nodes[node_id], self.now_s))
         self._soon()
 
     def _regain(self, node_id: str) -> None:
@@ -228,22 +175,21 @@ class Simulation:
             self._engine.after(0.0, self._settle)
 
     def _settle(self) -> None:
-        """Ask everybody, until nobody has more to say."""
-        self._is_due = False
-        while True:
-            wishes, self._wishes = tuple(self._wishes), []
-            said = [self._ask(policy, wishes) for policy in self._policies]
-            if not any(said):
+        """Ask one after another, until all others are silent on what was said last."""
+        self._is_due, silent = False, 0
+        for policy in cycle(self._policies):
+            silent = 1 if self._ask(policy) else silent + 1
+            if silent == len(self._policies):
                 break
         self._sleep()
 
-    def _ask(self, policy: Policy[Any], wishes: tuple[Command, ...]) -> bool:
+    def _ask(self, policy: Policy[Any]) -> bool:
         """Whether it had something to say."""
-        if (
-            policy.service == "admission" and not wishes
-        ):  # curves are known, so all its answers are given at once
-            return False
-        commands = wishes if policy.service == "admission" else ()
+        commands = tuple[Command, ...]()
+        if policy.service == "admission":
+            commands, self._wishes = tuple(self._wishes), []
+            if not commands:  # curves are known, so every wish is answered at once
+                return False
         before = self.state
         events = policy.decide(self._folded[policy.evolve], commands, self.now_s)
         if not events:
@@ -297,18 +243,10 @@ class Simulation:
                 self._occupy(placed)
 
     def _report_stopped(self, job_id: str) -> None:
-        """The word of each node that its workers are gone; of one of them, how far the job is."""
-        iteration = _told(self.world.iteration(job_id, self.now_s))
-        for stopping in self.state.live_jobs[job_id].stopping:
-            self._fold(
-                WorkersStopped(
-                    job_id=job_id,
-                    generation=stopping.generation,
-                    node_id=stopping.node_id,
-                    iteration=iteration,
-                    at_s=self.now_s,
-                )
-            )
+        """The word of each node that the job's workers are gone."""
+        iteration = self.world.iteration(job_id, self.now_s)
+        for gone in self.state.live_jobs[job_id].stopping:
+            self._fold(facts.workers_stopped(job_id, gone, iteration, self.now_s))
 
     def _occupy(self, placed: PlacedJob) -> None:
         job = self._jobs[placed.job_id]
@@ -323,9 +261,3 @@ class Simulation:
         sequence = self.state.sequence + 1
         for evolve, state in self._folded.items():
             self._folded[evolve] = evolve(state, message, sequence)
-
-
-def _told(iteration: float) -> int:
-    """Live, facts count whole iterations. Here they say the truth with its fraction: a plan that is exact must not
-    lose the step in flight at every change of GPUs. No codec is in between that would mind."""
-    return cast(int, iteration)
