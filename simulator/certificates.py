@@ -6,7 +6,7 @@ the scheduler, both survive JSON without the loss of a bit, and `checker` judges
 
 import math
 from dataclasses import dataclass
-from itertools import chain
+from functools import lru_cache
 from typing import NamedTuple
 
 from pydantic import TypeAdapter
@@ -46,15 +46,20 @@ class JobFacts:
     stalled_until_s: float = 0.0
 
     def __post_init__(self) -> None:
-        numbers = (self.remaining_iterations, self.deadline_s, self.stalled_until_s, *chain(*self.levels))
-        if not all(map(math.isfinite, numbers)):
+        if not all(map(math.isfinite, (self.remaining_iterations, self.deadline_s, self.stalled_until_s))):
             raise ValueError(f"facts of {self.job_id} must be finite: {self}")
-        if any(n < 1 or rate <= 0 or stop_s < 0 for n, rate, stop_s in self.levels):
+        if not _possible(self.levels):
             raise ValueError(
-                f"levels of {self.job_id} need GPUs, a speed and a stop of 0 or more: {self.levels}"
+                f"levels of {self.job_id} must differ and need GPUs, a speed and a stop: {self.levels}"
             )
-        if len({level.num_gpus for level in self.levels}) < len(self.levels):
-            raise ValueError(f"levels of {self.job_id} must differ: {self.levels}")
+
+
+@lru_cache(maxsize=1 << 12)  # a job's levels are the same in all its certificates
+def _possible(levels: tuple[Level, ...]) -> bool:
+    differ = len({level.num_gpus for level in levels}) == len(levels)
+    return differ and all(
+        n >= 1 and 0 < rate < math.inf and 0 <= stop_s < math.inf for n, rate, stop_s in levels
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ _Hull = tuple[Level, list[Level], list[tuple[int, float]]]
 
 
 class Checker:
-    """Knows every promise as it was last certified. Its methods say what is wrong, a sentence each."""
+    """Knows every promise as it last believed it. Its methods say what is wrong, a sentence each."""
 
     def __init__(self) -> None:
         self._promises: dict[str, Promise] = {}
@@ -33,12 +33,12 @@ class Checker:
         for job_id in yes.ended:
             self._promises.pop(job_id, None)
         for promise in yes.promises:
-            facts, problem = promise.facts, _impossible(promise)
+            facts = promise.facts
+            known = self._promises.get(facts.job_id, promise).facts
+            problem = _moved(known, facts) or _broken(promise, yes.now_s)
             if problem is None:
-                known = self._promises.get(facts.job_id, promise).facts
-                problem = _moved(known, facts) or _late(promise, yes.now_s)
                 self._promises[facts.job_id] = promise
-            if problem is not None:
+            else:
                 problems.append(f"{facts.job_id}: {problem}")
         return problems + list(self._overdraft(yes.now_s, yes.num_gpus))
 
@@ -68,30 +68,22 @@ class Checker:
                 yield f"{held[most]:.0f} GPUs are held at {instants_s[most]} s, of {num_gpus}"
 
 
-def _impossible(promise: Promise) -> str | None:
-    """What makes this no schedule of its job."""
-    levels, free_s = {level.num_gpus for level in promise.facts.levels}, -math.inf
-    for start_s, end_s, num_gpus in promise.schedule:
-        if not (free_s <= start_s < end_s < math.inf and start_s > -math.inf):
-            return f"its schedule is out of order at {start_s} s"
-        if num_gpus not in levels:
-            return f"it does not run on {num_gpus} GPUs"
-        free_s = end_s
-    return None
-
-
 def _moved(promised: JobFacts, facts: JobFacts) -> str | None:
     """A promise is of one deadline; for another one it must end and be given anew."""
     return None if promised.deadline_s == facts.deadline_s else f"it was promised for {promised.deadline_s} s"
 
 
-def _late(promise: Promise, now_s: float) -> str | None:
-    """Whether the work done by the deadline is less than what remains, to the last bit."""
+def _broken(promise: Promise, now_s: float) -> str | None:
+    """What makes this no schedule of its job, or leaves it late: all work by the deadline, to the last bit."""
     facts, now, deadline = promise.facts, _units(now_s), _units(promise.facts.deadline_s)
-    levels = {n: (_units(rate), _units(stop_s)) for n, rate, stop_s in facts.levels}
+    levels, free_s = _exactly(facts.levels), -math.inf
     held, until, ready, done = facts.current_num_gpus, now, _units(facts.stalled_until_s), 0
     for start_s, end_s, num_gpus in promise.schedule:
-        start, end, (rate, stop) = max(_units(start_s), now), _units(end_s), levels[num_gpus]
+        if not (free_s <= start_s < end_s < math.inf and start_s > -math.inf):
+            return f"its schedule is out of order at {start_s} s"
+        if num_gpus not in levels:
+            return f"it does not run on {num_gpus} GPUs"
+        start, end, (rate, stop), free_s = max(_units(start_s), now), _units(end_s), levels[num_gpus], end_s
         if end > now:
             if num_gpus != held or start > until:
                 ready = start + stop
@@ -100,6 +92,12 @@ def _late(promise: Promise, now_s: float) -> str | None:
     if done < _units(facts.remaining_iterations) << _UNIT_BITS:
         return f"its schedule does not end it by {facts.deadline_s} s"
     return None
+
+
+@lru_cache(maxsize=1 << 12)
+def _exactly(levels: tuple[Level, ...]) -> dict[int, tuple[int, int]]:
+    """Speed and stop of each level, in units."""
+    return {num_gpus: (_units(speed), _units(stop_s)) for num_gpus, speed, stop_s in levels}
 
 
 @lru_cache(maxsize=1 << 14)

@@ -25,7 +25,7 @@ _NEVER_S = float("inf")
 class _Certified:
     """What was last seen of a promised job, and the GPUs that its schedule plans until changes_s."""
 
-    job: Job | None
+    seen: tuple[object, ...]
     schedule: tuple[Held, ...]
     num_gpus: int
     changes_s: float
@@ -41,7 +41,7 @@ class Verification:
     def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
         self._traced = {job.job_id: job for job in workload.jobs}
         self._levels = {job.job_id: _levels(job, resize_cost) for job in workload.jobs}
-        self._checker = Checker()
+        self._resize_cost, self._checker = resize_cost, Checker()
         self._certified: dict[str, _Certified] = {}
         self._ended: list[str] = []  # since the last certificate
         self._nodes_down = 0
@@ -84,22 +84,19 @@ class Verification:
         """Promises whose schedule is new, to whose job something happened, or whose GPUs change by now."""
         promises: list[Promise] = []
         for job_id, certified in tuple(self._certified.items()):
-            steps = planned.get(job_id)
-            if (
-                steps is not None
-                or certified.job is not state.live_jobs[job_id]
-                or now_s >= certified.changes_s
-            ):
+            steps, job = planned.get(job_id), state.live_jobs[job_id]
+            if steps is not None or now_s >= certified.changes_s or _seen(job) != certified.seen:
                 promises.append(self._promise(state, job_id, steps, now_s))
         return promises
 
     def _promise(self, state: PoolState, job_id: str, steps: ShareSchedule | None, now_s: float) -> Promise:
         """Of the job as it is now, with a new schedule or the one that it had."""
         job = state.live_jobs.get(job_id)
+        known = self._certified.get(job_id)
         schedule = (
-            self._certified[job_id].schedule if steps is None else tuple(map(Held._make, segments(steps)))
+            known.schedule if known and steps is None else tuple(map(Held._make, segments(steps or ())))
         )
-        self._certified[job_id] = _Certified(job, schedule, *_held_at(schedule, now_s))
+        self._certified[job_id] = _Certified(_seen(job), schedule, *_held_at(schedule, now_s))
         return Promise(facts=self._facts(job_id, job, now_s), schedule=schedule)
 
     def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float) -> list[str]:
@@ -147,16 +144,15 @@ class Verification:
             iteration = float(job.iteration)
             num_gpus = 0 if job.broken else len(job.gpus)
         if job is not None and num_gpus:
-            level = levels[num_gpus]
             if job.training:
-                iteration += level.iterations_per_s * (now_s - job.progressed_at_s)
+                iteration += traced.curve.throughput(num_gpus) * (now_s - job.progressed_at_s)
             else:
-                stalled_until_s = job.placed_at_s + level.stop_s
+                stalled_until_s = job.placed_at_s + self._resize_cost.seconds(num_gpus)
         return JobFacts(
             job_id=job_id,
             remaining_iterations=traced.num_iterations - iteration,
             deadline_s=traced.deadline_s,
-            levels=tuple(levels.values()),
+            levels=levels,
             current_num_gpus=num_gpus,
             stalled_until_s=stalled_until_s,
         )
@@ -167,13 +163,20 @@ class Verification:
         self.failures += [f"at {now_s} s: {problem}" for problem in problems]
 
 
-def _levels(job: TraceJob, resize_cost: ResizeCost) -> dict[int, Level]:
+def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
     """Where the job runs: at every measured level that leaves each GPU a sample of the batch."""
-    return {
-        num_gpus: Level(num_gpus, rate, resize_cost.seconds(num_gpus))
+    return tuple(
+        Level(num_gpus, rate, resize_cost.seconds(num_gpus))
         for num_gpus, rate in job.curve.rate_by_num_gpus.items()
         if rate > 0 and num_gpus <= job.global_batch_size
-    }
+    )
+
+
+def _seen(job: Job | None) -> tuple[object, ...]:
+    """All that a job's facts depend on, but the time. None: just admitted."""
+    if job is None:
+        return (0, None, False, 0)
+    return (job.generation, job.started_at_s, job.broken, job.iteration)
 
 
 def _held_at(schedule: tuple[Held, ...], now_s: float) -> tuple[int, float]:

@@ -190,7 +190,7 @@ def test_the_checker_accepts_every_proof(
     newcomer, promised = facts_of(jobs[0], cost), [facts_of(job, cost) for job in jobs[1:]]
     witness = find_witness(jobs[0], jobs[1:], num_gpus, NOW_S, cost, earliest_deadline_s=1e6)
     checker = Checker()
-    known = tuple(Promise(facts=job, schedule=()) for job in promised)
+    known = tuple(Promise(facts=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
     checker.check_promises(PromiseCertificate(now_s=NOW_S, num_gpus=num_gpus, promises=known))
     no = RefusalCertificate(
         now_s=NOW_S, num_gpus=num_gpus, newcomer=newcomer, promised=tuple(promised), witness=witness

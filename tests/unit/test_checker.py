@@ -134,11 +134,12 @@ def test_nothing_is_forgiven_however_large_the_numbers() -> None:
         {"levels": (Level(1, 1.0, -1.0),)},
         {"levels": (Level(0, 1.0, 1.0),)},
         {"levels": (Level(1, math.inf, 1.0),)},
+        {"levels": (Level(1, 1.0, math.nan),)},
         {"levels": (Level(1, 1.0, 1.0), Level(1, 2.0, 1.0))},
     ],
 )
 def test_facts_that_cannot_be_are_refused_at_the_door(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"of a (must|need)"):
+    with pytest.raises(ValueError, match="of a must"):
         facts(**wrong)
 
 
@@ -184,9 +185,14 @@ def test_a_deadline_cannot_be_moved_unless_the_promise_ends() -> None:
 # --- no -------------------------------------------------------------------------------------------------
 
 
+def promised_once(job: JobFacts) -> Promise:
+    """Known to the checker, whatever has become of it since."""
+    return Promise(facts=replace(job, remaining_iterations=0.0), schedule=())
+
+
 def lies(witness: Witness, newcomer: JobFacts, *promised: JobFacts, num_gpus: int = 4) -> list[str]:
     checker = Checker()
-    checker.check_promises(yes(*(Promise(facts=job, schedule=()) for job in promised)))
+    checker.check_promises(yes(*map(promised_once, promised)))
     no = RefusalCertificate(
         now_s=100.0, num_gpus=num_gpus, newcomer=newcomer, promised=promised, witness=witness
     )
@@ -238,9 +244,9 @@ def test_only_what_is_promised_counts_and_only_once() -> None:
     checker = Checker()
     no = RefusalCertificate(now_s=100.0, num_gpus=4, newcomer=newcomer, promised=(other,), witness=witness)
     assert checker.check_refusal(no) == ["b: it is not promised"]
-    checker.check_promises(yes(Promise(facts=replace(other, deadline_s=120.0), schedule=())))
+    checker.check_promises(yes(promised_once(replace(other, deadline_s=120.0))))
     assert checker.check_refusal(no) == ["b: it was promised for 120.0 s"]
-    checker.check_promises(yes(Promise(facts=other, schedule=()), ended=("b",)))
+    checker.check_promises(yes(promised_once(other), ended=("b",)))
     assert checker.check_refusal(no) == []
     assert checker.check_refusal(replace(no, promised=(other, other))) == ["b: it is counted twice"]
     assert checker.check_refusal(replace(no, promised=(other, newcomer))) == ["a: it is not promised"]
@@ -284,7 +290,7 @@ def test_an_infeasible_program() -> None:
 def test_prices_that_prove_nothing(prices: InfeasibleProgram) -> None:
     two = facts("a", iterations=14.1), facts("b", iterations=14.0)
     checker = Checker()
-    checker.check_promises(yes(Promise(facts=two[1], schedule=())))
+    checker.check_promises(yes(promised_once(two[1])))
     no = RefusalCertificate(now_s=100.0, num_gpus=4, newcomer=two[0], promised=two[1:], witness=prices)
     assert checker.check_refusal(no) != []
     assert checker.check_refusal(replace(no, witness=infeasible((100.0, 110.0, 1.0)))) == []
