@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import BinaryIO
 
 from elasticflow.client import Client, LedgerEntry, readable
 from elasticflow.errors import NotAnExport
@@ -27,6 +28,15 @@ async def write_ledger(client: Client, file: Path) -> int:
     finally:
         unfinished.unlink(missing_ok=True)
     return count
+
+
+async def stream_ledger(client: Client, out: BinaryIO) -> None:
+    """All messages, and whatever comes after them, for ever: each is there as soon as the ledger has it."""
+    writer = ExportWriter(out)
+    async with contextlib.aclosing(client.entries()) as entries:
+        async for stored, _ in entries:
+            writer.add(_record(stored))
+            out.flush()
 
 
 def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:

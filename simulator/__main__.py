@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shared.messages.export import BadExport, read_export
+from shared.messages.export import BadExport, read_export, records_in
 from simulator import comparison_view
 from simulator.comparison import compare
 from simulator.policies import PLANNERS
@@ -21,6 +22,7 @@ from simulator.trace_driven.strategies import STRATEGIES
 from simulator.view import as_object, difference_lines, event_rows, line, tables
 
 WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
+STREAM = "-"
 INTERRUPTED = 130  # as shells report Ctrl-C
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -54,7 +56,12 @@ def _instant_s(text: str) -> float:
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="A ledger, as `eflow events export FILE` writes it.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A ledger, as `eflow events export FILE` writes it; -: one that comes in, followed."
+        ),
+    ],
     until: Annotated[int | None, typer.Option(help="Fold up to this sequence, included.", min=0)] = None,
     at: Annotated[
         str | None, typer.Option(help="Fold up to this instant: ISO 8601 (UTC) or seconds since 1970.")
@@ -118,6 +125,9 @@ def replay(
     if from_sequence is not None and not policy:
         raise typer.BadParameter("--from needs --policy")
     try:
+        if str(file) == STREAM:
+            _follow_stream(job, delay, as_json)
+            return
         entries = _chosen(file, until, at)
         if policy:
             _show_comparison(entries, from_sequence or 0, policy, as_json)
@@ -189,9 +199,16 @@ def _show_comparison(entries: tuple[Entry, ...], from_sequence: int, policy: str
         _console().print(comparison_view.shown(comparison))
 
 
-def _step_through(
-    entries: tuple[Entry, ...], job_id: str | None, delay_s: float | None, as_json: bool
-) -> None:
+def _follow_stream(job_id: str | None, delay_s: float | None, as_json: bool) -> None:
+    """A ledger that is still being written: its messages as they come, until their sender ends."""
+    entries = (entry for record in records_in(sys.stdin.buffer) for entry in read_entries((record,)))
+    try:
+        _step_through(entries, job_id, delay_s, as_json)
+    except BadExport as error:
+        raise _refused(f"the ledger that came in: {error}") from error
+
+
+def _step_through(entries: Iterable[Entry], job_id: str | None, delay_s: float | None, as_json: bool) -> None:
     console = _console()
     by_key = delay_s is None and sys.stdin.isatty() and console.is_terminal and not as_json
     for entry in entries:

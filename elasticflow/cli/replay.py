@@ -1,15 +1,16 @@
 """`eflow replay`: hands the ledger over to the simulator, which knows the policies; this room does not."""
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO, cast
 
 import typer
 
 from elasticflow.cli.options import DataDir, NatsUrl, Pool, run
-from elasticflow.ledger_file import write_ledger
+from elasticflow.ledger_file import stream_ledger, write_ledger
 
 
 def replay(
@@ -29,7 +30,9 @@ def replay(
     verify: Annotated[
         bool, typer.Option("--verify", help="Take every decision again; exit 1 at the first that differs.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Step through, an event a line.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Step through, an event a line; the live one goes on.")
+    ] = False,
     delay: Annotated[
         float | None, typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds a step.")
     ] = None,
@@ -63,6 +66,7 @@ def replay(
     Examples:
       eflow replay                                the pool as it is now
       eflow replay run.ledger --until 120         after message 120
+      eflow replay --follow                       all that was, and what comes
       eflow replay run.ledger --verify            decide everything again
       eflow replay run.ledger --follow --job j1   one job, step by step
       eflow replay --policy edf --from 120        had EDF decided after that
@@ -81,10 +85,29 @@ def replay(
         options += [option] if wanted else []
     if file is not None:
         raise typer.Exit(_simulator("replay", str(file), *options))
+    if follow and until is None and not at:
+        raise typer.Exit(_follow_live(options, nats_url=nats_url, pool=pool, data_dir=data_dir))
     with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
         exported = Path(folder) / "live.ledger"
         run(lambda client: write_ledger(client, exported), nats_url=nats_url, pool=pool, data_dir=data_dir)
         raise typer.Exit(_simulator("replay", str(exported), *options))
+
+
+def _follow_live(options: list[str], *, nats_url: str, pool: str, data_dir: Path | None) -> int:
+    """Hand each message on as it comes, until somebody ends it."""
+    simulator = subprocess.Popen(
+        [sys.executable, "-m", "simulator", "replay", "-", *options], stdin=subprocess.PIPE
+    )
+    pipe = cast(BinaryIO, simulator.stdin)
+    try:
+        run(lambda client: stream_ledger(client, pipe), nats_url=nats_url, pool=pool, data_dir=data_dir)
+    except BrokenPipeError:  # the simulator has had enough, or has said why not
+        return simulator.wait()
+    finally:
+        with contextlib.suppress(OSError):
+            pipe.close()
+        simulator.wait()
+    return 0
 
 
 def _simulator(*arguments: str) -> int:

@@ -5,13 +5,13 @@
     (length, crc32 | msgpack {"count", "sha256"})        the end; the digest is of all bytes before it
 
 Length and crc32 are big-endian, four bytes each. The messages stay as they were on the bus: what they mean is
-known to `codec` alone. Nothing of a file is handed out before all of it was checked.
+known to `codec` alone. `read_export` hands out nothing of a file before all of it was checked.
 """
 
 import hashlib
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
@@ -68,22 +68,29 @@ class ExportWriter:
 
 def read_export(file: BinaryIO) -> tuple[LedgerRecord, ...]:
     """Every record of the file. Raises BadExport if it is foreign, cut off or damaged."""
+    return tuple(records_in(file))
+
+
+def records_in(file: BinaryIO) -> Iterator[LedgerRecord]:
+    """The records as they come, each checked; of a file that is still being written, say. Raises BadExport, also
+    where the end is missing or belongs to other records."""
     if file.read(len(MAGIC)) != MAGIC:
         raise BadExport("not an export of an ElasticFlow ledger (it does not begin with EFLEDGER1)")
     digest = hashlib.sha256(MAGIC)
-    records: list[LedgerRecord] = []
+    last = 0
     while True:
-        last = records[-1].sequence if records else 0
         framed = _next_frame(file, last)
         fields = _fields(framed[_PREFIX.size :], last)
         if isinstance(fields, dict):
-            if fields != {"count": len(records), "sha256": digest.hexdigest()}:
-                raise BadExport(f"damaged: its end does not belong to its {len(records)} messages")
+            if fields != {"count": last, "sha256": digest.hexdigest()}:
+                raise BadExport(f"damaged: its end does not belong to its {last} messages")
             if file.read(1):
                 raise BadExport(f"damaged: something follows its end, after sequence {last}")
-            return tuple(records)
-        records.append(_record(fields, last))
+            return
+        record = _record(fields, last)
+        last = record.sequence
         digest.update(framed)
+        yield record
 
 
 def _framed(data: bytes) -> bytes:

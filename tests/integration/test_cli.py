@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -335,6 +336,28 @@ async def test_why_tells_the_same_story_from_the_bus_and_from_a_file(door: Front
     assert live.out == (await door.eflow("why", "j1", "--file", "run.ledger", NATS_URL="")).out
     assert "submitted by default: line:Line, 100 iterations of 64 samples" in live.out
     assert "generation 1 is placed on node-0:0,1" in live.out
+
+
+async def test_replay_follows_the_live_ledger(door: FrontDoor) -> None:
+    following = await door.start("replay", "--follow", "--json")
+    out = following.stdout
+    assert out is not None
+
+    async def until_event(name: str) -> dict[str, Any]:
+        while True:
+            row = json.loads(await out.readline())
+            if row["event"] == name:
+                return row
+
+    async with asyncio.timeout(WAIT_S):
+        assert (await until_event("PoolConfigured"))["sequence"] == 1
+        await door.tell(
+            events.NodeJoined(node_id="late", incarnation="first", num_gpus=1, device="cpu", at_s=door.now_s)
+        )
+        while (await until_event("NodeJoined"))["sequence"] != await door.bus.last_sequence(POOL):
+            pass
+        following.send_signal(signal.SIGINT)
+        await following.communicate()
 
 
 async def test_replay_agrees_with_the_live_pool(door: FrontDoor) -> None:

@@ -1,5 +1,6 @@
 """Folding a recorded ledger to any point, taking its decisions again, and the command that does both."""
 
+import io
 import json
 import signal
 import subprocess
@@ -322,3 +323,17 @@ def test_ctrl_c_ends_a_replay_with_130_and_no_traceback(file: Path) -> None:
         _, complaints = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in complaints
+
+
+def test_a_ledger_that_comes_in_is_followed_as_far_as_it_is_sound(recording: Recording) -> None:
+    whole = io.BytesIO()
+    writer = ExportWriter(whole)
+    for record in recording.records:
+        writer.add(record)
+    shown = CliRunner().invoke(app, ["replay", "-", "--json"], input=whole.getvalue())
+    assert shown.exit_code == 2
+    assert "cut off after sequence 7" in shown.stderr
+    assert [json.loads(row)["sequence"] for row in shown.stdout.splitlines()][-1] == 7
+    writer.finish()
+    assert CliRunner().invoke(app, ["replay", "-", "--json"], input=whole.getvalue()).exit_code == 0
+    assert CliRunner().invoke(app, ["replay", "-"], input=b"something else").exit_code == 2
