@@ -48,7 +48,7 @@ class Chronus(AdmitsAll):
         """The jobs with deadlines that hold the lease that begins now."""
         dated = sorted((job for job in jobs if job.due_s < math.inf), key=by_deadline)
         windows = {job.job_id: window for job in dated if (window := self._window(job, now_s)) is not None}
-        free_T = np.full(max((last for _, last in windows.values()), default=0), num_gpus)
+        free_T = np.full(sum(needed for needed, _ in windows.values()), num_gpus)  # enough, if all took turns
         packed: dict[str, _Packed] = {}
         for job in dated:
             if job.job_id not in windows:
@@ -69,7 +69,7 @@ class Chronus(AdmitsAll):
         last_s = needed_s - (needed - 1) * self.lease_s  # of its last lease it needs only this
         if job.due_s == math.inf or now_s + needed_s > job.due_s:
             return None
-        return needed, math.floor((job.due_s - now_s - last_s) / self.lease_s) + 1
+        return needed, max(math.floor((job.due_s - now_s - last_s) / self.lease_s) + 1, needed)
 
 
 def _first(free_T: NDArray[np.int_], gang: int, needed: int) -> NDArray[np.intp] | None:
