@@ -13,9 +13,10 @@ from immutables import Map
 from services.placement.policy import decide, pool_topology
 from shared.messages.events import PlacementDecided
 from shared.messages.job import JobClass, JobSpec
-from shared.messages.pool_state import Job, NodeState, Phase, PoolState
+from shared.messages.pool_state import Job, MeasuredCurve, NodeState, Phase, PoolState
 from shared.scheduling.buddy import any_spread
 
+PROFILE = "on-paper/b256"
 NOW_S = 1_800_000_000.0
 GPUS_PER_NODE = 8
 NODES_PER_RACK, RACKS_PER_ROW = 16, 16
@@ -92,13 +93,15 @@ def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.ran
         f"job-{number:05d}": _job(f"job-{number:05d}", num_gpus, is_promised)
         for number, (num_gpus, is_promised) in enumerate(zip(shares, promised.tolist(), strict=True))
     }
-    return PoolState(nodes=Map(nodes), live_jobs=Map(jobs), allocation_based_on=1)
+    curve = MeasuredCurve(iterations_per_s={1 << k: 0.9**k * (1 << k) for k in range(14)}, complete=True)
+    curves = Map({PROFILE: curve})
+    return PoolState(nodes=Map(nodes), live_jobs=Map(jobs), curves=curves, allocation_based_on=1)
 
 
 def _job(job_id: str, num_gpus: int, is_promised: bool) -> Job:
     spec = JobSpec(
         training_function="benchmark:OnPaper",
-        model_name="on-paper",
+        model_name=PROFILE.split("/")[0],
         global_batch_size=256,
         max_iterations=100_000,
         job_class=JobClass.SLO if is_promised else JobClass.BEST_EFFORT,

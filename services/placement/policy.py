@@ -10,7 +10,7 @@ from math import inf
 
 from immutables import Map
 
-from shared.messages.cluster import GpuId, segments
+from shared.messages.cluster import segments
 from shared.messages.commands import Command
 from shared.messages.events import PlacedJob, PlacementDecided
 from shared.messages.policy import planner
@@ -25,16 +25,16 @@ LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the poo
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
     """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays."""
-    due, movable = set[str](), dict[str, tuple[GpuId, ...]]()
+    due, unplanned = set[str](), list[Job]()
     for job_id, job in state.live_jobs.items():
         if len(job.gpus) != job.num_gpus or (job.broken and job.gpus):
             due.add(job_id)
-        elif not job.planned_share and _may_move(job):  # a promise has a plan: that asks less
-            movable[job_id] = job.gpus
-    if not due and not movable:
+        elif not job.planned_share:
+            unplanned.append(job)
+    if not due and not unplanned:
         return ()
     topology = pool_topology(state)
-    if not due and not any_spread(topology, movable):
+    if not due and not any_spread(topology, {job.job_id: job.gpus for job in unplanned}):
         return ()
     current = {job_id: job.gpus for job_id, job in state.live_jobs.items()}
     wanted = {job_id: job.num_gpus for job_id, job in state.live_jobs.items()}
@@ -44,7 +44,8 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     if sum(wanted.values()) > topology.num_gpus:
         return ()  # a node is gone that the allocator has not heard of
     mobility = Mobility(
-        movable=movable.keys(), stake=lambda job_id: _stake(state, state.live_jobs[job_id], now_s)
+        movable={job.job_id for job in unplanned if _may_move(job)},
+        stake=lambda job_id: _stake(state, state.live_jobs[job_id], now_s),
     )
     placement = place(topology, current, wanted, mobility)
     placed: list[PlacedJob] = []

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from shared.scheduling.progressive_filling import SchedulableJob
 from shared.scheduling.scaling_curve import ScalingCurve
-from shared.scheduling.topology import Node, Topology
 
 
 @st.composite
@@ -45,31 +44,3 @@ def job_lists(draw: st.DrawFn, max_size: int = 12, fresh: bool = False) -> list[
     """Jobs with different ids."""
     size = draw(st.integers(0, max_size))
     return [draw(schedulable_jobs(job_id=f"job-{number:02d}", fresh=fresh)) for number in range(size)]
-
-
-@st.composite
-def topologies(draw: st.DrawFn, max_nodes: int = 6, max_gpus_per_node: int = 9) -> Topology:
-    """Clusters of unlike nodes, some without a power of two of GPUs, in racks that nest or in none."""
-    num_nodes = draw(st.integers(1, max_nodes))
-    return Topology(
-        tuple(
-            Node(
-                f"node-{number}",
-                draw(st.integers(1, max_gpus_per_node)),
-                sockets=draw(st.integers(1, 3)),
-                rack=draw(st.sampled_from(["", "a", "a/1", "a/2", "b/1/x", "b/1/y"])),
-            )
-            for number in range(num_nodes)
-        )
-    )
-
-
-@st.composite
-def gpu_counts(draw: st.DrawFn, num_gpus: int, job_ids: tuple[str, ...]) -> dict[str, int]:
-    """Powers of two, or 0, for some jobs; in all no more than `num_gpus`."""
-    left, counts = num_gpus, dict[str, int]()
-    for job_id in draw(st.permutations(job_ids)):
-        fitting = [0] + [2**k for k in range(left.bit_length()) if 2**k <= left]
-        counts[job_id] = draw(st.sampled_from(fitting))
-        left -= counts[job_id]
-    return counts

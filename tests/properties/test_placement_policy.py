@@ -10,7 +10,7 @@ from services.placement.policy import POLICY, decide
 from shared.messages.job import JobClass
 from shared.messages.pool_state import Job, Phase, PoolState
 from tests.histories import NOW_S, History, pool, spec
-from tests.properties.strategies import gpu_counts
+from tests.properties.placement_strategies import gpu_counts
 
 JOB_IDS = tuple(f"job-{number}" for number in range(7))
 CURVES = {

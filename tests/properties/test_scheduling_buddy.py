@@ -12,7 +12,7 @@ from shared.scheduling.buddy import Mobility, any_spread, place
 from shared.scheduling.placement_curves import PlacementCurves, Stake
 from shared.scheduling.seats import last_seats
 from shared.scheduling.topology import Node, Topology
-from tests.properties.strategies import gpu_counts, topologies
+from tests.properties.placement_strategies import gpu_counts, topologies
 
 JOB_IDS = tuple(f"job-{number}" for number in range(8))
 GpusByJob = Mapping[str, tuple[GpuId, ...]]
