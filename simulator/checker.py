@@ -22,7 +22,7 @@ _Hull = tuple[Level, list[Level], list[tuple[int, float]]]
 
 
 class Checker:
-    """Knows every promise as it last believed it. Its methods say what is wrong, a sentence each."""
+    """Knows every promise as it was last told. Its methods say what is wrong, a sentence each."""
 
     def __init__(self) -> None:
         self._promises: dict[str, Promise] = {}
@@ -36,9 +36,8 @@ class Checker:
             facts = promise.facts
             known = self._promises.get(facts.job_id, promise).facts
             problem = _moved(known, facts) or _broken(promise, yes.now_s)
-            if problem is None:
-                self._promises[facts.job_id] = promise
-            else:
+            self._promises[facts.job_id] = promise
+            if problem is not None:
                 problems.append(f"{facts.job_id}: {problem}")
         return problems + list(self._overdraft(yes.now_s, yes.num_gpus))
 
@@ -146,8 +145,10 @@ def _affordable(no: RefusalCertificate, prices: _Prices, needed: float = 0) -> I
         return
     income = no.num_gpus * sum(priced.price * (priced.end_s - priced.start_s) for priced in prices)
     payment = sum(_least_payment(job, prices, no) for job in (no.newcomer, *no.promised))
-    if not payment > income * (1 + _ROUNDING) or needed > payment * (1 + _ROUNDING):
+    if not payment > income * (1 + _ROUNDING):
         yield f"the jobs can pay as little as {payment}, of {income} that all GPUs earn"
+    elif needed > payment * (1 + _ROUNDING):
+        yield f"the jobs can pay as little as {payment}, not {needed}"
 
 
 def _least_payment(job: JobFacts, prices: _Prices, no: RefusalCertificate) -> float:
