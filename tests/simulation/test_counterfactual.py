@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from shared.messages.events import AllocationDecided, JobAdmitted, PlanDecided
 from shared.messages.export import ExportWriter
-from shared.messages.pool_state import Phase
+from shared.messages.pool_state import Job, Phase
 from simulator.__main__ import app
 from simulator.baselines.catalogue import BASELINES
 from simulator.cluster import VirtualCluster
@@ -27,9 +27,11 @@ DONE_S = 3_600.0
 
 
 @cache
-def life(seed: int, faults: Faults = NO_FAULTS, *, curves_known: bool = True) -> VirtualCluster:
-    """A pool of 16 GPUs and twelve jobs, from its first message until it is at rest."""
-    scenario = random_scenario(seed, curves_known=curves_known)
+def life(
+    seed: int, faults: Faults = NO_FAULTS, *, curves_known: bool = True, num_jobs: int = 12
+) -> VirtualCluster:
+    """A pool of 16 GPUs and its jobs, from the first message until it is at rest."""
+    scenario = random_scenario(seed, num_jobs=num_jobs, curves_known=curves_known)
     cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
     cluster.run(DONE_S)
     return cluster
@@ -51,18 +53,20 @@ def test_the_recorded_policy_decides_as_recorded_and_its_jobs_fare_the_same_in_t
     assert comparison.count("modelled") == comparison.count("recorded") == comparison.count("other")
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_jobs_end_in_the_model_about_when_they_ended_in_the_record(seed: int) -> None:
-    """The virtual cluster starts processes and stops them at steps; the model knows only what a resize costs."""
-    cluster = life(seed)
-    modelled = run_on(entries(cluster), 0, PLANNERS, cluster.engine.now_s + DONE_S)
-    for job in cluster.state.ended_jobs.values():
-        again = modelled[job.job_id]
-        assert again.phase is job.phase
-        if job.phase is Phase.FINISHED:
-            assert again.ended_at_s is not None
-            assert job.ended_at_s is not None
-            assert again.ended_at_s == pytest.approx(job.ended_at_s, abs=2.0)
+@pytest.mark.parametrize("seed", range(3))
+def test_jobs_take_as_long_in_the_model_as_in_the_record(seed: int) -> None:
+    """Of many jobs it is the mean that counts: who grows first may hang on half a second."""
+    for cluster, tolerance in ((life(seed, num_jobs=2), 0.05), (life(seed), 0.15)):
+        modelled = run_on(entries(cluster), 0, PLANNERS, cluster.engine.now_s + DONE_S)
+        recorded = [job for job in cluster.state.ended_jobs.values() if job.phase is not Phase.REJECTED]
+        assert all(modelled[job.job_id].phase is job.phase for job in recorded)
+        again = [modelled[job.job_id] for job in recorded]
+        assert seconds(again) == pytest.approx(seconds(recorded), rel=tolerance, abs=0.5)
+
+
+def seconds(jobs: list[Job]) -> float:
+    """From decision to end, in all."""
+    return sum(job.ended_at_s - job.decided_at_s for job in jobs if job.ended_at_s is not None)
 
 
 def test_who_was_rejected_is_admitted_by_one_without_admission_control() -> None:
