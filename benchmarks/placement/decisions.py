@@ -40,7 +40,7 @@ def measure_pool(
         migrations += sum(len(decision.migrated) for decision in decided)
         state = _placed(state, decided)
         idle_ms.append(_timed(state)[0])
-    lost_ms = [_timed(_without_node(state, number))[0] for number in range(3)]
+    lost_ms = [_timed(_without_node(state, node_id))[0] for node_id in sorted(state.nodes)[:3]]
     return {
         "num_gpus": num_nodes * GPUS_PER_NODE,
         "num_jobs": len(state.live_jobs),
@@ -69,9 +69,12 @@ def _percentiles(times_ms: list[float]) -> dict[str, float]:
 
 def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.random.Generator) -> PoolState:
     """A pool that is nearly full by number, where nobody has GPUs yet."""
+    ids = [
+        f"node-{share_unpromised}-{number}" for number in range(num_nodes)
+    ]  # of no other pool: nothing is cached
     nodes = {
-        f"node-{number}": NodeState(
-            node_id=f"node-{number}",
+        node_id: NodeState(
+            node_id=node_id,
             incarnation="1",
             num_gpus=GPUS_PER_NODE,
             device="cuda",
@@ -80,7 +83,7 @@ def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.ran
             sockets=2,
             rack=f"row-{number // (NODES_PER_RACK * RACKS_PER_ROW)}/rack-{number // NODES_PER_RACK}",
         )
-        for number in range(num_nodes)
+        for number, node_id in enumerate(ids)
     }
     shares = [1] * num_jobs
     room = int(num_nodes * GPUS_PER_NODE * (1 - LEAVES_FREE)) - num_jobs
@@ -144,9 +147,9 @@ def _three_changes(state: PoolState, chance: np.random.Generator) -> PoolState:
     return replace(state, live_jobs=jobs)
 
 
-def _without_node(state: PoolState, number: int) -> PoolState:
+def _without_node(state: PoolState, node_id: str) -> PoolState:
     """The pool after the loss of one node; the jobs on it keep their share."""
-    lost = state.nodes[f"node-{number}"]
+    lost = state.nodes[node_id]
     jobs = state.live_jobs
     for job in jobs.values():
         if lost.node_id in job.nodes:

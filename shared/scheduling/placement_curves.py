@@ -7,6 +7,7 @@ Source: ElasticFlow, section 3.2 and figure 2(b).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shared.messages.pool_state import MeasuredCurve
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -85,8 +86,10 @@ def placement_curves(
 
 
 def _curve(measured: MeasuredCurve | None, factor: float) -> ScalingCurve | None:
-    if measured is None:
-        return None
-    rates = measured.iterations_per_s
-    points = sorted((n, rate * factor) for n, rate in rates.items() if n > 0 and not n & (n - 1) and rate > 0)
+    return None if measured is None else _scaling_curve(tuple(measured.iterations_per_s.items()), factor)
+
+
+@lru_cache(maxsize=4096)
+def _scaling_curve(rates: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve | None:
+    points = sorted((n, rate * factor) for n, rate in rates if n > 0 and not n & (n - 1) and rate > 0)
     return ScalingCurve(tuple(n for n, _ in points), tuple(rate for _, rate in points)) if points else None
