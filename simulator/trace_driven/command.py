@@ -63,6 +63,9 @@ def simulate(
     down_hours: Annotated[
         float, typer.Option(metavar="H", min=0.01, help="With --failures: mean time until it is back.")
     ] = 2.0,
+    max_down: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --failures: so many nodes at once at most.")
+    ] = None,
     reserve: Annotated[
         int, typer.Option(metavar="K", min=0, max=2, help="Promise with so many nodes in reserve.")
     ] = 0,
@@ -103,7 +106,7 @@ def simulate(
             policy=policy,
             overhead=overhead,
             reserve_nodes=reserve,
-            failures=_failures(failures, up_hours, down_hours),
+            failures=_failures(failures, up_hours, down_hours, max_down),
         )
         verification = trial.verification()
         simulation = trial.simulation(verification)
@@ -129,10 +132,12 @@ def simulate(
         raise typer.Exit(NEGATIVE)
 
 
-def _failures(seed: int | None, up_hours: float, down_hours: float) -> Failures | None:
+def _failures(seed: int | None, up_hours: float, down_hours: float, max_down: int | None) -> Failures | None:
     if seed is None:
         return None
-    return Failures(seed=seed, mean_up_s=up_hours * HOUR_S, mean_down_s=down_hours * HOUR_S)
+    return Failures(
+        seed=seed, mean_up_s=up_hours * HOUR_S, mean_down_s=down_hours * HOUR_S, max_down=max_down
+    )
 
 
 @contextmanager

@@ -199,6 +199,8 @@ def test_nodes_fail_from_a_seed() -> None:
     shown = numbers(simulate(*failing))
     assert shown["outages"] > 0
     assert shown["unfinished"] == 0
+    limited = numbers(simulate(*failing, "--down-hours", "48", "--max-down", "1"))
+    assert 0 < limited["outages"] < numbers(simulate(*failing, "--down-hours", "48"))["outages"]
 
 
 def test_a_bundled_name_comes_before_a_file_of_that_name(
