@@ -7,20 +7,20 @@ notebooks, without `await`, are in `elasticflow/calls.py`.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 
 from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
-from elasticflow.errors import NoAdmission, Undecided, UnknownJob, UnknownPool
+from elasticflow.errors import NoAdmission, Undecided, UnknownPool
 from elasticflow.job import InvalidJob
+from elasticflow.ledger_view import LedgerView
 from elasticflow.packaging import Package
 from elasticflow.patience import patiently
 from shared.errors import NoResponder, Retry
-from shared.messages import codec, lifecycle, subjects
+from shared.messages import codec, subjects
 from shared.messages.commands import CancelJob, Command, QuoteDeadline, SubmitJob
 from shared.messages.events import (
     CancelRefused,
     DeadlineQuoted,
-    Event,
     JobAdmitted,
     JobCancelled,
     JobFailed,
@@ -30,28 +30,23 @@ from shared.messages.events import (
     ProfileRequested,
 )
 from shared.messages.job import JobSpec
-from shared.messages.pool_state import Job, PoolState
-from shared.runtime import snapshots, streams
-from shared.runtime.bus import Stored
+from shared.runtime import streams
 from shared.runtime.clock import Clock, SystemClock, fresh_id
-from shared.runtime.logs import get_log
 from shared.runtime.nats_bus import NatsBus, connect_nats
-from shared.runtime.nats_connection import masked
-from shared.runtime.outbox import ledger_message
+from shared.runtime.nats_url import masked
 
 ANSWER_TIMEOUT_S = 30.0
 
 Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
 Heard = Decision | ProfileRequested | CancelRefused | MessageRefused
-LedgerEntry = tuple[Stored, Event | PlanDecided | None]  # None: a message that nobody can read
 
 
-class Client:
+class Client(LedgerView):
     """One pool, over one connection; made by `Client.connect`."""
 
     def __init__(self, bus: NatsBus, endpoint: Endpoint, tenant: str, clock: Clock) -> None:
-        self.endpoint, self.tenant = endpoint, tenant
-        self._bus, self._pool, self._clock = bus, endpoint.pool, clock
+        super().__init__(bus, endpoint.pool)
+        self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -201,72 +196,6 @@ class Client:
             await asyncio.gather(*listeners, return_exceptions=True)
             with contextlib.suppress(Retry):
                 await words.close()
-
-    # -- what the ledger says ----------------------------------------------------------------------------
-
-    async def entries(
-        self, *, after_sequence: int = 0, up_to: int | None = None
-    ) -> AsyncGenerator[LedgerEntry, None]:
-        """The ledger, message by message, up to a sequence or for ever."""
-        batches = (
-            self._bus.follow(self._pool, after_sequence=after_sequence)
-            if up_to is None
-            else self._bus.read(self._pool, after_sequence=after_sequence, up_to=up_to)
-        )
-        async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
-            async for batch in batches:
-                for stored in batch:
-                    yield stored, readable(stored)
-
-    async def last_sequence(self) -> int:
-        return await patiently(self._bus.last_sequence, self._pool)
-
-    async def state(self) -> PoolState:
-        """The pool now: the newest snapshot, and what the ledger has added since."""
-        state = await snapshots.load(self._bus, self._pool, get_log("client")) or PoolState()
-        async for stored, message in self.entries(
-            after_sequence=state.sequence, up_to=await self.last_sequence()
-        ):
-            state = lifecycle.evolve(state, message, stored.sequence)
-        return state
-
-    async def states(self) -> AsyncGenerator[PoolState, None]:
-        """The pool now, and again after every change, for ever; a burst of changes counts as one."""
-        state = await self.state()
-        yield state
-        batches = self._bus.follow(self._pool, after_sequence=state.sequence)
-        async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
-            async for batch in batches:
-                for stored in batch:
-                    state = lifecycle.evolve(state, readable(stored), stored.sequence)
-                yield state
-
-    async def job(self, job_id: str) -> Job:
-        """Raises UnknownJob."""
-        return self._known(await self.state(), job_id)
-
-    async def wait(self, job_id: str) -> Job:
-        """The job, once it has ended. Raises UnknownJob."""
-        async with contextlib.aclosing(self.states()) as states:
-            async for state in states:
-                job = self._known(state, job_id)
-                if not job.live:
-                    return job
-        raise AssertionError("the ledger is followed for ever")
-
-    def _known(self, state: PoolState, job_id: str) -> Job:
-        job = state.job(job_id)
-        if job is None:
-            raise UnknownJob(job_id, self._pool)
-        return job
-
-
-def readable(stored: Stored) -> Event | PlanDecided | None:
-    """The message in it, None if nobody can read it."""
-    try:
-        return ledger_message(stored.subject, stored.data)
-    except codec.Undecodable:
-        return None
 
 
 def fresh_job_id(spec: JobSpec) -> str:

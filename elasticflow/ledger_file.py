@@ -4,13 +4,13 @@ import contextlib
 from pathlib import Path
 from typing import BinaryIO
 
-from elasticflow.client import Client, LedgerEntry, readable
 from elasticflow.errors import NotAnExport
+from elasticflow.ledger_view import LedgerEntry, LedgerView, readable
 from shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export
 from shared.runtime.bus import Stored
 
 
-async def write_ledger(client: Client, file: Path) -> int:
+async def write_ledger(client: LedgerView, file: Path) -> int:
     """All messages up to now; how many. The file appears whole, or not at all."""
     unfinished = file.with_name(f".{file.name}.part")
     count = 0
@@ -30,7 +30,7 @@ async def write_ledger(client: Client, file: Path) -> int:
     return count
 
 
-async def stream_ledger(client: Client, out: BinaryIO) -> None:
+async def stream_ledger(client: LedgerView, out: BinaryIO) -> None:
     """All messages, and whatever comes after them, for ever: each is there as soon as the ledger has it."""
     writer = ExportWriter(out)
     async with contextlib.aclosing(client.entries()) as entries:

@@ -15,20 +15,15 @@ from pathlib import Path
 import aiohttp
 
 from elasticflow.children import Child, free_port, last_line
-from elasticflow.client import Client
-from elasticflow.endpoint import DEFAULT_POOL, DEFAULT_TENANT, Endpoint
+from elasticflow.endpoint import DEFAULT_POOL
 from elasticflow.errors import StartFailed
 from elasticflow.machine import node_environments, visible_gpus
+from elasticflow.pool_config import configure
 from elasticflow.run_file import RunFile, RunningProcess, remove_run_file, take
-from shared.errors import ElasticFlowError, Reload
-from shared.messages import codec, subjects
+from shared.errors import ElasticFlowError
 from shared.messages.cluster import PoolConfig
-from shared.messages.events import PlanDecided, PoolConfigured
 from shared.runtime.clock import Clock, SystemClock, fresh_id
-from shared.runtime.nats_bus import NatsBus, connect_nats
 from shared.runtime.nats_server import EmbeddedServer
-from shared.runtime.outbox import decision_id
-from shared.runtime.streams import StreamLimits
 
 DECIDERS = ("admission", "allocator", "placement")
 REPLICABLE = (*DECIDERS, "monitor")
@@ -36,7 +31,6 @@ HEALTHY_WITHIN_S = 60.0
 GIVE_UP_AFTER = 4  # ends before the first healthy moment
 _POLL_S = 0.2
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
-_CONNECT_WAIT_S = 5.0
 _HOST = "127.0.0.1"
 
 Report = Callable[[str], None]
@@ -76,7 +70,10 @@ class Supervisor:
         lock = take(self._plan.data_dir)
         try:
             async with self._nats() as url:
-                await configure(url, self._plan, self._clock)
+                plan = self._plan
+                await configure(
+                    url, plan.pool, plan.config, self._clock, stream_replicas=plan.stream_replicas
+                )
                 await self._supervise(url, on_healthy)
         finally:
             remove_run_file(self._plan.data_dir)
@@ -239,45 +236,3 @@ def kept_token(data_dir: Path) -> str:
 def _import_root() -> str:
     """Where `services` is found, also when we run from a checkout and not from its folder."""
     return str(Path(__file__).resolve().parent.parent)
-
-
-# -- the pool's configuration ----------------------------------------------------------------------------
-
-
-async def configure(url: str, plan: UpPlan, clock: Clock) -> None:
-    """Make the pool, and make its configuration the wanted one, by compare-and-set as every decision."""
-    limits = StreamLimits(replicas=plan.stream_replicas)
-    bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
-    try:
-        await bus.ensure_pool(plan.pool)
-        while not await _configured(bus, plan, clock):
-            pass
-    finally:
-        await bus.close()
-
-
-async def _configured(bus: NatsBus, plan: UpPlan, clock: Clock) -> bool:
-    """True if the pool has the wanted configuration now; False if a rival decision came between."""
-    plan_end = await bus.last_subject_sequence(subjects.plan(plan.pool))
-    state = await Client(bus, Endpoint(nats_url="", pool=plan.pool), DEFAULT_TENANT, clock).state()
-    wanted = plan.config or (state.config if state.configured else PoolConfig())
-    if state.configured and state.config == wanted:
-        return True
-    now_s = clock.now_s()
-    decision = PlanDecided(
-        service="operator",
-        based_on=state.sequence,
-        now_s=now_s,
-        events=(PoolConfigured(config=wanted, at_s=now_s),),
-    )
-    message_id = decision_id(decision, "eflow-up")
-    try:
-        await bus.append(
-            subjects.plan(plan.pool),
-            codec.encode(decision, id=message_id, recorded_at_s=now_s),
-            message_id=message_id,
-            expected_last_subject_sequence=plan_end,
-        )
-    except Reload:
-        return False
-    return True

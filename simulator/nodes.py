@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from services.executor.model import Offer, State, report
+from services.executor.model import Offer, State
 from services.executor.notes import (
     ContactLost,
     ContactRestored,
@@ -14,6 +14,7 @@ from services.executor.notes import (
     StopWorkers,
     TellRendezvous,
 )
+from services.executor.observing import report
 from services.executor.policy import executor_policy
 from shared.messages import codec
 from simulator.engine import Engine

@@ -9,8 +9,9 @@ import typer
 
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.output import note, print_json, say_line
-from elasticflow.client import Client, LedgerEntry
+from elasticflow.client import Client
 from elasticflow.ledger_file import write_ledger
+from elasticflow.ledger_view import LedgerEntry
 from elasticflow.times import clock_time
 from shared.messages.events import Event, PlanDecided
 from shared.messages.summary import summary

@@ -26,7 +26,7 @@ from elasticflow.run_file import DATA_DIR, RunFile, find_run_file, holder_of, re
 from elasticflow.supervisor import REPLICABLE, Supervisor, UpPlan
 from shared.errors import BadSettings
 from shared.messages.cluster import PoolConfig
-from shared.runtime.nats_connection import masked
+from shared.runtime.nats_url import masked
 from shared.runtime.settings import Settings
 
 _STOP_TIMEOUT_S = 60.0

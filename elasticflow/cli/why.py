@@ -8,9 +8,10 @@ import typer
 
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.output import print_json, say_line
-from elasticflow.client import Client, LedgerEntry
+from elasticflow.client import Client
 from elasticflow.errors import UnknownJob
 from elasticflow.ledger_file import read_ledger
+from elasticflow.ledger_view import LedgerEntry
 from elasticflow.story import Sentence, story
 from elasticflow.times import clock_time
 

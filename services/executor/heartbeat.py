@@ -14,8 +14,9 @@ import math
 from typing import Any, Protocol
 
 from services.executor.boot_clock import boot_s
-from services.executor.model import Membership, State, report
+from services.executor.model import Membership, State
 from services.executor.notes import ContactLost, ContactRestored
+from services.executor.observing import report
 from services.executor.staffing import fence_s
 from shared.errors import Retry
 from shared.messages import codec, subjects

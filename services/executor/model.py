@@ -1,4 +1,6 @@
-"""What an executor knows: the ledger, and the processes of its own node. Pure: State, evolve, observe.
+"""What an executor knows: the ledger, and the processes of its own node. Pure: State, evolve.
+
+What is observed on the node itself, beside the ledger, is in `observing`.
 
 A worker is remembered from the wish to start it until the ledger no longer speaks of its generation.
 """
@@ -6,26 +8,11 @@ A worker is remembered from the wish to start it until the ledger no longer spea
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, Literal, assert_never, cast
+from typing import Literal, cast
 
 from immutables import Map
 
-from services.executor.notes import (
-    Action,
-    ContactLost,
-    ContactRestored,
-    Depart,
-    Ended,
-    KillWorkers,
-    LeaveRequested,
-    Note,
-    Purpose,
-    Said,
-    StartWorker,
-    StopWorkers,
-    TellRendezvous,
-    WorkerId,
-)
+from services.executor.notes import Ended, Purpose, WorkerId
 from shared.messages import events, lifecycle
 from shared.messages import worker_channel as channel
 from shared.messages.events import PlanDecided
@@ -174,7 +161,7 @@ def _refreshed(state: State, job_ids: Iterable[str]) -> State:
             state = replace(state, job_ids=state.job_ids ^ {job_id})
         if concerns or state.workers:
             for worker in state.workers_of(job_id):
-                state = _forgotten_if_over(state, worker)
+                state = forgotten_if_over(state, worker)
     return state
 
 
@@ -195,130 +182,7 @@ def is_current(job: Job) -> bool:
     return job.live and not job.broken
 
 
-def _forgotten_if_over(state: State, worker: Worker) -> State:
+def forgotten_if_over(state: State, worker: Worker) -> State:
     if worker.runs or is_awaited(state, state.pool.job(worker.id.job_id), worker.id.generation):
         return state
     return replace(state, workers=state.workers.delete(worker.id))
-
-
-# --- observe: this node ---------------------------------------------------------------------------------
-
-
-def observe(state: State, note: Any, now_s: float) -> State:
-    """Something that happened here, or that the shell was just told to do."""
-    noted = cast(Note | Action, note)
-    match noted:
-        case Said():
-            return _heard(state, noted, now_s)
-        case Ended():
-            worker = state.workers.get(noted.worker)
-            if worker is None:
-                return state
-            worker = replace(worker, ended=noted, ended_at_s=now_s)
-            return _forgotten_if_over(_with_worker(state, worker), worker)
-        case ContactLost():
-            explanation = f"ended because NATS was out of reach for {noted.silence_s:.1f} s"
-            cut_off = replace(state, cut_off=True)
-            return _each(cut_off, (w.id for w in state.running), explanation=explanation)
-        case ContactRestored():
-            return replace(state, cut_off=False)
-        case LeaveRequested():
-            return replace(state, leaving=True)
-        case StartWorker():
-            return _with_worker(state, _asked_for(noted, now_s))
-        case TellRendezvous():
-            return _each(state, _running_ids(state, noted), rendezvous=noted.address)
-        case StopWorkers():
-            return _each(state, _running_ids(state, noted), stop_asked_at_s=now_s)
-        case KillWorkers():
-            return _each(state, _running_ids(state, noted), kill_asked=True)
-        case Depart():
-            return state
-        case _:
-            assert_never(noted)
-
-
-def _asked_for(action: StartWorker, now_s: float) -> Worker:
-    return Worker(
-        id=action.worker,
-        gpu_index=action.gpu_index,
-        purpose=action.purpose,
-        asked_for_at_s=now_s,
-        rendezvous=action.rendezvous,
-    )
-
-
-def _heard(state: State, note: Said, now_s: float) -> State:
-    worker = state.workers.get(note.worker)
-    if worker is None:
-        return state
-    match note.message:
-        case channel.RendezvousListening(port=port):
-            worker = replace(worker, port=port)
-        case channel.Started(iteration=iteration):  # from a checkpoint of that iteration, or from nothing
-            checkpoint = iteration if worker.id.rank == 0 else None
-            worker = replace(
-                worker,
-                trains=True,
-                iteration=iteration,
-                checkpoint_iteration=checkpoint,
-                progressed_at_s=now_s,
-            )
-        case channel.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
-            worker = replace(
-                worker,
-                iteration=iteration,
-                iterations_per_s=iterations_per_s,
-                metrics=metrics,
-                progressed_at_s=now_s,
-            )
-        case channel.Alive(iteration=iteration, seconds_since_progress=silence_s):
-            worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
-        case channel.Checkpointed(iteration=iteration):
-            worker = replace(worker, checkpoint_iteration=max(iteration, worker.checkpoint_iteration or 0))
-        case channel.Profiled() | channel.Finished() | channel.Failed():
-            worker = replace(worker, outcome=worker.outcome or note.message)
-        case _:
-            assert_never(note.message)
-    return _with_worker(state, worker)
-
-
-def _running_ids(state: State, action: TellRendezvous | StopWorkers | KillWorkers) -> tuple[WorkerId, ...]:
-    generation = (action.job_id, action.generation)
-    return tuple(w.id for w in state.workers.values() if w.runs and w.id[:2] == generation)
-
-
-def _each(state: State, ids: Iterable[WorkerId], **changes: Any) -> State:
-    for worker_id in ids:
-        state = _with_worker(state, replace(state.workers[worker_id], **changes))
-    return state
-
-
-def _with_worker(state: State, worker: Worker) -> State:
-    return replace(state, workers=state.workers.set(worker.id, worker))
-
-
-# --- report ---------------------------------------------------------------------------------------------
-
-
-def report(state: State, now_s: float) -> events.NodeReported:
-    """The heartbeat: of pre-runs too, so that the monitor sees whether they move."""
-    return events.NodeReported(
-        node_id=state.node_id,
-        incarnation=state.incarnation,
-        workers=tuple(
-            events.WorkerReport(
-                job_id=worker.id.job_id,
-                generation=worker.id.generation,
-                rank=worker.id.rank,
-                iteration=worker.iteration,
-                iterations_per_s=worker.iterations_per_s,
-                checkpoint_iteration=worker.checkpoint_iteration or 0,
-                seconds_since_progress=max(0.0, now_s - worker.progressed_at_s),
-                metrics=worker.metrics,
-            )
-            for worker in state.running
-            if worker.trains
-        ),
-        at_s=now_s,
-    )

@@ -6,8 +6,9 @@ which is once; an action is taken for as long as the processes are not as they s
 
 from functools import partial
 
-from services.executor.model import Membership, Offer, State, evolve, is_current, observe, start
+from services.executor.model import Membership, Offer, State, evolve, is_current, start
 from services.executor.notes import Action, Depart, KillWorkers, WorkerId
+from services.executor.observing import observe
 from services.executor.staffing import ends, kill_due_s, starts
 from services.executor.verdict import crash_due_s, end_of_job, overdue_at_s
 from shared.messages import worker_channel as channel

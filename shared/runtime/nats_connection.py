@@ -13,7 +13,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import nats.errors
 import structlog
@@ -22,7 +21,6 @@ from nats.aio.msg import Msg
 
 from shared.errors import (
     BadCredentials,
-    BadSettings,
     BusClosed,
     NoResponder,
     RequestTimeout,
@@ -30,10 +28,10 @@ from shared.errors import (
     Unavailable,
 )
 from shared.runtime.nats_inbox import Inbox, status_of
+from shared.runtime.nats_url import check_url, login, masked
 
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
 
-_SCHEMES = ("nats", "tls", "ws", "wss")
 _RECONNECT_WAIT_S = 0.2
 _CONNECT_TIMEOUT_S = 2
 _PING_INTERVAL_S = (
@@ -47,26 +45,6 @@ log = structlog.get_logger()
 
 class ConnectionBroke(Exception):
     """Between request and answer; inside this package only: what it means depends on the request."""
-
-
-def masked(url: str) -> str:
-    """The URL without user, password and token."""
-    return ",".join(
-        f"{parts.scheme}://{'***@' if parts.username else ''}{parts.netloc.rpartition('@')[2]}"
-        for parts in map(urlsplit, url.split(","))
-    )
-
-
-def check_url(url: str) -> None:
-    """Raises BadSettings if this names no NATS server, without repeating it: it may hold a secret."""
-    for part in url.split(","):
-        try:
-            parts = urlsplit(part)
-            good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # of a port that is none
-            good = False
-        if not good:
-            raise BadSettings(("NATS_URL must be like nats://host:4222, or nats://TOKEN@host:4222",))
 
 
 class Connection:
@@ -100,7 +78,7 @@ class Connection:
         servers = url.split(",")
         failed: asyncio.Future[None] = loop.create_future()
         failures = 0
-        user, password, token = _login(servers[0])
+        user, password, token = login(servers[0])
 
         async def on_error(error: Exception) -> None:
             nonlocal failures
@@ -292,14 +270,6 @@ class Connection:
     def new_subject(self) -> str:
         """A subject that nobody else uses."""
         return self.client.new_inbox()
-
-
-def _login(url: str) -> tuple[str | None, str | None, str | None]:
-    """User, password, token: for servers that we learn of from others too, whose URLs carry none."""
-    parts = urlsplit(url)
-    if parts.password is not None:
-        return parts.username, parts.password, None
-    return None, None, parts.username
 
 
 def _header_bytes(headers: Mapping[str, str] | None) -> int:

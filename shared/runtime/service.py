@@ -17,7 +17,7 @@ from shared.runtime.host import Host
 from shared.runtime.lease import Lease
 from shared.runtime.logs import configure_logs, get_log
 from shared.runtime.nats_bus import NatsBus, connect_nats
-from shared.runtime.nats_connection import masked
+from shared.runtime.nats_url import masked
 from shared.runtime.parent_death import die_with_parent
 from shared.runtime.settings import Settings
 from shared.runtime.streams import StreamLimits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.executor.model import Membership, report
+from services.executor.model import Membership
 from services.executor.notes import (
     ContactLost,
     ContactRestored,
@@ -15,6 +15,7 @@ from services.executor.notes import (
     TellRendezvous,
     WorkerId,
 )
+from services.executor.observing import report
 from services.executor.verdict import PROFILE_LIMIT_S, QUIET_EXIT_S
 from shared.messages import events
 from shared.messages.pool_state import Phase, StoppingWorkers
