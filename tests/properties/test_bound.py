@@ -10,10 +10,11 @@ from scipy.optimize import linprog
 
 from shared.messages.job import JobClass
 from shared.scheduling.resize_cost import ResizeCost
-from simulator.bound import clairvoyant_bound, feasible_alone, linear_program, pricing
+from simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule, linear_program, pricing
 from simulator.bound.demand import Demand, Grid
 from simulator.workload.jobs import TraceJob, Workload
 from tests.properties.strategies import scaling_curves
+from tests.schedules_made import problems
 
 COSTS = st.sampled_from([ResizeCost(), ResizeCost.flat(4.0), ResizeCost((1, 2, 8), (4.0, 6.0, 10.0))])
 CLOSE = 1e-5
@@ -105,6 +106,16 @@ def test_whatever_the_prices_they_prove_a_bound(
     best, mean = pricing.ascend(demand, grid, num_gpus, 200)
     assert optimum.met_J.sum() - CLOSE <= best.dual_value <= demand.num_jobs + CLOSE
     assert np.all((mean.met_J >= 0) & (mean.met_J <= 1))
+
+
+@settings(max_examples=60)
+@given(workloads(), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
+def test_schedules_with_hindsight_are_kept_to_the_last_bit_and_stay_below_the_bound(
+    workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
+) -> None:
+    made = hindsight_schedule(workload, num_gpus, cost, seed, moves=30)
+    assert made.met <= clairvoyant_bound(workload, num_gpus, cost).whole_jobs_met
+    assert problems(made, workload, num_gpus, cost) == []
 
 
 @settings(max_examples=60)

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from simulator.bound import clairvoyant_bound, feasible_alone
+from simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule
 from simulator.workload.jobs import Workload
 from simulator.workload.overhead import overhead_model
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
+from tests.schedules_made import problems
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 pytestmark = pytest.mark.skipif(not (SHARED / "traces").is_dir(), reason="needs ../shared/traces")
@@ -45,3 +46,12 @@ def test_merged_intervals_stay_above_the_bound_and_come_down_to_it() -> None:
     assert all(238.4336 < met <= 257 for met in merged)
     assert merged == sorted(merged, reverse=True)
     assert merged[-1] < 239
+
+
+def test_hindsight_comes_close_to_the_bound_of_itp_cluster10() -> None:
+    workload = published("itp_cluster10")
+    for num_gpus, at_least in [(64, 258), (16, 232)]:
+        cost = overhead_model("reference", num_gpus)
+        made = hindsight_schedule(workload, num_gpus, cost, moves=500)
+        assert at_least <= made.met <= clairvoyant_bound(workload, num_gpus, cost).whole_jobs_met
+        assert problems(made, workload, num_gpus, cost) == []
