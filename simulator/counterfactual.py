@@ -31,7 +31,7 @@ from shared.messages.events import (
 from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve
-from simulator.baselines.adapter import resize_cost
+from simulator.baselines.view import resize_cost
 from simulator.engine import Engine
 from simulator.given import Given, Roll, given, roll, usual_start_s
 from simulator.replay import OPERATOR, Entry, folded
@@ -134,7 +134,7 @@ class _Counterfactual:
         if not job.training:
             starts_s = max(job.placed_at_s + self._start_cost_s(len(job.gpus)), now_s)
         elif (counted_on := known_curve(state, spec_of(job))) is not None:
-            iteration = iteration_at(job, counted_on, now_s)
+            iteration = iteration_at(job, counted_on, now_s, state.config.progress_timeout_s)
         training = _Training(
             job_id=job.job_id, generation=job.generation, starts_s=starts_s, iteration=iteration, rate=rate
         )

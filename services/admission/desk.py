@@ -4,8 +4,10 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 """
 
 import math
+from collections.abc import Sequence
 
-from services.admission.refusals import problems_of, size_problems, why_late
+from services.admission.promises import Promises, Refusal
+from services.admission.refusals import problems_of, size_problems
 from services.admission.rules import Request, objection
 from shared.messages.commands import CancelJob, SubmitJob
 from shared.messages.events import (
@@ -21,19 +23,10 @@ from shared.messages.fold_admission import is_anew
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply
 from shared.messages.pool_state import Phase, PoolState
-from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.outlook import (
-    admission_plan,
-    as_steps,
-    known_curve,
-    largest_level,
-    newcomer,
-    profile_known,
-)
-from shared.scheduling.progressive_filling import SchedulableJob, gpu_seconds
-from shared.scheduling.scaling_curve import ScalingCurve
-
-MAX_TIGHT_OFFERS = 1  # of one decision: a tight one costs as much as ten wishes, which all wait for it
+from shared.scheduling.admission_plan import Proposal
+from shared.scheduling.job_table import SchedulableJob, gpu_seconds
+from shared.scheduling.outlook import known_curve, largest_level, newcomer, profile_known
+from shared.scheduling.planned_pool import flat
 
 
 class Desk:
@@ -42,19 +35,24 @@ class Desk:
     def __init__(self, state: PoolState, now_s: float) -> None:
         self.state, self.now_s = state, now_s
         self.said: list[AdmissionEvent] = []
-        self._plan: AdmissionPlan | None = None
-        self._refused: list[SchedulableJob] = []  # beside this plan
-        self._num_tight_offers = 0
+        self.promises = Promises(state, now_s)
 
-    @property
-    def plan(self) -> AdmissionPlan:
-        if self._plan is None:
-            self._plan = admission_plan(self.state, self.now_s)
-        return self._plan
+    def in_order(self, wishes: Sequence[SubmitJob]) -> list[SubmitJob]:
+        """Wishes that came together, as they are to be judged: by selective admission those that ask for least first."""
+        asked = [self._least_gpu_seconds(wish) for wish in wishes]
+        self.promises.expect(least for least in asked if 0 < least < math.inf)
+        if self.state.config.admission == "first-come":
+            return list(wishes)
+        order = sorted(range(len(wishes)), key=lambda index: asked[index])
+        return [wishes[index] for index in order]
 
-    def _replan(self, plan: AdmissionPlan | None) -> None:
-        """Go on with this plan; None: with one made anew."""
-        self._plan, self._refused = plan, []
+    def _least_gpu_seconds(self, wish: SubmitJob) -> float:
+        """0 where no deadline is asked for, or nothing is known yet."""
+        spec, deadline_s = wish.spec, wish.spec.resolved_deadline_s(self.now_s)
+        curve = known_curve(self.state, spec) if spec.job_class is JobClass.SLO else None
+        if curve is None or deadline_s is None:
+            return 0.0
+        return self.promises.least_gpu_seconds(newcomer(self.state, wish.job_id, spec, curve, deadline_s))
 
     def submit(self, wish: SubmitJob) -> None:
         """Say something about a submission, unless the same was said before."""
@@ -92,7 +90,7 @@ class Desk:
             why = f"it has ended already: {job.phase.value}"
         else:
             self._say(JobCancelled(job_id=wish.job_id, reason=wish.reason, at_s=self.now_s))
-            self._replan(None)
+            self.promises.look_again(self.state)
             return
         self._say(CancelRefused(job_id=wish.job_id, explanation=why, at_s=self.now_s))
 
@@ -108,36 +106,6 @@ class Desk:
             why = "its deadline passed before its speed could be measured"
             self._reject(job_id, tenant, spec, "deadline", why, deadline_s=deadline_s)
 
-    def earliest_deadline_s(self, job_id: str, spec: JobSpec, curve: ScalingCurve) -> float | None:
-        """The earliest deadline that would be promised now; in whole seconds, if the slack is."""
-        job = newcomer(self.state, job_id, spec, curve, None)
-        return self._deadline_s(self.plan.earliest_deadline_s(job))
-
-    def _admitting(self, job: SchedulableJob) -> AdmissionPlan | None:
-        """The plan with this job promised too, or None; at once if less was refused already."""
-        if any(_asks_no_less(job, refused) for refused in self._refused):
-            return None
-        plan = self.plan.admit(job)
-        if plan is None:
-            self._refused.append(job)
-        return plan
-
-    def _offer_s(self, job: SchedulableJob) -> float | None:
-        """A later deadline that would be promised if taken at once.
-
-        The first offers of a decision are the earliest ones that there are; when many wishes come at once the
-        others are the earliest that move no other job, a little later at most times and much cheaper. A quote
-        is always tight.
-        """
-        self._num_tight_offers += 1
-        if self._num_tight_offers <= MAX_TIGHT_OFFERS:
-            return self._deadline_s(self.plan.earliest_deadline_s(job))
-        return self._deadline_s(self.plan.earliest_deadline_around_s(job))
-
-    def _deadline_s(self, planned_s: float | None) -> float | None:
-        """The deadline whose planned end is this: exactly, for filling is not monotone in the deadline."""
-        return None if planned_s is None else planned_s + self.state.config.deadline_slack_s
-
     def _admit_or_reject(self, job_id: str, tenant: str, spec: JobSpec, deadline_s: float | None) -> None:
         curve = known_curve(self.state, spec)
         if curve is None:
@@ -150,27 +118,32 @@ class Desk:
             self._reject(job_id, tenant, spec, "unrunnable", why, deadline_s=deadline_s)
             return
         if spec.job_class is JobClass.SLO:
-            self._promise(job_id, tenant, spec, curve, deadline_s)
+            self._promise(tenant, spec, newcomer(self.state, job_id, spec, curve, deadline_s), deadline_s)
             return
         cheapest = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
         if not self._objected(job_id, tenant, spec, deadline_s, cheapest):
             self._admit(job_id, tenant, spec, deadline_s, cheapest)
 
-    def _promise(
-        self, job_id: str, tenant: str, spec: JobSpec, curve: ScalingCurve, deadline_s: float | None
-    ) -> None:
-        job = newcomer(self.state, job_id, spec, curve, deadline_s)
-        plan = self._admitting(job)
-        if plan is None:
-            earliest_s = self._offer_s(job)
-            why = why_late(self.state, spec, curve, deadline_s, earliest_s, self.now_s)
+    def _promise(self, tenant: str, spec: JobSpec, job: SchedulableJob, deadline_s: float | None) -> None:
+        least = self.promises.least_gpu_seconds(job)
+        dear = math.isfinite(least) and self.promises.is_too_dear(job)
+        proposal = None if dear or math.isinf(least) else self.promises.propose(job)
+        if proposal is None:
+            refusal = self.promises.refuse(job, spec, dear=dear)
             self._reject(
-                job_id, tenant, spec, "deadline", why, deadline_s=deadline_s, earliest_deadline_s=earliest_s
+                job.job_id,
+                tenant,
+                spec,
+                refusal.reason,
+                refusal.explanation,
+                deadline_s=deadline_s,
+                refusal=refusal,
+                least_gpu_seconds=least if math.isfinite(least) else 0.0,
             )
             return
-        needed = gpu_seconds(plan.schedules[job_id])
-        if not self._objected(job_id, tenant, spec, deadline_s, needed):
-            self._admit(job_id, tenant, spec, deadline_s, needed, plan)
+        needed = gpu_seconds(proposal.schedule)
+        if not self._objected(job.job_id, tenant, spec, deadline_s, needed):
+            self._admit(job.job_id, tenant, spec, deadline_s, needed, proposal, least)
 
     def _admit(
         self,
@@ -179,27 +152,24 @@ class Desk:
         spec: JobSpec,
         deadline_s: float | None,
         needed_gpu_seconds: float,
-        plan: AdmissionPlan | None = None,
+        proposal: Proposal | None = None,
+        least_gpu_seconds: float = 0.0,
     ) -> None:
-        before = self.plan.schedules
+        own = flat(proposal.schedule) if proposal else ()
+        replanned = self.promises.accept(proposal) if proposal else {}
         self._say(
             JobAdmitted(
                 job_id=job_id,
                 tenant=tenant,
                 spec=spec,
                 deadline_s=deadline_s,
-                minimum_satisfactory_share=as_steps(plan.schedules[job_id]) if plan else (),
+                minimum_satisfactory_share=own,
                 gpu_seconds=needed_gpu_seconds,
-                replanned={
-                    other: as_steps(schedule)
-                    for other, schedule in (plan.schedules.items() if plan else ())
-                    if other != job_id and schedule != before[other]
-                },
+                least_gpu_seconds=least_gpu_seconds,
+                replanned=replanned,
                 at_s=self.now_s,
             )
         )
-        if plan:
-            self._replan(plan)
 
     def _objected(
         self, job_id: str, tenant: str, spec: JobSpec, deadline_s: float | None, needed_gpu_seconds: float
@@ -220,8 +190,10 @@ class Desk:
         explanation: str,
         *,
         deadline_s: float | None = None,
-        earliest_deadline_s: float | None = None,
+        refusal: Refusal | None = None,
+        least_gpu_seconds: float = 0.0,
     ) -> None:
+        earliest_s = refusal.earliest_deadline_s if refusal else None
         self._say(
             JobRejected(
                 job_id=job_id,
@@ -230,7 +202,12 @@ class Desk:
                 reason=reason,
                 explanation=explanation,
                 deadline_s=deadline_s,
-                earliest_deadline_s=earliest_deadline_s,
+                earliest_deadline_s=(
+                    None if earliest_s is None else earliest_s + self.state.config.deadline_slack_s
+                ),
+                least_gpu_seconds=least_gpu_seconds,
+                offers=refusal.offers if refusal else (),
+                witness=refusal.witness if refusal else None,
                 at_s=self.now_s,
             )
         )
@@ -238,12 +215,3 @@ class Desk:
     def _say(self, event: AdmissionEvent) -> None:
         self.said.append(event)
         self.state = apply(self.state, event, self.state.sequence + 1)
-
-
-def _asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:
-    """Whether `job` takes as long as `other` on any number of GPUs, and is due no later."""
-    return job.deadline_s <= other.deadline_s and all(
-        job.remaining_iterations * other.curve.throughput(level)
-        >= other.remaining_iterations * job.curve.throughput(level)
-        for level in job.curve.levels
-    )

@@ -4,7 +4,9 @@ What is promised is judged at the `desk`, why not is said in `refusals`, whom on
 Source: ElasticFlow, section 4.1 and Algorithm 1.
 """
 
+import math
 from dataclasses import replace
+from itertools import groupby
 
 from services.admission.desk import Desk
 from services.admission.refusals import problems_of
@@ -14,17 +16,18 @@ from shared.messages.job import JobClass
 from shared.messages.policy import planner
 from shared.messages.pool_state import Phase, PoolState, spec_of
 from shared.scheduling.outlook import known_curve, newcomer
-from shared.scheduling.progressive_filling import gpu_seconds
+from shared.scheduling.job_table import gpu_seconds
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[AdmissionEvent, ...]:
     """Answer each wish in turn, each on what the ones before it left; then the jobs whose profile is known now."""
     desk = Desk(state, now_s)
-    for command in commands:
-        match command:
-            case SubmitJob():
-                desk.submit(command)
-            case CancelJob():
+    for kind, together in groupby(commands, key=type):
+        if kind is SubmitJob:
+            for wish in desk.in_order([wish for wish in together if isinstance(wish, SubmitJob)]):
+                desk.submit(wish)
+        for command in together:
+            if isinstance(command, CancelJob):
                 desk.cancel(command)
     for job in sorted(desk.state.live_jobs.values(), key=lambda job: (job.decided_sequence, job.job_id)):
         if job.phase is Phase.PROFILING:
@@ -53,13 +56,17 @@ def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQu
             or "its speed is not known yet: submit it, it is measured before it is decided"
         )
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
-    earliest_s = desk.earliest_deadline_s("quote", spec, curve)
-    if earliest_s is None:
+    job = newcomer(state, "quote", spec, curve, math.inf)
+    planned_s = desk.promises.earliest_deadline_s(job)
+    if planned_s is None:
         why = f"no deadline would do on {state.num_gpus} GPUs"
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
-    plan = desk.plan.admit(newcomer(state, "quote", spec, curve, earliest_s))
-    needed = gpu_seconds(plan.schedules["quote"]) if plan is not None else None
-    return DeadlineQuoted(earliest_deadline_s=earliest_s, gpu_seconds=needed, at_s=now_s)
+    proposal = desk.promises.plan.propose(replace(job, deadline_s=planned_s))
+    return DeadlineQuoted(
+        earliest_deadline_s=planned_s + state.config.deadline_slack_s,
+        gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
+        at_s=now_s,
+    )
 
 
 POLICY = planner("admission", decide, wake_at_s)

@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.pool_state import PoolState
-from shared.scheduling.outlook import resize_cost_s
-from shared.scheduling.scaling_curve import ScalingCurve
+from shared.scheduling.job_table import SchedulableJob
 
 
 def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
@@ -33,23 +32,28 @@ def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
 
 
 def why_late(
-    state: PoolState,
-    spec: JobSpec,
-    curve: ScalingCurve,
-    deadline_s: float | None,
-    earliest_s: float | None,
-    now_s: float,
+    state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: float | None, now_s: float
 ) -> str:
     """The rejection in a sentence with numbers."""
-    window_s = (deadline_s or now_s) - now_s
-    fastest = curve.throughput(curve.max_useful_gpus)
-    alone_s = spec.max_iterations / fastest + resize_cost_s(state)
-    offer = (
-        "no deadline would be met"
-        if earliest_s is None
-        else f"one in {earliest_s - now_s:.0f} s would be met"
-    )
+    window_s = job.deadline_s + state.config.deadline_slack_s - now_s
+    most = job.curve.max_useful_gpus
+    fastest = job.curve.throughput(most)
+    alone_s = spec.max_iterations / fastest + job.resize_cost.seconds(most)
     return (
-        f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {curve.max_useful_gpus} GPUs "
-        f"they take {alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {offer}"
+        f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {most} GPUs they take "
+        f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {_offered(earliest_s, now_s)}"
     )
+
+
+def why_dear(gpu_seconds: float, dearest: float, earliest_s: float | None, now_s: float) -> str:
+    """The rejection of a job that would fit but crowd out too much."""
+    return (
+        f"it would hold {gpu_seconds:.0f} GPU-seconds in its window, where jobs of up to {dearest:.0f} are asked for "
+        f"often enough to fill the pool: at its price of a GPU-second it is not worth it; {_offered(earliest_s, now_s)}"
+    )
+
+
+def _offered(earliest_s: float | None, now_s: float) -> str:
+    if earliest_s is None:
+        return "no deadline would be met"
+    return f"one in {earliest_s - now_s:.0f} s would be met"

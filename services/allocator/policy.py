@@ -5,28 +5,18 @@ time, so that it is measured undisturbed: 1, 2, 4, ... GPUs until more does not 
 Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.py).
 """
 
-from collections.abc import Mapping
+import math
 
-from shared.messages.cluster import ShareSchedule
 from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
-from shared.scheduling.free_profile import Schedule
-from shared.scheduling.outlook import (
-    admission_plan,
-    as_steps,
-    largest_level,
-    planned_deadline_s,
-    profile_known,
-    to_schedule,
-)
+from shared.scheduling.outlook import largest_level, planned_deadline_s, profile_known
+from shared.scheduling.planned_pool import PlannedPool, planned_pool
 
 WORTHWHILE_SPEEDUP = 1.1  # a doubling that brings less ends the pre-run
-SHORTEST_PLAN_S = 0.05
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
@@ -35,24 +25,18 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     if not due and state.scheduling_event_sequence <= state.allocation_based_on:
         return ()
     profiling = _profiling_job(state)
-    plan, lent = _lend(state, profiling, now_s)
+    pool, lent = _lend(state, profiling, now_s)
     completed = _completed_profile(state, profiling, lent, now_s)
     if completed is not None and profiling is not None:
-        plan, lent = _hold(state, plan, profiling, now_s)
-    allocation = allocate(
-        plan,
-        plan.jobs_J,
-        tuple(seen for job in _opportunistic(state) if (seen := to_schedule(state, job, now_s)) is not None),
-        plan.num_gpus,
-        now_s,
-    )
+        pool, lent = _hold(state, pool, profiling, now_s)
+    allocation = allocate(pool.plan, _by_urgency(state, pool))
     shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
     if lent and profiling is not None:
         shares[profiling.job_id] = lent
     decided = AllocationDecided(
         num_gpus_by_job=shares,
-        valid_until_s=_later(allocation.valid_until_s, now_s),
-        planned=_changed(state, allocation.schedules),
+        valid_until_s=None if allocation.valid_until_s == math.inf else allocation.valid_until_s,
+        planned=pool.changed_schedules(),
         at_s=now_s,
     )
     return (completed, decided) if completed else (decided,)
@@ -63,28 +47,20 @@ def wake_at_s(state: PoolState) -> float | None:
     return state.allocation_valid_until_s
 
 
-def _changed(state: PoolState, schedules: Mapping[str, Schedule]) -> dict[str, ShareSchedule]:
-    """The schedules that are not the recorded ones."""
-    planned = {job_id: as_steps(schedule) for job_id, schedule in schedules.items()}
-    return {
-        job_id: steps for job_id, steps in planned.items() if steps != state.live_jobs[job_id].planned_share
-    }
+def _by_urgency(state: PoolState, pool: PlannedPool) -> list[int]:
+    """Rows without a promise: soft deadlines first, the earliest before all; then best effort, the shortest first.
 
+    Shortest first has the smallest mean completion time.
+    """
+    jobs = pool.plan.table.jobs
 
-def _later(valid_until_s: float, now_s: float) -> float | None:
-    return None if valid_until_s == float("inf") else max(valid_until_s, now_s + SHORTEST_PLAN_S)
-
-
-def _opportunistic(state: PoolState) -> list[Job]:
-    """Soft deadlines first, the earliest before all; then best effort in the order of admission."""
-    jobs = [job for job in state.live_jobs.values() if job.phase is Phase.ADMITTED and not job.promised]
-
-    def order(job: Job) -> tuple[bool, float, int, str]:
+    def order(row: int) -> tuple[bool, float, str]:
+        job = pool.listed[row]
         soft = spec_of(job).job_class is JobClass.SOFT
-        deadline_s = planned_deadline_s(state, job.deadline_s) if soft else 0.0
-        return (not soft, deadline_s, job.decided_sequence, job.job_id)
+        left = float(jobs.remaining_J[row] / jobs.rates_JL[row, 0])
+        return (not soft, planned_deadline_s(state, job.deadline_s) if soft else left, job.job_id)
 
-    return sorted(jobs, key=order)
+    return sorted(pool.others, key=order)
 
 
 def _profiling_job(state: PoolState) -> Job | None:
@@ -109,30 +85,30 @@ def _next_level(state: PoolState, job: Job) -> int:
     return 2 * last if helped and 2 * last <= largest_level(state, spec) else 0
 
 
-def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[AdmissionPlan, int]:
+def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[PlannedPool, int]:
     """The promises on what the pre-run leaves, and the GPUs that it may have: as many as break no promise.
 
     What the whole pre-run may come to is set aside at once, so that other jobs make room once and not at each level.
     """
-    whole = admission_plan(state, now_s)
+    whole = planned_pool(state, now_s)
     wanted = _next_level(state, profiling) if profiling is not None else 0
     if profiling is None or not wanted:
         return whole, 0
     aside = largest_level(state, spec_of(profiling))
     while aside >= wanted:
-        plan = admission_plan(state, now_s, num_gpus=state.num_gpus - aside)
-        if set(plan.late) <= set(whole.late):
-            return plan, wanted
+        pool = planned_pool(state, now_s, num_gpus=state.num_gpus - aside)
+        if set(pool.plan.late_jobs) <= set(whole.plan.late_jobs):
+            return pool, wanted
         aside //= 2
     return whole, 0
 
 
-def _hold(state: PoolState, whole: AdmissionPlan, job: Job, now_s: float) -> tuple[AdmissionPlan, int]:
+def _hold(state: PoolState, whole: PlannedPool, job: Job, now_s: float) -> tuple[PlannedPool, int]:
     """Leave a job what its pre-run held until admission has decided, in milliseconds: nobody moves in for that."""
     if job.num_gpus > state.num_gpus:  # a node was lost meanwhile
         return whole, 0
-    plan = admission_plan(state, now_s, num_gpus=state.num_gpus - job.num_gpus)
-    return (plan, job.num_gpus) if set(plan.late) <= set(whole.late) else (whole, 0)
+    pool = planned_pool(state, now_s, num_gpus=state.num_gpus - job.num_gpus)
+    return (pool, job.num_gpus) if set(pool.plan.late_jobs) <= set(whole.plan.late_jobs) else (whole, 0)
 
 
 def _completed_profile(

@@ -15,8 +15,7 @@ from shared.messages.events import (
 )
 from shared.messages.policy import Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.outlook import admission_plan
-from shared.scheduling.progressive_filling import finish_s
+from shared.scheduling.planned_pool import planned_pool
 
 TELL_EVERY_S = 2.0  # progress of one job
 SETTLED_S = 5.0  # a generation's speed counts after so long
@@ -151,11 +150,11 @@ def _correction(pool: PoolState, job: Job, watched: Watched, now_s: float) -> li
 
 def _at_risk(pool: PoolState, now_s: float) -> list[JobAtRisk]:
     """Promised jobs for which no schedule meets the deadline any more, at the speed that is known now."""
-    plan = admission_plan(pool, now_s)
+    planned = planned_pool(pool, now_s)
     risks: list[JobAtRisk] = []
-    for job_id in plan.late:
-        job, schedule = pool.live_jobs[job_id], plan.schedules[job_id]
-        projected_s = finish_s(schedule) if schedule else None
+    for row in planned.plan.late:
+        job, schedule = planned.listed[row], planned.plan.table.schedule(row)
+        projected_s = schedule[-1].end_s if schedule else None
         if job.deadline_s is None or job.at_risk or not job.gpus:
             continue
         if projected_s is None or projected_s > job.deadline_s:

@@ -30,9 +30,10 @@ from shared.messages.limits import (
     TimeS,
     Token,
 )
+from shared.messages.offer import Offer
 from shared.messages.witness import Witness
 
-RejectionReason = Literal["invalid", "deadline", "quota", "duplicate", "unrunnable"]
+RejectionReason = Literal["invalid", "deadline", "price", "quota", "duplicate", "unrunnable"]
 
 # --- decisions: admission -------------------------------------------------------------------------------
 
@@ -60,6 +61,7 @@ class JobAdmitted:
     deadline_s: TimeS | None
     minimum_satisfactory_share: ShareSchedule
     gpu_seconds: DurationS
+    least_gpu_seconds: DurationS = 0.0  # that would have kept the deadline on an empty cluster; 0 without one
     # Promised jobs that made room and are still in time, with their new schedules.
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     at_s: TimeS
@@ -71,6 +73,7 @@ class JobRejected:
 
     reason: a word for programs; explanation: a sentence with numbers for people.
     earliest_deadline_s: what could have been promised at at_s, None if no deadline would do.
+    offers: other wishes of the same job that are promised if they are made at once.
     witness: of a refused deadline, what shows that it was refused rightly.
     """
 
@@ -82,6 +85,10 @@ class JobRejected:
     explanation: Text
     deadline_s: TimeS | None = None
     earliest_deadline_s: TimeS | None = None
+    least_gpu_seconds: DurationS = (
+        0.0  # to keep the deadline on an empty cluster; 0: no deadline, or impossible
+    )
+    offers: Annotated[tuple[Offer, ...], FewItems] = ()
     witness: Witness | None = None
     at_s: TimeS
 

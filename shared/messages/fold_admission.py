@@ -56,6 +56,7 @@ def accepted(
         )
     if not profiling:
         state = charge(made_room(state, event), event)
+        state = asked_for(state, event)
     if known is not None and not known.live:
         state = changed(state, ended_jobs=state.ended_jobs.delete(event.job_id))
     if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
@@ -103,6 +104,12 @@ def charge(state: PoolState, event: events.JobAdmitted) -> PoolState:
     return changed(state, usage=state.usage.set(event.tenant, (*usage[num_old:], newest)))
 
 
+def asked_for(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
+    if not event.least_gpu_seconds:
+        return state
+    return changed(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds))
+
+
 def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> PoolState:
     known = state.job(event.job_id)
     if event.reason == "duplicate":
@@ -122,6 +129,7 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         stopping=all_stopping(state, known) if known else (),
         rejection=event.reason,
     )
+    state = asked_for(state, event)
     after = ended(state, job, Phase.REJECTED, event.at_s, sequence, explanation=event.explanation)
     if known is not None and known.live:
         return after

@@ -22,7 +22,7 @@ from shared.messages.fold_workers import (
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 2  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 3  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.messages.cluster import PoolConfig, TenantQuota
 from shared.messages.codec import Undecodable
+from shared.messages.demand import Demand
 from shared.messages.job import JobSpec, MetricCondition
 from shared.messages.lifecycle import FOLD
 from shared.messages.pool_state import Job, MeasuredCurve, NodeState, PoolState, StoppingWorkers, Usage
@@ -34,6 +35,7 @@ class _Flat:
     num_forgotten: int
     curves: dict[str, MeasuredCurve]
     usage: dict[str, tuple[Usage, ...]]
+    demand: Demand
     num_gpus_by_job: dict[str, int]
     start_cost_s: float
     scheduling_event_sequence: int
@@ -44,7 +46,7 @@ class _Flat:
 _ADAPTER = TypeAdapter(_Flat)
 _MAPS = ("nodes", "live_jobs", "ended_jobs", "curves", "usage")
 _STATE = (
-    *(PoolState, Job, NodeState, MeasuredCurve, Usage, PoolConfig),
+    *(PoolState, Job, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
     *(TenantQuota, StoppingWorkers, JobSpec, MetricCondition),
 )
 _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]

@@ -1,47 +1,72 @@
 """Admission: the promises already made, and whether one more can be kept beside them.
 
 A plan holds one schedule for each promised job; together they certify that every promise can be kept. How one job
-is filled into free GPUs lives in `progressive_filling`; who gets the GPUs that stay free, in `allocation`.
-Axis: J = promised jobs by earliest deadline, ties by id.
+is filled into free GPUs lives in `filling`, how many are in `planning`; who gets the GPUs that stay free, in `allocation`.
+Axes: J = rows of the table; K = promised jobs by earliest deadline.
 Source: ElasticFlow, Algorithm 1; in continuous time, with every resize charged.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 
-from shared.scheduling.free_profile import FreeProfile, Schedule
-from shared.scheduling.progressive_filling import (
-    SchedulableJob,
-    fastest_schedule,
-    fill,
-    finish_s,
-    finish_under,
-    minimum_satisfactory_share,
-    overlaps,
-    remainder,
+import numpy as np
+
+from shared.scheduling.compiled import Integers
+from shared.scheduling.filling import fill, minimum_share
+from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment
+from shared.scheduling.planning import fill_anew, forget_past, hold_all, new_workspace, overloaded, write
+from shared.scheduling.profile import (
+    MAX_SEGMENTS,
+    Profile,
+    Schedules,
+    copy_into,
+    empty_profile,
+    empty_schedules,
+    free_gpu_seconds,
+    reserve,
+    sweep,
 )
 
+TRIES = 4  # orders of filling before a job counts as not fitting
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
 
 
-@dataclass(frozen=True, kw_only=True)  # not slotted: bounds and orders are computed once for a plan and kept
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """How one more job could be promised: the schedules that change, its own last, and what stays free."""
+
+    job: SchedulableJob
+    schedules: Mapping[int, Schedule]  # by row
+    profile: Profile
+
+    @property
+    def schedule(self) -> Schedule:
+        return next(reversed(self.schedules.values()))
+
+
 class AdmissionPlan:
     """A schedule for each promised job, jointly possible on `num_gpus` GPUs from `now_s` on.
 
-    late: jobs whose promise can no longer be kept (their nodes are gone, say); they end as early as they can
+    late: rows whose promise can no longer be kept (their nodes are gone, say); they end as early as they can
     without making another late, and a job that needs more GPUs than are left has an empty schedule.
     """
 
-    num_gpus: int
-    now_s: float
-    jobs_J: tuple[SchedulableJob, ...]
-    schedules: Mapping[str, Schedule]
-    free: FreeProfile
-    late: tuple[str, ...]
+    def __init__(self, table: JobTable, promised: Iterable[int], num_gpus: int, now_s: float) -> None:
+        """Keep the schedules in the table where they still hold, and fill the other jobs anew, without lateness if
+        that can be had. Greedy filling can miss a way that was there a moment ago: what holds is not touched."""
+        self.table, self.num_gpus, self.now_s = table, num_gpus, now_s
+        rows = np.fromiter(promised, np.int64)
+        num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * int(table.schedules.count_J[rows].sum())
+        self.profile = empty_profile(num_pieces)
+        self.workspace, self._other_profile = new_workspace(num_pieces), empty_profile(num_pieces)
+        self._filled = empty_schedules(len(table.schedules.count_J))
+        self._order = table.earliest_deadline_first(rows)
+        self.late: tuple[int, ...] = ()
+        self.accepted: dict[int, SchedulableJob] = {}  # by row, since the plan was made
+        self._recorded = empty_schedules(0)
+        self._settle()
 
     @staticmethod
     def build(
@@ -50,217 +75,242 @@ class AdmissionPlan:
         now_s: float,
         kept: Mapping[str, Schedule] = _NOTHING_KEPT,
     ) -> "AdmissionPlan":
-        """Fill the promised jobs anew, earliest deadline first.
+        """The plan of these promised jobs. kept: the schedules under which they ran until now."""
+        table = JobTable.of(jobs)
+        for row, job_id in enumerate(table.job_ids):
+            table.write_schedule(row, [number for segment in kept.get(job_id, ()) for number in segment])
+        return AdmissionPlan(table, range(table.num_jobs), num_gpus, now_s)
 
-        kept: the schedules under which the jobs ran until now. Filling anew is greedy and can miss a way that was
-        there a moment ago; then the schedules that still hold are kept, so no promise is lost by planning again.
-        """
-        jobs_J = tuple(sorted(jobs, key=_earliest_deadline_first))
-        plan = _filled(jobs_J, num_gpus, now_s, {})
-        if not plan.late or not kept:
-            return plan
-        unchanged = _filled(jobs_J, num_gpus, now_s, _holding(jobs_J, num_gpus, now_s, kept))
-        return unchanged if len(unchanged.late) < len(plan.late) else plan
+    @property
+    def promised(self) -> Integers:
+        """The rows of all promised jobs, the late ones last."""
+        return np.concatenate((self._order, np.array(self.late, np.int64)))
 
-    def admit(self, job: SchedulableJob) -> "AdmissionPlan | None":
-        """The plan with `job` promised too, or None; no other job becomes late by it."""
-        assert job.job_id not in self.schedules, f"job {job.job_id} is already promised"
-        around = minimum_satisfactory_share(job, self.free, self.now_s)
-        if around is not None:
-            return self._with(job, {job.job_id: around}, self.free.reserve(around))
-        if not self._has_gpu_seconds(job):
-            return None
-        return self._making_room(job)
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """All schedules, by job."""
+        return {self.table.job_ids[row]: self.table.schedule(row) for row in self.promised}
+
+    @property
+    def late_jobs(self) -> tuple[str, ...]:
+        return tuple(self.table.job_ids[row] for row in self.late)
+
+    def propose(self, job: SchedulableJob, *, tries: int = TRIES) -> Proposal | None:
+        """A way to promise `job` too that makes no other job late, or None. Good until the plan changes."""
+        row = self._append(job)
+        try:
+            return self._around(row, job) or self._making_room(row, job, tries)
+        finally:
+            self.table.pop()
+
+    def accept(self, proposal: Proposal) -> None:
+        """Promise it."""
+        row = self._append(proposal.job)
+        for changed, schedule in proposal.schedules.items():
+            self.table.write_schedule(changed, [number for segment in schedule for number in segment])
+        self.profile = proposal.profile
+        if len(self.profile.start_B) < self.profile.size[0] + 8 * MAX_SEGMENTS:
+            self._make_space()
+        self._order = np.insert(self._order, self._position(row), row)
+        self.accepted[row] = proposal.job
+
+    def admit(self, job: SchedulableJob) -> bool:
+        """Promise `job` too, if no other job becomes late by it."""
+        proposal = self.propose(job)
+        if proposal is not None:
+            self.accept(proposal)
+        return proposal is not None
+
+    def fits_around(self, job: SchedulableJob) -> bool:
+        """Whether it could be promised without moving any other."""
+        row = self._append(job)
+        try:
+            work, jobs = self.workspace, self.table.jobs
+            found = minimum_share(
+                self.profile, jobs, row, job.deadline_s, work.found, work.other, work.memory
+            )
+            return found >= 0
+        finally:
+            self.table.pop()
+
+    def changed_rows(self) -> list[int]:
+        """Promised rows whose schedule is not the one that was kept."""
+        rows = self.promised
+        rows = rows[rows < len(self._recorded.count_J)]
+        now, was = self.table.schedules, self._recorded
+        most = int(max(now.count_J[rows].max(initial=0), was.count_J[rows].max(initial=0)))
+        unlike = now.count_J[rows] != was.count_J[rows]
+        within = np.arange(most) < now.count_J[rows][:, None]
+        for mine, recorded in zip(now[:3], was[:3], strict=True):
+            unlike |= ((mine[rows, :most] != recorded[rows, :most]) & within).any(axis=1)
+        return [int(row) for row in rows[unlike]]
 
     def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
-        """The earliest deadline, in whole seconds, that `admit` accepts now; None if it accepts none.
+        """The earliest deadline, in whole seconds, that `propose` accepts now; None if it accepts none.
 
-        What is returned was accepted by `admit`. One second less is refused wherever acceptance is monotone in
-        the deadline; greedy filling does not rule out exceptions, and then an even earlier one may exist.
+        What is returned is accepted and one second less is refused. Where acceptance is not monotone in the deadline
+        (greedy filling of several jobs does not rule that out) an even earlier one may exist.
         """
-        around_s = self.earliest_deadline_around_s(job)
-        alone = fastest_schedule(job, FreeProfile.constant(self.num_gpus, self.now_s), self.now_s)
-        if around_s is None or alone is None:
+        accepted_s = self.earliest_deadline_around_s(job)
+        alone_s = self._fastest_s(job, alone=True)
+        if accepted_s is None or alone_s is None:
             return None
-        soonest_s = _whole_s(max(finish_s(alone), self.now_s))
-        # The outcome changes only where the job moves past another in the order of deadlines,
-        # and, between two such instants, where a smaller cap becomes enough.
-        turns = {
-            math.ceil(other.deadline_s) - 1.0 for other in self._movable_J if other.deadline_s < around_s
-        }
-        refused_s, accepted_s = self._first_accepted(
-            job, sorted(at_s for at_s in turns if soonest_s <= at_s < around_s), soonest_s - 1.0, around_s
-        )
-        before = self._free_before(self._position(replace(job, deadline_s=accepted_s)))
-        fills = [fill(job, before, cap, accepted_s) for cap in job.curve.levels]
-        turns = {
-            refused_s + 1.0,
-            *(_whole_s(finish_s(schedule)) for schedule in fills if schedule is not None),
-        }
-        return self._first_accepted(
-            job, sorted(at_s for at_s in turns if refused_s < at_s < accepted_s), refused_s, accepted_s
-        )[1]
+        refused_s = math.ceil(alone_s) - 1.0
+        while accepted_s - refused_s > 1.0:
+            middle_s = float((accepted_s + refused_s) // 2)
+            if self.propose(replace(job, deadline_s=middle_s)) is None:
+                refused_s = middle_s
+            else:
+                accepted_s = middle_s
+        return accepted_s
 
     def earliest_deadline_around_s(self, job: SchedulableJob) -> float | None:
         """The earliest deadline, in whole seconds, that moves no other job: cheap, and never too early."""
-        schedule = fastest_schedule(job, self.free, self.now_s)
-        return None if schedule is None else _whole_s(max(finish_s(schedule), self.now_s))
+        fastest_s = self._fastest_s(job, alone=False)
+        return None if fastest_s is None else float(math.ceil(fastest_s))
 
-    def _first_accepted(
-        self, job: SchedulableJob, deadlines_s: list[float], refused_s: float, accepted_s: float
-    ) -> tuple[float, float]:
-        """Bisect between a refused and an accepted deadline: the last refused, the first accepted."""
-        low, high = 0, len(deadlines_s)
-        while low < high:
-            middle = (low + high) // 2
-            if self.admit(replace(job, deadline_s=deadlines_s[middle])) is None:
-                low, refused_s = middle + 1, deadlines_s[middle]
-            else:
-                high, accepted_s = middle, deadlines_s[middle]
-        return refused_s, accepted_s
+    def utilization(self, until_s: float) -> float:
+        """The part of all GPU-seconds until an instant that is promised."""
+        total = self.num_gpus * (until_s - self.now_s)
+        return 1.0 - free_gpu_seconds(self.profile, until_s) / total if total > 0 else 1.0
 
-    def _making_room(self, job: SchedulableJob) -> "AdmissionPlan | None":
-        """Fill `job` in before all later deadlines, and anew those in its way, the latest first to give way.
+    def _fastest_s(self, job: SchedulableJob, *, alone: bool) -> float | None:
+        row = self._append(replace(job, deadline_s=math.inf))
+        try:
+            profile = self.profile
+            if alone:
+                profile = self._other_profile
+                sweep(profile, self.table.schedules, np.empty(0, np.int64), self.now_s, self.num_gpus)
+            cap = int(self.table.jobs.num_levels_J[row]) - 1
+            work = self.workspace
+            count = fill(profile, self.table.jobs, row, cap, math.inf, work.found, work.memory)
+            return None if count < 0 else (float(work.found.end_M[count - 1]) if count else self.now_s)
+        finally:
+            self.table.pop()
 
-        Where one of them finds no room around the rest, all with deadlines later than its own are filled anew.
-        """
-        position = self._position(job)
-        schedule = minimum_satisfactory_share(job, self._free_before(position), self.now_s)
-        if schedule is None:
+    def _around(self, row: int, job: SchedulableJob) -> Proposal | None:
+        """Without moving anybody."""
+        work, jobs = self.workspace, self.table.jobs
+        count = minimum_share(self.profile, jobs, row, job.deadline_s, work.found, work.other, work.memory)
+        if count < 0:
             return None
-        changed = {job.job_id: schedule}
-        free, waiting = self._giving_way(self.free.overdraw(schedule), self._movable_J[position:])
-        all_later_wait = False
-        while waiting:
-            displaced = waiting.pop()
-            schedule = minimum_satisfactory_share(displaced, free, self.now_s)
-            if schedule is None and not all_later_wait:
-                all_later_wait = True
-                position = self._position(displaced)
-                waiting = list(reversed(self._movable_J[position + 1 :]))
-                moved = [self.schedules[job_id] for job_id in changed if job_id in self.schedules]
-                free = self._free_before(position).release(*moved).reserve(*changed.values())
-                schedule = minimum_satisfactory_share(displaced, free, self.now_s)
-            if schedule is None:
-                return None
-            changed[displaced.job_id] = schedule
-            free = free.reserve(schedule)
-        return self._with(job, changed, free)
+        profile = empty_profile(len(self.profile.start_B))
+        copy_into(profile, self.profile)
+        write(self._filled, row, work.found, count)
+        reserve(profile, self._filled, row)
+        return Proposal(job=job, schedules={row: self._filled_schedule(row)}, profile=profile)
 
-    def _giving_way(
-        self, overdrawn: FreeProfile, later_J: tuple[SchedulableJob, ...]
-    ) -> tuple[FreeProfile, list[SchedulableJob]]:
-        """Take jobs off an overdrawn profile until it is sound: which they are, the latest deadline first."""
-        free, displaced = overdrawn, list[SchedulableJob]()
-        span = free.overdrawn()
-        if span is None:
-            return free, displaced
-        for other in reversed(later_J):
-            schedule = self.schedules[other.job_id]
-            if overlaps(schedule, span) and free.lowest_within(schedule) < 0:
-                free = free.release(schedule)
-                displaced.append(other)
-                if free.lowest >= 0:
-                    break
-        return free, displaced
+    def _making_room(self, row: int, job: SchedulableJob, tries: int) -> Proposal | None:
+        """Fill all jobs anew, the newcomer among them."""
+        position = self._position(row)
+        order = np.insert(self._order, position, row)
+        jobs = self.table.jobs
+        if overloaded(jobs, order, position, self.now_s, self.num_gpus):
+            return None
+        num_kept = self._fill_anew(order, 0, tries)
+        if num_kept < 0:
+            return None
+        profile = empty_profile(len(self.profile.start_B))
+        copy_into(profile, self._other_profile)
+        changed = {int(other): self._filled_schedule(other) for other in order[num_kept:] if other != row}
+        changed[row] = self._filled_schedule(row)
+        return Proposal(job=job, schedules=changed, profile=profile)
 
-    def _with(
-        self, job: SchedulableJob, changed: Mapping[str, Schedule], free: FreeProfile
-    ) -> "AdmissionPlan":
-        jobs_J = tuple(sorted((*self.jobs_J, job), key=_earliest_deadline_first))
-        plan = replace(self, jobs_J=jobs_J, schedules={**self.schedules, **changed}, free=free)
-        plan._free_before_J[:] = self._free_before_J[
-            : self._position(job) + 1
-        ]  # earlier deadlines did not move
-        return plan
+    def _fill_anew(self, order: Integers, num_kept: int, tries: int) -> int:
+        return fill_anew(
+            self._other_profile,
+            self.table.schedules,
+            self._filled,
+            self.table.jobs,
+            np.array(self.late, np.int64),
+            order,
+            num_kept,
+            tries,
+            self.now_s,
+            self.num_gpus,
+            self.workspace,
+        )
 
-    def _free_before(self, position: int) -> FreeProfile:
-        """What is free if every job from `position` on yields; late jobs are past yielding."""
-        known_J = self._free_before_J
-        while len(known_J) <= position:
-            known_J.append(known_J[-1].reserve(self.schedules[self._movable_J[len(known_J) - 1].job_id]))
-        return known_J[position]
+    def _settle(self) -> None:
+        """Schedules for all: those that hold, those that can be found, and the late."""
+        table, order = self.table, self._order
+        forget_past(table.schedules, order, self.now_s)
+        self._recorded = Schedules(*(array.copy() for array in table.schedules))
+        broken = hold_all(table.schedules, table.jobs, order, self.now_s)
+        held = np.delete(order, broken)
+        if sweep(self.profile, table.schedules, held, self.now_s, self.num_gpus) >= 0:
+            late = self._fill_in(order[broken])
+            if not late:
+                return
+        if self._fill_anew(fresh := order.copy(), 0, TRIES) >= 0:
+            for row in fresh:
+                self._take(row)
+            copy_into(self.profile, self._other_profile)
+            return
+        self._keep_what_fits(held, order)
 
-    def _position(self, job: SchedulableJob) -> int:
-        return bisect_left(self._movable_keys_J, _earliest_deadline_first(job))
-
-    def _has_gpu_seconds(self, job: SchedulableJob) -> bool:
-        """Necessary for any admission: enough GPU-seconds up to each deadline, by lower bounds of all needs."""
-        need = job.curve.least_gpu_seconds(job.remaining_iterations, job.on_time_s - self.now_s)
-        before, spare_from_here_on = self._gpu_seconds_J[self._position(job)]
-        return need <= spare_from_here_on and need <= self.num_gpus * (job.on_time_s - self.now_s) - before
-
-    @cached_property
-    def _free_before_J(self) -> list[FreeProfile]:
-        late = [self.schedules[job_id] for job_id in self.late]
-        return [FreeProfile.of(self.num_gpus, self.now_s, late)]
-
-    @cached_property
-    def _movable_J(self) -> tuple[SchedulableJob, ...]:
-        late = set(self.late)
-        return tuple(job for job in self.jobs_J if job.job_id not in late)
-
-    @cached_property
-    def _movable_keys_J(self) -> list[tuple[float, str]]:
-        return [_earliest_deadline_first(job) for job in self._movable_J]
-
-    @cached_property
-    def _gpu_seconds_J(self) -> list[tuple[float, float]]:
-        """At each position: the least that jobs before it need, and the least spare at deadlines from it on."""
-        needed = [0.0]
-        for job in self._movable_J:
-            window_s = job.on_time_s - self.now_s
-            needed.append(needed[-1] + job.curve.least_gpu_seconds(job.remaining_iterations, window_s))
-        spare, spares = math.inf, [math.inf]
-        for job, need in zip(reversed(self._movable_J), reversed(needed), strict=False):
-            spare = min(spare, self.num_gpus * (job.on_time_s - self.now_s) - need)
-            spares.append(spare)
-        return list(zip(needed, reversed(spares), strict=True))
-
-
-def _earliest_deadline_first(job: SchedulableJob) -> tuple[float, str]:
-    return job.deadline_s, job.job_id
-
-
-def _whole_s(at_s: float) -> float:
-    return float(math.ceil(at_s))
-
-
-def _filled(
-    jobs_J: tuple[SchedulableJob, ...], num_gpus: int, now_s: float, settled: Mapping[str, Schedule]
-) -> AdmissionPlan:
-    """Fill all jobs that are not settled, earliest deadline first; those that no longer fit come last."""
-    free = FreeProfile.of(num_gpus, now_s, list(settled.values()))
-    schedules, late = dict(settled), list[SchedulableJob]()
-    for job in jobs_J:
-        if job.job_id not in settled:
-            schedule = minimum_satisfactory_share(job, free, now_s)
-            if schedule is None:
-                late.append(job)
+    def _keep_what_fits(self, held: Integers, order: Integers) -> None:
+        """Keep held schedules that fit together, earliest deadline first; fill in the others; then the late ones."""
+        table = self.table
+        sweep(self.profile, table.schedules, np.empty(0, np.int64), self.now_s, self.num_gpus)
+        kept = list[int]()
+        for row in held:
+            reserve(self.profile, table.schedules, row)
+            if self.profile.free_B[: self.profile.size[0]].min() < 0:
+                sweep(self.profile, table.schedules, np.array(kept, np.int64), self.now_s, self.num_gpus)
             else:
-                schedules[job.job_id] = schedule
-                free = free.reserve(schedule)
-    for job in late:
-        schedules[job.job_id] = fastest_schedule(job, free, now_s) or ()
-        free = free.reserve(schedules[job.job_id])
-    return AdmissionPlan(
-        num_gpus=num_gpus,
-        now_s=now_s,
-        jobs_J=jobs_J,
-        schedules=schedules,
-        free=free,
-        late=tuple(job.job_id for job in late),
-    )
+                kept.append(int(row))
+        without = set(kept)
+        late = self._fill_in(np.array([row for row in order if int(row) not in without], np.int64))
+        self._order = np.array([row for row in order if int(row) not in set(late)], np.int64)
+        self.late = tuple(late)
+        work = self.workspace
+        for row in late:
+            cap = int(table.jobs.num_levels_J[row]) - 1
+            count = fill(self.profile, table.jobs, row, cap, math.inf, work.found, work.memory)
+            write(table.schedules, row, work.found, max(count, 0))
+            reserve(self.profile, table.schedules, row)
 
+    def _fill_in(self, rows: Integers) -> list[int]:
+        """Fill these around all others, one after another: those that find no room on time."""
+        table, work, failed = self.table, self.workspace, list[int]()
+        for row in rows:
+            count = minimum_share(
+                self.profile, table.jobs, row, table.jobs.deadline_J[row], work.found, work.other, work.memory
+            )
+            if count < 0:
+                failed.append(int(row))
+            else:
+                write(table.schedules, row, work.found, count)
+                reserve(self.profile, table.schedules, row)
+        return failed
 
-def _holding(
-    jobs_J: tuple[SchedulableJob, ...], num_gpus: int, now_s: float, kept: Mapping[str, Schedule]
-) -> dict[str, Schedule]:
-    """The kept schedules that still end on time and still fit together."""
-    free, holding = FreeProfile.constant(num_gpus, now_s), dict[str, Schedule]()
-    for job in jobs_J:
-        schedule = remainder(kept.get(job.job_id, ()), now_s)
-        if schedule and finish_under(job, schedule, now_s) <= job.on_time_s and free.fits(schedule):
-            holding[job.job_id] = schedule
-            free = free.reserve(schedule)
-    return holding
+    def _take(self, row: int) -> None:
+        for mine, found in zip(self.table.schedules, self._filled, strict=True):
+            mine[row] = found[row]
+
+    def _filled_schedule(self, row: int) -> Schedule:
+        starts, ends, num_gpus, count = self._filled
+        return tuple(
+            Segment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k]))
+            for k in range(count[row])
+        )
+
+    def _append(self, job: SchedulableJob) -> int:
+        row = self.table.append(job)
+        if len(self._filled.count_J) < len(self.table.schedules.count_J):
+            self._filled = empty_schedules(len(self.table.schedules.count_J))
+        return row
+
+    def _position(self, row: int) -> int:
+        """Where a job stands by its deadline, after those with the same."""
+        deadlines = self.table.jobs.deadline_J
+        return int(np.searchsorted(deadlines[self._order], deadlines[row], side="right"))
+
+    def _make_space(self) -> None:
+        """Room for twice as many pieces."""
+        num_pieces = 2 * len(self.profile.start_B)
+        larger = empty_profile(num_pieces)
+        copy_into(larger, self.profile)
+        self.profile, self._other_profile = larger, empty_profile(num_pieces)
+        self.workspace = new_workspace(num_pieces)

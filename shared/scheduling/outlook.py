@@ -5,19 +5,13 @@ All three planners look through these eyes, so that what admission promises is w
 
 import math
 from functools import lru_cache
-from itertools import chain
 
-from shared.messages.cluster import ShareSchedule, segments
+from shared.messages.cluster import PoolConfig
 from shared.messages.job import JobSpec
-from shared.messages.pool_state import Job, PoolState, spec_of
-from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.free_profile import Schedule, Segment
-from shared.scheduling.progressive_filling import SchedulableJob
+from shared.messages.pool_state import Job, PoolState
+from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
-
-EXTRAPOLATE_S = (
-    10.0  # progress is assumed for so long after the last report, then it counts as standing still
-)
 
 
 def largest_level(state: PoolState, spec: JobSpec) -> int:
@@ -50,39 +44,28 @@ def _curve(points: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve
     return ScalingCurve(tuple(n for n, _ in usable), tuple(rate for _, rate in usable))
 
 
-def iteration_at(job: Job, curve: ScalingCurve, now_s: float) -> float:
-    """How far the job is: its last report, carried on at the cautious speed for a little while."""
+def iteration_at(job: Job, curve: ScalingCurve, now_s: float, timeout_s: float) -> float:
+    """How far the job is: its last report, carried on at the cautious speed for at most `timeout_s`."""
+    return job.iteration + progress_rate(job, curve) * min(max(now_s - job.progressed_at_s, 0.0), timeout_s)
+
+
+def progress_rate(job: Job, curve: ScalingCurve) -> float:
+    """Iterations/s to count on while nothing is reported: as measured, if that is less than the curve says."""
     if not job.training:
-        return float(job.iteration)
+        return 0.0
     rate = curve.throughput(len(job.gpus))
-    if job.iterations_per_s is not None:
-        rate = min(rate, job.iterations_per_s)
-    return job.iteration + rate * min(max(now_s - job.progressed_at_s, 0.0), EXTRAPOLATE_S)
+    return rate if job.iterations_per_s is None else min(rate, job.iterations_per_s)
 
 
-def to_schedule(state: PoolState, job: Job, now_s: float) -> SchedulableJob | None:
-    """The job as the algorithms see it; None while nothing is known of its speed here.
+def held_num_gpus(job: Job) -> int:
+    """GPUs on which it can go on; a share that was decided but does not train yet is held already."""
+    return 0 if job.broken else len(job.gpus)
 
-    A share that was decided but does not train yet is held already, and stalls for what its start still takes.
-    """
-    spec = spec_of(job)
-    curve = known_curve(state, spec)
-    if curve is None:
-        return None
-    cost_s = resize_cost_s(state)
-    share = 0 if job.broken else len(job.gpus)
-    stalled_until_s = -math.inf
-    if share and not job.training:
-        stalled_until_s = job.placed_at_s + cost_s
-    return SchedulableJob(
-        job_id=job.job_id,
-        curve=curve,
-        remaining_iterations=max(spec.max_iterations - iteration_at(job, curve, now_s), 1.0),
-        deadline_s=planned_deadline_s(state, job.deadline_s) if job.promised else math.inf,
-        current_num_gpus=share,
-        resize_cost_s=cost_s,
-        stalled_until_s=stalled_until_s,
-    )
+
+def stalled_until_s(job: Job, cost: ResizeCost) -> float:
+    """Until when its start will take, if it does not train yet."""
+    held = held_num_gpus(job)
+    return job.placed_at_s + cost.seconds(held) if held and not job.training else -math.inf
 
 
 def newcomer(
@@ -94,33 +77,30 @@ def newcomer(
         curve=curve,
         remaining_iterations=float(spec.max_iterations),
         deadline_s=planned_deadline_s(state, deadline_s),
-        resize_cost_s=resize_cost_s(state),
+        resize_cost=resize_cost(state),
     )
 
 
-def resize_cost_s(state: PoolState) -> float:
-    """Seconds without progress at a change of share: as configured, or as seen if starts are slower here."""
-    return max(state.config.resize_cost_s, state.start_cost_s)
+def resize_cost(state: PoolState) -> ResizeCost:
+    """Seconds without progress at a change of share: as measured by number of GPUs where that is configured, else as
+    configured or as seen, if starts are slower here."""
+    return _resize_cost(state.config, state.start_cost_s)
+
+
+_last_cost: tuple[PoolConfig, float, ResizeCost] = (PoolConfig(), 0.0, ResizeCost())
+
+
+def _resize_cost(config: PoolConfig, start_cost_s: float) -> ResizeCost:
+    """Made once for a configuration: settings are compared by identity, which is cheap."""
+    global _last_cost
+    if _last_cost[0] is not config or _last_cost[1] != start_cost_s:
+        known = sorted(config.resize_cost_s_by_num_gpus.items())
+        seen = [(1, max(config.resize_cost_s, start_cost_s))]  # one number for all sizes
+        cost = ResizeCost(*zip(*(known or seen), strict=True))
+        _last_cost = (config, start_cost_s, cost)
+    return _last_cost[2]
 
 
 def planned_deadline_s(state: PoolState, deadline_s: float | None) -> float:
     """The end to plan for: a little before the deadline, for the last evaluation and the last word."""
     return math.inf if deadline_s is None else deadline_s - state.config.deadline_slack_s
-
-
-def admission_plan(state: PoolState, now_s: float, *, num_gpus: int | None = None) -> AdmissionPlan:
-    """All promises of the pool, scheduled anew from now on."""
-    promised = [job for job in state.live_jobs.values() if job.promised]
-    jobs = [seen for job in promised if (seen := to_schedule(state, job, now_s)) is not None]
-    kept = {job.job_id: as_schedule(job.planned_share) for job in promised}
-    return AdmissionPlan.build(jobs, state.num_gpus if num_gpus is None else num_gpus, now_s, kept)
-
-
-def as_schedule(steps: ShareSchedule) -> Schedule:
-    """A promised schedule, as the algorithms hold it."""
-    return tuple(Segment(*segment) for segment in segments(steps))
-
-
-def as_steps(schedule: Schedule) -> ShareSchedule:
-    """A schedule, as events carry it."""
-    return tuple(map(float, chain.from_iterable(schedule)))

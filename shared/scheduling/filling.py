@@ -1,0 +1,191 @@
+"""Filling one job into the GPUs that are free: which level of GPUs it holds at each instant.
+
+For a cap, the job may hold at each instant any of its levels up to the cap that is free; each change of level
+(also from none) stops it for the cost of the new level. Among all ways to change levels where the profile changes,
+`fill` finds one that ends earliest. For a level, the work done by holding it since some change is a straight line
+over time; only the highest line of each level can be part of the best way, so one pass over the pieces is enough.
+Axes: J = jobs; L = levels of a job, ascending and faster; M = segments.
+Source: ElasticFlow, Algorithm 1 (progressive filling), over a step function, with every resize charged.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.scheduling.compiled import Floats, Integers, compiled
+from shared.scheduling.profile import MAX_SEGMENTS, Profile
+
+SLACK_S = 1e-3
+"""A new schedule has room for so much more work at the job's greatest speed than is left. It covers the rounding of
+sums of floats, so that exact arithmetic finds every schedule sufficient; nothing is ever forgiven afterwards."""
+
+_MAX_CHANGES = 16384  # of level that one fill remembers
+_MAX_LEVELS = 32
+
+
+class Jobs(NamedTuple):
+    """What filling needs to know of some jobs at one instant; levels beyond `num_levels_J` are padding."""
+
+    levels_JL: Integers  # numbers of GPUs
+    rates_JL: Floats  # iterations/s
+    costs_JL: Floats  # seconds without progress at a change to this level
+    num_levels_J: Integers
+    remaining_J: Floats  # iterations
+    held_J: Integers  # GPUs
+    stalled_until_J: Floats  # no progress before: a resize is under way
+    deadline_J: Floats  # the end to plan for; inf: none
+
+
+class Segments(NamedTuple):
+    """One schedule."""
+
+    start_M: Floats
+    end_M: Floats
+    num_gpus_M: Integers
+
+
+class Scratch(NamedTuple):
+    """Memory of `fill`: each change of level, what it followed, and when that ended."""
+
+    change_s: Floats
+    change_level: Integers
+    change_after: Integers
+    after_end_s: Floats
+    line_L: Floats  # work at the instant 0 of the highest line of each level
+    line_change_L: Integers  # the change with which it began; -1: the level is not held
+
+
+def empty_segments() -> Segments:
+    return Segments(np.zeros(MAX_SEGMENTS), np.zeros(MAX_SEGMENTS), np.zeros(MAX_SEGMENTS, np.int64))
+
+
+def new_scratch() -> Scratch:
+    return Scratch(
+        np.zeros(_MAX_CHANGES),
+        np.zeros(_MAX_CHANGES, np.int64),
+        np.zeros(_MAX_CHANGES, np.int64),
+        np.zeros(_MAX_CHANGES),
+        np.zeros(_MAX_LEVELS),
+        np.zeros(_MAX_LEVELS, np.int64),
+    )
+
+
+@compiled
+def fill(
+    profile: Profile, jobs: Jobs, job: int, cap: int, by_s: float, out: Segments, memory: Scratch
+) -> int:
+    """The schedule that ends first with at most level number `cap`: how many segments, or -1 if it ends after by_s."""
+    start_B, free_B, num_pieces = profile.start_B, profile.free_B, profile.size[0]
+    levels, rates, costs = jobs.levels_JL[job], jobs.rates_JL[job], jobs.costs_JL[job]
+    line, line_change = memory.line_L, memory.line_change_L
+    now_s = start_B[0]
+    if jobs.remaining_J[job] <= 0.0:
+        return 0
+    left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1]
+    if num_pieces + 4 * MAX_SEGMENTS > start_B.shape[0]:  # no room to reserve what would be found
+        return -1
+    window_s = by_s - now_s
+    for level in range(cap + 1):
+        line_change[level] = -1
+    work, last, last_end_s = 0.0, -1, 0.0  # the most work done so far, after which change, until when
+    num_changes, piece = 0, 0
+    while piece < num_pieces:
+        start_s = start_B[piece] - now_s
+        most = -1
+        while most < cap and levels[most + 1] <= free_B[piece]:
+            most += 1
+        piece += 1
+        while (
+            piece < num_pieces
+            and (most < 0 or free_B[piece] >= levels[most])
+            and (most == cap or free_B[piece] < levels[most + 1])
+        ):
+            piece += 1
+        end_s = start_B[piece] - now_s if piece < num_pieces else np.inf
+        for level in range(cap + 1):
+            if line_change[level] >= 0:
+                done = line[level] + rates[level] * start_s
+                if done > work:
+                    work, last, last_end_s = done, line_change[level], start_s
+                if level > most:
+                    line_change[level] = -1
+        if left - work > rates[cap] * (window_s - start_s):
+            return -1
+        for level in range(most + 1):
+            unmoved = start_s == 0.0 and levels[level] == jobs.held_J[job]
+            ready_s = start_s + costs[level]
+            if unmoved:
+                ready_s = max(jobs.stalled_until_J[job] - now_s, 0.0)
+            begun = work - rates[level] * ready_s
+            if line_change[level] < 0 or begun > line[level]:
+                if num_changes == _MAX_CHANGES:
+                    return -1
+                memory.change_s[num_changes] = start_s
+                memory.change_level[num_changes] = level
+                memory.change_after[num_changes] = last
+                memory.after_end_s[num_changes] = last_end_s
+                line[level], line_change[level] = begun, num_changes
+                num_changes += 1
+        done_s, final = np.inf, -1
+        for level in range(most + 1):
+            level_done_s = (left - line[level]) / rates[level]
+            if level_done_s < done_s:
+                done_s, final = level_done_s, line_change[level]
+        if done_s <= end_s:
+            if done_s > window_s:
+                return -1
+            return _trace_back(memory, levels, final, now_s, done_s, out)
+    return -1
+
+
+@compiled
+def minimum_share(
+    profile: Profile, jobs: Jobs, job: int, by_s: float, out: Segments, other: Segments, memory: Scratch
+) -> int:
+    """The schedule with the smallest cap that ends by `by_s`: how many segments, or -1 if there is none.
+
+    A job that would hold fewer GPU-seconds by staying at its present share (it saves a resize) stays.
+    Source: ElasticFlow, Algorithm 1, lines 11-22.
+    """
+    for cap in range(jobs.num_levels_J[job]):
+        count = fill(profile, jobs, job, cap, by_s, out, memory)
+        if count >= 0:
+            for level in range(cap + 1, jobs.num_levels_J[job]):
+                if jobs.levels_JL[job, level] == jobs.held_J[job]:
+                    unmoved = fill(profile, jobs, job, level, by_s, other, memory)
+                    if unmoved >= 0 and gpu_seconds(other, unmoved) < gpu_seconds(out, count):
+                        out.start_M[:unmoved] = other.start_M[:unmoved]
+                        out.end_M[:unmoved] = other.end_M[:unmoved]
+                        out.num_gpus_M[:unmoved] = other.num_gpus_M[:unmoved]
+                        return unmoved
+            return count
+    return -1
+
+
+@compiled
+def gpu_seconds(segments: Segments, count: int) -> float:
+    """GPUs held times how long, stops included."""
+    total = 0.0
+    for segment in range(count):
+        total += (segments.end_M[segment] - segments.start_M[segment]) * segments.num_gpus_M[segment]
+    return total
+
+
+@compiled
+def _trace_back(
+    memory: Scratch, levels: Integers, final: int, now_s: float, done_s: float, out: Segments
+) -> int:
+    """Write the changes that led to `final` as segments."""
+    count, change = 0, final
+    while change >= 0:
+        count += 1
+        change = memory.change_after[change]
+    if count > MAX_SEGMENTS:
+        return -1
+    segment, change, end_s = count - 1, final, done_s
+    while change >= 0:
+        out.start_M[segment] = now_s + memory.change_s[change]
+        out.end_M[segment] = now_s + end_s
+        out.num_gpus_M[segment] = levels[memory.change_level[change]]
+        segment, end_s, change = segment - 1, memory.after_end_s[change], memory.change_after[change]
+    return count

@@ -1,0 +1,56 @@
+"""Which jobs to refuse although they would fit: those that would crowd out more than they are worth.
+
+Every promise is worth the same, so a GPU-second is worth one promise over the GPU-seconds of the dearest job that
+there is still room for, if what was asked for lately comes again. How lately depends on who asks: a job competes with
+all that come while its window is open, so the past is looked at through as long a window, fading exponentially.
+Axis: N = submissions, by the GPU-seconds that they asked for.
+"""
+
+import math
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+
+from shared.messages.demand import Demand
+from shared.scheduling.compiled import Floats, compiled
+
+IDLE_UTILIZATION = 0.25
+"""Up to this part of the GPU-seconds in its window, its own included, a job crowds out nobody worth a refusal."""
+USABLE_CAPACITY = 0.8
+"""The part of all GPU-seconds that jobs can be fitted into."""
+SHORTEST_MEMORY_S = 3600.0
+MEMORY_PER_WINDOW = 0.75
+
+
+class Selection:
+    """What may be asked for at one instant. coming: GPU-seconds of the wishes at hand that are not decided yet."""
+
+    def __init__(self, demand: Demand, coming: Iterable[float], now_s: float, num_gpus: int) -> None:
+        numbers = np.fromiter(chain(*demand.full, demand.newest), np.float64).reshape(-1, 2)
+        at_hand = np.fromiter(coming, np.float64)
+        gpu_seconds = np.concatenate((numbers[:, 1], at_hand))
+        order = np.argsort(gpu_seconds, kind="stable")
+        self._gpu_seconds_N: Floats = gpu_seconds[order]
+        self._age_s_N: Floats = np.concatenate((now_s - numbers[:, 0], np.zeros(len(at_hand))))[order]
+        self._observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
+        self._num_gpus = num_gpus
+
+    def dearest_gpu_seconds(self, window_s: float) -> float:
+        """The most GPU-seconds for which a job with such a window is taken; inf if no demand stands against it."""
+        memory_s = max(SHORTEST_MEMORY_S, MEMORY_PER_WINDOW * window_s)
+        observed_s = memory_s * -math.expm1(-self._observed_s / memory_s)
+        capacity = USABLE_CAPACITY * self._num_gpus * observed_s
+        return _dearest(self._gpu_seconds_N, self._age_s_N, memory_s, capacity)
+
+
+@compiled
+def _dearest(gpu_seconds_N: Floats, age_s_N: Floats, memory_s: float, capacity: float) -> float:
+    """The jobs that ask for no more than this fill the capacity."""
+    asked, dearest = 0.0, 0.0
+    for index in range(gpu_seconds_N.shape[0]):
+        asked += gpu_seconds_N[index] * math.exp(-age_s_N[index] / memory_s)
+        if asked > capacity:
+            return dearest
+        dearest = gpu_seconds_N[index]
+    return math.inf
