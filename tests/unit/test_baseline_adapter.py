@@ -10,8 +10,9 @@ from shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, 
 from shared.messages.job import JobClass
 from shared.messages.policy import Policy
 from shared.messages.pool_state import PoolState
-from simulator.baselines.adapter import Books, baseline_policies
+from simulator.baselines.adapter import baseline_policies
 from simulator.baselines.baseline import Baseline, BaselineJob, Shares
+from simulator.baselines.books import Books
 from simulator.baselines.catalogue import BASELINES
 from tests.histories import LINEAR, NOW_S, pool, submit
 
