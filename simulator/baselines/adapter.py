@@ -1,9 +1,9 @@
 """A baseline in the place of the services' admission and allocator: the same `decide`, on the same ledger.
 
 A baseline promises nothing: its `JobAdmitted` carries an empty minimum satisfactory share and no GPU-seconds, so
-there is no certificate to check, and a deadline that is kept is luck or skill. What it wants to know of the past and the
-ledger's fold does not say (GPU-seconds attained, since when a share is held) is a fold of its own over the allocations
-that were decided (`books`): a function of the ledger, as everything else.
+there is no certificate to check, and a deadline that is kept is luck or skill. What it wants to know of the past and
+the ledger's fold does not say is a fold of its own over the allocations that were decided (`books`): a function of the
+ledger, as everything else.
 """
 
 import math
