@@ -4,7 +4,8 @@ import math
 
 from hypothesis import strategies as st
 
-from shared.scheduling.progressive_filling import SchedulableJob
+from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 
 
@@ -21,6 +22,12 @@ def scaling_curves(draw: st.DrawFn, max_gpus: int = 32) -> ScalingCurve:
     return ScalingCurve(tuple(levels), tuple(rates))
 
 
+def resize_costs() -> st.SearchStrategy[ResizeCost]:
+    """The same for every number of GPUs, or more for more."""
+    flat = st.sampled_from([0.0, 1.0, 10.0, 100.0]).map(ResizeCost.flat)
+    return st.one_of(flat, st.just(ResizeCost((1, 4, 16), (2.0, 4.0, 9.5))))
+
+
 @st.composite
 def schedulable_jobs(
     draw: st.DrawFn, job_id: str = "job", now_s: float = 0.0, fresh: bool = False
@@ -34,7 +41,7 @@ def schedulable_jobs(
         remaining_iterations=draw(st.floats(0.5, 2000.0)),
         deadline_s=draw(st.one_of(st.floats(now_s + 1.0, now_s + 2000.0), st.just(math.inf))),
         current_num_gpus=share,
-        resize_cost_s=draw(st.sampled_from([0.0, 1.0, 10.0, 100.0])),
+        resize_cost=draw(resize_costs()),
         stalled_until_s=now_s + draw(st.sampled_from([-math.inf, 5.0])) if share else -math.inf,
     )
 
