@@ -30,8 +30,7 @@ from shared.messages.events import (
 )
 from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.outlook import iteration_at, known_curve
-from simulator.baselines.view import resize_cost
+from shared.scheduling.outlook import iteration_at, known_curve, resize_cost
 from simulator.engine import Engine
 from simulator.given import Given, Roll, given, roll, usual_start_s
 from simulator.replay import OPERATOR, Entry, folded

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shared.messages.job import JobClass, JobSpec
-from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.outlook import iteration_at, known_curve
-from shared.scheduling.resize_cost import ResizeCost
+from shared.messages.pool_state import Job, Phase, spec_of
+from shared.scheduling.outlook import iteration_at, known_curve, resize_cost
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.baselines.baseline import BaselineJob
 from simulator.baselines.books import Books
@@ -69,12 +68,3 @@ def _fewest_in_time(job: BaselineJob) -> int:
         if job.deadline_s is not None and job.submitted_at_s + needed_s <= job.deadline_s:
             return level
     return job.curve.levels[0]
-
-
-def resize_cost(pool: PoolState) -> ResizeCost:
-    """What a change of GPUs costs in this pool: as its settings say, or as seen if starts are slower there."""
-    by_num_gpus = pool.config.resize_cost_s_by_num_gpus
-    if not by_num_gpus:
-        return ResizeCost.flat(max(pool.config.resize_cost_s, pool.start_cost_s))
-    counts = sorted(by_num_gpus)
-    return ResizeCost(tuple(counts), tuple(by_num_gpus[count] for count in counts))
