@@ -230,7 +230,7 @@ def test_without_gpus_nothing_is_promised_and_the_reason_says_so() -> None:
 
 
 def test_a_rejected_name_may_be_used_again_for_another_wish() -> None:
-    history = pool(1)
+    history = pool(1, admission="first-come")
     first = only(history.decided(POLICY, submit("a", max_iterations=1_000)))
     assert isinstance(first, events.JobRejected)
     assert history.decided(POLICY, submit("a", max_iterations=1_000)) == ()  # the host repeats the answer
@@ -242,7 +242,7 @@ def test_a_rejected_name_may_be_used_again_for_another_wish() -> None:
 
 
 def test_a_relative_deadline_counts_from_the_first_decision_and_a_pre_run_counts_in() -> None:
-    history = pool(4)
+    history = pool(4, admission="first-come")
     wish = submit("a", model_name="unknown", deadline_s=None, deadline_in_s=500.0)
     asked = only(history.decided(POLICY, wish, now_s=NOW_S + 10.0))
     assert isinstance(asked, events.ProfileRequested)
