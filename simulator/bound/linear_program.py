@@ -2,8 +2,8 @@
 
 Variables: met_j in [0, 1] for each job, and for each job, interval of its window and step of its curve (a cell) the
 part of the step's GPU-seconds that it holds. Rows: each job does as much as it is met; each interval holds no more
-GPU-seconds than the cluster has; and no cell is held to a larger part than its job is met, without which a part of a
-job could be run at its most economic speed, which no schedule of the whole job can do (`linked`).
+GPU-seconds than the cluster has; and no cell is held to a larger part than its job is met (the links), without which
+a part of a job could be run at its most economic speed, which no schedule of the whole job can do.
 Axes: C cells, J jobs, I intervals, S steps.
 """
 
@@ -21,7 +21,6 @@ class Solution:
     """An optimum. price_I: of a GPU-second, in deadlines, the dual of the interval's capacity."""
 
     met_J: FloatArray
-    gpu_seconds_I: FloatArray
     price_I: FloatArray
 
 
@@ -38,41 +37,60 @@ def num_cells(demand: Demand, grid: Grid) -> int:
     return int((grid.last_J - grid.first_J) @ np.diff(demand.first_step_J))
 
 
-def solve(demand: Demand, grid: Grid, num_gpus: int, *, linked: bool) -> Solution | None:
-    """An optimum; None if HiGHS gives up. Not linked: a weaker, faster program; the same if it meets all jobs whole."""
+def solve(demand: Demand, grid: Grid, num_gpus: int) -> Solution | None:
+    """An optimum; None if HiGHS gives up."""
     cells = _cells(demand, grid)
     num_cells, num_jobs, num_intervals = len(cells.job_C), demand.num_jobs, len(grid.lengths_s_I)
-    capacity_I = num_gpus * grid.lengths_s_I
+    held, done = _rows(demand, grid, num_gpus, cells)
     each_C, each_J = np.arange(num_cells), np.arange(num_jobs)
-    held = csr_array(  # relative to capacity: rows of one size are kinder to the solver
-        (cells.gpu_seconds_C / capacity_I[cells.interval_C], (cells.interval_C, each_C)),
-        shape=(num_intervals, num_cells),
-    )
-    done = csr_array((-cells.part_C, (cells.job_C, each_C)), shape=(num_jobs, num_cells))
+    of_job = csr_array((-np.ones(num_cells), (each_C, cells.job_C)), shape=(num_cells, num_jobs))
     rows = [
         hstack([held, csr_array((num_intervals, num_jobs))]),
-        hstack([done, csr_array((np.ones(num_jobs), (each_J, each_J)))]),
+        hstack([-done, csr_array((np.ones(num_jobs), (each_J, each_J)))]),
+        hstack([csr_array((np.ones(num_cells), (each_C, each_C))), of_job]),
     ]
-    limits = [np.ones(num_intervals), np.zeros(num_jobs)]
-    if linked:
-        of_job = csr_array((-np.ones(num_cells), (each_C, cells.job_C)), shape=(num_cells, num_jobs))
-        rows.append(hstack([csr_array((np.ones(num_cells), (each_C, each_C))), of_job]))
-        limits.append(np.zeros(num_cells))
     result = linprog(
         np.concatenate([np.zeros(num_cells), -np.ones(num_jobs)]),
         A_ub=vstack(rows, format="csr"),
-        b_ub=np.concatenate(limits),
+        b_ub=np.concatenate([np.ones(num_intervals), np.zeros(num_jobs + num_cells)]),
         bounds=(0, 1),
         method="highs-ds",
     )
     if result.status != 0:
         return None
-    part_held_C, met_J = result.x[:num_cells], result.x[num_cells:]
     return Solution(
-        met_J=met_J,
-        gpu_seconds_I=capacity_I * (held @ part_held_C),
-        price_I=np.maximum(-result.ineqlin.marginals[:num_intervals], 0.0) / capacity_I,
+        met_J=result.x[num_cells:],
+        price_I=np.maximum(-result.ineqlin.marginals[:num_intervals], 0.0) / (num_gpus * grid.lengths_s_I),
     )
+
+
+def least_gpu_seconds(demand: Demand, grid: Grid, num_gpus: int, met_J: FloatArray) -> float | None:
+    """That meet each job to the given part; None if there are not so many.
+
+    With the parts given, the links are mere bounds of variables: a program far easier than `solve`.
+    """
+    cells = _cells(demand, grid)
+    held, done = _rows(demand, grid, num_gpus, cells)
+    result = linprog(
+        cells.gpu_seconds_C / cells.gpu_seconds_C.max(),
+        A_ub=vstack([held, -done], format="csr"),
+        b_ub=np.concatenate([np.ones(len(grid.lengths_s_I)), -met_J]),
+        bounds=np.column_stack([np.zeros(len(cells.job_C)), met_J[cells.job_C]]),
+        method="highs-ds",
+    )
+    return float(result.x @ cells.gpu_seconds_C) if result.status == 0 else None
+
+
+def _rows(demand: Demand, grid: Grid, num_gpus: int, cells: _Cells) -> tuple[csr_array, csr_array]:
+    """Part of each interval's capacity that the cells hold, shape (I, C); of each job that they do, (J, C)."""
+    each_C = np.arange(len(cells.job_C))
+    capacity_C = num_gpus * grid.lengths_s_I[cells.interval_C]
+    held = csr_array(
+        (cells.gpu_seconds_C / capacity_C, (cells.interval_C, each_C)),
+        shape=(len(grid.lengths_s_I), len(each_C)),
+    )
+    done = csr_array((cells.part_C, (cells.job_C, each_C)), shape=(demand.num_jobs, len(each_C)))
+    return held, done
 
 
 def _cells(demand: Demand, grid: Grid) -> _Cells:

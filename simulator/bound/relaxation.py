@@ -17,8 +17,8 @@ from simulator.bound.demand import Demand, FloatArray, Grid
 from simulator.workload.jobs import Workload
 
 # Sizes in cells (job x interval x step), so that the answer never depends on the speed of the machine.
-_LINKED_CELLS = 60_000  # HiGHS takes seconds
-_UNLINKED_CELLS = 1_500_000  # HiGHS takes 10 s where all jobs can be met
+_SOLVED_CELLS = 60_000  # HiGHS takes seconds
+_ALL_MET_CELLS = 1_500_000  # HiGHS takes 10 s to show that all jobs can be met
 _GRID_CELLS = 4_000_000  # more are merged
 _CELLS_PRICED = 1_200_000_000  # about a minute
 _MIN_ANSWERS, _MAX_ANSWERS = 300, 2_000
@@ -42,8 +42,8 @@ class PriceProfile:
 class Bound:
     """jobs_met: no schedule meets more. exact: it is the optimum of the relaxation, not just above it.
 
-    intervals: between events, on which the relaxation was solved. gpu_hours: used in the optimum (if not exact,
-    close to it). met_by_job: the part to which each job that is feasible alone is met (if not exact, approximately).
+    intervals: between events, on which the relaxation was solved. gpu_hours: the fewest that reach the optimum found
+    (if not exact, about what one uses). met_by_job: the part to which each job that is feasible alone is met there.
     """
 
     jobs_met: float
@@ -110,17 +110,22 @@ def _bounded(demand: Demand, num_gpus: int, share_kept: float) -> _Part:
     complete = Grid.of(demand)
     grid = complete if share_kept >= 1 else Grid.of(demand, int(share_kept * len(complete.lengths_s_I)))
     cells = linear_program.num_cells(demand, grid)
-    if cells <= _LINKED_CELLS and (solution := linear_program.solve(demand, grid, num_gpus, linked=True)):
-        # The value of the prices is a bound whatever the solver's tolerances.
-        value = pricing.answer(demand, grid, num_gpus, solution.price_I).dual_value
-        closed = value <= solution.met_J.sum() + _CLOSE * demand.num_jobs
-        return _part(value, closed and grid.complete, grid, solution)
+    if cells <= _SOLVED_CELLS and (part := _solved(demand, grid, num_gpus)):
+        return part
     answers = min(max(_CELLS_PRICED // cells, _MIN_ANSWERS), _MAX_ANSWERS)
     best, mean = pricing.ascend(demand, grid, num_gpus, answers)
-    if best.dual_value >= demand.num_jobs * (1 - _CLOSE) and cells <= _UNLINKED_CELLS and grid.complete:
-        solution = linear_program.solve(demand, grid, num_gpus, linked=False)
-        if solution and solution.met_J.min() >= 1 - _CLOSE:
-            return _part(float(demand.num_jobs), True, grid, solution)
+    if best.dual_value >= demand.num_jobs * (1 - _CLOSE) and cells <= _ALL_MET_CELLS:
+        all_met_J = np.ones(demand.num_jobs)
+        least = linear_program.least_gpu_seconds(demand, grid, num_gpus, all_met_J)
+        if least is not None:
+            return _Part(
+                value=float(demand.num_jobs),
+                exact=grid.complete,
+                grid=grid,
+                price_I=np.zeros(len(grid.lengths_s_I)),
+                gpu_seconds=least,
+                met_J=all_met_J,
+            )
     return _Part(
         value=best.dual_value,
         exact=False,
@@ -131,13 +136,22 @@ def _bounded(demand: Demand, num_gpus: int, share_kept: float) -> _Part:
     )
 
 
-def _part(value: float, exact: bool, grid: Grid, solution: linear_program.Solution) -> _Part:
+def _solved(demand: Demand, grid: Grid, num_gpus: int) -> _Part | None:
+    """By HiGHS; None if it fails. The value is that of the prices: a bound whatever the solver's tolerances."""
+    solution = linear_program.solve(demand, grid, num_gpus)
+    if solution is None:
+        return None
+    met_J = np.clip(solution.met_J - _CLOSE, 0.0, 1.0)
+    gpu_seconds = linear_program.least_gpu_seconds(demand, grid, num_gpus, met_J)
+    if gpu_seconds is None:
+        return None
+    value = pricing.answer(demand, grid, num_gpus, solution.price_I).dual_value
     return _Part(
         value=value,
-        exact=exact,
+        exact=grid.complete and value <= solution.met_J.sum() + _CLOSE * demand.num_jobs,
         grid=grid,
         price_I=solution.price_I,
-        gpu_seconds=float(solution.gpu_seconds_I.sum()),
+        gpu_seconds=gpu_seconds,
         met_J=solution.met_J,
     )
 

@@ -97,7 +97,7 @@ def test_whatever_the_prices_they_prove_a_bound(
     if not demand.num_jobs:
         return
     grid = Grid.of(demand)
-    optimum = linear_program.solve(demand, grid, num_gpus, linked=True)
+    optimum = linear_program.solve(demand, grid, num_gpus)
     assert optimum is not None
     chance = np.random.default_rng(seed)
     size = len(grid.lengths_s_I)
