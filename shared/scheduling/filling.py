@@ -131,7 +131,7 @@ def fill(
             level_done_s = (left - line[level]) / rates[level]
             if level_done_s < done_s:
                 done_s, final = level_done_s, line_change[level]
-        if done_s <= end_s:
+        if final >= 0 and done_s <= end_s:
             if done_s > window_s:
                 return -1
             return _trace_back(memory, levels, final, now_s, done_s, out)
