@@ -10,10 +10,12 @@ from shared.scheduling.scaling_curve import ScalingCurve
 
 
 @st.composite
-def scaling_curves(draw: st.DrawFn, max_gpus: int = 32) -> ScalingCurve:
+def scaling_curves(draw: st.DrawFn, max_gpus: int = 32, max_levels: int | None = None) -> ScalingCurve:
     """Curves with missing levels, standstills and falls, as memory limits and communication make them."""
     all_levels = [2**k for k in range(max_gpus.bit_length())]
-    levels = draw(st.lists(st.sampled_from(all_levels), min_size=1, unique=True).map(sorted))
+    levels = draw(
+        st.lists(st.sampled_from(all_levels), min_size=1, max_size=max_levels, unique=True).map(sorted)
+    )
     rates = draw(
         st.lists(
             st.one_of(st.just(0.0), st.floats(0.125, 64.0)), min_size=len(levels), max_size=len(levels)
@@ -30,19 +32,24 @@ def resize_costs() -> st.SearchStrategy[ResizeCost]:
 
 @st.composite
 def schedulable_jobs(
-    draw: st.DrawFn, job_id: str = "job", now_s: float = 0.0, fresh: bool = False
+    draw: st.DrawFn,
+    job_id: str = "job",
+    now_s: float = 0.0,
+    fresh: bool = False,
+    max_levels: int | None = None,
 ) -> SchedulableJob:
     """Jobs from hopelessly tight to without a deadline; unless `fresh`, perhaps running or being resized."""
-    curve = draw(scaling_curves())
+    curve = draw(scaling_curves(max_levels=max_levels))
     share = 0 if fresh else draw(st.sampled_from([0, *curve.num_gpus_L]))
+    cost = draw(resize_costs())
     return SchedulableJob(
         job_id=job_id,
         curve=curve,
         remaining_iterations=draw(st.floats(0.5, 2000.0)),
         deadline_s=draw(st.one_of(st.floats(now_s + 1.0, now_s + 2000.0), st.just(math.inf))),
         current_num_gpus=share,
-        resize_cost=draw(resize_costs()),
-        stalled_until_s=now_s + draw(st.sampled_from([-math.inf, 5.0])) if share else -math.inf,
+        resize_cost=cost,
+        stalled_until_s=now_s + draw(st.sampled_from([0.0, 0.25, 1.0])) * cost.seconds(share),
     )
 
 
