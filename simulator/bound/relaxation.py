@@ -19,9 +19,9 @@ from simulator.workload.jobs import Workload
 # Sizes in cells (job x interval x step), so that the answer never depends on the speed of the machine.
 _SOLVED_CELLS = 60_000  # HiGHS takes seconds
 _ALL_MET_CELLS = 1_500_000  # HiGHS takes 10 s to show that all jobs can be met
-_GRID_CELLS = 4_000_000  # more are merged
-_CELLS_PRICED = 1_200_000_000  # about a minute
-_MIN_ANSWERS, _MAX_ANSWERS = 300, 2_000
+_GRID_CELLS = 12_000_000  # more are merged
+_CELLS_PRICED = 2_000_000_000  # 20 s
+_MIN_ANSWERS, _MAX_ANSWERS = 400, 2_000
 _CLOSE = 1e-6  # relative
 
 
