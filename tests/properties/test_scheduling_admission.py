@@ -1,179 +1,223 @@
-"""What admission and allocation promise, for any jobs; checked by a small simulator that shares no code with them."""
+"""What admission and allocation promise, for any jobs; checked in fractions by a replay of its own."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
-from shared.scheduling.free_profile import FreeProfile, Schedule
-from shared.scheduling.progressive_filling import (
-    TIME_TOLERANCE_S,
-    SchedulableJob,
-    fastest_schedule,
-    finish_s,
-    minimum_satisfactory_share,
-)
+from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s, share_at
+from tests.exact_replay import advanced, exact_end_s, is_on_time, most_gpus_at_once
 from tests.properties.strategies import job_lists, schedulable_jobs
 
 NUM_GPUS = 16
 
 
-def replayed_finish_s(job: SchedulableJob, schedule: Schedule, now_s: float) -> float:
-    """When the job really ends under `schedule`: walk its instants, count iterations, charge each change of share."""
-    done, share, ready_s, at_s = 0.0, job.current_num_gpus, job.stalled_until_s, now_s
-    for start_s, end_s, num_gpus in schedule:
-        assert now_s <= start_s < end_s
-        assert num_gpus > 0
-        assert start_s >= at_s
-        if start_s > at_s:
-            share = 0
-        if num_gpus != share:
-            share, ready_s = num_gpus, start_s + job.resize_cost_s
-        rate = job.curve.throughput(num_gpus)
-        working_s = max(start_s, ready_s)
-        if rate and working_s + (job.remaining_iterations - done) / rate <= end_s + TIME_TOLERANCE_S:
-            return working_s + (job.remaining_iterations - done) / rate
-        done += rate * max(0.0, end_s - working_s)
-        at_s = end_s
-    return math.inf
+def admitted_one_by_one(jobs: Sequence[SchedulableJob]) -> tuple[AdmissionPlan, dict[str, SchedulableJob]]:
+    """A plan as it grows: who fits is promised. Nobody in it is late."""
+    plan = AdmissionPlan.build([], NUM_GPUS, 0.0)
+    return plan, {job.job_id: job for job in jobs if plan.admit(job)}
 
 
-def most_gpus_at_once(schedules: Iterable[Schedule]) -> int:
-    schedules = list(schedules)
-    instants = {segment.start_s for schedule in schedules for segment in schedule}
-    return max(
-        (
-            sum(s.num_gpus for schedule in schedules for s in schedule if s.start_s <= at_s < s.end_s)
-            for at_s in instants
-        ),
-        default=0,
-    )
-
-
-def assert_kept(plan: AdmissionPlan, schedules: Mapping[str, Schedule]) -> None:
+def assert_kept(plan: AdmissionPlan, jobs: Mapping[str, SchedulableJob]) -> None:
     """The schedules are possible together, use levels of the jobs, and end every job on time that is not late."""
+    schedules = plan.schedules
+    assert set(schedules) == set(jobs)
     assert most_gpus_at_once(schedules.values()) <= plan.num_gpus
-    for job in plan.jobs_J:
-        schedule = schedules[job.job_id]
-        assert {segment.num_gpus for segment in schedule} <= set(job.curve.num_gpus_L)
-        if job.job_id not in plan.late:
-            replayed_s = replayed_finish_s(job, schedule, plan.now_s)
-            assert replayed_s <= job.deadline_s + 2 * TIME_TOLERANCE_S
-            assert abs(replayed_s - finish_s(schedule)) <= 2 * TIME_TOLERANCE_S
+    for job_id, job in jobs.items():
+        if job_id in plan.late_jobs:
+            exact_end_s(job, schedules[job_id], plan.now_s)
+        else:
+            assert is_on_time(job, schedules[job_id], plan.now_s), job_id
 
 
-@given(schedulable_jobs(), job_lists(max_size=5))
-def test_a_schedule_ends_when_it_says_and_by_the_deadline(
-    job: SchedulableJob, others: list[SchedulableJob]
-) -> None:
-    free = AdmissionPlan.build(others, NUM_GPUS, 0.0).free
-    fastest = fastest_schedule(job, free, 0.0)
-    share = minimum_satisfactory_share(job, free, 0.0)
-    if fastest is None:
-        assert min(job.curve.levels) > NUM_GPUS
-        assert share is None
-        return
-    assert abs(replayed_finish_s(job, fastest, 0.0) - finish_s(fastest)) <= 2 * TIME_TOLERANCE_S
-    assert (share is not None) == (finish_s(fastest) <= job.deadline_s + TIME_TOLERANCE_S)
-    if share is not None:
-        assert replayed_finish_s(job, share, 0.0) <= job.deadline_s + 2 * TIME_TOLERANCE_S
-        assert finish_s(share) >= finish_s(fastest)
-        assert free.fits(share)
+def with_others(
+    promised: Sequence[SchedulableJob],
+    others: Sequence[SchedulableJob],
+    kept: Mapping[str, Schedule],
+    now_s: float,
+) -> tuple[AdmissionPlan, list[int]]:
+    """A plan whose table has rows without a promise too."""
+    table = JobTable.of([*promised, *others])
+    for row, job in enumerate(promised):
+        table.write_schedule(row, [number for segment in kept.get(job.job_id, ()) for number in segment])
+    plan = AdmissionPlan(table, range(len(promised)), NUM_GPUS, now_s)
+    return plan, list(range(len(promised), table.num_jobs))
+
+
+def without_deadline(jobs: Sequence[SchedulableJob]) -> list[SchedulableJob]:
+    return [replace(job, job_id=f"free-{job.job_id}", deadline_s=math.inf) for job in jobs]
+
+
+def schedules_of(plan: AdmissionPlan, others: Sequence[int]) -> dict[str, Schedule]:
+    return plan.schedules | {plan.table.job_ids[row]: plan.table.schedule(row) for row in others}
 
 
 @given(job_lists())
 def test_a_plan_never_promises_more_gpus_than_exist(jobs: list[SchedulableJob]) -> None:
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
-    assert_kept(plan, plan.schedules)
-    assert set(plan.schedules) == {job.job_id for job in jobs}
+    assert_kept(plan, {job.job_id: job for job in jobs})
     assert AdmissionPlan.build(reversed(jobs), NUM_GPUS, 0.0).schedules == plan.schedules
-    rebuilt = FreeProfile.of(NUM_GPUS, 0.0, plan.schedules.values())
-    for segment in plan.free.segments(4000.0):
-        assert rebuilt.after(segment.start_s).num_gpus_now == segment.num_gpus
-
-
-@given(job_lists(), schedulable_jobs(job_id="new"))
-def test_admission_makes_no_earlier_promise_late(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
-    plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
-    admitted = plan.admit(new)
-    if admitted is None:
-        assert AdmissionPlan.build([new], NUM_GPUS, 0.0).late or jobs, "alone it would have fitted"
-        return
-    assert admitted.late == plan.late
-    assert_kept(admitted, admitted.schedules)
-    for job_id in plan.late:
-        assert admitted.schedules[job_id] == plan.schedules[job_id]
+    promised_gpu_seconds = sum(
+        (min(segment.end_s, 5000.0) - segment.start_s) * segment.num_gpus
+        for schedule in plan.schedules.values()
+        for segment in schedule
+        if segment.start_s < 5000.0
+    )
+    assert math.isclose(
+        plan.utilization(5000.0), promised_gpu_seconds / (5000.0 * NUM_GPUS), rel_tol=1e-9, abs_tol=1e-9
+    )
 
 
 @given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
-def test_the_quoted_deadline_is_accepted_at_once(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
-    plan = AdmissionPlan.build([], NUM_GPUS, 0.0)
-    for job in jobs:
-        plan = plan.admit(job) or plan
+def test_an_admitted_job_never_makes_another_late(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
+    plan, promised = admitted_one_by_one(jobs)
+    assert_kept(plan, promised)
+    if plan.admit(new):
+        assert_kept(plan, promised | {"new": new})
+        assert plan.late_jobs == ()
+        if not promised:
+            assert len({segment.num_gpus for segment in plan.schedules["new"]}) == 1
+
+
+@given(job_lists(), schedulable_jobs(job_id="new"))
+def test_late_jobs_are_left_alone_by_newcomers(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
+    plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
+    before = plan.schedules
+    if plan.admit(new):
+        assert_kept(plan, {job.job_id: job for job in [*jobs, new]})
+        assert all(plan.schedules[job_id] == before[job_id] for job_id in plan.late_jobs)
+
+
+@given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
+def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
+    jobs: list[SchedulableJob], new: SchedulableJob
+) -> None:
+    plan, promised = admitted_one_by_one(jobs)
+    before, free_before = plan.schedules, plan.utilization(1000.0)
+    proposal = plan.propose(new)
+    plan.fits_around(new)
+    plan.earliest_deadline_s(new)
+    assert plan.schedules == before
+    assert plan.utilization(1000.0) == free_before
+    assert (plan.table.num_jobs, plan.late_jobs) == (len(promised), ())
+    if proposal is None:
+        return
+    plan.accept(proposal)
+    rows = {plan.table.job_ids[row]: schedule for row, schedule in proposal.schedules.items()}
+    assert plan.schedules == before | rows
+    assert plan.schedules["new"] == proposal.schedule
+
+
+@given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
+def test_the_quoted_deadline_is_accepted_at_once_and_a_second_less_is_refused(
+    jobs: list[SchedulableJob], new: SchedulableJob
+) -> None:
+    plan, _ = admitted_one_by_one(jobs)
     quoted_s, around_s = plan.earliest_deadline_s(new), plan.earliest_deadline_around_s(new)
     if quoted_s is None or around_s is None:
+        assert quoted_s == around_s
         assert min(new.curve.levels) > NUM_GPUS
         return
     assert quoted_s == int(quoted_s) <= around_s
-    assert plan.admit(replace(new, deadline_s=quoted_s)) is not None
-    assert plan.admit(replace(new, deadline_s=around_s)) is not None
+    assert plan.propose(replace(new, deadline_s=quoted_s)) is not None
+    assert plan.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
+    assert plan.fits_around(replace(new, deadline_s=around_s))
+    assert not plan.fits_around(replace(new, deadline_s=around_s - 1.0))
+
+
+@given(
+    job_lists(fresh=True),
+    schedulable_jobs(job_id="new", fresh=True),
+    st.floats(0.01, 100.0),
+    st.floats(0.01, 0.99),
+)
+def test_who_fits_around_the_others_does_so_with_more_time_with_less_work_and_on_more_gpus(
+    jobs: list[SchedulableJob], new: SchedulableJob, later_s: float, part: float
+) -> None:
+    plan, promised = admitted_one_by_one(jobs)
+    if not plan.fits_around(new):
+        return
+    assert plan.fits_around(replace(new, deadline_s=new.deadline_s + later_s))
+    assert plan.fits_around(replace(new, remaining_iterations=part * new.remaining_iterations))
+    larger = AdmissionPlan.build(promised.values(), NUM_GPUS + 1, 0.0, plan.schedules)
+    assert larger.schedules == plan.schedules
+    assert larger.fits_around(new)
+    assert larger.propose(new) is not None
 
 
 @given(job_lists(), job_lists(max_size=6), st.sampled_from([0.0, 1.0, 60.0]))
 def test_allocation_breaks_no_promise(
     promised: list[SchedulableJob], others: list[SchedulableJob], hysteresis_s: float
 ) -> None:
-    others = [replace(job, job_id=f"free-{job.job_id}", deadline_s=math.inf) for job in others]
-    plan = AdmissionPlan.build(promised, NUM_GPUS, 0.0)
-    allocation = allocate(plan, promised, others, NUM_GPUS, 0.0, hysteresis_s)
-    shares = allocation.num_gpus_by_job
-    assert set(shares) == {job.job_id for job in (*promised, *others)}
+    others = without_deadline(others)
+    planned = AdmissionPlan.build(promised, NUM_GPUS, 0.0)
+    plan, rows = with_others(promised, others, {}, 0.0)
+    allocation = allocate(plan, rows, hysteresis_s)
+    shares, schedules = allocation.num_gpus_by_job, schedules_of(plan, rows)
     assert sum(shares.values()) <= NUM_GPUS
-    assert all(shares[job.job_id] in (0, *job.curve.num_gpus_L) for job in (*promised, *others))
     assert allocation.valid_until_s > 0.0
-    assert_kept(plan, allocation.schedules)
+    assert plan.late_jobs == planned.late_jobs
+    assert_kept(plan, {job.job_id: job for job in promised})
+    assert most_gpus_at_once(schedules.values()) <= NUM_GPUS
+    for job in (*promised, *others):
+        schedule = schedules[job.job_id]
+        exact_end_s(job, schedule, 0.0)
+        assert shares[job.job_id] == share_at(schedule, 0.0)
+        assert all(s.start_s in (0.0,) or s.start_s >= allocation.valid_until_s for s in schedule)
+        assert not schedule or schedule[0].end_s >= allocation.valid_until_s
     for job in promised:
-        held = [s.num_gpus for s in allocation.schedules[job.job_id] if s.start_s == 0.0]
-        assert shares[job.job_id] == (held or [0])[0]
-        assert finish_s(allocation.schedules[job.job_id]) <= finish_s(plan.schedules[job.job_id])
-    assert allocate(plan, promised[::-1], others, NUM_GPUS, 0.0, hysteresis_s) == allocation
+        assert end_s(schedules[job.job_id]) <= end_s(planned.schedules[job.job_id])
+    again, rows = with_others(promised[::-1], others, {}, 0.0)
+    assert allocate(again, rows, hysteresis_s) == allocation
 
 
-@settings(max_examples=50)
-@given(job_lists(), job_lists(max_size=4), st.floats(0.0, 1.0))
-def test_promises_hold_when_planned_again_under_way(
-    promised: list[SchedulableJob], others: list[SchedulableJob], part: float
+@settings(max_examples=60)
+@given(
+    job_lists(fresh=True),
+    job_lists(max_size=4, fresh=True),
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4),
+)
+def test_promises_hold_however_often_they_are_planned_again_under_way(
+    jobs: list[SchedulableJob], others: list[SchedulableJob], parts: list[float]
 ) -> None:
-    others = [replace(job, job_id=f"free-{job.job_id}", deadline_s=math.inf) for job in others]
-    plan = AdmissionPlan.build(promised, NUM_GPUS, 0.0)
-    allocation = allocate(plan, promised, others, NUM_GPUS, 0.0)
-    now_s = part * min(allocation.valid_until_s, 1000.0)
-    under_way: list[SchedulableJob] = []
-    for job in plan.jobs_J:
-        share = allocation.num_gpus_by_job[job.job_id]
-        moved = share not in (0, job.current_num_gpus)
-        ready_s = job.resize_cost_s if moved else job.stalled_until_s if share else -math.inf
-        rate = job.curve.throughput(share)
-        left = job.remaining_iterations - rate * max(0.0, now_s - max(0.0, ready_s))
-        if left > rate * TIME_TOLERANCE_S:
-            under_way.append(
-                replace(job, remaining_iterations=left, current_num_gpus=share, stalled_until_s=ready_s)
-            )
-    again = AdmissionPlan.build(under_way, NUM_GPUS, now_s, allocation.schedules)
-    assert_kept(again, {job.job_id: again.schedules[job.job_id] for job in under_way})
-    assume(not plan.late)
-    assert not again.late
+    plan, promised = admitted_one_by_one(jobs)
+    waiting = {job.job_id: job for job in without_deadline(others)}
+    plan, rows = with_others(list(promised.values()), list(waiting.values()), plan.schedules, 0.0)
+    now_s = 0.0
+    for part in parts:
+        allocation = allocate(plan, rows)
+        schedules = schedules_of(plan, rows)
+        then_s = now_s + part * (min(allocation.valid_until_s, now_s + 1000.0) - now_s)
+        promised = _advanced(promised, schedules, now_s, then_s)
+        waiting = _advanced(waiting, schedules, now_s, then_s)
+        now_s = then_s
+        plan, rows = with_others(list(promised.values()), list(waiting.values()), schedules, now_s)
+        assert plan.late_jobs == ()
+        assert_kept(plan, promised)
+        assert plan.changed_rows() == [], "what holds is kept as it is"
 
 
-@given(schedulable_jobs(fresh=True))
-def test_the_lower_bound_of_gpu_seconds_is_one(job: SchedulableJob) -> None:
-    assume(math.isfinite(job.deadline_s))
-    schedule = minimum_satisfactory_share(job, FreeProfile.constant(NUM_GPUS, 0.0), 0.0)
-    assume(schedule is not None)
-    held = sum((end_s - start_s) * num_gpus for start_s, end_s, num_gpus in schedule or ())
-    bound = job.curve.least_gpu_seconds(job.remaining_iterations, job.deadline_s + TIME_TOLERANCE_S)
-    assert held >= bound - 1e-6 * bound
+def _advanced(
+    jobs: Mapping[str, SchedulableJob], schedules: Mapping[str, Schedule], now_s: float, to_s: float
+) -> dict[str, SchedulableJob]:
+    moved = [advanced(job, schedules[job_id], now_s, to_s) for job_id, job in jobs.items()]
+    return {job.job_id: job for job in moved if job.remaining_iterations > 0.0}
+
+
+@given(job_lists(fresh=True), st.integers(1, NUM_GPUS - 1))
+def test_on_fewer_gpus_as_many_promises_hold_as_can_and_the_rest_is_named(
+    jobs: list[SchedulableJob], num_gpus: int
+) -> None:
+    plan, promised = admitted_one_by_one(jobs)
+    fewer = AdmissionPlan.build(promised.values(), num_gpus, 0.0, plan.schedules)
+    assert_kept(fewer, promised)
+    for job_id in fewer.late_jobs:
+        ends_s = exact_end_s(promised[job_id], fewer.schedules[job_id], 0.0)
+        runs_here = min(promised[job_id].curve.levels) <= num_gpus
+        assert (ends_s is not None) == runs_here
+    unlike = {job_id for job_id in promised if fewer.schedules[job_id] != plan.schedules[job_id]}
+    assert {fewer.table.job_ids[row] for row in fewer.changed_rows()} == unlike
