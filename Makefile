@@ -23,6 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,embedded,plot,examples,dev]'
+	$(BIN)/python -m shared.scheduling.warm_up
 	@touch $@
 
 check: install  ## ruff, pyright, import contracts, unit and property tests (about a minute)

@@ -38,7 +38,7 @@ class Desk:
         self.promises = Promises(state, now_s)
 
     def in_order(self, wishes: Sequence[SubmitJob]) -> list[SubmitJob]:
-        """Wishes that came together, as they are to be judged: by selective admission those that ask for least first."""
+        """Wishes that came together, as they are to be judged: selective admission judges the smallest first."""
         asked = [self._least_gpu_seconds(wish) for wish in wishes]
         self.promises.expect(least for least in asked if 0 < least < math.inf)
         if self.state.config.admission == "first-come":
@@ -126,9 +126,9 @@ class Desk:
 
     def _promise(self, tenant: str, spec: JobSpec, job: SchedulableJob, deadline_s: float | None) -> None:
         least = self.promises.least_gpu_seconds(job)
-        dear = math.isfinite(least) and self.promises.is_too_dear(job)
-        proposal = None if dear or math.isinf(least) else self.promises.propose(job)
-        if proposal is None:
+        proposal = self.promises.propose(job) if math.isfinite(least) else None
+        dear = proposal is not None and self.promises.is_too_dear(job)
+        if proposal is None or dear:
             refusal = self.promises.refuse(job, spec, dear=dear)
             self._reject(
                 job.job_id,

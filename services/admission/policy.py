@@ -15,8 +15,8 @@ from shared.messages.events import AdmissionEvent, DeadlineQuoted
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
 from shared.messages.pool_state import Phase, PoolState, spec_of
-from shared.scheduling.outlook import known_curve, newcomer
 from shared.scheduling.job_table import gpu_seconds
+from shared.scheduling.outlook import known_curve, newcomer
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[AdmissionEvent, ...]:

@@ -148,7 +148,7 @@ class Promises:
     def _dearest(self, job: SchedulableJob) -> float:
         if self._selection is None:
             self._selection = Selection(self._state.demand, self._coming, self._now_s, self._state.num_gpus)
-        return self._selection.dearest_gpu_seconds(job.deadline_s - self._now_s)
+        return self._selection.dearest_gpu_seconds(self.least_gpu_seconds(job), job.deadline_s - self._now_s)
 
     def _earliest_s(self, job: SchedulableJob, *, tight: bool) -> float | None:
         """tight: one second less is refused. Otherwise the earliest that moves no other job: a little later at most
@@ -252,11 +252,9 @@ class Promises:
         """The promised jobs, one by one."""
         plan, listed = self.plan, self._planned.listed
         jobs, found = plan.table.jobs, list[SchedulableJob]()
-        for row in plan.promised:
-            if row < len(listed):
-                curve = known_curve(self._state, spec_of(listed[row]))
-            else:
-                curve = plan.accepted[row].curve
+        for row in map(int, plan.promised):
+            newly = plan.accepted.get(row)
+            curve = newly.curve if newly else known_curve(self._state, spec_of(listed[row]))
             assert curve is not None
             found.append(
                 SchedulableJob(

@@ -41,6 +41,7 @@ def accepted(
         decided_at_s=event.at_s,
         decided_sequence=sequence,
         deadline_s=event.deadline_s,
+        least_gpu_seconds=0.0 if isinstance(event, events.ProfileRequested) else event.least_gpu_seconds,
         minimum_satisfactory_share=() if profiling else event.minimum_satisfactory_share,
         planned_share=() if profiling else event.minimum_satisfactory_share,
     )
@@ -126,6 +127,8 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         deadline_s=event.deadline_s,
         generation=known.generation if known else 0,
         earliest_deadline_s=event.earliest_deadline_s,
+        offers=event.offers,
+        least_gpu_seconds=event.least_gpu_seconds,
         stopping=all_stopping(state, known) if known else (),
         rejection=event.reason,
     )

@@ -26,6 +26,8 @@ def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
                 explanation=job.explanation,
                 deadline_s=job.deadline_s,
                 earliest_deadline_s=job.earliest_deadline_s,
+                least_gpu_seconds=job.least_gpu_seconds,
+                offers=job.offers,
                 at_s=job.decided_at_s,
             )
         case Phase.FAILED:
@@ -50,5 +52,6 @@ def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
                 gpu_seconds=sum(
                     s.num_gpus * (s.end_s - s.start_s) for s in segments(job.minimum_satisfactory_share)
                 ),
+                least_gpu_seconds=job.least_gpu_seconds,
                 at_s=job.decided_at_s,
             )

@@ -15,6 +15,7 @@ from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule
 from shared.messages.demand import Demand
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobClass, JobSpec
+from shared.messages.offer import Offer
 
 
 class Phase(StrEnum):
@@ -62,6 +63,8 @@ class Job:
     traceback: str = ""
     rejection: RejectionReason | None = None
     earliest_deadline_s: float | None = None  # the counter-offer of a rejection
+    offers: tuple[Offer, ...] = ()  # all of them
+    least_gpu_seconds: float = 0.0  # what its deadline asked for at least
 
     num_gpus: int = 0  # its share in the current allocation
     generation: int = 0
@@ -148,7 +151,7 @@ class PoolState:
     num_forgotten: int = 0  # ended jobs that are no longer kept here
     curves: Map[str, MeasuredCurve] = _NO_CURVES
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
-    demand: Demand = Demand()
+    demand: Demand = field(default_factory=Demand)
     num_gpus_by_job: Mapping[str, int] = field(
         default_factory=dict[str, int]
     )  # the last allocation, as it was said
@@ -166,7 +169,18 @@ class PoolState:
     @property
     def num_gpus(self) -> int:
         """GPUs of the nodes that are alive."""
-        return sum(node.num_gpus for node in self.nodes.values() if node.alive)
+        return _num_gpus_alive(self.nodes)
+
+
+_last_counted: tuple[Map[str, NodeState], int] = (_NO_NODES, 0)
+
+
+def _num_gpus_alive(nodes: Map[str, NodeState]) -> int:
+    """Counted once for each change of the nodes: it is asked for with every job, and maps are compared by identity."""
+    global _last_counted
+    if _last_counted[0] is not nodes:
+        _last_counted = (nodes, sum(node.num_gpus for node in nodes.values() if node.alive))
+    return _last_counted[1]
 
 
 def spec_of(job: Job) -> JobSpec:

@@ -1,7 +1,7 @@
 """Admission: the promises already made, and whether one more can be kept beside them.
 
 A plan holds one schedule for each promised job; together they certify that every promise can be kept. How one job
-is filled into free GPUs lives in `filling`, how many are in `planning`; who gets the GPUs that stay free, in `allocation`.
+is filled into free GPUs lives in `filling`, how many are in `planning`; who gets what stays free, in `allocation`.
 Axes: J = rows of the table; K = promised jobs by earliest deadline.
 Source: ElasticFlow, Algorithm 1; in continuous time, with every resize charged.
 """
@@ -20,7 +20,7 @@ from shared.scheduling.planning import fill_anew, forget_past, hold_all, new_wor
 from shared.scheduling.profile import (
     MAX_SEGMENTS,
     Profile,
-    Schedules,
+    copied,
     copy_into,
     empty_profile,
     empty_schedules,
@@ -43,7 +43,7 @@ class Proposal:
 
     @property
     def schedule(self) -> Schedule:
-        return next(reversed(self.schedules.values()))
+        return list(self.schedules.values())[-1]
 
 
 class AdmissionPlan:
@@ -235,7 +235,7 @@ class AdmissionPlan:
         """Schedules for all: those that hold, those that can be found, and the late."""
         table, order = self.table, self._order
         forget_past(table.schedules, order, self.now_s)
-        self._recorded = Schedules(*(array.copy() for array in table.schedules))
+        self._recorded = copied(table.schedules)
         broken = hold_all(table.schedules, table.jobs, order, self.now_s)
         held = np.delete(order, broken)
         if sweep(self.profile, table.schedules, held, self.now_s, self.num_gpus) >= 0:
@@ -244,7 +244,7 @@ class AdmissionPlan:
                 return
         if self._fill_anew(fresh := order.copy(), 0, TRIES) >= 0:
             for row in fresh:
-                self._take(row)
+                self._take(int(row))
             copy_into(self.profile, self._other_profile)
             return
         self._keep_what_fits(held, order)
@@ -274,12 +274,18 @@ class AdmissionPlan:
     def _fill_in(self, rows: Integers) -> list[int]:
         """Fill these around all others, one after another: those that find no room on time."""
         table, work, failed = self.table, self.workspace, list[int]()
-        for row in rows:
+        for row in map(int, rows):
             count = minimum_share(
-                self.profile, table.jobs, row, table.jobs.deadline_J[row], work.found, work.other, work.memory
+                self.profile,
+                table.jobs,
+                row,
+                float(table.jobs.deadline_J[row]),
+                work.found,
+                work.other,
+                work.memory,
             )
             if count < 0:
-                failed.append(int(row))
+                failed.append(row)
             else:
                 write(table.schedules, row, work.found, count)
                 reserve(self.profile, table.schedules, row)

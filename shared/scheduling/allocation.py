@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
+from shared.scheduling.compiled import Floats
 from shared.scheduling.planning import hasten, spend, start
-
 
 IMMINENT_S = 0.05
 
@@ -43,10 +43,10 @@ def allocate(plan: AdmissionPlan, opportunistic: Sequence[int], hysteresis_s: fl
     holds = table.schedules.count_J[everybody] > 0
     now = holds & (starts_s <= plan.now_s)
     shares = np.where(now, table.schedules.num_gpus_JM[everybody, 0], 0)
-    changes_s = np.where(now, ends_s, starts_s)[holds]
+    changes_s: Floats = np.asarray(np.where(now, ends_s, starts_s)[holds], np.float64)
     return Allocation(
         num_gpus_by_job={
             table.job_ids[row]: int(share) for row, share in zip(everybody, shares, strict=True)
         },
-        valid_until_s=float(changes_s.min()) if len(changes_s) else math.inf,
+        valid_until_s=float(changes_s.min(initial=math.inf)),
     )

@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 import numba  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
-from numba.core import config  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 
 _HERE = Path(__file__).parent
@@ -20,10 +19,10 @@ def _sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-if (
-    not config.CACHE_DIR
-):  # numba keeps code by file, and misses a change in a function that is called from another file
-    config.CACHE_DIR = str(_HERE / "__pycache__" / f"compiled-{_sources_digest()}")
+# numba keeps code by file, and misses a change in a function that is called from another file: so by all files here
+_settings = cast(Any, numba).config
+if not _settings.CACHE_DIR:
+    _settings.CACHE_DIR = str(_HERE / "__pycache__" / f"compiled-{_sources_digest()}")
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,4 +32,4 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def compiled(function: _Function) -> _Function:
     """Compile at the first call; the next process loads what this one compiled (numba)."""
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function))  # pyright: ignore[reportUnknownMemberType]
+    return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function))  # pyright: ignore[reportUnknownMemberType]

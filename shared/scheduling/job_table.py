@@ -108,14 +108,8 @@ class JobTable:
         )
 
     def write_schedule(self, row: int, schedule: Sequence[float]) -> None:
-        """Give a row a schedule: start_s, end_s, num_gpus of each segment; one of too many segments counts as none."""
-        count = len(schedule) // 3
-        self.schedules.count_J[row] = count if count <= MAX_SEGMENTS else 0
-        if 0 < count <= MAX_SEGMENTS:
-            numbers = np.asarray(schedule).reshape(count, 3)
-            self.schedules.start_JM[row, :count] = numbers[:, 0]
-            self.schedules.end_JM[row, :count] = numbers[:, 1]
-            self.schedules.num_gpus_JM[row, :count] = numbers[:, 2]
+        """Give a row a schedule: start_s, end_s, num_gpus of each segment."""
+        write_schedule(self.schedules, row, schedule)
 
     def earliest_deadline_first(self, rows: Integers) -> Integers:
         """The rows by deadline, ties by id."""
@@ -156,3 +150,13 @@ def write_levels(jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost) ->
     jobs.levels_JL[row, :count] = curve.levels
     jobs.rates_JL[row, :count] = [curve.rate_by_num_gpus[level] for level in curve.levels]
     jobs.costs_JL[row, :count] = [cost.seconds(level) for level in curve.levels]
+
+
+def write_schedule(schedules: Schedules, row: int, numbers: Sequence[float]) -> None:
+    """start_s, end_s, num_gpus of each segment; a schedule of too many segments counts as none."""
+    count = len(numbers) // 3 if len(numbers) <= 3 * MAX_SEGMENTS else 0
+    schedules.count_J[row] = count
+    for segment in range(count):
+        schedules.start_JM[row, segment] = numbers[3 * segment]
+        schedules.end_JM[row, segment] = numbers[3 * segment + 1]
+        schedules.num_gpus_JM[row, segment] = numbers[3 * segment + 2]

@@ -84,7 +84,8 @@ def newcomer(
 def resize_cost(state: PoolState) -> ResizeCost:
     """Seconds without progress at a change of share: as measured by number of GPUs where that is configured, else as
     configured or as seen, if starts are slower here."""
-    return _resize_cost(state.config, state.start_cost_s)
+    by_num_gpus = state.config.resize_cost_s_by_num_gpus
+    return _resize_cost(state.config, 0.0 if by_num_gpus else state.start_cost_s)
 
 
 _last_cost: tuple[PoolConfig, float, ResizeCost] = (PoolConfig(), 0.0, ResizeCost())

@@ -31,7 +31,6 @@ from shared.scheduling.profile import (
     sweep,
 )
 
-
 WORTH_GIVING_BACK_S = 1.0
 
 
@@ -109,7 +108,10 @@ def hold_all(schedules: Schedules, jobs: Jobs, jobs_K: Integers, now_s: float) -
     num_broken = 0
     for position in range(jobs_K.shape[0]):
         job = jobs_K[position]
-        if hold(schedules, jobs, job, now_s) > jobs.deadline_J[job]:
+        ends_s = hold(schedules, jobs, job, now_s)
+        if (
+            ends_s == np.inf or ends_s > jobs.deadline_J[job]
+        ):  # no schedule is none that holds, without a deadline too
             broken[num_broken] = position
             num_broken += 1
     return broken[:num_broken]
@@ -130,8 +132,9 @@ def fill_in_order(
 ) -> int:
     """Fill all jobs from position `first` on by minimum shares, one after another: -1, or who does not fit."""
     for position in range(first, order_K.shape[0]):
-        job = order_K[position]
-        count = minimum_share(profile, jobs, job, jobs.deadline_J[job], work.found, work.other, work.memory)
+        job = int(order_K[position])
+        by_s = float(jobs.deadline_J[job])
+        count = minimum_share(profile, jobs, job, by_s, work.found, work.other, work.memory)
         if count < 0:
             return position
         write(schedules, job, work.found, count)
@@ -206,8 +209,8 @@ def overloaded(jobs: Jobs, order_K: Integers, from_position: int, now_s: float, 
     """Whether jobs by deadline need more GPU-seconds up to some deadline than there are, by lower bounds."""
     needed = 0.0
     for position in range(order_K.shape[0]):
-        job = order_K[position]
-        window_s = jobs.deadline_J[job] - now_s
+        job = int(order_K[position])
+        window_s = float(jobs.deadline_J[job]) - now_s
         needed += least_gpu_seconds(jobs, job, window_s)
         if position >= from_position and needed > num_gpus * window_s * (1.0 + 1e-9):
             return True
@@ -277,7 +280,7 @@ def spend(
     A step that was outdated by another is valued again before it is taken. Source: ElasticFlow, Algorithm 2.
     """
     num_jobs = jobs_K.shape[0]
-    gains: Floats = np.full(num_jobs, -np.inf)
+    gains: Floats = np.empty(num_jobs, np.float64)
     if profile.free_B[0] <= 0:
         return
     for index in range(num_jobs):
@@ -286,8 +289,8 @@ def spend(
         index = int(np.argmax(gains))
         if gains[index] == -np.inf:
             return
-        job = jobs_K[index]
-        promised_gain = gains[index]
+        job = int(jobs_K[index])
+        promised_gain = float(gains[index])
         gains[index], count = step_up(profile, schedules, jobs, job, hysteresis_s, work.best, work)
         if count >= 0 and gains[index] >= promised_gain:
             release(profile, schedules, job)

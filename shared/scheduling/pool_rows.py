@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.messages.cluster import PoolConfig
+from shared.messages.cluster import PoolConfig, ShareSchedule
 from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, spec_of
 from shared.scheduling.compiled import Integers
 from shared.scheduling.filling import Jobs
-from shared.scheduling.job_table import JobTable, empty_jobs, write_levels
+from shared.scheduling.job_table import JobTable, empty_jobs, write_levels, write_schedule
 from shared.scheduling.outlook import (
     held_num_gpus,
     known_curve,
@@ -21,6 +21,7 @@ from shared.scheduling.outlook import (
 )
 from shared.scheduling.profile import Schedules, empty_schedules
 from shared.scheduling.resize_cost import ResizeCost
+from shared.scheduling.scaling_curve import ScalingCurve
 
 _SPARE_ROWS = 8  # for those that ask to come in
 _ROUNDING = 1e-12  # of a job's iterations: below it nothing is left but the rounding of sums
@@ -41,7 +42,8 @@ class PoolRows:
 
     def __init__(self) -> None:
         self._config: PoolConfig | None = None
-        self._num_gpus, self._cost = 0, ResizeCost()
+        self._num_gpus = 0
+        self._cost: ResizeCost = ResizeCost()
         self._forget()
 
     def table(self, state: PoolState, now_s: float) -> PoolTable:
@@ -63,10 +65,10 @@ class PoolRows:
                 if job.phase is not Phase.ADMITTED:
                     continue
                 slot = self._write(state, job, slot)
-            if self._known[slot]:
+            if self._curves[slot] is not None:
                 slots.append(slot)
                 listed.append(job)
-        chosen = np.array(slots, np.int64)
+        chosen: Integers = np.array(slots, np.int64)
         order = np.lexsort(
             (self._ties[chosen], self._arrays.deadline_J[chosen])
         )  # not by the order of the map
@@ -104,39 +106,50 @@ class PoolRows:
             self._jobs_of.append(job)
             self._curve_keys.append(spec_of(job).profile_key)
             self._measured.append(None)
-            self._known.append(False)
+            self._curves.append(None)
+            self._planned.append(None)
             if slot == len(self._left):
                 self._grow()
             self._ties[slot] = zlib.crc32(job.job_id.encode())
-        spec, curve = spec_of(job), known_curve(state, spec_of(job))
-        self._jobs_of[slot], self._known[slot] = job, curve is not None
-        self._measured[slot] = state.curves.get(self._curve_keys[slot])
+        self._jobs_of[slot] = job
+        curve = self._curves[slot]
+        measured = state.curves.get(self._curve_keys[slot])
+        if measured is not self._measured[slot] or curve is None:
+            curve = self._write_curve(state, job, slot)
+            self._measured[slot] = measured
         if curve is None:
             return slot
-        arrays = self._arrays
-        if len(curve.levels) > arrays.levels_JL.shape[1]:
-            self._arrays = arrays = _resized(arrays, len(arrays.levels_JL), len(curve.levels))
-        write_levels(arrays, slot, curve, self._cost)
+        arrays, spec = self._arrays, spec_of(job)
         self._iterations[slot] = spec.max_iterations
         self._left[slot] = spec.max_iterations - job.iteration
         self._rates[slot] = progress_rate(job, curve)
         self._progressed_at[slot] = job.progressed_at_s
         arrays.held_J[slot] = held_num_gpus(job)
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
-        arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if job.promised else np.inf
-        self._rows.write_schedule(slot, job.planned_share if job.promised else ())
+        promised = job.promised
+        arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if promised else np.inf
+        planned = job.planned_share if promised else ()
+        if planned is not self._planned[slot]:
+            write_schedule(self._schedules, slot, planned)
+            self._planned[slot] = planned
         return slot
 
-    @property
-    def _rows(self) -> JobTable:
-        return JobTable([], self._arrays, self._schedules)
+    def _write_curve(self, state: PoolState, job: Job, slot: int) -> ScalingCurve | None:
+        curve = known_curve(state, spec_of(job))
+        self._curves[slot] = curve
+        if curve is not None:
+            if len(curve.levels) > self._arrays.levels_JL.shape[1]:
+                self._arrays = _resized(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
+            write_levels(self._arrays, slot, curve, self._cost)
+        return curve
 
     def _forget(self) -> None:
         self._slots: dict[str, int] = {}
         self._jobs_of: list[Job] = []
         self._curve_keys: list[str] = []
         self._measured: list[MeasuredCurve | None] = []
-        self._known: list[bool] = []
+        self._curves: list[ScalingCurve | None] = []
+        self._planned: list[ShareSchedule | None] = []
         self._arrays: Jobs = empty_jobs(64, 8)
         self._schedules: Schedules = empty_schedules(64)
         self._left, self._rates, self._progressed_at, self._iterations = (np.zeros(64) for _ in range(4))

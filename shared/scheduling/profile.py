@@ -44,6 +44,12 @@ def empty_schedules(num_jobs: int) -> Schedules:
     )
 
 
+def copied(schedules: Schedules) -> Schedules:
+    """The same in arrays of its own."""
+    start_JM, end_JM, num_gpus_JM, count_J = schedules
+    return Schedules(start_JM.copy(), end_JM.copy(), num_gpus_JM.copy(), count_J.copy())
+
+
 @compiled
 def reset(profile: Profile, now_s: float, num_gpus: int) -> None:
     """All GPUs free from now on."""

@@ -17,10 +17,12 @@ from shared.scheduling.compiled import Floats, compiled
 
 IDLE_UTILIZATION = 0.25
 """Up to this part of the GPU-seconds in its window, its own included, a job crowds out nobody worth a refusal."""
-USABLE_CAPACITY = 0.8
-"""The part of all GPU-seconds that jobs can be fitted into."""
+USABLE_CAPACITY = 0.7
+"""The part of all GPU-seconds that smaller jobs may ask for before a larger one has to stand back."""
 SHORTEST_MEMORY_S = 3600.0
 MEMORY_PER_WINDOW = 0.75
+FEWEST_SUBMISSIONS = 20
+"""Before so many were seen nothing is known about what will come."""
 
 
 class Selection:
@@ -36,11 +38,16 @@ class Selection:
         self._observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
         self._num_gpus = num_gpus
 
-    def dearest_gpu_seconds(self, window_s: float) -> float:
-        """The most GPU-seconds for which a job with such a window is taken; inf if no demand stands against it."""
+    def dearest_gpu_seconds(self, gpu_seconds: float, window_s: float) -> float:
+        """The most GPU-seconds for which a job with such a window is taken beside all others; inf if there is no limit.
+
+        gpu_seconds: what the job itself asks for; it is among the submissions, and does not stand in its own way.
+        """
+        if len(self._gpu_seconds_N) < FEWEST_SUBMISSIONS:
+            return math.inf
         memory_s = max(SHORTEST_MEMORY_S, MEMORY_PER_WINDOW * window_s)
         observed_s = memory_s * -math.expm1(-self._observed_s / memory_s)
-        capacity = USABLE_CAPACITY * self._num_gpus * observed_s
+        capacity = USABLE_CAPACITY * self._num_gpus * observed_s + gpu_seconds
         return _dearest(self._gpu_seconds_N, self._age_s_N, memory_s, capacity)
 
 

@@ -1,0 +1,36 @@
+"""`python -m shared.scheduling.warm_up`: compile the scheduler's loops, once for an installation.
+
+The machine code is kept beside the sources, so that no service has to compile before its first decision.
+"""
+
+from shared.messages.demand import Demand
+from shared.scheduling.admission_plan import AdmissionPlan
+from shared.scheduling.allocation import allocate
+from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.scaling_curve import ScalingCurve
+from shared.scheduling.selection import Selection
+
+
+def warm_up() -> None:
+    """Make every compiled function run once: milliseconds, if that was done before."""
+    curve = ScalingCurve((1, 2), (1.0, 1.5))
+
+    def job(name: str, iterations: float, deadline_s: float) -> SchedulableJob:
+        return SchedulableJob(
+            job_id=name, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s
+        )
+
+    plan = AdmissionPlan.build([job("kept", 50.0, 200.0), job("late", 99.0, 10.0)], 2, 0.0)
+    plan.admit(job("around", 10.0, 300.0))
+    plan.admit(job("making-room", 60.0, 70.0))
+    plan.admit(job("impossible", 60.0, 61.0))
+    plan.earliest_deadline_s(job("quoted", 10.0, 20.0))
+    plan.utilization(10.0)
+    plan.changed_rows()
+    plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
+    allocate(plan, [plan.table.append(job("opportunistic", 10.0, float("inf")))])
+    Selection(Demand().added(0.0, 10.0), [5.0], 1.0, 2).dearest_gpu_seconds(5.0, 10.0)
+
+
+if __name__ == "__main__":
+    warm_up()
