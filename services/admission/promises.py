@@ -148,7 +148,7 @@ class Promises:
     def _dearest(self, job: SchedulableJob) -> float:
         if self._selection is None:
             self._selection = Selection(self._state.demand, self._coming, self._now_s, self._state.num_gpus)
-        return self._selection.dearest_gpu_seconds(self.least_gpu_seconds(job), job.deadline_s - self._now_s)
+        return self._selection.dearest_gpu_seconds(job.deadline_s - self._now_s)
 
     def _earliest_s(self, job: SchedulableJob, *, tight: bool) -> float | None:
         """tight: one second less is refused. Otherwise the earliest that moves no other job: a little later at most

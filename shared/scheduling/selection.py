@@ -38,26 +38,26 @@ class Selection:
         self._observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
         self._num_gpus = num_gpus
 
-    def dearest_gpu_seconds(self, gpu_seconds: float, window_s: float) -> float:
+    def dearest_gpu_seconds(self, window_s: float) -> float:
         """The most GPU-seconds for which a job with such a window is taken beside all others; inf if there is no limit.
 
-        gpu_seconds: what the job itself asks for; it is among the submissions, and does not stand in its own way.
+        No job stands in its own way: whether it is among the submissions yet makes no difference.
         """
         if len(self._gpu_seconds_N) < FEWEST_SUBMISSIONS:
             return math.inf
         memory_s = max(SHORTEST_MEMORY_S, MEMORY_PER_WINDOW * window_s)
         observed_s = memory_s * -math.expm1(-self._observed_s / memory_s)
-        capacity = USABLE_CAPACITY * self._num_gpus * observed_s + gpu_seconds
+        capacity = USABLE_CAPACITY * self._num_gpus * observed_s
         return _dearest(self._gpu_seconds_N, self._age_s_N, memory_s, capacity)
 
 
 @compiled
 def _dearest(gpu_seconds_N: Floats, age_s_N: Floats, memory_s: float, capacity: float) -> float:
-    """The jobs that ask for no more than this fill the capacity."""
+    """The dearest job to which those that ask for less leave room."""
     asked, dearest = 0.0, 0.0
     for index in range(gpu_seconds_N.shape[0]):
-        asked += gpu_seconds_N[index] * math.exp(-age_s_N[index] / memory_s)
         if asked > capacity:
             return dearest
+        asked += gpu_seconds_N[index] * math.exp(-age_s_N[index] / memory_s)
         dearest = gpu_seconds_N[index]
     return math.inf

@@ -29,7 +29,7 @@ def warm_up() -> None:
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
     allocate(plan, [plan.table.append(job("opportunistic", 10.0, float("inf")))])
-    Selection(Demand().added(0.0, 10.0), [5.0], 1.0, 2).dearest_gpu_seconds(5.0, 10.0)
+    Selection(Demand().added(0.0, 10.0), [5.0], 1.0, 2).dearest_gpu_seconds(10.0)
 
 
 if __name__ == "__main__":
