@@ -60,4 +60,4 @@ def _dearest(gpu_seconds_N: Floats, age_s_N: Floats, memory_s: float, capacity: 
             return dearest
         asked += gpu_seconds_N[index] * math.exp(-age_s_N[index] / memory_s)
         dearest = gpu_seconds_N[index]
-    return math.inf
+    return math.inf if asked <= capacity else dearest
