@@ -27,7 +27,7 @@ from shared.scheduling.witness import find_witness
 MAX_THOROUGH_REFUSALS = (
     1  # of one decision: a thorough one costs as much as ten wishes, which all wait for it
 )
-MAX_PROGRAM_VARIABLES = 2_000  # of the linear program that may prove a refusal
+MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ class Promises:
         self._num_thorough = 0
         self._coming: list[float] = []
         self._pool: PlannedPool | None = None
+        self._earliest: tuple[SchedulableJob, float | None] | None = None
         self._selection: Selection | None = None
         self.look_again(state)
 
@@ -75,21 +76,26 @@ class Promises:
 
     def least_gpu_seconds(self, job: SchedulableJob) -> float:
         """To keep the deadline on an empty cluster, staying at one number of GPUs; inf if none is fast enough."""
-        window_s = job.deadline_s - self._now_s
-        return min(
-            (
-                job.remaining_iterations * level / rate
-                for level, rate in job.curve.rate_by_num_gpus.items()
-                if rate > 0 and job.remaining_iterations / rate + job.resize_cost.seconds(level) <= window_s
-            ),
-            default=math.inf,
-        )
+        window_s, left, least = job.deadline_s - self._now_s, job.remaining_iterations, math.inf
+        for level in job.curve.levels:
+            rate = job.curve.rate_by_num_gpus[level]
+            if left * level < least * rate and left / rate + job.resize_cost.seconds(level) <= window_s:
+                least = left * level / rate
+        return least
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
-        """A way to keep this promise too; None at once if less was refused already."""
+        """A way to keep this promise too; None at once if less was refused already.
+
+        Filling is greedy: where it finds no way for the deadline, it may for an earlier one, and that will do.
+        """
         if any(_asks_no_less(job, refused) for refused in self._refused):
             return None
         proposal = self.plan.propose(job)
+        if proposal is None and self._num_thorough < MAX_THOROUGH_REFUSALS:
+            self._earliest = job, self.plan.earliest_deadline_s(job)
+            earliest_s = self._earliest[1]
+            if earliest_s is not None and earliest_s <= job.deadline_s:
+                proposal = self.plan.propose(replace(job, deadline_s=earliest_s))
         if proposal is None:
             self._refused.append(job)
         return proposal
@@ -153,13 +159,16 @@ class Promises:
     def _earliest_s(self, job: SchedulableJob, *, tight: bool) -> float | None:
         """tight: one second less is refused. Otherwise the earliest that moves no other job: a little later at most
         times and much cheaper, for when many wishes come at once."""
-        plan = self.plan
-        earliest_s = plan.earliest_deadline_s(job) if tight else plan.earliest_deadline_around_s(job)
+        plan, known = self.plan, self._earliest
+        if known is not None and known[0] is job:
+            earliest_s = known[1]
+        else:
+            earliest_s = plan.earliest_deadline_s(job) if tight else plan.earliest_deadline_around_s(job)
         if earliest_s is None or self._state.config.admission == "first-come":
             return earliest_s
-        return self._first_worth_s(job, earliest_s)
+        return self._first_worth_s(job, earliest_s, 1.0 if tight else 60.0)
 
-    def _first_worth_s(self, job: SchedulableJob, from_s: float) -> float | None:
+    def _first_worth_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from this one on at which the job is not too dear: its window doubles until it is not."""
         ahead_s = 0.0
         step_s = max(from_s - self._now_s, 60.0)
@@ -168,7 +177,7 @@ class Promises:
             if ahead_s > 2.0**32:
                 return None
         low_s, high_s = ahead_s / 2, ahead_s
-        while high_s - low_s > 1.0:
+        while high_s - low_s > within_s:
             middle_s = math.floor((low_s + high_s) / 2)
             if self.is_too_dear(replace(job, deadline_s=from_s + middle_s)):
                 low_s = middle_s
@@ -212,14 +221,14 @@ class Promises:
     def _most_iterations(self, job: SchedulableJob) -> int:
         """As many iterations as are promised by the deadline without moving anybody; 0 if not one."""
         low, high = 0, int(job.remaining_iterations)
-        while high - low > max(1, low // 256):
+        while high - low > max(1, low // 64):
             middle = (low + high) // 2
             fewer = replace(job, remaining_iterations=float(middle))
-            if self.plan.fits_around(fewer) and not self.is_too_dear(fewer):
+            if self.plan.fits_around(fewer):
                 low = middle
             else:
                 high = middle
-        return low
+        return 0 if self.is_too_dear(replace(job, remaining_iterations=float(low))) else low
 
     def _other_batch_sizes(self, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
         if not spec.model_name:
