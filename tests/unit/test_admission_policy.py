@@ -1,5 +1,7 @@
 """Given this history, when this wish comes, then admission says this."""
 
+from typing import Any
+
 import pytest
 
 from services.admission.policy import POLICY, quote, wake_at_s
@@ -42,8 +44,8 @@ def test_a_job_that_does_not_fit_is_rejected_with_the_earliest_deadline_and_that
     assert isinstance(accepted, events.JobAdmitted)
 
 
-def pool_with_a() -> History:
-    history = pool(1)
+def pool_with_a(**config: Any) -> History:
+    history = pool(1, **config)
     history.decided(POLICY, submit("a", deadline_s=NOW_S + 110.0))
     return history
 
@@ -76,7 +78,7 @@ def test_of_many_rejections_at_once_every_offer_is_real_and_the_first_as_early_a
 
 
 def test_who_asks_no_less_than_was_just_refused_is_refused_and_who_asks_less_is_not() -> None:
-    said = pool_with_a().decided(
+    said = pool_with_a(admission="first-come").decided(
         POLICY,
         submit("b", deadline_s=NOW_S + 110.0, max_iterations=40),
         submit("c", deadline_s=NOW_S + 105.0, max_iterations=50),

@@ -1,0 +1,189 @@
+"""Given demand of late, when a wish comes, then selective admission takes it, or refuses it by price with offers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.admission.policy import POLICY
+from shared.messages import events
+from shared.messages.commands import SubmitJob
+from shared.messages.demand import Demand
+from shared.messages.job import JobClass
+from shared.messages.witness import TooDear
+from tests.histories import LINEAR, NOW_S, History, pool, submit
+
+CONCAVE = {1: 1.0, 2: 1.6, 4: 2.4, 8: 3.0}
+NUM_GPUS = 8
+
+
+def asked(*gpu_seconds: float, gap_s: float, until_s: float = NOW_S) -> Demand:
+    """These GPU-seconds were asked for, one every so many seconds until now."""
+    demand = Demand(since_s=until_s - 86_400.0)
+    for number, wanted in enumerate(gpu_seconds):
+        demand = demand.added(until_s - gap_s * (len(gpu_seconds) - number), wanted)
+    return demand
+
+
+CHEAP_FILL_THE_POOL = asked(*[400.0] * 200, gap_s=45.0)  # 8.9 GPUs' worth
+SELDOM = asked(*[400.0] * 24, gap_s=3600.0)
+
+
+def busy(demand: Demand, admission: str = "selective") -> History:
+    """Eight GPUs, half of them promised for the next hour."""
+    history = pool(NUM_GPUS, admission="first-come", curves={"concave/b64": CONCAVE, "concave/b128": CONCAVE})
+    half = submit("half", deadline_s=NOW_S + 3610.0, max_iterations=4 * 3600)
+    assert isinstance(history.decided(POLICY, half)[0], events.JobAdmitted)
+    config = replace(history.state.config, admission=admission)
+    history.then(events.PoolConfigured(config=config, at_s=NOW_S))
+    return History(replace(history.state, demand=demand))
+
+
+def dear(job_id: str = "dear", **changes: Any) -> SubmitJob:
+    """3,600 GPU-seconds at least, on two of the four GPUs that are left; its window is 2,000 s."""
+    asked_for = {"model_name": "concave", "deadline_s": NOW_S + 2000.0, "max_iterations": 2880}
+    return submit(job_id, **(asked_for | changes))
+
+
+def said(history: History, *wishes: SubmitJob) -> tuple[Any, ...]:
+    return history.decided(POLICY, *wishes)
+
+
+def test_a_dear_job_is_refused_by_price_where_cheaper_demand_fills_the_pool() -> None:
+    (rejected,) = said(busy(CHEAP_FILL_THE_POOL), dear())
+    assert isinstance(rejected, events.JobRejected)
+    assert rejected.reason == "price"
+    assert "400 are asked for often enough to fill the pool" in rejected.explanation
+    assert isinstance(rejected.witness, TooDear)
+    assert rejected.witness.gpu_seconds == pytest.approx(rejected.least_gpu_seconds) == pytest.approx(3600.0)
+    assert rejected.witness.gpu_seconds * rejected.witness.price > rejected.witness.worth
+    assert rejected.witness.gpu_seconds * rejected.witness.accepted_price <= rejected.witness.worth * (
+        1 + 1e-9
+    )
+    assert rejected.deadline_s == NOW_S + 2000.0
+
+
+def test_first_come_takes_it_and_selective_admission_takes_a_cheap_one() -> None:
+    (taken,) = said(busy(CHEAP_FILL_THE_POOL, "first-come"), dear())
+    assert isinstance(taken, events.JobAdmitted)
+    assert taken.least_gpu_seconds == pytest.approx(3600.0)
+    (cheap,) = said(busy(CHEAP_FILL_THE_POOL), dear(max_iterations=300))
+    assert isinstance(cheap, events.JobAdmitted)
+
+
+def test_where_little_is_asked_for_nothing_is_too_dear() -> None:
+    for demand in (Demand(), SELDOM):
+        (taken,) = said(busy(demand), dear())
+        assert isinstance(taken, events.JobAdmitted)
+
+
+def test_what_cannot_be_kept_is_refused_for_its_deadline_and_not_by_its_price() -> None:
+    (rejected,) = said(busy(CHEAP_FILL_THE_POOL), dear(deadline_s=NOW_S + 900.0))
+    assert isinstance(rejected, events.JobRejected)
+    assert rejected.reason == "deadline"
+
+
+@pytest.mark.parametrize("demand", [Demand(), SELDOM], ids=["none", "seldom"])
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_an_idle_pool_takes_whatever_fits_the_first_job_all_of_it(demand: Demand, num_gpus: int) -> None:
+    history = pool(num_gpus)
+    assert history.state.config.admission == "selective"
+    history = History(replace(history.state, demand=demand))
+    whole = submit("whole", max_iterations=100 * num_gpus, deadline_s=NOW_S + 103.0)
+    assert isinstance(said(history, whole)[0], events.JobAdmitted)
+
+
+def test_a_job_that_leaves_the_pool_nearly_idle_is_never_too_dear() -> None:
+    history = History(replace(pool(NUM_GPUS).state, demand=CHEAP_FILL_THE_POOL))
+    quarter = submit("quarter", max_iterations=1900, deadline_s=NOW_S + 1000.0)
+    assert isinstance(said(history, quarter)[0], events.JobAdmitted)
+
+
+def offers_of(history: History, wish: SubmitJob) -> events.JobRejected:
+    (rejected,) = said(history, wish)
+    assert isinstance(rejected, events.JobRejected)
+    return rejected
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        (dear(), "price"),
+        (dear(deadline_s=NOW_S + 900.0), "deadline"),
+        (dear(deadline_s=NOW_S + 500.0, max_iterations=20_000), "deadline"),
+        (dear(model_name="linear", max_iterations=7_000), "price"),
+    ],
+    ids=["dear", "late", "far-too-late", "other-model"],
+)
+@pytest.mark.parametrize("slack_s", [0.0, 1.3])
+def test_every_offer_is_promised_if_it_is_taken_at_once(wish: SubmitJob, reason: str, slack_s: float) -> None:
+    history = busy(CHEAP_FILL_THE_POOL)
+    config = replace(history.state.config, deadline_slack_s=slack_s)
+    history.then(events.PoolConfigured(config=config, at_s=NOW_S))
+    rejected = offers_of(history, wish)
+    assert rejected.reason == reason
+    assert rejected.offers
+    asked_for = wish.spec.deadline_s
+    assert asked_for is not None
+    for offer in rejected.offers:
+        assert offer.deadline_s >= asked_for
+        spec = replace(
+            wish.spec,
+            deadline_s=offer.deadline_s,
+            max_iterations=offer.max_iterations,
+            global_batch_size=offer.global_batch_size,
+        )
+        assert spec != wish.spec
+        (taken,) = said(History(history.state), replace(wish, job_id="offer", spec=spec))
+        assert isinstance(taken, events.JobAdmitted), (offer, taken)
+    if rejected.earliest_deadline_s is not None:
+        assert rejected.earliest_deadline_s == rejected.offers[0].deadline_s
+
+
+def test_an_offer_with_another_batch_size_trains_on_as_many_samples() -> None:
+    rejected = offers_of(busy(CHEAP_FILL_THE_POOL), dear(deadline_s=NOW_S + 900.0))
+    others = [offer for offer in rejected.offers if offer.global_batch_size != 64]
+    assert [(offer.global_batch_size, offer.max_iterations) for offer in others] == [(128, 1440)]
+
+
+def test_wishes_that_came_together_are_judged_smallest_first_or_in_order() -> None:
+    large = submit("large", max_iterations=90, deadline_s=NOW_S + 110.0)
+    small = submit("small", max_iterations=20, deadline_s=NOW_S + 110.0)
+    free = submit("free", job_class=JobClass.BEST_EFFORT, deadline_s=None)
+    selective = said(pool(1), large, small, free)
+    assert [(event.job_id, type(event)) for event in selective] == [
+        ("free", events.JobAdmitted),
+        ("small", events.JobAdmitted),
+        ("large", events.JobRejected),
+    ]
+    in_order = said(pool(1, admission="first-come"), large, small, free)
+    assert [(event.job_id, type(event)) for event in in_order] == [
+        ("large", events.JobAdmitted),
+        ("small", events.JobRejected),
+        ("free", events.JobAdmitted),
+    ]
+
+
+def test_every_answer_to_a_deadline_counts_as_demand_and_no_other() -> None:
+    history = pool(1, admission="first-come")
+    wishes = [
+        submit("kept", deadline_s=NOW_S + 110.0),
+        submit("refused", max_iterations=50, deadline_s=NOW_S + 110.0),
+        submit("hopeless", max_iterations=500, deadline_s=NOW_S + 110.0),
+        submit("free", job_class=JobClass.BEST_EFFORT, deadline_s=None),
+        submit("unknown", model_name="new"),
+    ]
+    said(history, *wishes)
+    assert history.state.demand.newest == (NOW_S, 100.0, NOW_S, 50.0)
+    assert history.state.demand.since_s == NOW_S
+    assert LINEAR[1] == 1.0
+
+
+def test_what_was_refused_by_price_is_taken_when_demand_has_faded() -> None:
+    long_ago = replace(CHEAP_FILL_THE_POOL, newest=_earlier(CHEAP_FILL_THE_POOL.newest, 3 * 3600.0))
+    (taken,) = said(busy(long_ago), dear())
+    assert isinstance(taken, events.JobAdmitted)
+
+
+def _earlier(numbers: tuple[float, ...], by_s: float) -> tuple[float, ...]:
+    return tuple(number - by_s if index % 2 == 0 else number for index, number in enumerate(numbers))

@@ -1,0 +1,104 @@
+"""Selective admission: what a job may ask for, by what was asked for lately."""
+
+import math
+
+import pytest
+
+from shared.messages.demand import Demand
+from shared.scheduling.selection import FEWEST_SUBMISSIONS, USABLE_CAPACITY, Selection
+
+DAY_S = 86_400.0
+NUM_GPUS = 8
+
+
+def demand(*asked: tuple[float, float]) -> Demand:
+    """Of these: at_s and GPU-seconds."""
+    made = Demand()
+    for at_s, gpu_seconds in asked:
+        made = made.added(at_s, gpu_seconds)
+    return made
+
+
+def dearest(
+    history: Demand,
+    *coming: float,
+    now_s: float,
+    window_s: float = 600.0,
+    num_gpus: int = NUM_GPUS,
+) -> float:
+    return Selection(history, coming, now_s, num_gpus).dearest_gpu_seconds(window_s)
+
+
+def every(gap_s: float, gpu_seconds: float, until_s: float = DAY_S) -> list[tuple[float, float]]:
+    return [(number * gap_s, gpu_seconds) for number in range(int(until_s / gap_s))]
+
+
+def test_without_any_demand_everything_is_taken() -> None:
+    assert dearest(Demand(), now_s=0.0) == math.inf
+    assert dearest(Demand(), now_s=DAY_S) == math.inf
+
+
+def test_a_pool_that_is_hardly_asked_takes_everything() -> None:
+    seldom = demand(*every(3600.0, 1000.0))
+    assert dearest(seldom, now_s=DAY_S) == math.inf
+
+
+def test_of_a_few_submissions_nothing_is_learned() -> None:
+    few = demand(*[(0.0, 1e6)] * (FEWEST_SUBMISSIONS - 1))
+    assert dearest(few, now_s=1.0) == math.inf
+    assert dearest(few.added(0.0, 1e6), now_s=1.0) < math.inf
+    assert dearest(few, 1e6, now_s=1.0) < math.inf, "the wishes at hand count"
+
+
+def test_where_cheap_jobs_fill_the_pool_dear_ones_are_too_dear() -> None:
+    dear = every(600.0, 6000.0)  # 10 GPUs' worth, of the 8 there are
+    some_cheap = demand(*sorted(every(60.0, 200.0) + dear))  # 3.3 GPUs' worth: there is room for dear ones
+    assert dearest(some_cheap, now_s=DAY_S) == 6000.0
+    more_cheap = demand(*sorted(every(30.0, 250.0) + dear))  # 8.3 GPUs' worth: there is none
+    assert dearest(more_cheap, now_s=DAY_S) == 250.0
+    assert dearest(more_cheap, now_s=DAY_S, num_gpus=4 * NUM_GPUS) == math.inf
+
+
+def test_a_job_does_not_stand_in_its_own_way_nor_do_its_equals() -> None:
+    usable = USABLE_CAPACITY * NUM_GPUS * 3600.0
+    others = demand((0.0, 1.0), *[(DAY_S, 0.9 * usable / 30)] * 30)
+    large = 0.2 * usable
+    assert dearest(others, now_s=DAY_S) == math.inf
+    assert dearest(others, large, now_s=DAY_S) >= large
+    assert dearest(others, large, large, now_s=DAY_S) >= large
+    full = demand((0.0, 1.0), *[(DAY_S, 1.1 * usable / 30)] * 30)
+    assert dearest(full, large, now_s=DAY_S) < large
+    assert dearest(full, now_s=DAY_S) == 1.1 * usable / 30, "nobody cheaper than they are stands in their way"
+    assert dearest(full, 2.0, now_s=DAY_S) == dearest(full, now_s=DAY_S)
+
+
+def test_demand_is_forgotten_and_looked_at_through_a_window_as_long_as_the_jobs() -> None:
+    burst = demand((0.0, 1.0), *((DAY_S + number, 100.0 * (number + 1)) for number in range(60)))
+    now_s = DAY_S + 60.0
+    hourly = [dearest(burst, now_s=now_s + hours * 3600.0) for hours in range(8)]
+    assert hourly[0] < 6000.0
+    assert hourly == sorted(hourly), "what may be asked for only grows while nobody asks"
+    assert hourly[-1] == math.inf
+    assert dearest(burst, now_s=now_s, window_s=10.0) == hourly[0], "an hour is remembered at least"
+    assert dearest(burst, now_s=now_s, window_s=2 * DAY_S) == math.inf, "in two days there is room for all"
+
+
+def test_the_wishes_at_hand_count_as_demand() -> None:
+    quiet = demand(*every(3600.0, 100.0))
+    assert dearest(quiet, now_s=DAY_S) == math.inf
+    assert dearest(quiet, *[50.0] * 500, now_s=DAY_S) == 50.0  # 25,000 GPU-seconds in an hour of 8 GPUs
+
+
+def test_the_order_in_which_it_was_asked_for_does_not_matter() -> None:
+    at_once = [(DAY_S, 50.0 * number) for number in range(100)]
+    first = dearest(demand((0.0, 1.0), *at_once), now_s=DAY_S + 1.0)
+    last = dearest(demand((0.0, 1.0), *reversed(at_once)), now_s=DAY_S + 1.0)
+    assert first == last
+    assert 0.0 < first < 4950.0
+
+
+@pytest.mark.parametrize("num_gpus", [1, 4, 64])
+def test_twice_the_gpus_take_at_least_what_half_of_them_take(num_gpus: int) -> None:
+    some = demand(*((number * 37.0, float(1 + number * 7919 % 1000)) for number in range(500)))
+    fewer, more = (dearest(some, now_s=20_000.0, num_gpus=count) for count in (num_gpus, 2 * num_gpus))
+    assert fewer <= more
