@@ -1,0 +1,103 @@
+"""Rows that are written again only where something changed are the rows that all would be, written from scratch."""
+
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.messages import events, lifecycle
+from shared.messages.cluster import PoolConfig
+from shared.messages.pool_state import Phase, PoolState, spec_of
+from shared.scheduling.outlook import (
+    held_num_gpus,
+    iteration_at,
+    known_curve,
+    planned_deadline_s,
+    resize_cost,
+    stalled_until_s,
+)
+from shared.scheduling.pool_rows import PoolRows, PoolTable
+from tests.properties.history_strategies import histories
+
+CURVES = {"linear/b64": {1: 1.0, 2: 2.0, 4: 3.0}}
+KNOWN = events.PoolConfigured(config=PoolConfig(curves=CURVES, progress_timeout_s=8.0), at_s=0.0)
+
+
+def rows_of(pool: PoolTable) -> dict[str, tuple[Any, ...]]:
+    """All that a table says of each job, padding left out."""
+    table, found = pool.table, dict[str, tuple[Any, ...]]()
+    for row, job_id in enumerate(table.job_ids):
+        levels = int(table.jobs.num_levels_J[row])
+        by_level = (table.jobs.levels_JL, table.jobs.rates_JL, table.jobs.costs_JL)
+        single = (
+            table.jobs.remaining_J,
+            table.jobs.held_J,
+            table.jobs.stalled_until_J,
+            table.jobs.deadline_J,
+        )
+        found[job_id] = (
+            *(tuple(array[row, :levels].tolist()) for array in by_level),
+            *(array[row].item() for array in single),
+            table.schedule(row),
+            row in pool.promised,
+            pool.listed[row].job_id,
+        )
+    return found
+
+
+def assert_describes(pool: PoolTable, state: PoolState, now_s: float) -> None:
+    """The table says of each job what the pool's state does, one by one."""
+    admitted = [job for job in state.live_jobs.values() if job.phase is Phase.ADMITTED]
+    known = {job.job_id: job for job in admitted if known_curve(state, spec_of(job)) is not None}
+    assert set(pool.table.job_ids) == set(known)
+    assert sorted([*pool.promised.tolist(), *pool.others.tolist()]) == list(range(len(known)))
+    jobs, cost = pool.table.jobs, resize_cost(state)
+    for row, job in enumerate(pool.listed):
+        assert job is state.live_jobs[pool.table.job_ids[row]]
+        curve = known_curve(state, spec_of(job))
+        assert curve is not None
+        count = jobs.num_levels_J[row]
+        assert tuple(jobs.levels_JL[row, :count]) == curve.levels
+        assert tuple(jobs.rates_JL[row, :count]) == tuple(map(curve.throughput, curve.levels))
+        assert tuple(jobs.costs_JL[row, :count]) == tuple(map(cost.seconds, curve.levels))
+        assert jobs.held_J[row] == held_num_gpus(job)
+        assert jobs.stalled_until_J[row] == stalled_until_s(job, cost)
+        left = spec_of(job).max_iterations - iteration_at(job, curve, now_s, state.config.progress_timeout_s)
+        assert math.isclose(jobs.remaining_J[row], left if left > 0 else 1.0, abs_tol=1e-9)
+        assert (row in pool.promised) == job.promised
+        if job.promised:
+            assert jobs.deadline_J[row] == planned_deadline_s(state, job.deadline_s)
+            assert [number for segment in pool.table.schedule(row) for number in segment] == list(
+                job.planned_share
+            )
+        else:
+            assert jobs.deadline_J[row] == math.inf
+
+
+@given(histories(), st.lists(st.booleans(), min_size=40, max_size=40), st.floats(0.0, 60.0))
+def test_after_any_events_the_table_is_the_one_from_scratch(
+    messages: tuple[Any, ...], looks: list[bool], ahead_s: float
+) -> None:
+    state, rows = lifecycle.evolve(PoolState(), KNOWN, 1), PoolRows()
+    for number, message in enumerate(messages):
+        state = lifecycle.evolve(state, message, state.sequence + 1)
+        if looks[number] or number == len(messages) - 1:
+            now_s = number + ahead_s
+            kept, anew = rows.table(state, now_s), PoolRows().table(state, now_s)
+            assert kept.table.job_ids == anew.table.job_ids, "in the same order"
+            assert rows_of(kept) == rows_of(anew)
+            assert_describes(kept, state, now_s)
+
+
+@given(histories(max_size=10))
+def test_what_a_planner_does_to_its_table_is_not_seen_by_the_next(messages: tuple[Any, ...]) -> None:
+    state, rows = lifecycle.evolve(PoolState(), KNOWN, 1), PoolRows()
+    for message in messages:
+        state = lifecycle.evolve(state, message, state.sequence + 1)
+    before = rows.table(state, 5.0)
+    was = rows_of(before)
+    for array in (*before.table.jobs, *before.table.schedules):
+        array[:] = np.zeros_like(array)
+    assert rows_of(rows.table(state, 5.0)) == was
