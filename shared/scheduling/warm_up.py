@@ -1,18 +1,24 @@
 """`python -m shared.scheduling.warm_up`: compile the scheduler's loops, once for an installation.
 
-The machine code is kept beside the sources, so that no service has to compile before its first decision.
+The machine code is kept beside the sources (`compiled`), so that no service has to compile before its first decision.
 """
 
 from shared.messages.demand import Demand
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
+from shared.scheduling.compiled import compiling_alone, forget_older_code
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import Selection
 
 
 def warm_up() -> None:
-    """Make every compiled function run once: milliseconds, if that was done before."""
+    """Compile what no process of this installation has compiled before: milliseconds, where that is nothing."""
+    with compiling_alone():
+        _call_each_function()
+
+
+def _call_each_function() -> None:
     curve = ScalingCurve((1, 2), (1.0, 1.5))
 
     def job(name: str, iterations: float, deadline_s: float) -> SchedulableJob:
@@ -33,4 +39,5 @@ def warm_up() -> None:
 
 
 if __name__ == "__main__":
+    forget_older_code()
     warm_up()
