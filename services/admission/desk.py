@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 
 from services.admission.promises import Promises, Refusal
+from services.admission.quotes import hold, take
 from services.admission.refusals import problems_of, size_problems
 from services.admission.rules import Request, objection
-from shared.messages.commands import CancelJob, SubmitJob
+from shared.messages.commands import CancelJob, HoldQuote, SubmitJob
 from shared.messages.events import (
     AdmissionEvent,
     CancelRefused,
@@ -17,6 +18,7 @@ from shared.messages.events import (
     JobCancelled,
     JobRejected,
     ProfileRequested,
+    QuoteHeld,
     RejectionReason,
 )
 from shared.messages.fold_admission import is_anew
@@ -58,6 +60,12 @@ class Desk:
         """Say something about a submission, unless the same was said before."""
         known, spec = self.state.job(wish.job_id), wish.spec
         deadline_s = spec.resolved_deadline_s(self.now_s)
+        if self._is_anothers(wish):
+            why = (
+                f"job_id: a quote of this name is held for another tenant; choose another than {wish.job_id}"
+            )
+            self._reject(wish.job_id, wish.tenant, spec, "duplicate", why, deadline_s=deadline_s)
+            return
         if known is not None and not is_anew(known, wish):
             if known.spec != spec or known.tenant != wish.tenant:
                 why = f"job_id: {wish.job_id} names another job already, of another spec or tenant; choose another"
@@ -67,10 +75,13 @@ class Desk:
         if problems:
             why = "; ".join(problems)
             self._reject(wish.job_id, wish.tenant, spec, "invalid", why, deadline_s=deadline_s)
+        elif (taken := take(self.state, self.promises, wish, self.now_s)) is not None:
+            self.say(taken)
+            self.promises.look_again(self.state)
         elif profile_known(self.state, spec):
             self._admit_or_reject(wish.job_id, wish.tenant, spec, deadline_s)
         elif not self._objected(wish.job_id, wish.tenant, spec, deadline_s, 0.0):
-            self._say(
+            self.say(
                 ProfileRequested(
                     job_id=wish.job_id,
                     tenant=wish.tenant,
@@ -79,6 +90,18 @@ class Desk:
                     at_s=self.now_s,
                 )
             )
+
+    def _is_anothers(self, wish: SubmitJob) -> bool:
+        quote = self.state.held_quotes.get(wish.job_id)
+        return quote is not None and quote.tenant != wish.tenant and self.now_s < quote.until_s
+
+    def hold(self, wish: HoldQuote) -> None:
+        """Quote a deadline and reserve what keeps it."""
+        answer = hold(self.state, self.promises, wish, self.now_s)
+        if answer is not None:
+            self.say(answer)
+        if isinstance(answer, QuoteHeld):
+            self.promises.look_again(self.state)
 
     def cancel(self, wish: CancelJob) -> None:
         job = self.state.job(wish.job_id)
@@ -89,10 +112,10 @@ class Desk:
         elif not job.live:
             why = f"it has ended already: {job.phase.value}"
         else:
-            self._say(JobCancelled(job_id=wish.job_id, reason=wish.reason, at_s=self.now_s))
+            self.say(JobCancelled(job_id=wish.job_id, reason=wish.reason, at_s=self.now_s))
             self.promises.look_again(self.state)
             return
-        self._say(CancelRefused(job_id=wish.job_id, explanation=why, at_s=self.now_s))
+        self.say(CancelRefused(job_id=wish.job_id, explanation=why, at_s=self.now_s))
 
     def decide_profiled(self, job_id: str, tenant: str, spec: JobSpec, deadline_s: float | None) -> None:
         """Decide on a job that waits for its profile, if it is known now or comes too late."""
@@ -157,7 +180,7 @@ class Desk:
     ) -> None:
         own = flat(proposal.schedule) if proposal else ()
         replanned = self.promises.accept(proposal) if proposal else {}
-        self._say(
+        self.say(
             JobAdmitted(
                 job_id=job_id,
                 tenant=tenant,
@@ -194,7 +217,7 @@ class Desk:
         least_gpu_seconds: float = 0.0,
     ) -> None:
         earliest_s = refusal.earliest_deadline_s if refusal else None
-        self._say(
+        self.say(
             JobRejected(
                 job_id=job_id,
                 tenant=tenant,
@@ -212,6 +235,6 @@ class Desk:
             )
         )
 
-    def _say(self, event: AdmissionEvent) -> None:
+    def say(self, event: AdmissionEvent) -> None:
         self.said.append(event)
         self.state = apply(self.state, event, self.state.sequence + 1)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from services.admission.desk import Desk
 from services.admission.refusals import problems_of
-from shared.messages.commands import CancelJob, Command, QuoteDeadline, SubmitJob
+from shared.messages.commands import CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
 from shared.messages.events import AdmissionEvent, DeadlineQuoted
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
@@ -29,6 +29,8 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
         for command in together:
             if isinstance(command, CancelJob):
                 desk.cancel(command)
+            elif isinstance(command, HoldQuote):
+                desk.hold(command)
     for job in sorted(desk.state.live_jobs.values(), key=lambda job: (job.decided_sequence, job.job_id)):
         if job.phase is Phase.PROFILING:
             desk.decide_profiled(job.job_id, job.tenant, spec_of(job), job.deadline_s)

@@ -14,7 +14,7 @@ from shared.messages.cluster import ShareSchedule
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobSpec
 from shared.messages.offer import Offer
-from shared.messages.pool_state import PoolState, spec_of
+from shared.messages.pool_state import HeldQuote, PoolState, spec_of
 from shared.messages.witness import NotProved, TooDear, Witness
 from shared.scheduling.admission_plan import AdmissionPlan, Proposal
 from shared.scheduling.job_table import SchedulableJob
@@ -88,7 +88,7 @@ class Promises:
 
         Filling is greedy: where it finds no way for the deadline, it may for an earlier one, and that will do.
         """
-        if any(_asks_no_less(job, refused) for refused in self._refused):
+        if any(asks_no_less(job, refused) for refused in self._refused):
             return None
         proposal = self.plan.propose(job)
         if proposal is None and self._num_thorough < MAX_THOROUGH_REFUSALS:
@@ -102,13 +102,23 @@ class Promises:
 
     def accept(self, proposal: Proposal) -> dict[str, ShareSchedule]:
         """It was promised: the schedules of others that are not those of the ledger any more."""
-        plan, replanned = self.plan, {} if self._promised else self._planned.changed_schedules()
-        self._promised = True
+        plan, replanned = self.plan, self.news()
         for row, schedule in list(proposal.schedules.items())[:-1]:
             replanned[plan.table.job_ids[row]] = flat(schedule)
         plan.accept(proposal)
         self._refused = []
         return replanned
+
+    def news(self) -> dict[str, ShareSchedule]:
+        """The schedules with which the plan began that are not those of the ledger; said once."""
+        replanned = {} if self._promised else self._planned.changed_schedules()
+        self._promised = True
+        return replanned
+
+    @property
+    def held_quotes(self) -> tuple[HeldQuote, ...]:
+        """Those that the plan keeps."""
+        return self._planned.held
 
     def is_too_dear(self, job: SchedulableJob) -> bool:
         """Whether selective admission keeps the GPUs for others."""
@@ -166,9 +176,9 @@ class Promises:
             earliest_s = plan.earliest_deadline_s(job) if tight else plan.earliest_deadline_around_s(job)
         if earliest_s is None or self._state.config.admission == "first-come":
             return earliest_s
-        return self._first_worth_s(job, earliest_s, 1.0 if tight else 60.0)
+        return self.first_worth_s(job, earliest_s, 1.0 if tight else 60.0)
 
-    def _first_worth_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
+    def first_worth_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from this one on at which the job is not too dear: its window doubles until it is not."""
         ahead_s = 0.0
         step_s = max(from_s - self._now_s, 60.0)
@@ -288,7 +298,7 @@ def _offer(
     )
 
 
-def _asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:
+def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:
     """Whether `job` takes as long as `other` on any number of GPUs, and is due no later."""
     return job.deadline_s <= other.deadline_s and all(
         job.remaining_iterations * other.curve.throughput(level)

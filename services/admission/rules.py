@@ -26,7 +26,7 @@ Rule = Callable[[PoolState, Request], str | None]
 
 
 def quota_rule(state: PoolState, request: Request) -> str | None:
-    """Jobs and GPU-hours in any 24 hours; a job that is still being measured counts as one."""
+    """Jobs and GPU-hours in any 24 hours; a job that is still being measured and a held quote count as one each."""
     limits = state.config.quota(request.tenant)
     if limits.max_jobs_per_day is None and limits.max_gpu_hours_per_day is None:
         return None
@@ -35,7 +35,12 @@ def quota_rule(state: PoolState, request: Request) -> str | None:
         for job in state.live_jobs.values()
         if job.phase is Phase.PROFILING and job.tenant == request.tenant and job.job_id != request.job_id
     )
-    usage = (*state.usage.get(request.tenant, ()), *measured)
+    held = (
+        Usage(at_s=quote.at_s, gpu_seconds=quote.gpu_seconds)
+        for quote in state.quotes_at(request.at_s)
+        if quote.tenant == request.tenant and quote.job_id != request.job_id
+    )
+    usage = (*state.usage.get(request.tenant, ()), *measured, *held)
     return quota_refusal(limits, usage, request.gpu_seconds, request.at_s)
 
 

@@ -33,9 +33,11 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
     if lent and profiling is not None:
         shares[profiling.job_id] = lent
+    quotes_over_s = (quote.until_s for quote in pool.held)
+    until_s = min((allocation.valid_until_s, *quotes_over_s))
     decided = AllocationDecided(
         num_gpus_by_job=shares,
-        valid_until_s=None if allocation.valid_until_s == math.inf else allocation.valid_until_s,
+        valid_until_s=None if until_s == math.inf else until_s,
         planned=pool.changed_schedules(),
         at_s=now_s,
     )
@@ -97,7 +99,7 @@ def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[Planne
     aside = largest_level(state, spec_of(profiling))
     while aside >= wanted:
         pool = planned_pool(state, now_s, num_gpus=state.num_gpus - aside)
-        if set(pool.plan.late_jobs) <= set(whole.plan.late_jobs):
+        if _keeps_as_much(pool, whole):
             return pool, wanted
         aside //= 2
     return whole, 0
@@ -108,7 +110,12 @@ def _hold(state: PoolState, whole: PlannedPool, job: Job, now_s: float) -> tuple
     if job.num_gpus > state.num_gpus:  # a node was lost meanwhile
         return whole, 0
     pool = planned_pool(state, now_s, num_gpus=state.num_gpus - job.num_gpus)
-    return (pool, job.num_gpus) if set(pool.plan.late_jobs) <= set(whole.plan.late_jobs) else (whole, 0)
+    return (pool, job.num_gpus) if _keeps_as_much(pool, whole) else (whole, 0)
+
+
+def _keeps_as_much(pool: PlannedPool, whole: PlannedPool) -> bool:
+    """Whether fewer GPUs break no promise and no held quote."""
+    return set(pool.plan.late_jobs) <= set(whole.plan.late_jobs) and pool.held == whole.held
 
 
 def _completed_profile(

@@ -32,6 +32,7 @@ Upcaster = Callable[[Fields], Fields]
 _TYPES: tuple[type[Any], ...] = (
     commands.SubmitJob,
     commands.CancelJob,
+    commands.HoldQuote,
     commands.QuoteDeadline,
     events.PlanDecided,
     events.ProfileRequested,
@@ -39,6 +40,8 @@ _TYPES: tuple[type[Any], ...] = (
     events.JobRejected,
     events.JobCancelled,
     events.CancelRefused,
+    events.QuoteHeld,
+    events.QuoteRefused,
     events.AllocationDecided,
     events.ProfileCompleted,
     events.PlacementDecided,

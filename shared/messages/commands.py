@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shared.messages.job import JobSpec
-from shared.messages.limits import Text, Token
+from shared.messages.limits import HoldS, Text, Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,28 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuoteDeadline:
-    """Which deadline would be promised now? Asked by request, answered by `DeadlineQuoted`, never stored."""
+    """Which deadline would be promised now? Asked by request, answered by `DeadlineQuoted`, never stored.
+
+    Nothing is reserved: that is a decision, and asked for by `HoldQuote`.
+    """
 
     VERSION: ClassVar[int] = 1
     tenant: Token
     spec: JobSpec
 
 
-Command = SubmitJob | CancelJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldQuote:
+    """Quote a deadline and reserve what keeps it, for hold_s seconds: `QuoteHeld`, or `QuoteRefused`.
+
+    job_id: the name that the job is to have; it is taken by a `SubmitJob` of that name that asks for no more.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    tenant: Token
+    spec: JobSpec  # its deadline does not count
+    hold_s: HoldS
+
+
+Command = SubmitJob | CancelJob | HoldQuote

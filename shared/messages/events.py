@@ -113,6 +113,36 @@ class CancelRefused:
     at_s: TimeS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuoteHeld:
+    """A deadline was quoted, and what keeps it is reserved until until_s. From admission.
+
+    schedule: the GPUs that are reserved; none before until_s, so that they are of use until it is known whether the
+    quote is taken.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token  # the name that the job is to have
+    tenant: Token
+    spec: JobSpec
+    deadline_s: TimeS
+    schedule: ShareSchedule
+    gpu_seconds: DurationS
+    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    until_s: TimeS
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuoteRefused:
+    """Nothing is held. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    explanation: Text
+    at_s: TimeS
+
+
 # --- decisions: allocator and placement -----------------------------------------------------------------
 
 
@@ -321,7 +351,9 @@ class JobAtRisk:
 
 # --- the decision as one message ------------------------------------------------------------------------
 
-AdmissionEvent = ProfileRequested | JobAdmitted | JobRejected | JobCancelled | CancelRefused
+AdmissionEvent = (
+    ProfileRequested | JobAdmitted | JobRejected | JobCancelled | CancelRefused | QuoteHeld | QuoteRefused
+)
 PlanEvent = AdmissionEvent | AllocationDecided | ProfileCompleted | PlacementDecided | PoolConfigured
 NodeEvent = NodeJoined | NodeLost
 JobEvent = (

@@ -6,7 +6,7 @@ from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.commands import SubmitJob
 from shared.messages.fold_jobs import all_stopping, ended, scheduling_event, with_job
-from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, Usage
+from shared.messages.pool_state import HeldQuote, Job, MeasuredCurve, Phase, PoolState, Usage
 
 DAY_S = 86_400.0
 MINUTE_S = 60.0
@@ -56,7 +56,7 @@ def accepted(
             broken=bool(known.gpus),
         )
     if not profiling:
-        state = charge(made_room(state, event), event)
+        state = charge(made_room(without_quote(state, event.job_id), event), event)
         state = asked_for(state, event)
     if known is not None and not known.live:
         state = changed(state, ended_jobs=state.ended_jobs.delete(event.job_id))
@@ -78,7 +78,34 @@ def without_share(state: PoolState, job_id: str) -> PoolState:
     return changed(state, num_gpus_by_job=shares)
 
 
-def made_room(state: PoolState, event: events.JobAdmitted) -> PoolState:
+def quote_held(state: PoolState, event: events.QuoteHeld, sequence: int) -> PoolState:
+    """Those that are over go, so that no more are kept than were asked for within the longest hold."""
+    quote = HeldQuote(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=event.spec,
+        deadline_s=event.deadline_s,
+        schedule=event.schedule,
+        gpu_seconds=event.gpu_seconds,
+        at_s=event.at_s,
+        until_s=event.until_s,
+    )
+    quotes = state.held_quotes
+    for job_id, other in state.held_quotes.items():
+        if other.until_s <= event.at_s:
+            quotes = quotes.delete(job_id)
+    state = changed(made_room(state, event), held_quotes=quotes.set(event.job_id, quote))
+    return scheduling_event(state, sequence)
+
+
+def without_quote(state: PoolState, job_id: str) -> PoolState:
+    """The quote was taken: from now on its schedule is the job's."""
+    if job_id not in state.held_quotes:
+        return state
+    return changed(state, held_quotes=state.held_quotes.delete(job_id))
+
+
+def made_room(state: PoolState, event: events.JobAdmitted | events.QuoteHeld) -> PoolState:
     if not event.replanned:
         return state
     live_jobs = state.live_jobs.mutate()

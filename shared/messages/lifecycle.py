@@ -9,7 +9,7 @@ from typing import assert_never
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event, PlanDecided
-from shared.messages.fold_admission import accepted, configured, rejected
+from shared.messages.fold_admission import accepted, configured, quote_held, rejected
 from shared.messages.fold_jobs import broken, ended, scheduling_event, speaks_for, whole, with_job
 from shared.messages.fold_nodes import node_joined, node_lost
 from shared.messages.fold_plan import allocated, measured, placed, profile_completed
@@ -22,7 +22,7 @@ from shared.messages.fold_workers import (
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 3  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 4  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -62,7 +62,9 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return node_joined(state, event, sequence)
         case events.NodeLost():
             return node_lost(state, event, sequence)
-        case events.CancelRefused():
+        case events.QuoteHeld():
+            return quote_held(state, event, sequence)
+        case events.CancelRefused() | events.QuoteRefused():
             return state
         case events.ThroughputMeasured():
             return measured(state, event, sequence)

@@ -2,7 +2,31 @@
 
 from shared.messages import events
 from shared.messages.cluster import segments
-from shared.messages.pool_state import Job, Phase, spec_of
+from shared.messages.commands import Command, HoldQuote
+from shared.messages.pool_state import HeldQuote, Job, Phase, PoolState, spec_of
+
+
+def told_before(state: PoolState, wish: Command) -> events.AdmissionEvent | events.JobFailed:
+    """What was said to a wish that came again, so that nothing was left to decide."""
+    quote = state.held_quotes.get(wish.job_id)
+    if isinstance(wish, HoldQuote) and quote is not None:
+        return _held(quote)
+    job = state.job(wish.job_id)
+    assert job is not None, wish.job_id
+    return outcome(job)
+
+
+def _held(quote: HeldQuote) -> events.QuoteHeld:
+    return events.QuoteHeld(
+        job_id=quote.job_id,
+        tenant=quote.tenant,
+        spec=quote.spec,
+        deadline_s=quote.deadline_s,
+        schedule=quote.schedule,
+        gpu_seconds=quote.gpu_seconds,
+        until_s=quote.until_s,
+        at_s=quote.at_s,
+    )
 
 
 def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:

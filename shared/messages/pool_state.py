@@ -105,6 +105,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldQuote:
+    """What is reserved for a job until it is submitted, or until until_s. Bounds: `QuoteHeld`."""
+
+    job_id: str
+    tenant: str
+    spec: JobSpec
+    deadline_s: float
+    schedule: ShareSchedule
+    gpu_seconds: float
+    at_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """One node, as its executor and the monitor last said."""
 
@@ -134,6 +148,7 @@ class MeasuredCurve:
 _NO_JOBS = cast("Map[str, Job]", Map())
 _NO_NODES = cast("Map[str, NodeState]", Map())
 _NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
+_NO_QUOTES = cast("Map[str, HeldQuote]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
 
 
@@ -149,6 +164,7 @@ class PoolState:
     live_jobs: Map[str, Job] = _NO_JOBS
     ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see fold_jobs.MAX_ENDED_JOBS
     num_forgotten: int = 0  # ended jobs that are no longer kept here
+    held_quotes: Map[str, HeldQuote] = _NO_QUOTES  # by job; some may be over: see `quotes_at`
     curves: Map[str, MeasuredCurve] = _NO_CURVES
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
     demand: Demand = field(default_factory=Demand)
@@ -165,6 +181,11 @@ class PoolState:
     def job(self, job_id: str) -> Job | None:
         """A job by id, live or ended."""
         return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
+
+    def quotes_at(self, now_s: float) -> list[HeldQuote]:
+        """The quotes that are held at an instant, in the order of their ends."""
+        held = (quote for quote in self.held_quotes.values() if now_s < quote.until_s)
+        return sorted(held, key=lambda quote: (quote.until_s, quote.job_id))
 
     @property
     def num_gpus(self) -> int:

@@ -17,7 +17,15 @@ from shared.messages.codec import Undecodable
 from shared.messages.demand import Demand
 from shared.messages.job import JobSpec, MetricCondition
 from shared.messages.lifecycle import FOLD
-from shared.messages.pool_state import Job, MeasuredCurve, NodeState, PoolState, StoppingWorkers, Usage
+from shared.messages.pool_state import (
+    HeldQuote,
+    Job,
+    MeasuredCurve,
+    NodeState,
+    PoolState,
+    StoppingWorkers,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,7 @@ class _Flat:
     live_jobs: dict[str, Job]
     ended_jobs: dict[str, Job]
     num_forgotten: int
+    held_quotes: dict[str, HeldQuote]
     curves: dict[str, MeasuredCurve]
     usage: dict[str, tuple[Usage, ...]]
     demand: Demand
@@ -44,9 +53,9 @@ class _Flat:
 
 
 _ADAPTER = TypeAdapter(_Flat)
-_MAPS = ("nodes", "live_jobs", "ended_jobs", "curves", "usage")
+_MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "curves", "usage")
 _STATE = (
-    *(PoolState, Job, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
+    *(PoolState, Job, HeldQuote, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
     *(TenantQuota, StoppingWorkers, JobSpec, MetricCondition),
 )
 _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]

@@ -14,7 +14,7 @@ from typing import Any, Generic
 from shared.errors import MaybeStored, Reload, Retry, TooLarge
 from shared.messages import codec, subjects
 from shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided
-from shared.messages.outcome import outcome
+from shared.messages.outcome import told_before
 from shared.messages.policy import Policy, State
 from shared.messages.pool_state import PoolState
 from shared.messages.summary import summary
@@ -249,15 +249,9 @@ class Host(Generic[State]):
         self._metrics.commands_total.inc(len(taken))
         answers = admission_events(decision.events) if decision is not None else []
         told = {answer.job_id for answer in answers}
-        again = (self._told_before(p.command.job_id) for p in taken if p.command.job_id not in told)
+        again = (told_before(self.folded, p.command) for p in taken if p.command.job_id not in told)
         for answer in (*answers, *again):
             await self._answer(answer)
-
-    def _told_before(self, job_id: str) -> AdmissionEvent | JobFailed:
-        """The decision on a wish that came again."""
-        job = self.folded.job(job_id)
-        assert job is not None, job_id
-        return outcome(job)
 
     async def _answer(self, answer: AdmissionEvent | JobFailed) -> None:
         data = codec.encode(answer, id=f"answer-{fact_id(answer)}", recorded_at_s=self._clock.now_s())

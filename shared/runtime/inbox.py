@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from shared.errors import ElasticFlowError, Retry
 from shared.messages import codec, subjects
 from shared.messages.codec import Envelope, Undecodable
-from shared.messages.commands import CancelJob, Command, SubmitJob
+from shared.messages.commands import Command, SubmitJob
 from shared.messages.events import MessageRefused
 from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from shared.messages.pool_state import PoolState
@@ -134,8 +134,9 @@ class Inbox:
 
     def _wish_in(self, envelope: Envelope, item: WorkItem) -> Command:
         command = envelope.message
-        if not isinstance(command, SubmitJob | CancelJob):
-            raise Undecodable(f"type: {type(command).__name__} is no wish; publish SubmitJob or CancelJob")
+        if not isinstance(command, Command):
+            wishes = ", ".join(wish.__name__ for wish in get_args(Command))
+            raise Undecodable(f"type: {type(command).__name__} is no wish; publish one of {wishes}")
         tenant = item.subject.split(".")[2]
         if command.tenant != tenant:
             raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")

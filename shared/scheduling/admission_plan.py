@@ -15,7 +15,7 @@ import numpy as np
 
 from shared.scheduling.compiled import Integers
 from shared.scheduling.filling import fill, minimum_share
-from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment
+from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment, end_s
 from shared.scheduling.planning import fill_anew, forget_past, hold_all, new_workspace, overloaded, write
 from shared.scheduling.profile import (
     MAX_SEGMENTS,
@@ -51,14 +51,24 @@ class AdmissionPlan:
 
     late: rows whose promise can no longer be kept (their nodes are gone, say); they end as early as they can
     without making another late, and a job that needs more GPUs than are left has an empty schedule.
+    reserved: rows that are no job yet (held quotes): their schedules stand, and all others are planned around them.
     """
 
-    def __init__(self, table: JobTable, promised: Iterable[int], num_gpus: int, now_s: float) -> None:
+    def __init__(
+        self,
+        table: JobTable,
+        promised: Iterable[int],
+        num_gpus: int,
+        now_s: float,
+        reserved: Iterable[int] = (),
+    ) -> None:
         """Keep the schedules in the table where they still hold, and fill the other jobs anew, without lateness if
         that can be had. Greedy filling can miss a way that was there a moment ago: what holds is not touched."""
         self.table, self.num_gpus, self.now_s = table, num_gpus, now_s
         rows = np.fromiter(promised, np.int64)
-        num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * int(table.schedules.count_J[rows].sum())
+        self._reserved = np.fromiter(reserved, np.int64)
+        scheduled = np.concatenate((rows, self._reserved))
+        num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * int(table.schedules.count_J[scheduled].sum())
         self.profile = empty_profile(num_pieces)
         self.workspace, self._other_profile = new_workspace(num_pieces), empty_profile(num_pieces)
         self._filled = empty_schedules(len(table.schedules.count_J))
@@ -85,6 +95,11 @@ class AdmissionPlan:
     def promised(self) -> Integers:
         """The rows of all promised jobs, the late ones last."""
         return np.concatenate((self._order, np.array(self.late, np.int64)))
+
+    @property
+    def overcommitted(self) -> bool:
+        """More is reserved than there is."""
+        return int(self.profile.free_B[: self.profile.size[0]].min()) < 0
 
     @property
     def schedules(self) -> dict[str, Schedule]:
@@ -169,10 +184,50 @@ class AdmissionPlan:
         fastest_s = self._fastest_s(job, alone=False)
         return None if fastest_s is None else float(math.ceil(fastest_s))
 
+    def earliest_end_from_s(self, job: SchedulableJob, start_s: float) -> float | None:
+        """When a job would end that is to hold nothing before an instant and moves no other; None if never."""
+        schedule = self._schedule_from(replace(job, deadline_s=math.inf), start_s, fastest=True)
+        return None if schedule is None else end_s(schedule)
+
+    def schedule_from(self, job: SchedulableJob, start_s: float) -> Schedule | None:
+        """Its minimum share on time if it is to hold nothing before an instant and moves no other."""
+        return self._schedule_from(job, start_s, fastest=False)
+
+    def keeps(self, job: SchedulableJob, schedule: Schedule) -> bool:
+        """Whether the job would end on time under a schedule."""
+        row = self._append(job)
+        try:
+            self.table.write_schedule(row, [number for segment in schedule for number in segment])
+            only = np.array([row], np.int64)
+            return not len(hold_all(self.table.schedules, self.table.jobs, only, self.now_s))
+        finally:
+            self.table.pop()
+
     def utilization(self, until_s: float) -> float:
         """The part of all GPU-seconds until an instant that is promised."""
         total = self.num_gpus * (until_s - self.now_s)
         return 1.0 - free_gpu_seconds(self.profile, until_s) / total if total > 0 else 1.0
+
+    def _schedule_from(self, job: SchedulableJob, start_s: float, *, fastest: bool) -> Schedule | None:
+        row = self._append(job)
+        try:
+            jobs, work, later = self.table.jobs, self.workspace, self._other_profile
+            sweep(later, self.table.schedules, self._scheduled(self.promised), start_s, self.num_gpus)
+            if fastest:
+                cap = int(jobs.num_levels_J[row]) - 1
+                count = fill(later, jobs, row, cap, job.deadline_s, work.found, work.memory)
+            else:
+                count = minimum_share(later, jobs, row, job.deadline_s, work.found, work.other, work.memory)
+            if count < 0:
+                return None
+            write(self._filled, row, work.found, count)
+            return self._filled_schedule(row)
+        finally:
+            self.table.pop()
+
+    def _scheduled(self, rows: Integers) -> Integers:
+        """These, and what is reserved."""
+        return np.concatenate((rows, self._reserved))
 
     def _fastest_s(self, job: SchedulableJob, *, alone: bool) -> float | None:
         row = self._append(replace(job, deadline_s=math.inf))
@@ -222,7 +277,7 @@ class AdmissionPlan:
             self.table.schedules,
             self._filled,
             self.table.jobs,
-            np.array(self.late, np.int64),
+            self._scheduled(np.array(self.late, np.int64)),
             order,
             num_kept,
             tries,
@@ -238,7 +293,7 @@ class AdmissionPlan:
         self._recorded = copied(table.schedules)
         broken = hold_all(table.schedules, table.jobs, order, self.now_s)
         held = np.delete(order, broken)
-        if sweep(self.profile, table.schedules, held, self.now_s, self.num_gpus) >= 0:
+        if sweep(self.profile, table.schedules, self._scheduled(held), self.now_s, self.num_gpus) >= 0:
             late = self._fill_in(order[broken])
             if not late:
                 return
@@ -252,12 +307,13 @@ class AdmissionPlan:
     def _keep_what_fits(self, held: Integers, order: Integers) -> None:
         """Keep held schedules that fit together, earliest deadline first; fill in the others; then the late ones."""
         table = self.table
-        sweep(self.profile, table.schedules, np.empty(0, np.int64), self.now_s, self.num_gpus)
+        sweep(self.profile, table.schedules, self._reserved, self.now_s, self.num_gpus)
         kept = list[int]()
         for row in held:
             reserve(self.profile, table.schedules, row)
             if self.profile.free_B[: self.profile.size[0]].min() < 0:
-                sweep(self.profile, table.schedules, np.array(kept, np.int64), self.now_s, self.num_gpus)
+                fitting = self._scheduled(np.array(kept, np.int64))
+                sweep(self.profile, table.schedules, fitting, self.now_s, self.num_gpus)
             else:
                 kept.append(int(row))
         without = set(kept)
@@ -311,7 +367,7 @@ class AdmissionPlan:
     def _position(self, row: int) -> int:
         """Where a job stands by its deadline, after those with the same."""
         deadlines = self.table.jobs.deadline_J
-        return int(np.searchsorted(deadlines[self._order], deadlines[row], side="right"))
+        return int((deadlines[self._order] <= deadlines[row]).sum())
 
     def _make_space(self) -> None:
         """Room for twice as many pieces."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.messages.cluster import ShareSchedule
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.cluster import ShareSchedule, segments
+from shared.messages.pool_state import HeldQuote, Job, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.job_table import Schedule
+from shared.scheduling.job_table import SchedulableJob, Schedule, Segment
+from shared.scheduling.outlook import known_curve, newcomer
 from shared.scheduling.pool_rows import PoolRows
 
 _ROWS = PoolRows()
@@ -15,11 +16,12 @@ _ROWS = PoolRows()
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """A plan, and the jobs in the rows of its table; others: rows without a promise."""
+    """A plan, and the jobs in the rows of its table; others: rows without a promise; held: the quotes in the plan."""
 
     plan: AdmissionPlan
     listed: tuple[Job, ...]
     others: tuple[int, ...]
+    held: tuple[HeldQuote, ...] = ()
 
     def changed_schedules(self) -> dict[str, ShareSchedule]:
         """The schedules that are no longer those that the ledger knows, by job: flat, as events carry them."""
@@ -27,13 +29,55 @@ class PlannedPool:
         return {plan.table.job_ids[row]: flat(plan.table.schedule(row)) for row in plan.changed_rows()}
 
 
-def planned_pool(state: PoolState, now_s: float, *, num_gpus: int | None = None) -> PlannedPool:
-    """All promises of the pool, on all its GPUs or on some of them."""
+def planned_pool(
+    state: PoolState, now_s: float, *, num_gpus: int | None = None, without: str = ""
+) -> PlannedPool:
+    """All promises of the pool but that to one job, on all its GPUs or on some of them.
+
+    Held quotes stand back where a promise would be late because of them: when a node is lost, say.
+    """
+    num_gpus = state.num_gpus if num_gpus is None else num_gpus
+    held = tuple((quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote)))
+    planned = _planned(state, now_s, num_gpus, without, held)
+    fits = not planned.plan.overcommitted
+    if not held or (fits and not planned.plan.late):
+        return planned
+    alone = _planned(state, now_s, num_gpus, without, ())
+    return planned if fits and set(planned.plan.late_jobs) == set(alone.plan.late_jobs) else alone
+
+
+def _planned(
+    state: PoolState,
+    now_s: float,
+    num_gpus: int,
+    without: str,
+    held: tuple[tuple[HeldQuote, SchedulableJob], ...],
+) -> PlannedPool:
     pool = _ROWS.table(state, now_s)
-    plan = AdmissionPlan(pool.table, pool.promised, state.num_gpus if num_gpus is None else num_gpus, now_s)
-    return PlannedPool(plan, pool.listed, tuple(np.asarray(pool.others).tolist()))
+    promised = pool.promised
+    if without:
+        promised = promised[[pool.listed[row].job_id != without for row in map(int, promised)]]
+    reserved = list[int]()
+    for quote, job in held:
+        row = pool.table.append(job)
+        pool.table.write_schedule(row, quote.schedule)
+        reserved.append(row)
+    plan = AdmissionPlan(pool.table, promised, num_gpus, now_s, reserved)
+    others = tuple(np.asarray(pool.others).tolist())
+    return PlannedPool(plan, pool.listed, others, tuple(quote for quote, _ in held))
+
+
+def quoted_job(state: PoolState, quote: HeldQuote) -> SchedulableJob | None:
+    """The job of a quote; None if it runs nowhere here any more."""
+    curve = known_curve(state, quote.spec)
+    return None if curve is None else newcomer(state, quote.job_id, quote.spec, curve, quote.deadline_s)
 
 
 def flat(schedule: Schedule) -> ShareSchedule:
     """A schedule, as events carry it."""
     return tuple(number for segment in schedule for number in segment)
+
+
+def unflat(schedule: ShareSchedule) -> Schedule:
+    """A schedule that came in an event."""
+    return tuple(Segment(*segment) for segment in segments(schedule))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shared.messages import lifecycle
-from shared.messages.commands import CancelJob, Command, SubmitJob
+from shared.messages.commands import CancelJob, Command, HoldQuote, SubmitJob
 from shared.messages.events import (
     AdmissionEvent,
     AllocationDecided,
@@ -21,6 +21,7 @@ from shared.messages.events import (
     JobCancelled,
     JobRejected,
     PlanEvent,
+    QuoteRefused,
 )
 from shared.messages.policy import Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
@@ -73,6 +74,9 @@ class _Seat:
         for command in commands:
             if isinstance(command, CancelJob):
                 say(_cancelled(pool, command, now_s))
+            elif isinstance(command, HoldQuote):
+                why = f"{self.baseline.name} reserves nothing"
+                say(QuoteRefused(job_id=command.job_id, explanation=why, at_s=now_s))
             elif pool.job(command.job_id) is None:
                 say(self._answer(view, jobs, _asking(pool, command, now_s), now_s))
         for job in sorted(profiling, key=lambda job: (job.decided_sequence, job.job_id)):

@@ -1,0 +1,115 @@
+"""Held quotes: what keeps a quoted deadline is reserved, until a submission takes it or its time is over.
+
+What is reserved begins when the hold ends. So the deadline can be kept by whoever takes it at the last moment, and
+until then the GPUs are of use to others.
+"""
+
+import math
+from dataclasses import replace
+
+from services.admission.promises import Promises, asks_no_less
+from services.admission.refusals import size_problems
+from services.admission.rules import Request, objection
+from shared.messages.commands import HoldQuote, SubmitJob
+from shared.messages.events import JobAdmitted, QuoteHeld, QuoteRefused
+from shared.messages.job import JobClass
+from shared.messages.pool_state import HeldQuote, PoolState
+from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
+from shared.scheduling.outlook import known_curve, newcomer
+from shared.scheduling.planned_pool import flat, quoted_job, unflat
+
+MAX_HELD_QUOTES = 64  # of one tenant at a time
+
+
+def hold(
+    state: PoolState, promises: Promises, wish: HoldQuote, now_s: float
+) -> QuoteHeld | QuoteRefused | None:
+    """The earliest deadline that moves nobody, reserved; None if this very wish is held already."""
+    spec, held = wish.spec, state.held_quotes.get(wish.job_id)
+    if held is not None and now_s < held.until_s and (held.tenant, held.spec) == (wish.tenant, spec):
+        return None
+    curve, until_s = known_curve(state, spec), now_s + wish.hold_s
+    why = _obstacle(state, wish, now_s)
+    if why is None and curve is None:
+        why = "its speed is not known here: submit it, it is measured before it is decided"
+    if why is not None or curve is None:
+        return QuoteRefused(job_id=wish.job_id, explanation=why or "", at_s=now_s)
+    job = newcomer(state, wish.job_id, spec, curve, math.inf)
+    found = _reservation(promises, job, until_s)
+    if found is None:
+        why = f"no deadline would do on {state.num_gpus} GPUs"
+        return QuoteRefused(job_id=wish.job_id, explanation=why, at_s=now_s)
+    planned_s, schedule = found
+    needed = gpu_seconds(schedule)
+    why = objection(state, Request(job_id=wish.job_id, tenant=wish.tenant, gpu_seconds=needed, at_s=now_s))
+    if why is not None:
+        return QuoteRefused(job_id=wish.job_id, explanation=why, at_s=now_s)
+    return QuoteHeld(
+        job_id=wish.job_id,
+        tenant=wish.tenant,
+        spec=spec,
+        deadline_s=planned_s + state.config.deadline_slack_s,
+        schedule=flat(schedule),
+        gpu_seconds=needed,
+        replanned=promises.news(),
+        until_s=until_s,
+        at_s=now_s,
+    )
+
+
+def _obstacle(state: PoolState, wish: HoldQuote, now_s: float) -> str | None:
+    """What stands against it before anything is planned."""
+    known, held = state.job(wish.job_id), state.held_quotes.get(wish.job_id)
+    if (known is not None and known.live) or (held is not None and now_s < held.until_s):
+        return f"job_id: {wish.job_id} names another job or quote already; choose another"
+    if wish.spec.job_class is not JobClass.SLO:
+        return f"job_class: only slo jobs are promised a deadline, not {wish.spec.job_class.value}"
+    if problems := size_problems(state, wish.spec):
+        return "; ".join(problems)
+    num_held = sum(quote.tenant == wish.tenant for quote in state.quotes_at(now_s))
+    if num_held >= MAX_HELD_QUOTES:
+        return f"{num_held} quotes are held for {wish.tenant}, no more are at a time"
+    return None
+
+
+def _reservation(promises: Promises, job: SchedulableJob, until_s: float) -> tuple[float, Schedule] | None:
+    """The end to plan for, in whole seconds, and the schedule; None if there is none."""
+    ends_s = promises.plan.earliest_end_from_s(job, until_s)
+    if ends_s is None:
+        return None
+    deadline_s = promises.first_worth_s(job, float(math.ceil(ends_s)), 1.0)
+    if deadline_s is None:
+        return None
+    schedule = promises.plan.schedule_from(replace(job, deadline_s=deadline_s), until_s)
+    return None if schedule is None else (deadline_s, schedule)
+
+
+def take(state: PoolState, promises: Promises, wish: SubmitJob, now_s: float) -> JobAdmitted | None:
+    """The promise that was quoted, for a submission that asks for no more; None if nothing is held for it."""
+    quote, deadline_s = quote_of(state, wish, now_s), wish.spec.resolved_deadline_s(now_s)
+    curve = known_curve(state, wish.spec)
+    if quote is None or deadline_s is None or curve is None or wish.spec.job_class is not JobClass.SLO:
+        return None
+    if quote not in promises.held_quotes:  # the GPUs for it are gone: a node was lost, say
+        return None
+    job, quoted = newcomer(state, wish.job_id, wish.spec, curve, deadline_s), quoted_job(state, quote)
+    schedule = unflat(quote.schedule)
+    if quoted is None or not asks_no_less(quoted, job) or not promises.plan.keeps(job, schedule):
+        return None
+    return JobAdmitted(
+        job_id=wish.job_id,
+        tenant=wish.tenant,
+        spec=wish.spec,
+        deadline_s=deadline_s,
+        minimum_satisfactory_share=quote.schedule,
+        gpu_seconds=quote.gpu_seconds,
+        least_gpu_seconds=promises.least_gpu_seconds(job),
+        replanned=promises.news(),
+        at_s=now_s,
+    )
+
+
+def quote_of(state: PoolState, wish: SubmitJob, now_s: float) -> HeldQuote | None:
+    """The quote that a submission names."""
+    quote = state.held_quotes.get(wish.job_id)
+    return quote if quote is not None and quote.tenant == wish.tenant and now_s < quote.until_s else None
