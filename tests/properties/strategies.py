@@ -36,10 +36,11 @@ def schedulable_jobs(
     job_id: str = "job",
     now_s: float = 0.0,
     fresh: bool = False,
+    max_gpus: int = 32,
     max_levels: int | None = None,
 ) -> SchedulableJob:
     """Jobs from hopelessly tight to without a deadline; unless `fresh`, perhaps running or being resized."""
-    curve = draw(scaling_curves(max_levels=max_levels))
+    curve = draw(scaling_curves(max_gpus, max_levels))
     share = 0 if fresh else draw(st.sampled_from([0, *curve.num_gpus_L]))
     cost = draw(resize_costs())
     return SchedulableJob(
