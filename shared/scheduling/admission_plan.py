@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.scheduling.compiled import Integers
 from shared.scheduling.filling import fill, minimum_share
@@ -20,6 +21,7 @@ from shared.scheduling.planning import fill_anew, forget_past, hold_all, new_wor
 from shared.scheduling.profile import (
     MAX_SEGMENTS,
     Profile,
+    Schedules,
     copied,
     copy_into,
     empty_profile,
@@ -152,13 +154,7 @@ class AdmissionPlan:
         """Promised rows whose schedule is not the one that was kept."""
         rows = self.promised
         rows = rows[rows < len(self._recorded.count_J)]
-        now, was = self.table.schedules, self._recorded
-        most = int(max(now.count_J[rows].max(initial=0), was.count_J[rows].max(initial=0)))
-        unlike = now.count_J[rows] != was.count_J[rows]
-        within = np.arange(most) < now.count_J[rows][:, None]
-        for mine, recorded in zip(now[:3], was[:3], strict=True):
-            unlike |= ((mine[rows, :most] != recorded[rows, :most]) & within).any(axis=1)
-        return [int(row) for row in rows[unlike]]
+        return [int(row) for row in rows[_differ(self.table.schedules, self._recorded, rows)]]
 
     def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
         """The earliest deadline, in whole seconds, that `propose` accepts now; None if it accepts none.
@@ -171,13 +167,25 @@ class AdmissionPlan:
         if accepted_s is None or alone_s is None:
             return None
         refused_s = math.ceil(alone_s) - 1.0
+        accepted_s, _ = self._narrowed(job, refused_s, accepted_s, tries=1)
+        step_s = 1.0  # then with all tries: from there on down, as long as it helps
+        while accepted_s - step_s > refused_s:
+            if self.propose(replace(job, deadline_s=accepted_s - step_s)) is None:
+                return self._narrowed(job, accepted_s - step_s, accepted_s, tries=TRIES)[0]
+            accepted_s, step_s = accepted_s - step_s, 2 * step_s
+        return self._narrowed(job, refused_s, accepted_s, tries=TRIES)[0]
+
+    def _narrowed(
+        self, job: SchedulableJob, refused_s: float, accepted_s: float, tries: int
+    ) -> tuple[float, float]:
+        """Bisect between an accepted and a refused deadline, to one second."""
         while accepted_s - refused_s > 1.0:
             middle_s = float((accepted_s + refused_s) // 2)
-            if self.propose(replace(job, deadline_s=middle_s)) is None:
+            if self.propose(replace(job, deadline_s=middle_s), tries=tries) is None:
                 refused_s = middle_s
             else:
                 accepted_s = middle_s
-        return accepted_s
+        return accepted_s, refused_s
 
     def earliest_deadline_around_s(self, job: SchedulableJob) -> float | None:
         """The earliest deadline, in whole seconds, that moves no other job: cheap, and never too early."""
@@ -262,12 +270,16 @@ class AdmissionPlan:
         jobs = self.table.jobs
         if overloaded(jobs, order, position, self.now_s, self.num_gpus):
             return None
-        num_kept = self._fill_anew(order, 0, tries)
+        num_kept = self._fill_anew(order, position, 1)  # those with earlier deadlines stay as they are
+        if num_kept < 0 and tries > 1:
+            num_kept = self._fill_anew(order, 0, tries - 1)
         if num_kept < 0:
             return None
         profile = empty_profile(len(self.profile.start_B))
         copy_into(profile, self._other_profile)
-        changed = {int(other): self._filled_schedule(other) for other in order[num_kept:] if other != row}
+        others = order[num_kept:][order[num_kept:] != row]
+        moved = others[_differ(self.table.schedules, self._filled, others)]
+        changed = {int(other): self._filled_schedule(other) for other in moved}
         changed[row] = self._filled_schedule(row)
         return Proposal(job=job, schedules=changed, profile=profile)
 
@@ -376,3 +388,13 @@ class AdmissionPlan:
         copy_into(larger, self.profile)
         self.profile, self._other_profile = larger, empty_profile(num_pieces)
         self.workspace = new_workspace(num_pieces)
+
+
+def _differ(mine: Schedules, other: Schedules, rows: Integers) -> NDArray[np.bool_]:
+    """Which of these rows have another schedule in one than in the other."""
+    most = int(max(mine.count_J[rows].max(initial=0), other.count_J[rows].max(initial=0)))
+    differ: NDArray[np.bool_] = mine.count_J[rows] != other.count_J[rows]
+    within = np.arange(most) < mine.count_J[rows][:, None]
+    for one, another in zip(mine[:3], other[:3], strict=True):
+        differ |= ((one[rows, :most] != another[rows, :most]) & within).any(axis=1)
+    return differ

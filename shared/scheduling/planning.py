@@ -10,6 +10,7 @@ import numpy as np
 
 from shared.scheduling.compiled import Floats, Integers, compiled
 from shared.scheduling.filling import (
+    OUTAGE_S,
     SLACK_S,
     Jobs,
     Scratch,
@@ -67,7 +68,10 @@ def forget_past(schedules: Schedules, jobs_K: Integers, now_s: float) -> None:
 
 @compiled
 def hold(schedules: Schedules, jobs: Jobs, job: int, now_s: float) -> float:
-    """When a job ends under its schedule, inf if not within it; one that ends early gives back the rest."""
+    """When a job ends under its schedule, inf if not within it; one that ends early gives back the rest.
+
+    It holds as long as it does what is left. What is kept beyond that is for failures to come: as much as `fill` asks.
+    """
     starts, ends = schedules.start_JM[job], schedules.end_JM[job]
     num_gpus = schedules.num_gpus_JM[job]
     count = schedules.count_J[job]
@@ -81,6 +85,7 @@ def hold(schedules: Schedules, jobs: Jobs, job: int, now_s: float) -> float:
         schedules.count_J[job] = 0
         return now_s
     left += 0.5 * SLACK_S * jobs.rates_JL[job, jobs.num_levels_J[job] - 1]
+    lost, done = lost_at_most(schedules, jobs, job), False
     for segment in range(count):
         level = 0
         while level < jobs.num_levels_J[job] and jobs.levels_JL[job, level] != num_gpus[segment]:
@@ -91,14 +96,28 @@ def hold(schedules: Schedules, jobs: Jobs, job: int, now_s: float) -> float:
             ready_s = starts[segment] + jobs.costs_JL[job, level]
         working_s = max(starts[segment], ready_s)
         rate = jobs.rates_JL[job, level]
-        if left <= rate * (ends[segment] - working_s):
-            if working_s + left / rate < ends[count - 1] - WORTH_GIVING_BACK_S:
-                ends[segment] = working_s + left / rate + SLACK_S
+        done = done or left <= rate * (ends[segment] - working_s)
+        enough = left + lost * (1.0 + (working_s - now_s) / OUTAGE_S)
+        gained_per_s = rate - lost / OUTAGE_S
+        if enough <= gained_per_s * (ends[segment] - working_s):
+            if working_s + enough / gained_per_s < ends[count - 1] - WORTH_GIVING_BACK_S:
+                ends[segment] = working_s + enough / gained_per_s + SLACK_S
                 schedules.count_J[job] = segment + 1
             return ends[schedules.count_J[job] - 1]
         left -= rate * max(ends[segment] - working_s, 0.0)
         held, previous_end_s = num_gpus[segment], ends[segment]
-    return np.inf
+    return ends[count - 1] if done else np.inf
+
+
+@compiled
+def lost_at_most(schedules: Schedules, jobs: Jobs, job: int) -> float:
+    """Iterations that k failures cost at most under its schedule."""
+    highest, level = 0, 0
+    for segment in range(schedules.count_J[job]):
+        highest = max(highest, schedules.num_gpus_JM[job, segment])
+    while level < jobs.num_levels_J[job] - 1 and jobs.levels_JL[job, level] < highest:
+        level += 1
+    return jobs.lost_JL[job, level]
 
 
 @compiled

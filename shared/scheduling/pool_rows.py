@@ -10,7 +10,7 @@ from shared.messages.cluster import PoolConfig, ShareSchedule
 from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, spec_of
 from shared.scheduling.compiled import Integers
 from shared.scheduling.filling import Jobs
-from shared.scheduling.job_table import JobTable, empty_jobs, write_levels, write_schedule
+from shared.scheduling.job_table import JobTable, empty_jobs, write_failures, write_levels, write_schedule
 from shared.scheduling.outlook import (
     held_num_gpus,
     known_curve,
@@ -69,9 +69,8 @@ class PoolRows:
                 slots.append(slot)
                 listed.append(job)
         chosen: Integers = np.array(slots, np.int64)
-        order = np.lexsort(
-            (self._ties[chosen], self._arrays.deadline_J[chosen])
-        )  # not by the order of the map
+        # not in the order of the map
+        order: list[int] = np.lexsort((self._ties[chosen], self._arrays.deadline_J[chosen])).tolist()
         return self._gather(chosen[order], tuple(listed[index] for index in order), now_s)
 
     def _gather(self, slots: Integers, listed: tuple[Job, ...], now_s: float) -> PoolTable:
@@ -141,6 +140,8 @@ class PoolRows:
             if len(curve.levels) > self._arrays.levels_JL.shape[1]:
                 self._arrays = _resized(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
             write_levels(self._arrays, slot, curve, self._cost)
+            reserve_nodes = state.config.reserve_nodes if job.promised else 0
+            write_failures(self._arrays, slot, reserve_nodes, state.config.heartbeat_timeout_s)
         return curve
 
     def _forget(self) -> None:
