@@ -158,12 +158,12 @@ class Promises:
         gpu_seconds, window_s = self.least_gpu_seconds(job), job.deadline_s - self._now_s
         if gpu_seconds <= self._dearest(job):
             return True
-        own = gpu_seconds / (max(self._state.num_gpus, 1) * window_s)
+        own = gpu_seconds / (max(self.plan.num_gpus, 1) * window_s)
         return self.plan.utilization(job.deadline_s) + own <= IDLE_UTILIZATION
 
     def _dearest(self, job: SchedulableJob) -> float:
         if self._selection is None:
-            self._selection = Selection(self._state.demand, self._coming, self._now_s, self._state.num_gpus)
+            self._selection = Selection(self._state.demand, self._coming, self._now_s, self.plan.num_gpus)
         return self._selection.dearest_gpu_seconds(job.deadline_s - self._now_s)
 
     def _earliest_s(self, job: SchedulableJob, *, tight: bool) -> float | None:
@@ -259,7 +259,7 @@ class Promises:
             return find_witness(
                 job,
                 others,
-                self._state.num_gpus,
+                self.plan.num_gpus,
                 self._now_s,
                 job.resize_cost,
                 earliest_deadline_s=earliest_s,

@@ -29,7 +29,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     completed = _completed_profile(state, profiling, lent, now_s)
     if completed is not None and profiling is not None:
         pool, lent = _hold(state, pool, profiling, now_s)
-    allocation = allocate(pool.plan, _by_urgency(state, pool))
+    allocation = allocate(pool.plan, _by_urgency(state, pool), num_lent=pool.num_lent)
     shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
     if lent and profiling is not None:
         shares[profiling.job_id] = lent

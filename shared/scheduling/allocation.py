@@ -13,6 +13,7 @@ import numpy as np
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.compiled import Floats
 from shared.scheduling.planning import hasten, spend, start
+from shared.scheduling.profile import change
 
 IMMINENT_S = 0.05
 
@@ -25,10 +26,13 @@ class Allocation:
     valid_until_s: float
 
 
-def allocate(plan: AdmissionPlan, opportunistic: Sequence[int], hysteresis_s: float = 1.0) -> Allocation:
+def allocate(
+    plan: AdmissionPlan, opportunistic: Sequence[int], hysteresis_s: float = 1.0, *, num_lent: int = 0
+) -> Allocation:
     """Shares for now: the plan's, one level for each opportunistic row in order, then by marginal return.
 
     hysteresis_s: a resize beyond the plan must end the job at least this much earlier.
+    num_lent: GPUs beside the plan's, which are kept in reserve for failures; opportunistic jobs alone may use them.
     No promise is touched: a schedule is only ever exchanged for one that ends no later and fits around all the
     others, so the schedules in the plan's table stay jointly possible and every one on time. GPUs that opportunistic
     jobs use are those that no promise holds, for as long as none does.
@@ -39,6 +43,11 @@ def allocate(plan: AdmissionPlan, opportunistic: Sequence[int], hysteresis_s: fl
     hasten(plan.profile, table.schedules, plan.promised, IMMINENT_S)
     start(plan.profile, table.schedules, table.jobs, rows, plan.workspace)
     spend(plan.profile, table.schedules, table.jobs, everybody, hysteresis_s, plan.workspace)
+    if num_lent:
+        change(plan.profile, plan.now_s, math.inf, num_lent)
+        waiting = rows[table.schedules.count_J[rows] == 0]
+        start(plan.profile, table.schedules, table.jobs, waiting, plan.workspace)
+        spend(plan.profile, table.schedules, table.jobs, rows, hysteresis_s, plan.workspace)
     starts_s, ends_s = table.schedules.start_JM[everybody, 0], table.schedules.end_JM[everybody, 0]
     holds = table.schedules.count_J[everybody] > 0
     now = holds & (starts_s <= plan.now_s)

@@ -19,6 +19,10 @@ SLACK_S = 1e-3
 """A new schedule has room for so much more work at the job's greatest speed than is left. It covers the rounding of
 sums of floats, so that exact arithmetic finds every schedule sufficient; nothing is ever forgiven afterwards."""
 
+OUTAGE_S = 600.0
+"""Promises with k nodes in reserve hold if at most k are down at once, one that failed counting as down for so long at
+least: then at most k + k * t / OUTAGE_S failures can hit a job within t seconds (docs/adr/0013)."""
+
 _MAX_CHANGES = 16384  # of level that one fill remembers
 _MAX_LEVELS = 32
 
@@ -34,6 +38,7 @@ class Jobs(NamedTuple):
     held_J: Integers  # GPUs
     stalled_until_J: Floats  # no progress before: a resize is under way
     deadline_J: Floats  # the end to plan for; inf: none
+    lost_JL: Floats  # iterations that k failures cost at most while it holds up to this level
 
 
 class Segments(NamedTuple):
@@ -81,7 +86,9 @@ def fill(
     now_s = start_B[0]
     if jobs.remaining_J[job] <= 0.0:
         return 0
-    left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1]
+    lost = jobs.lost_JL[job, cap]
+    left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1] + lost
+    lost_per_s = lost / OUTAGE_S  # the longer it takes, the more can fail
     if num_pieces + 4 * MAX_SEGMENTS > start_B.shape[0]:  # no room to reserve what would be found
         return -1
     window_s = by_s - now_s
@@ -109,7 +116,7 @@ def fill(
                     work, last, last_end_s = done, line_change[level], start_s
                 if level > most:
                     line_change[level] = -1
-        if left - work > rates[cap] * (window_s - start_s):
+        if left + lost_per_s * start_s - work > (rates[cap] - lost_per_s) * (window_s - start_s):
             return -1
         for level in range(most + 1):
             unmoved = start_s == 0.0 and levels[level] == jobs.held_J[job]
@@ -128,7 +135,8 @@ def fill(
                 num_changes += 1
         done_s, final = np.inf, -1
         for level in range(most + 1):
-            level_done_s = (left - line[level]) / rates[level]
+            gained_per_s = rates[level] - lost_per_s
+            level_done_s = (left - line[level]) / gained_per_s if gained_per_s > 0.0 else np.inf
             if level_done_s < done_s:
                 done_s, final = level_done_s, line_change[level]
         if final >= 0 and done_s <= end_s:

@@ -42,6 +42,8 @@ class SchedulableJob:
     current_num_gpus: int = 0
     resize_cost: ResizeCost = field(default_factory=ResizeCost)
     stalled_until_s: float = -math.inf  # no progress before: a resize is under way
+    reserve_nodes: int = 0  # its schedule must bear failures of so many nodes at once, one after another
+    notice_s: float = 0.0  # from a failure until the job starts anew
 
 
 def end_s(schedule: Schedule) -> float:
@@ -85,6 +87,7 @@ class JobTable:
         if row == self.jobs.remaining_J.shape[0] or len(levels) > self.jobs.levels_JL.shape[1]:
             self._grow(len(levels))
         write_levels(self.jobs, row, job.curve, job.resize_cost)
+        write_failures(self.jobs, row, job.reserve_nodes, job.notice_s)
         self.jobs.remaining_J[row] = job.remaining_iterations
         self.jobs.held_J[row] = job.current_num_gpus
         self.jobs.stalled_until_J[row] = job.stalled_until_s
@@ -139,6 +142,7 @@ def empty_jobs(num_rows: int, num_levels: int) -> Jobs:
         np.zeros(num_rows, np.int64),
         np.full(num_rows, -np.inf),
         np.full(num_rows, np.inf),
+        np.zeros((num_rows, num_levels)),
     )
 
 
@@ -150,6 +154,12 @@ def write_levels(jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost) ->
     jobs.levels_JL[row, :count] = curve.levels
     jobs.rates_JL[row, :count] = [curve.rate_by_num_gpus[level] for level in curve.levels]
     jobs.costs_JL[row, :count] = [cost.seconds(level) for level in curve.levels]
+
+
+def write_failures(jobs: Jobs, row: int, reserve_nodes: int, notice_s: float) -> None:
+    """What failures may cost: each a stop, at the worst on the level where a stop costs most, up to each level."""
+    stops_s = jobs.costs_JL[row] + notice_s
+    jobs.lost_JL[row] = reserve_nodes * np.maximum.accumulate(jobs.rates_JL[row] * stops_s)
 
 
 def write_schedule(schedules: Schedules, row: int, numbers: Sequence[float]) -> None:

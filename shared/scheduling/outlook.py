@@ -6,9 +6,11 @@ All three planners look through these eyes, so that what admission promises is w
 import math
 from functools import lru_cache
 
+from immutables import Map
+
 from shared.messages.cluster import PoolConfig
 from shared.messages.job import JobSpec
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.pool_state import Job, NodeState, PoolState
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -78,7 +80,25 @@ def newcomer(
         remaining_iterations=float(spec.max_iterations),
         deadline_s=planned_deadline_s(state, deadline_s),
         resize_cost=resize_cost(state),
+        reserve_nodes=state.config.reserve_nodes,
+        notice_s=state.config.heartbeat_timeout_s,
     )
+
+
+def promisable_gpus(state: PoolState) -> tuple[int, ...]:
+    """GPUs to promise: with all of the reserve kept back, then with one node less of it, at last with none.
+
+    A reserve of r nodes leaves what is there when the r largest nodes of the pool are down; nodes that are down are
+    part of it. So this does not shrink when at most r nodes go down, nor when they come back.
+    """
+    return _promisable_gpus(state.nodes, state.config.reserve_nodes)
+
+
+@lru_cache(maxsize=8)
+def _promisable_gpus(nodes: Map[str, NodeState], reserve_nodes: int) -> tuple[int, ...]:
+    sizes = sorted((node.num_gpus for node in nodes.values() if not node.left), reverse=True)
+    there = sum(node.num_gpus for node in nodes.values() if node.alive)
+    return tuple(dict.fromkeys(min(sum(sizes[k:]), there) for k in range(reserve_nodes, -1, -1)))
 
 
 def resize_cost(state: PoolState) -> ResizeCost:

@@ -1,6 +1,6 @@
 """A pool with its promises laid out from now on: where all planners start from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from shared.messages.cluster import ShareSchedule, segments
 from shared.messages.pool_state import HeldQuote, Job, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.job_table import SchedulableJob, Schedule, Segment
-from shared.scheduling.outlook import known_curve, newcomer
+from shared.scheduling.outlook import known_curve, newcomer, promisable_gpus
 from shared.scheduling.pool_rows import PoolRows
 
 _ROWS = PoolRows()
@@ -16,12 +16,16 @@ _ROWS = PoolRows()
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """A plan, and the jobs in the rows of its table; others: rows without a promise; held: the quotes in the plan."""
+    """A plan, and the jobs in the rows of its table; others: rows without a promise; held: the quotes in the plan.
+
+    num_lent: GPUs in reserve for failures, for those without a promise as long as nothing fails.
+    """
 
     plan: AdmissionPlan
     listed: tuple[Job, ...]
     others: tuple[int, ...]
     held: tuple[HeldQuote, ...] = ()
+    num_lent: int = 0
 
     def changed_schedules(self) -> dict[str, ShareSchedule]:
         """The schedules that are no longer those that the ledger knows, by job: flat, as events carry them."""
@@ -32,11 +36,20 @@ class PlannedPool:
 def planned_pool(
     state: PoolState, now_s: float, *, num_gpus: int | None = None, without: str = ""
 ) -> PlannedPool:
-    """All promises of the pool but that to one job, on all its GPUs or on some of them.
+    """All promises of the pool but that to one job, on all its GPUs or on some of them, less the reserve for failures.
 
-    Held quotes stand back where a promise would be late because of them: when a node is lost, say.
+    Where that is too little (more has failed than was reserved for), on more and more of the reserve (docs/adr/0013).
     """
-    num_gpus = state.num_gpus if num_gpus is None else num_gpus
+    there = state.num_gpus if num_gpus is None else num_gpus
+    most, *more = (min(promisable, there) for promisable in promisable_gpus(state))
+    planned = _beside_quotes(state, now_s, most, without)
+    while planned.plan.late and more:
+        planned = _beside_quotes(state, now_s, more.pop(0), without)
+    return replace(planned, num_lent=there - planned.plan.num_gpus)
+
+
+def _beside_quotes(state: PoolState, now_s: float, num_gpus: int, without: str) -> PlannedPool:
+    """Held quotes stand back where a promise would be late because of them: when a node is lost, say."""
     held = tuple((quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote)))
     planned = _planned(state, now_s, num_gpus, without, held)
     fits = not planned.plan.overcommitted

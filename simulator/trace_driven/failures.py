@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shared.scheduling.filling import OUTAGE_S
 from simulator.engine import Engine
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
@@ -12,12 +13,16 @@ HOUR_S, DAY_S = 3_600.0, 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """max_down: a node that would be one too many stays up this time. None: no bound."""
+    """max_down: a node that would be one too many stays up this time. None: no bound.
+
+    counts_s: with max_down, a node that failed counts as down for so long at least, though it is back.
+    """
 
     seed: int
     mean_up_s: float = 14 * DAY_S
     mean_down_s: float = 2 * HOUR_S
     max_down: int | None = None
+    counts_s: float = OUTAGE_S
 
 
 class FailingNodes:
@@ -53,8 +58,11 @@ class FailingNodes:
         self._num_down += 1
         self._lose(node_id)
         self._engine.after(down_s, lambda: self._mend(node_id, chance))
+        self._engine.after(max(down_s, self._failures.counts_s), self._forget)
 
     def _mend(self, node_id: str, chance: np.random.Generator) -> None:
-        self._num_down -= 1
         self._regain(node_id)
         self._fail_later(node_id, chance)
+
+    def _forget(self) -> None:
+        self._num_down -= 1

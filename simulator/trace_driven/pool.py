@@ -15,6 +15,7 @@ AdmissionPolicy = Literal["first-come", "selective"]
 
 TENANT = "trace"
 NEVER_S = 1e11  # progress is known exactly, so it may be carried on for ever
+AT_ONCE_S = 1e-3  # a lost node is noticed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ def pool_config(
         reserve_nodes=reserve_nodes,
         throughput_margin=0.0,
         deadline_slack_s=0.0,
-        heartbeat_timeout_s=NEVER_S,
+        heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,
         curves={spec_of(job).profile_key: job.curve.rate_by_num_gpus for job in workload.jobs},
     )

@@ -102,7 +102,9 @@ class Verification:
     def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float) -> list[str]:
         ended, self._ended = tuple(self._ended), []
         return self._checker.check_promises(
-            PromiseCertificate(now_s=now_s, num_gpus=state.num_gpus, promises=tuple(promises), ended=ended)
+            PromiseCertificate(
+                now_s=now_s, num_gpus=_promisable_gpus(state), promises=tuple(promises), ended=ended
+            )
         )
 
     def _held_otherwise(self, state: PoolState, num_gpus_by_job: Mapping[str, int]) -> list[str]:
