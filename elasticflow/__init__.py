@@ -17,7 +17,7 @@ from elasticflow.job import ElasticJob
 from shared.messages.job import JobClass, JobSpec, Scalar
 
 if TYPE_CHECKING:
-    from elasticflow.calls import cancel, jobs, quote, submit, wait
+    from elasticflow.calls import amend, cancel, hold, jobs, quote, submit, wait
     from elasticflow.client import Client
 
 __all__ = [
@@ -26,7 +26,9 @@ __all__ = [
     "JobClass",
     "JobSpec",
     "Scalar",
+    "amend",
     "cancel",
+    "hold",
     "jobs",
     "quote",
     "submit",
@@ -35,7 +37,7 @@ __all__ = [
 
 _LIVES_IN = {
     "Client": "elasticflow.client",
-    **dict.fromkeys(("cancel", "jobs", "quote", "submit", "wait"), "elasticflow.calls"),
+    **dict.fromkeys(("amend", "cancel", "hold", "jobs", "quote", "submit", "wait"), "elasticflow.calls"),
 }
 
 

@@ -11,7 +11,15 @@ from elasticflow.endpoint import Endpoint, find_endpoint
 from elasticflow.job import ElasticJob
 from elasticflow.submission import quotable, submission_of
 from elasticflow.views import JobView, job_view, job_views
-from shared.messages.events import CancelRefused, DeadlineQuoted, JobCancelled
+from shared.messages.events import (
+    AmendRefused,
+    CancelRefused,
+    DeadlineQuoted,
+    JobAmended,
+    JobCancelled,
+    QuoteHeld,
+    QuoteRefused,
+)
 
 T = TypeVar("T")
 
@@ -45,6 +53,45 @@ def quote(
     ready = submission_of(quotable(job))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return _with_client(endpoint, tenant, lambda client: client.quote(ready.spec))
+
+
+def hold(
+    job: ElasticJob,
+    *,
+    hold_s: float = 60.0,
+    job_id: str = "",
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> QuoteHeld | QuoteRefused:
+    """A quote, and what keeps it reserved for hold_s seconds (600 at most). To take it, submit the job with
+    `set_deadline(at=held.deadline_s)` and `job_id=held.job_id`: it is admitted, whatever was promised meanwhile."""
+    ready = submission_of(quotable(job))
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(
+        endpoint, tenant, lambda client: client.hold(ready.spec, hold_s=hold_s, job_id=job_id)
+    )
+
+
+def amend(
+    job_id: str,
+    *,
+    deadline_s: float | None = None,
+    max_iterations: int | None = None,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> JobAmended | AmendRefused:
+    """Another deadline (seconds since 1970) or other iterations for an admitted job, running or not. Refused where
+    that cannot be kept beside all other promises: then the old promise stays."""
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(
+        endpoint,
+        tenant,
+        lambda client: client.amend(job_id, deadline_s=deadline_s, max_iterations=max_iterations),
+    )
 
 
 def cancel(

@@ -1,4 +1,4 @@
-"""A pool as its users see it, from Python: submit, quote, cancel, look, wait.
+"""A pool as its users see it, from Python: submit, quote, hold, amend, cancel, look, wait.
 
 A view is the folded ledger: nothing is asked of a service that the ledger can say. The calls for scripts and
 notebooks, without `await`, are in `elasticflow/calls.py`.
@@ -8,28 +8,34 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
-from elasticflow.errors import NoAdmission, Undecided, UnknownPool
+from elasticflow.errors import NoAdmission, Undecided, UnknownPool, UnknownQuote
 from elasticflow.job import InvalidJob
 from elasticflow.ledger_view import LedgerView
 from elasticflow.packaging import Package
 from elasticflow.patience import patiently
 from shared.errors import NoResponder, Retry
 from shared.messages import codec, subjects
-from shared.messages.commands import CancelJob, Command, QuoteDeadline, SubmitJob
+from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
 from shared.messages.events import (
+    AmendRefused,
     CancelRefused,
     DeadlineQuoted,
     JobAdmitted,
+    JobAmended,
     JobCancelled,
     JobFailed,
     JobRejected,
     MessageRefused,
     PlanDecided,
     ProfileRequested,
+    QuoteHeld,
+    QuoteRefused,
 )
 from shared.messages.job import JobSpec
+from shared.messages.pool_state import HeldQuote
 from shared.runtime import streams
 from shared.runtime.clock import Clock, SystemClock, fresh_id
 from shared.runtime.nats_bus import NatsBus, connect_nats
@@ -38,7 +44,9 @@ from shared.runtime.nats_url import masked
 ANSWER_TIMEOUT_S = 30.0
 
 Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
-Heard = Decision | ProfileRequested | CancelRefused | MessageRefused
+Reply = JobCancelled | CancelRefused | QuoteHeld | QuoteRefused | JobAmended | AmendRefused
+Heard = Decision | ProfileRequested | Reply | MessageRefused
+Answer = TypeVar("Answer", bound=Reply)
 
 
 class Client(LedgerView):
@@ -99,10 +107,10 @@ class Client(LedgerView):
                                 patience.reschedule(None)
                             case MessageRefused(problems=problems):
                                 raise InvalidJob(*problems)
-                            case CancelRefused():
-                                pass
-                            case decision if _is_about(decision, spec):
+                            case decision if isinstance(decision, Decision) and _is_about(decision, spec):
                                 return decision
+                            case _:
+                                pass
             except TimeoutError:
                 raise Undecided(job_id, timeout_s) from None
 
@@ -141,18 +149,58 @@ class Client(LedgerView):
         self, job_id: str, *, reason: str = "", timeout_s: float = ANSWER_TIMEOUT_S
     ) -> JobCancelled | CancelRefused:
         """Stop a job and free its GPUs. Raises Undecided."""
-        async with self._listening(job_id) as heard:
-            await self._publish(CancelJob(job_id=job_id, tenant=self.tenant, reason=reason))
+        wish = CancelJob(job_id=job_id, tenant=self.tenant, reason=reason)
+        return await self._answered(wish, (JobCancelled, CancelRefused), timeout_s)
+
+    async def hold(
+        self, spec: JobSpec, *, hold_s: float, job_id: str = "", timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> QuoteHeld | QuoteRefused:
+        """A quote, and what keeps it reserved for so long. It is taken by a submission under its job_id that asks
+        for no more. Raises InvalidJob, Undecided."""
+        job_id = job_id or fresh_job_id(spec)
+        wish = HoldQuote(job_id=job_id, tenant=self.tenant, spec=spec, hold_s=hold_s)
+        return await self._answered(wish, (QuoteHeld, QuoteRefused), timeout_s)
+
+    async def held_quote(self, job_id: str) -> HeldQuote:
+        """The quote that is held now under this name. Raises UnknownQuote."""
+        quotes = (await self.state()).quotes_at(self.now_s())
+        quote = next((quote for quote in quotes if quote.job_id == job_id), None)
+        if quote is None:
+            raise UnknownQuote(job_id)
+        return quote
+
+    async def amend(
+        self,
+        job_id: str,
+        *,
+        deadline_s: float | None = None,
+        max_iterations: int | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> JobAmended | AmendRefused:
+        """Another deadline, or other iterations, if that can be kept beside all other promises; else the job stays
+        as it is. Raises InvalidJob, Undecided."""
+        wish = AmendJob(
+            job_id=job_id, tenant=self.tenant, deadline_s=deadline_s, max_iterations=max_iterations
+        )
+        return await self._answered(wish, (JobAmended, AmendRefused), timeout_s)
+
+    async def _answered(self, wish: Command, answers: tuple[type[Answer], ...], timeout_s: float) -> Answer:
+        """Publish a wish and wait for one of its answers."""
+        problems = codec.validate(wish)
+        if problems:
+            raise InvalidJob(*problems)
+        async with self._listening(wish.job_id) as heard:
+            await self._publish(wish)
             try:
                 async with asyncio.timeout(timeout_s):
                     while True:
                         answer = await _next(heard)
-                        if isinstance(answer, JobCancelled | CancelRefused):
+                        if isinstance(answer, answers):
                             return answer
                         if isinstance(answer, MessageRefused):
                             raise InvalidJob(*answer.problems)
             except TimeoutError:
-                raise Undecided(job_id, timeout_s) from None
+                raise Undecided(wish.job_id, timeout_s) from None
 
     async def _publish(self, wish: Command) -> None:
         """Into the work queue, once: a repeat after a lost acknowledgement has the same id."""

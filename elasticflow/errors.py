@@ -38,6 +38,13 @@ class UnknownJob(Park):
 
 
 @dataclass(eq=False)
+class UnknownQuote(Park):
+    job_id: str
+
+    SENTENCE: ClassVar[str] = "no quote {job_id!r} is held now; `eflow quote ... --hold 60` holds one"
+
+
+@dataclass(eq=False)
 class NotLoadable(Park):
     """target: as the user named it."""
 

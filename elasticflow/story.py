@@ -121,6 +121,12 @@ def _of_the_job(event: Event, old: Job | None, new: Job, state: PoolState) -> st
             return f"cancelled at iteration {new.iteration}" + (f": {event.reason}" if event.reason else "")
         case events.CancelRefused():
             return f"a wish to cancel it was refused: {event.explanation}"
+        case events.JobAmended():
+            what = f"{event.max_iterations} iterations, {_deadline(event.deadline_s, event.at_s)}"
+            share = event.minimum_satisfactory_share
+            return f"amended to {what}" + (f": {_schedule(share)} keep it" if share else "")
+        case events.AmendRefused():
+            return f"a wish to amend it was refused: {event.explanation}"
         case events.WorkersStopped():
             kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
             return f"generation {event.generation} has stopped on {event.node_id}{kept}"
@@ -267,6 +273,10 @@ def cause_in_words(event: Event, job_id: str) -> str:
             return f"{name(event.job_id)} failed"
         case events.JobCancelled():
             return f"{name(event.job_id)} was cancelled"
+        case events.JobAmended():
+            return f"{name(event.job_id)} was amended"
+        case events.QuoteHeld():
+            return f"a quote is held for {name(event.job_id)}"
         case events.JobAtRisk():
             return f"{name(event.job_id)} is at risk"
         case events.WorkerCrashed():

@@ -11,7 +11,7 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """Exactly one of both: absolute, in seconds since 1970, or relative to the decision."""
+    """One of both at most: absolute, in seconds since 1970, or relative to the decision."""
 
     at_s: float | None = None
     in_s: float | None = None

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from elasticflow.cli import events, jobs, logs, nodes, replay, simulate, submit, up, watch, why
+from elasticflow.cli import amend, events, jobs, logs, nodes, replay, simulate, submit, up, watch, why
 from elasticflow.cli.options import AS_JSON
 from elasticflow.cli.output import note, print_json
-from elasticflow.errors import UnknownJob
+from elasticflow.errors import UnknownJob, UnknownQuote
 from elasticflow.job import InvalidJob
 from elasticflow.packaging import PackagingFailed
 from shared.errors import ElasticFlowError
@@ -39,7 +39,7 @@ class _Eflow(TyperGroup):
             raise typer.Exit(0) from None
         except _EXPECTED as error:
             note(f"eflow: {error}")
-            if not isinstance(error, InvalidJob | UnknownJob):
+            if not isinstance(error, InvalidJob | UnknownJob | UnknownQuote):
                 raise typer.Exit(CANNOT) from None
             if ctx.meta.get(AS_JSON):  # no is an answer, too
                 print_json({"error": str(error)})
@@ -88,6 +88,7 @@ app.command()(submit.submit)
 app.command()(submit.quote)
 app.command()(jobs.jobs)
 app.command()(jobs.cancel)
+app.command()(amend.amend)
 app.command()(watch.watch)
 app.command()(logs.logs)
 app.command()(nodes.nodes)

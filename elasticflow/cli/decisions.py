@@ -10,7 +10,15 @@ from elasticflow.client import Decision
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import job_view
 from shared.messages.cluster import ShareSchedule, segments
-from shared.messages.events import DeadlineQuoted, JobAdmitted, JobCancelled, JobFailed, JobRejected
+from shared.messages.events import (
+    DeadlineQuoted,
+    JobAdmitted,
+    JobCancelled,
+    JobFailed,
+    JobRejected,
+    QuoteHeld,
+    QuoteRefused,
+)
 from shared.messages.job import JobClass
 from shared.messages.pool_state import Job, Phase
 
@@ -60,6 +68,17 @@ def show_quote(quoted: DeadlineQuoted, earliest_s: float, wish: Wish) -> None:
     if quoted.gpu_seconds is not None:
         say_line(f"  needs            {quoted.gpu_seconds:.0f} GPU-seconds")
     say_line(f"  take it          {replace(wish, deadline=f'{left_s}s').command()}")
+
+
+def show_held(answer: QuoteHeld | QuoteRefused, wish: Wish) -> None:
+    if isinstance(answer, QuoteRefused):
+        say_line(f"no quote: {answer.explanation}", "yellow")
+        return
+    left = duration_in_words(answer.deadline_s - answer.at_s)
+    say_line(f"held  {answer.job_id} for {duration_in_words(answer.until_s - answer.at_s)}", "green")
+    say_line(f"  deadline  {clock_time(answer.deadline_s, now_s=answer.at_s)} (in {left})")
+    say_line(f"  needs     {answer.gpu_seconds:.0f} GPU-seconds")
+    say_line(f"  take it   {replace(wish, quote=answer.job_id).command()}")
 
 
 def schedule_in_words(schedule: ShareSchedule) -> str:

@@ -10,14 +10,15 @@ from elasticflow.cli.decisions import (
     in_time,
     show_decision,
     show_end,
+    show_held,
     show_quote,
 )
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run, where_words
-from elasticflow.cli.output import note, print_json, say_line
+from elasticflow.cli.output import note, plain, print_json, say_line
 from elasticflow.cli.wish import ClassName, Wish
 from elasticflow.client import Client, Decision
 from elasticflow.submission import load, quotable, with_code
-from shared.messages.events import DeadlineQuoted, JobAdmitted
+from shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteHeld, QuoteRefused
 from shared.messages.pool_state import Job
 
 Target = Annotated[
@@ -51,6 +52,12 @@ def submit(
     name: Annotated[
         str, typer.Option("--name", metavar="ID", help="Id of the job; twice the same is the same job.")
     ] = "",
+    quote_id: Annotated[
+        str,
+        typer.Option(
+            "--quote", metavar="ID", help="Take a quote that is held; its deadline unless you name one."
+        ),
+    ] = "",
     tenant: Tenant = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     detach: Annotated[
@@ -74,7 +81,10 @@ def submit(
       eflow submit train.py:Digits --deadline 2026-05-01T18:00 --batch 256
       eflow submit train.py --class best-effort --set learning_rate=0.1
       eflow submit train.py --deadline 2h --name nightly-42 --wait --json
+      eflow submit train.py --quote digits-3f9a1c
     """
+    if quote_id and name:
+        raise typer.BadParameter("a quote is taken under its own id; leave --name out", param_hint="--name")
     wish = Wish(
         target=target,
         deadline=deadline,
@@ -86,8 +96,12 @@ def submit(
         tenant=tenant,
         where=where_words(context),
     )
+    where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(target)
-    ready = with_code(wish.apply(job), code)
+    job = wish.apply(job)
+    if quote_id and not deadline:
+        job.set_deadline(at=run(lambda client: client.held_quote(quote_id), **where).deadline_s)
+    ready, name = with_code(job, code), name or quote_id
 
     async def post(client: Client) -> str:
         return await client.post(ready.spec, job_id=name, code=ready.code)
@@ -107,7 +121,6 @@ def submit(
             show_decision(decision, wish)
         return decision, await client.wait(decision.job_id)
 
-    where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     if detach:
         job_id = run(post, **where)
         print_json({"decision": "none yet", "job_id": job_id}) if as_json else say_line(f"submitted {job_id}")
@@ -129,14 +142,18 @@ def quote(
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
+    hold_s: Annotated[
+        float | None,
+        typer.Option("--hold", metavar="SECONDS", help="Reserve what keeps it for so long, 600 at most."),
+    ] = None,
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """The earliest deadline that a job would be promised now. Nothing is submitted
-    or reserved.
+    """The earliest deadline that a job would be promised now. Nothing is submitted;
+    nothing is reserved but with --hold.
 
     Exit code 1 if no deadline can be quoted, for instance because the job's
     speed was never measured.
@@ -145,6 +162,7 @@ def quote(
     Examples:
       eflow quote train.py
       eflow quote train.py:Digits --batch 256 --iterations 3000 --json
+      eflow quote train.py --hold 60
     """
     wish = Wish(
         target=target,
@@ -157,10 +175,16 @@ def quote(
     job, code = load(target)
     ready = with_code(quotable(wish.apply(job)), code)
 
-    async def ask(client: Client) -> DeadlineQuoted:
+    async def ask(client: Client) -> DeadlineQuoted | QuoteHeld | QuoteRefused:
+        if hold_s is not None:
+            return await client.hold(ready.spec, hold_s=hold_s)
         return await client.quote(ready.spec)
 
     quoted = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    if not isinstance(quoted, DeadlineQuoted):
+        held = isinstance(quoted, QuoteHeld)
+        print_json({"held": held, **plain(quoted)}) if as_json else show_held(quoted, wish)
+        raise typer.Exit(0 if held else 1)
     if as_json:
         print_json(quoted)
     elif quoted.earliest_deadline_s is None:

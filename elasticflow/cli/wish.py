@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from elasticflow.job import ElasticJob
-from elasticflow.times import parse_deadline
+from elasticflow.times import Deadline, parse_deadline
 from shared.messages.job import Scalar
 
 
@@ -32,6 +32,7 @@ class Wish:
     settings: tuple[str, ...] = ()
     job_class: ClassName | None = None
     name: str = ""
+    quote: str = ""  # that is held, and taken by this
     tenant: str = ""
     where: tuple[str, ...] = ()  # options that name the pool
 
@@ -44,6 +45,7 @@ class Wish:
             "--iterations": self.iterations,
             "--class": self.job_class,
             "--name": self.name,
+            "--quote": self.quote,
             "--tenant": self.tenant,
         }
         for option, value in options.items():
@@ -55,16 +57,21 @@ class Wish:
     def apply(self, job: ElasticJob) -> ElasticJob:
         """The job with what was asked for on top of what its class says."""
         if self.deadline:
-            try:
-                deadline = parse_deadline(self.deadline)
-            except ValueError as error:
-                raise typer.BadParameter(str(error), param_hint="--deadline") from None
+            deadline = deadline_of(self.deadline)
             job.set_deadline(at=deadline.at_s, within=deadline.in_s)
         if self.job_class is not None:
             job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
         settings: dict[str, Any] = dict(map(parse_setting, self.settings))
         job.set_hyperparameter(global_batch_size=self.batch, **settings)
         return job.term_condition(max_iterations=self.iterations)
+
+
+def deadline_of(text: str) -> Deadline:
+    """What --deadline says; neither absolute nor relative if it says nothing."""
+    try:
+        return parse_deadline(text) if text else Deadline()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--deadline") from None
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:

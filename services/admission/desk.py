@@ -6,15 +6,17 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 import math
 from collections.abc import Sequence
 
+from services.admission.amendments import amend
 from services.admission.promises import Promises, Refusal
 from services.admission.quotes import hold, take
 from services.admission.refusals import problems_of, size_problems
 from services.admission.rules import Request, objection
-from shared.messages.commands import CancelJob, HoldQuote, SubmitJob
+from shared.messages.commands import AmendJob, CancelJob, HoldQuote, SubmitJob
 from shared.messages.events import (
     AdmissionEvent,
     CancelRefused,
     JobAdmitted,
+    JobAmended,
     JobCancelled,
     JobRejected,
     ProfileRequested,
@@ -67,7 +69,7 @@ class Desk:
             self._reject(wish.job_id, wish.tenant, spec, "duplicate", why, deadline_s=deadline_s)
             return
         if known is not None and not is_anew(known, wish):
-            if known.spec != spec or known.tenant != wish.tenant:
+            if (known.submitted or known.spec) != spec or known.tenant != wish.tenant:
                 why = f"job_id: {wish.job_id} names another job already, of another spec or tenant; choose another"
                 self._reject(wish.job_id, wish.tenant, spec, "duplicate", why, deadline_s=deadline_s)
             return
@@ -101,6 +103,13 @@ class Desk:
         if answer is not None:
             self.say(answer)
         if isinstance(answer, QuoteHeld):
+            self.promises.look_again(self.state)
+
+    def amend(self, wish: AmendJob) -> None:
+        """Promise something else than before, or leave it as it was."""
+        answer = amend(self.state, self.promises, wish, self.now_s)
+        self.say(answer)
+        if isinstance(answer, JobAmended):
             self.promises.look_again(self.state)
 
     def cancel(self, wish: CancelJob) -> None:

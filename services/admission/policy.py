@@ -10,7 +10,7 @@ from itertools import groupby
 
 from services.admission.desk import Desk
 from services.admission.refusals import problems_of
-from shared.messages.commands import CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
+from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
 from shared.messages.events import AdmissionEvent, DeadlineQuoted
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
@@ -31,6 +31,8 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
                 desk.cancel(command)
             elif isinstance(command, HoldQuote):
                 desk.hold(command)
+            elif isinstance(command, AmendJob):
+                desk.amend(command)
     for job in sorted(desk.state.live_jobs.values(), key=lambda job: (job.decided_sequence, job.job_id)):
         if job.phase is Phase.PROFILING:
             desk.decide_profiled(job.job_id, job.tenant, spec_of(job), job.deadline_s)

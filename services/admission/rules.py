@@ -19,6 +19,7 @@ class Request:
     job_id: str
     tenant: str
     gpu_seconds: float
+    num_new_jobs: int = 1  # 0 where one is amended
     at_s: float
 
 
@@ -41,7 +42,7 @@ def quota_rule(state: PoolState, request: Request) -> str | None:
         if quote.tenant == request.tenant and quote.job_id != request.job_id
     )
     usage = (*state.usage.get(request.tenant, ()), *measured, *held)
-    return quota_refusal(limits, usage, request.gpu_seconds, request.at_s)
+    return quota_refusal(limits, usage, request.gpu_seconds, request.at_s, request.num_new_jobs)
 
 
 RULES: tuple[Rule, ...] = (quota_rule,)

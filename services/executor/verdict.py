@@ -6,6 +6,7 @@ import signal
 from services.executor.model import State, Worker, is_awaited, is_current
 from shared.messages import worker_channel as channel
 from shared.messages.events import JobFailed, JobFinished, WorkerCrashed
+from shared.messages.fold_jobs import stopped_short
 from shared.messages.pool_state import Job, Phase
 from shared.messages.worker_channel import ExitCode
 
@@ -33,7 +34,7 @@ def end_of_job(
 def _outcome(job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed | None:
     generation, outcome = worker.id.generation, worker.outcome
     if isinstance(outcome, channel.Finished) and job.phase is Phase.ADMITTED:
-        return JobFinished(
+        finished = JobFinished(
             job_id=job.job_id,
             generation=generation,
             iteration=outcome.iteration,
@@ -41,6 +42,7 @@ def _outcome(job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed 
             metrics=outcome.metrics,
             at_s=now_s,
         )
+        return None if job.submitted is not None and stopped_short(job, finished) else finished
     error, traceback = "", ""
     if isinstance(outcome, channel.Failed):
         error, traceback = outcome.error, outcome.traceback

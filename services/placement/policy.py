@@ -27,7 +27,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays."""
     due, unplanned = set[str](), list[Job]()
     for job_id, job in state.live_jobs.items():
-        if len(job.gpus) != job.num_gpus or (job.broken and job.gpus):
+        if len(job.gpus) != job.num_gpus or (job.gpus and (job.broken or job.outdated)):
             due.add(job_id)
         elif not job.planned_share:
             unplanned.append(job)
@@ -51,7 +51,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     placed: list[PlacedJob] = []
     for job_id in sorted(due.union(placement.migrated)):
         job, gpus = state.live_jobs[job_id], placement.gpus_by_job.get(job_id, ())
-        if gpus != job.gpus or job.broken:
+        if gpus != job.gpus or job.broken or job.outdated:
             placed.append(PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus))
     if not placed:
         return ()

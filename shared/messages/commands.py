@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shared.messages.job import JobSpec
-from shared.messages.limits import HoldS, Text, Token
+from shared.messages.limits import HoldS, PositiveIterations, Text, TimeS, Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +56,18 @@ class HoldQuote:
     hold_s: HoldS
 
 
-Command = SubmitJob | CancelJob | HoldQuote
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmendJob:
+    """Another deadline or another number of iterations for an admitted job: `JobAmended`, or `AmendRefused`.
+
+    None leaves it as it is. Where it is refused the old promise stays.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    tenant: Token
+    deadline_s: TimeS | None = None
+    max_iterations: PositiveIterations | None = None
+
+
+Command = SubmitJob | CancelJob | HoldQuote | AmendJob

@@ -23,6 +23,7 @@ from shared.messages.limits import (
     Name,
     NumGpus,
     NumSockets,
+    PositiveIterations,
     Rack,
     Rate,
     Sequence,
@@ -140,6 +141,37 @@ class QuoteRefused:
     VERSION: ClassVar[int] = 1
     job_id: Token
     explanation: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAmended:
+    """From now on this is what was promised, and the schedule that proves it. From admission.
+
+    gpu_seconds: what the new schedule holds beyond the old one. replanned: as of `JobAdmitted`.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    deadline_s: TimeS | None
+    max_iterations: PositiveIterations
+    minimum_satisfactory_share: ShareSchedule
+    gpu_seconds: DurationS
+    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmendRefused:
+    """The job stays as it is, promise and all. From admission.
+
+    offers: amendments that are granted if they are asked for at once.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    explanation: Text
+    offers: Annotated[tuple[Offer, ...], FewItems] = ()
     at_s: TimeS
 
 
@@ -352,7 +384,15 @@ class JobAtRisk:
 # --- the decision as one message ------------------------------------------------------------------------
 
 AdmissionEvent = (
-    ProfileRequested | JobAdmitted | JobRejected | JobCancelled | CancelRefused | QuoteHeld | QuoteRefused
+    ProfileRequested
+    | JobAdmitted
+    | JobRejected
+    | JobCancelled
+    | CancelRefused
+    | QuoteHeld
+    | QuoteRefused
+    | JobAmended
+    | AmendRefused
 )
 PlanEvent = AdmissionEvent | AllocationDecided | ProfileCompleted | PlacementDecided | PoolConfigured
 NodeEvent = NodeJoined | NodeLost

@@ -6,7 +6,7 @@ from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.commands import SubmitJob
 from shared.messages.fold_jobs import all_stopping, ended, scheduling_event, with_job
-from shared.messages.pool_state import HeldQuote, Job, MeasuredCurve, Phase, PoolState, Usage
+from shared.messages.pool_state import HeldQuote, Job, MeasuredCurve, Phase, PoolState, Usage, spec_of
 
 DAY_S = 86_400.0
 MINUTE_S = 60.0
@@ -56,7 +56,8 @@ def accepted(
             broken=bool(known.gpus),
         )
     if not profiling:
-        state = charge(made_room(without_quote(state, event.job_id), event), event)
+        used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds)
+        state = charge(made_room(without_quote(state, event.job_id), event), event.tenant, used)
         state = asked_for(state, event)
     if known is not None and not known.live:
         state = changed(state, ended_jobs=state.ended_jobs.delete(event.job_id))
@@ -105,7 +106,32 @@ def without_quote(state: PoolState, job_id: str) -> PoolState:
     return changed(state, held_quotes=state.held_quotes.delete(job_id))
 
 
-def made_room(state: PoolState, event: events.JobAdmitted | events.QuoteHeld) -> PoolState:
+def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int) -> PoolState:
+    """Workers that train by then learn of other iterations in their next generation, which is due at once."""
+    if job.phase is not Phase.ADMITTED:
+        return state
+    spec = spec_of(job)
+    if event.max_iterations != spec.max_iterations:
+        job = changed(
+            job,
+            spec=replace(spec, max_iterations=event.max_iterations),
+            submitted=job.submitted or spec,
+            outdated=bool(job.gpus),
+        )
+    job = changed(
+        job,
+        deadline_s=event.deadline_s,
+        minimum_satisfactory_share=event.minimum_satisfactory_share,
+        planned_share=event.minimum_satisfactory_share,
+    )
+    used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds, num_jobs=0)
+    state = charge(made_room(state, event), job.tenant, used)
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def made_room(
+    state: PoolState, event: events.JobAdmitted | events.QuoteHeld | events.JobAmended
+) -> PoolState:
     if not event.replanned:
         return state
     live_jobs = state.live_jobs.mutate()
@@ -116,20 +142,19 @@ def made_room(state: PoolState, event: events.JobAdmitted | events.QuoteHeld) ->
     return changed(state, live_jobs=live_jobs.finish())
 
 
-def charge(state: PoolState, event: events.JobAdmitted) -> PoolState:
+def charge(state: PoolState, tenant: str, newest: Usage) -> PoolState:
     """A minute's promises count together, as of the last of them: a tenant has 1,441 entries at most, at any rate."""
-    usage = state.usage.get(event.tenant, ())
-    num_old = next((n for n, used in enumerate(usage) if used.at_s > event.at_s - DAY_S), len(usage))
-    newest = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds)
-    if usage and event.at_s // MINUTE_S <= usage[-1].at_s // MINUTE_S:
+    usage = state.usage.get(tenant, ())
+    num_old = next((n for n, used in enumerate(usage) if used.at_s > newest.at_s - DAY_S), len(usage))
+    if usage and newest.at_s // MINUTE_S <= usage[-1].at_s // MINUTE_S:
         last = usage[-1]
         newest = Usage(
-            at_s=max(last.at_s, event.at_s),
-            gpu_seconds=last.gpu_seconds + event.gpu_seconds,
-            num_jobs=last.num_jobs + 1,
+            at_s=max(last.at_s, newest.at_s),
+            gpu_seconds=last.gpu_seconds + newest.gpu_seconds,
+            num_jobs=last.num_jobs + newest.num_jobs,
         )
         usage = usage[:-1]
-    return changed(state, usage=state.usage.set(event.tenant, (*usage[num_old:], newest)))
+    return changed(state, usage=state.usage.set(tenant, (*usage[num_old:], newest)))
 
 
 def asked_for(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:

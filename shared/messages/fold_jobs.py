@@ -1,7 +1,8 @@
 """Small steps that every part of the fold takes: a job changed, ended, broken; whom a generation waits for."""
 
 from shared.messages.changed import changed
-from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers
+from shared.messages.events import JobFinished
+from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers, spec_of
 
 # What the state keeps of jobs that ended (decision record 0010); all of it is in the ledger, and in the jobs' logs.
 MAX_ENDED_JOBS = 10_000
@@ -26,6 +27,11 @@ def speaks_for(job: Job, generation: int) -> bool:
 def whole(job: Job, generation: int) -> bool:
     """This is the job's current generation, placed, and no worker of it is known to be lost."""
     return generation == job.generation and bool(job.gpus) and not job.broken
+
+
+def stopped_short(job: Job, finished: JobFinished) -> bool:
+    """Its workers did all that they had been told, and it was amended to more: the next generation goes on."""
+    return finished.condition == "max_iterations" and finished.iteration < spec_of(job).max_iterations
 
 
 def ended(

@@ -9,8 +9,16 @@ from typing import assert_never
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event, PlanDecided
-from shared.messages.fold_admission import accepted, configured, quote_held, rejected
-from shared.messages.fold_jobs import broken, ended, scheduling_event, speaks_for, whole, with_job
+from shared.messages.fold_admission import accepted, amended, configured, quote_held, rejected
+from shared.messages.fold_jobs import (
+    broken,
+    ended,
+    scheduling_event,
+    speaks_for,
+    stopped_short,
+    whole,
+    with_job,
+)
 from shared.messages.fold_nodes import node_joined, node_lost
 from shared.messages.fold_plan import allocated, measured, placed, profile_completed
 from shared.messages.fold_workers import (
@@ -64,7 +72,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return node_lost(state, event, sequence)
         case events.QuoteHeld():
             return quote_held(state, event, sequence)
-        case events.CancelRefused() | events.QuoteRefused():
+        case events.CancelRefused() | events.QuoteRefused() | events.AmendRefused():
             return state
         case events.ThroughputMeasured():
             return measured(state, event, sequence)
@@ -75,6 +83,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
 def _of_a_job(
     state: PoolState,
     event: events.JobCancelled
+    | events.JobAmended
     | events.RendezvousOpened
     | events.GenerationStarted
     | events.WorkersStopped
@@ -91,6 +100,8 @@ def _of_a_job(
     match event:
         case events.JobCancelled():
             return ended(state, job, Phase.CANCELLED, event.at_s, sequence, explanation=event.reason)
+        case events.JobAmended():
+            return amended(state, job, event, sequence)
         case events.JobFailed():
             if not speaks_for(job, event.generation):
                 return state
@@ -98,6 +109,8 @@ def _of_a_job(
             return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)
         case events.JobFinished():
             if not speaks_for(job, event.generation) or job.phase is Phase.PROFILING:
+                return state
+            if job.submitted is not None and stopped_short(job, event):
                 return state
             job = changed(job, iteration=event.iteration, metrics=event.metrics)
             return ended(state, job, Phase.FINISHED, event.at_s, sequence)

@@ -70,7 +70,7 @@ def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
             return events.JobAdmitted(
                 job_id=job.job_id,
                 tenant=job.tenant,
-                spec=spec_of(job),
+                spec=job.submitted or spec_of(job),
                 deadline_s=job.deadline_s,
                 minimum_satisfactory_share=job.minimum_satisfactory_share,
                 gpu_seconds=sum(

@@ -57,7 +57,9 @@ class Job:
     decided_at_s: float
     decided_sequence: int
     deadline_s: float | None = None
-    minimum_satisfactory_share: ShareSchedule = ()  # as promised at admission
+    submitted: JobSpec | None = None  # its spec before it was amended
+    outdated: bool = False  # workers of the current generation know the spec of before
+    minimum_satisfactory_share: ShareSchedule = ()  # as promised last: at admission, or amended
     planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""

@@ -12,7 +12,7 @@ WINDOW_S = 24 * 3600.0
 
 
 def quota_refusal(
-    quota: TenantQuota, usage: Iterable[Usage], job_gpu_seconds: float, now_s: float
+    quota: TenantQuota, usage: Iterable[Usage], job_gpu_seconds: float, now_s: float, num_new_jobs: int = 1
 ) -> str | None:
     """Why a job of `job_gpu_seconds` is over the quota now, and when it no longer is; None if it is within.
 
@@ -22,7 +22,7 @@ def quota_refusal(
     recent = sorted((u for u in usage if u.at_s > now_s - WINDOW_S), key=lambda used: used.at_s)
     max_jobs, max_gpu_hours = quota.max_jobs_per_day, quota.max_gpu_hours_per_day
     num_jobs = sum(used.num_jobs for used in recent)
-    if max_jobs is not None and num_jobs >= max_jobs:
+    if max_jobs is not None and num_new_jobs and num_jobs >= max_jobs:
         said = f"{num_jobs} of {max_jobs} jobs a day are used"
         for used in recent:
             num_jobs -= used.num_jobs

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from shared.messages import lifecycle
-from shared.messages.commands import CancelJob, Command, HoldQuote, SubmitJob
+from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, SubmitJob
 from shared.messages.events import (
     AdmissionEvent,
     AllocationDecided,
+    AmendRefused,
     CancelRefused,
     JobAdmitted,
     JobCancelled,
@@ -77,6 +78,9 @@ class _Seat:
             elif isinstance(command, HoldQuote):
                 why = f"{self.baseline.name} reserves nothing"
                 say(QuoteRefused(job_id=command.job_id, explanation=why, at_s=now_s))
+            elif isinstance(command, AmendJob):
+                why = f"{self.baseline.name} does not plan ahead: nothing was promised that could be amended"
+                say(AmendRefused(job_id=command.job_id, explanation=why, at_s=now_s))
             elif pool.job(command.job_id) is None:
                 say(self._answer(view, jobs, _asking(pool, command, now_s), now_s))
         for job in sorted(profiling, key=lambda job: (job.decided_sequence, job.job_id)):

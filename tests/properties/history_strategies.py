@@ -119,6 +119,8 @@ def _small(kind: type[Any]) -> st.SearchStrategy[Any]:
     given = {f.name: SMALL[f.name] for f in fields(kind) if f.name in SMALL}
     if kind in REASONS:
         given["reason"] = REASONS[kind]
+    if kind is events.QuoteHeld:
+        given["deadline_s"] = st.just(100.0)
     if kind is events.ProfileCompleted:
         given["iterations_per_s"] = CURVES
     if kind is events.PlacementDecided:

@@ -19,6 +19,7 @@ COMMANDS = (
     ("quote",),
     ("jobs",),
     ("cancel",),
+    ("amend",),
     ("watch",),
     ("logs",),
     ("nodes",),
@@ -63,7 +64,17 @@ def test_every_command_helps_with_examples(command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("jobs",), ("nodes",), ("watch",), ("why", "j"), ("events",), ("logs", "j"), ("cancel", "j")]
+    "command",
+    [
+        ("jobs",),
+        ("nodes",),
+        ("watch",),
+        ("why", "j"),
+        ("events",),
+        ("logs", "j"),
+        ("cancel", "j"),
+        ("amend", "j"),
+    ],
 )
 def test_without_a_pool_every_command_says_how_to_start_one(command: tuple[str, ...]) -> None:
     status, shown = eflow(*command)

@@ -1,0 +1,180 @@
+"""What was promised can be renegotiated: granted beside all other promises, or the old promise stays."""
+
+from typing import Any
+
+import pytest
+
+from services.admission.policy import POLICY
+from services.allocator.policy import POLICY as ALLOCATOR
+from services.placement.policy import POLICY as PLACEMENT
+from shared.messages import events
+from shared.messages.cluster import TenantQuota, segments
+from shared.messages.commands import AmendJob
+from shared.messages.job import JobClass
+from shared.messages.outcome import outcome
+from shared.messages.pool_state import Phase
+from tests.histories import NOW_S, History, best_effort, pool, spec, submit
+from tests.unit.test_held_quotes import hold
+
+
+def amend(job_id: str = "a", tenant: str = "lab", **changes: Any) -> AmendJob:
+    return AmendJob(job_id=job_id, tenant=tenant, **changes)
+
+
+def amended(history: History, wish: AmendJob, now_s: float = NOW_S) -> events.JobAmended:
+    (answer,) = history.decided(POLICY, wish, now_s=now_s)
+    assert isinstance(answer, events.JobAmended), answer
+    return answer
+
+
+def refused(history: History, wish: AmendJob, now_s: float = NOW_S) -> events.AmendRefused:
+    before = history.state.job(wish.job_id)
+    (answer,) = history.decided(POLICY, wish, now_s=now_s)
+    assert isinstance(answer, events.AmendRefused), answer
+    assert history.state.job(wish.job_id) is before, "the old promise stays"
+    return answer
+
+
+def promised(*num_gpus: int, deadline_s: float = NOW_S + 110.0, **config: Any) -> History:
+    history = pool(*num_gpus, **config)
+    history.decided(POLICY, submit("a", deadline_s=deadline_s))
+    return history
+
+
+def running(history: History, job_id: str = "a") -> History:
+    history.decided(ALLOCATOR)
+    history.decided(PLACEMENT)
+    return history.started(job_id)
+
+
+def test_an_earlier_deadline_is_promised_with_the_schedule_that_proves_it() -> None:
+    history = promised(4, deadline_s=NOW_S + 400.0)
+    answer = amended(history, amend(deadline_s=NOW_S + 60.0))
+    steps = tuple(segments(answer.minimum_satisfactory_share))
+    assert steps[-1].end_s <= NOW_S + 60.0
+    job = history.state.live_jobs["a"]
+    assert job.deadline_s == NOW_S + 60.0
+    assert job.planned_share == answer.minimum_satisfactory_share
+    assert job.spec == spec(deadline_s=NOW_S + 400.0), "a wish that comes again is known by what it said"
+
+
+def test_what_breaks_another_promise_is_refused_with_an_offer_that_is_granted() -> None:
+    history = promised(1, deadline_s=NOW_S + 400.0)
+    history.decided(POLICY, submit("b", deadline_s=NOW_S + 110.0))
+    answer = refused(history, amend(deadline_s=NOW_S + 150.0))
+    assert "promise of before stays" in answer.explanation
+    (offer,) = answer.offers
+    refused(history, amend(deadline_s=offer.deadline_s - 1.0))
+    amended(history, amend(deadline_s=offer.deadline_s))
+
+
+def test_what_gives_way_is_free_for_others() -> None:
+    history = promised(1)
+    (rejected,) = history.decided(POLICY, submit("b", deadline_s=NOW_S + 110.0))
+    assert isinstance(rejected, events.JobRejected)
+    amended(history, amend(deadline_s=NOW_S + 230.0))
+    (admitted,) = history.decided(POLICY, submit("c", deadline_s=NOW_S + 110.0))
+    assert isinstance(admitted, events.JobAdmitted)
+
+
+def test_a_held_quote_is_no_less_than_a_promise() -> None:
+    history = promised(1, deadline_s=NOW_S + 400.0)
+    history.decided(POLICY, hold("quote", 120.0))
+    (quote,) = history.state.held_quotes.values()
+    more = refused(history, amend(deadline_s=quote.deadline_s, max_iterations=200))
+    assert "cannot be kept beside" in more.explanation
+
+
+def test_iterations_of_a_job_that_waits_are_changed_without_more_ado() -> None:
+    history = promised(1, deadline_s=NOW_S + 400.0)
+    answer = amended(history, amend(max_iterations=300))
+    assert answer.gpu_seconds == pytest.approx(200.0, abs=1.0)
+    job = history.state.live_jobs["a"]
+    assert job.spec is not None
+    assert job.spec.max_iterations == 300
+    assert not job.outdated
+    assert history.decided(POLICY, submit("a", deadline_s=NOW_S + 400.0)) == (), (
+        "told before, not a duplicate"
+    )
+    told = outcome(job)
+    assert isinstance(told, events.JobAdmitted)
+    assert told.spec.max_iterations == 100
+
+
+def test_workers_that_train_learn_of_other_iterations_in_a_new_generation_at_once() -> None:
+    history = running(promised(1, deadline_s=NOW_S + 400.0))
+    amended(history, amend(max_iterations=200), now_s=NOW_S + 10.0)
+    before = history.state.live_jobs["a"]
+    assert before.outdated
+    history.decided(ALLOCATOR, now_s=NOW_S + 10.0)
+    (placed,) = history.decided(PLACEMENT, now_s=NOW_S + 10.0)
+    assert isinstance(placed, events.PlacementDecided)
+    after = history.state.live_jobs["a"]
+    assert (after.generation, after.gpus) == (before.generation + 1, before.gpus)
+    assert [s.generation for s in after.stopping] == [before.generation]
+    assert not after.outdated
+
+
+def test_a_deadline_alone_disturbs_no_worker() -> None:
+    history = running(promised(1, deadline_s=NOW_S + 400.0))
+    amended(history, amend(deadline_s=NOW_S + 300.0), now_s=NOW_S + 10.0)
+    history.decided(ALLOCATOR, now_s=NOW_S + 10.0)
+    assert history.decided(PLACEMENT, now_s=NOW_S + 10.0) == ()
+
+
+def test_an_older_generation_that_did_all_it_was_told_does_not_end_a_job_that_was_amended_to_more() -> None:
+    history = running(promised(1, deadline_s=NOW_S + 400.0))
+    amended(history, amend(max_iterations=200), now_s=NOW_S + 99.0)
+    history.finished("a", at_s=NOW_S + 100.0)  # at iteration 100, as it was told
+    assert history.state.live_jobs["a"].phase is Phase.ADMITTED
+    history.then(
+        events.JobFinished(
+            job_id="a",
+            generation=history.state.live_jobs["a"].generation,
+            iteration=200,
+            condition="max_iterations",
+            at_s=NOW_S + 300.0,
+        )
+    )
+    assert history.state.ended_jobs["a"].phase is Phase.FINISHED
+
+
+def test_new_iterations_are_charged_a_resize() -> None:
+    history = running(promised(1, deadline_s=NOW_S + 104.0))
+    refused(history, amend(max_iterations=102), now_s=NOW_S + 0.5)
+    amended(history, amend(max_iterations=101), now_s=NOW_S + 0.5)
+
+
+def test_other_classes_are_amended_without_a_promise() -> None:
+    history = pool(1)
+    history.decided(POLICY, submit("a", job_class=JobClass.SOFT))
+    assert amended(history, amend(deadline_s=NOW_S + 5.0)).minimum_satisfactory_share == ()
+    free = best_effort()
+    history.decided(
+        POLICY, submit("b", **{name: getattr(free, name) for name in ("job_class", "deadline_s")})
+    )
+    assert "has none" in refused(history, amend("b", deadline_s=NOW_S + 5.0)).explanation
+    assert amended(history, amend("b", max_iterations=7)).max_iterations == 7
+
+
+def test_what_cannot_be_amended_is_said_in_a_sentence() -> None:
+    history = promised(1)
+    history.decided(POLICY, submit("new", model_name="new"))
+    assert "no such job" in refused(history, amend("unknown", max_iterations=1)).explanation
+    assert "no such job" in refused(history, amend(tenant="thief", max_iterations=1)).explanation
+    assert "one of them" in refused(history, amend()).explanation
+    assert "in the past" in refused(history, amend(deadline_s=NOW_S - 3.0)).explanation
+    assert "being measured" in refused(history, amend("new", max_iterations=1)).explanation
+    running(history)
+    history.finished("a", at_s=NOW_S + 50.0)
+    assert "has ended already: finished" in refused(history, amend(deadline_s=NOW_S + 500.0)).explanation
+
+
+def test_the_quota_counts_what_is_added_and_no_job() -> None:
+    quota = TenantQuota(max_jobs_per_day=1, max_gpu_hours_per_day=250.0 / 3600.0)
+    history = promised(1, deadline_s=NOW_S + 900.0, quotas={"lab": quota})
+    amended(history, amend(max_iterations=200))
+    (used,) = history.state.usage["lab"]
+    assert used.num_jobs == 1
+    assert used.gpu_seconds == pytest.approx(202.0, abs=1.0)
+    assert "GPU-hours a day are used" in refused(history, amend(max_iterations=300)).explanation
