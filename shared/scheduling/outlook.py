@@ -61,7 +61,7 @@ def progress_rate(job: Job, curve: ScalingCurve) -> float:
 
 def held_num_gpus(job: Job) -> int:
     """GPUs on which it can go on; a share that was decided but does not train yet is held already."""
-    return 0 if job.broken else len(job.gpus)
+    return 0 if job.broken or job.outdated else len(job.gpus)
 
 
 def stalled_until_s(job: Job, cost: ResizeCost) -> float:
