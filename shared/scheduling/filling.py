@@ -97,7 +97,8 @@ def fill(
     work, last, last_end_s = 0.0, -1, 0.0  # the most work done so far, after which change, until when
     num_changes, piece = 0, 0
     while piece < num_pieces:
-        start_s = start_B[piece] - now_s
+        begins_s = start_B[piece]
+        start_s = begins_s - now_s
         most = -1
         while most < cap and levels[most + 1] <= free_B[piece]:
             most += 1
@@ -113,7 +114,7 @@ def fill(
             if line_change[level] >= 0:
                 done = line[level] + rates[level] * start_s
                 if done > work:
-                    work, last, last_end_s = done, line_change[level], start_s
+                    work, last, last_end_s = done, line_change[level], begins_s
                 if level > most:
                     line_change[level] = -1
         if left + lost_per_s * start_s - work > (rates[cap] - lost_per_s) * (window_s - start_s):
@@ -127,7 +128,7 @@ def fill(
             if line_change[level] < 0 or begun > line[level]:
                 if num_changes == _MAX_CHANGES:
                     return -1
-                memory.change_s[num_changes] = start_s
+                memory.change_s[num_changes] = begins_s  # itself: a sum would not give it back
                 memory.change_level[num_changes] = level
                 memory.change_after[num_changes] = last
                 memory.after_end_s[num_changes] = last_end_s
@@ -142,7 +143,10 @@ def fill(
         if final >= 0 and done_s <= end_s:
             if done_s > window_s:
                 return -1
-            return _trace_back(memory, levels, final, now_s, done_s, out)
+            ends_s = now_s + done_s
+            if piece < num_pieces:
+                ends_s = min(ends_s, start_B[piece])
+            return _trace_back(memory, levels, final, ends_s, out)
     return -1
 
 
@@ -180,9 +184,7 @@ def gpu_seconds(segments: Segments, count: int) -> float:
 
 
 @compiled
-def _trace_back(
-    memory: Scratch, levels: Integers, final: int, now_s: float, done_s: float, out: Segments
-) -> int:
+def _trace_back(memory: Scratch, levels: Integers, final: int, ends_s: float, out: Segments) -> int:
     """Write the changes that led to `final` as segments."""
     count, change = 0, final
     while change >= 0:
@@ -190,10 +192,10 @@ def _trace_back(
         change = memory.change_after[change]
     if count > MAX_SEGMENTS:
         return -1
-    segment, change, end_s = count - 1, final, done_s
+    segment, change, end_s = count - 1, final, ends_s
     while change >= 0:
-        out.start_M[segment] = now_s + memory.change_s[change]
-        out.end_M[segment] = now_s + end_s
+        out.start_M[segment] = memory.change_s[change]
+        out.end_M[segment] = end_s
         out.num_gpus_M[segment] = levels[memory.change_level[change]]
         segment, end_s, change = segment - 1, memory.after_end_s[change], memory.change_after[change]
     return count
