@@ -1,0 +1,106 @@
+"""A pool under load, folded out of the events of a simulation, and what may happen to it next."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from benchmarks.scheduling.workloads import cluster_of
+from shared.messages.events import Event, JobFinished, JobProgressed
+from shared.messages.lifecycle import evolve
+from shared.messages.pool_state import Job, PoolState, spec_of
+from shared.scheduling.outlook import iteration_at, known_curve
+from simulator.trace_driven.simulation import Simulation
+from simulator.trace_driven.trial import Trial
+from simulator.workload.generator import Recipe, generate
+from simulator.workload.jobs import TraceJob
+from simulator.workload.throughputs import Throughputs
+
+SETTLES_S = 120.0  # long enough for everybody who was placed to train
+HOUR_S = 3_600.0
+SEED, NEWCOMERS_SEED = 1, 2
+
+
+def loaded_simulation(recipe: Recipe, known: Throughputs, num_live: int) -> Simulation:
+    """Run until so many jobs live, or the recipe has no more, and those that were placed train."""
+    workload = generate(recipe, known, SEED, "generated load")
+    simulation = Trial(workload=workload, cluster=cluster_of(recipe.cluster_gpus)).simulation()
+    reached_s: float | None = None
+
+    def settled() -> bool:
+        nonlocal reached_s
+        if reached_s is None and len(simulation.state.live_jobs) >= num_live:
+            reached_s = simulation.now_s
+        return reached_s is not None and simulation.now_s > reached_s + SETTLES_S
+
+    simulation.run(settled)
+    return simulation
+
+
+def newcomers(recipe: Recipe, known: Throughputs, count: int) -> Iterator[TraceJob]:
+    """Other jobs of the same kind, to be submitted whenever one likes."""
+    jobs = generate(recipe, known, NEWCOMERS_SEED, "generated newcomers").jobs
+    dated = [job for job in jobs if job.deadline_s is not None]
+    return iter(dated[:: max(len(dated) // count, 1)][:count])
+
+
+def submitted(job: TraceJob, at_s: float) -> TraceJob:
+    """The same job, asked for at another time."""
+    assert job.deadline_s is not None
+    job_id = f"newcomer-{job.job_id}"
+    return replace(
+        job, job_id=job_id, submitted_at_s=at_s, deadline_s=at_s + job.deadline_s - job.submitted_at_s
+    )
+
+
+def all_reported(state: PoolState, now_s: float) -> PoolState:
+    """After a report of every job that trains: no job is as it was, as a live pool sees it every few seconds."""
+    for job in state.live_jobs.values():
+        if job.training:
+            state = fold(state, _report(state, job, now_s))
+    return state
+
+
+def one_ended(state: PoolState, now_s: float) -> PoolState:
+    """After the end of the job that is nearest to its own."""
+    training = [job for job in state.live_jobs.values() if job.training]
+    job = min(training, key=lambda job: (spec_of(job).max_iterations - job.iteration, job.job_id))
+    iterations = spec_of(job).max_iterations
+    return fold(
+        state,
+        JobFinished(
+            job_id=job.job_id,
+            generation=job.generation,
+            iteration=iterations,
+            condition="max_iterations",
+            at_s=now_s,
+        ),
+    )
+
+
+def fold(state: PoolState, event: Event) -> PoolState:
+    """The state after one more message."""
+    return evolve(state, event, state.sequence + 1)
+
+
+def utilization(state: PoolState, now_s: float, ahead_s: float = HOUR_S) -> float:
+    """The part of all GPU-seconds in the next hour that promises hold by their plans."""
+    held = 0.0
+    for job in state.live_jobs.values():
+        plan = job.planned_share
+        for start_s, end_s, num_gpus in zip(plan[::3], plan[1::3], plan[2::3], strict=True):
+            held += num_gpus * max(min(end_s, now_s + ahead_s) - max(start_s, now_s), 0.0)
+    return held / (state.num_gpus * ahead_s)
+
+
+def _report(state: PoolState, job: Job, now_s: float) -> JobProgressed:
+    spec = spec_of(job)
+    curve = known_curve(state, spec)
+    assert curve is not None
+    iteration = min(int(iteration_at(job, curve, now_s, HOUR_S)), spec.max_iterations - 1)
+    return JobProgressed(
+        job_id=job.job_id,
+        generation=job.generation,
+        iteration=iteration,
+        iterations_per_s=None,
+        checkpoint_iteration=iteration,
+        at_s=now_s,
+    )

@@ -1,0 +1,53 @@
+"""How long whole simulations take on one core, with and without every certificate checked."""
+
+import time
+from typing import Any
+
+from benchmarks.scheduling.workloads import Case, cluster_of
+from shared.scheduling.warm_up import warm_up
+from simulator.trace_driven.trial import Trial, run
+from simulator.workload.generator import Recipe, generate
+from simulator.workload.throughputs import Throughputs
+
+TWO_MONTHS = Recipe(num_jobs=15_000, cluster_gpus=1_024, load=0.7, median_gpu_hours=22.0)
+SEED, DAY_S = 1, 86_400.0
+WARM_UP_JOBS = 30
+
+
+def two_months(known: Throughputs, share: float = 1.0) -> Case:
+    """15,000 jobs over two months on 1,024 GPUs, or so much of them."""
+    recipe = TWO_MONTHS
+    workload = generate(recipe, known, SEED, "generated two months")
+    case = Case(workload=workload, published_gpus=recipe.cluster_gpus)
+    return case.first(int(share * recipe.num_jobs)) if share < 1 else case
+
+
+def measure_simulation(case: Case) -> list[dict[str, Any]]:
+    """One run without and one with verification."""
+    warm_up()
+    _measured(case.first(WARM_UP_JOBS), verified=True)  # what is still compiled or loaded is not counted
+    return [_measured(case, verified=verified) for verified in (False, True)]
+
+
+def _measured(case: Case, *, verified: bool) -> dict[str, Any]:
+    trial = Trial(workload=case.workload, cluster=cluster_of(case.published_gpus))
+    verification = trial.verification() if verified else None
+    simulation = trial.simulation(verification)
+    began_s = time.process_time()
+    outcome = run(trial, simulation, verification)
+    cpu_s = time.process_time() - began_s
+    jobs = case.workload.jobs
+    return {
+        "trace": case.name,
+        "num_gpus": trial.cluster.num_gpus,
+        "jobs": len(jobs),
+        "days": (jobs[-1].submitted_at_s - jobs[0].submitted_at_s) / DAY_S,
+        "verified": verified,
+        "wall_s": outcome.wall_s,
+        "cpu_s": cpu_s,
+        "messages": simulation.state.sequence,
+        "cpu_ms_a_message": 1e3 * cpu_s / simulation.state.sequence,
+        "met": outcome.result.num_met(),
+        "late": outcome.result.num_late(),
+        "certificate_failures": outcome.certificate_failures,
+    }
