@@ -102,7 +102,7 @@ class NatsBus(Bus):
 
     async def subscribe(self, subject: str, queue: str = "") -> "NatsSubscription":
         inbox = await self._connection.open_inbox(subject, queue)
-        await self._connection.client.flush()  # the server knows: what is published from now on arrives
+        await self._connection.flush()  # the server knows: what is published from now on arrives
         return NatsSubscription(self._connection, inbox)
 
     async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:

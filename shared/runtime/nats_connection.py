@@ -2,7 +2,7 @@
 
 nats-py reconnects by itself. What it leaves open is closed here: a request fails as soon as the connection
 breaks instead of running into its timeout; nothing is queued while disconnected, to be sent when its sender has
-long given up; readers are woken on reconnection; secrets stay out of messages.
+long given up; readers are woken on reconnection; who is cancelled hears it; secrets stay out of messages.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ import contextlib
 import itertools
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import nats.errors
 import structlog
@@ -30,6 +30,7 @@ from shared.errors import (
 from shared.runtime.nats_inbox import Inbox, status_of
 from shared.runtime.nats_url import check_url, login, masked
 
+Result = TypeVar("Result")
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
 
 _RECONNECT_WAIT_S = 0.2
@@ -209,9 +210,13 @@ class Connection:
         if num_bytes > self.client.max_payload:  # the server would close the connection
             raise TooLarge(subject, num_bytes, self.client.max_payload)
         try:
-            await self.client.publish(subject, data, reply, dict(headers) if headers else None)
+            await _heard(self.client.publish(subject, data, reply, dict(headers) if headers else None))
         except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
             raise BusClosed(str(error)) from error
+
+    async def flush(self) -> None:
+        """Until the server has seen all that was handed over before."""
+        await _heard(self.client.flush())
 
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -256,7 +261,7 @@ class Connection:
         """Collect what is sent to a subject, also after reconnections, until close_inbox."""
         self.check_open()
         inbox = Inbox()
-        self._inboxes[inbox] = await self.client.subscribe(subject, queue, cb=inbox.on_message)
+        self._inboxes[inbox] = await _heard(self.client.subscribe(subject, queue, cb=inbox.on_message))
         return inbox
 
     async def close_inbox(self, inbox: Inbox) -> None:
@@ -270,6 +275,17 @@ class Connection:
     def new_subject(self) -> str:
         """A subject that nobody else uses."""
         return self.client.new_inbox()
+
+
+async def _heard(call: Awaitable[Result]) -> Result:
+    """nats-py swallows a cancellation that meets it while it flushes; a service would never stop."""
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    result = await call
+    if task.cancelling() > num_before:
+        raise asyncio.CancelledError
+    return result
 
 
 def _header_bytes(headers: Mapping[str, str] | None) -> int:

@@ -434,3 +434,14 @@ async def test_a_closed_bus_lets_everybody_go(connect: Connect, bus: Bus) -> Non
     with pytest.raises(BusClosed):
         await doomed.append(PLAN, b"", message_id="1")
     await doomed.close()
+
+
+@pytest.mark.parametrize("num_turns", range(1, 8))
+async def test_who_is_cancelled_while_subscribing_hears_it(bus: Bus, num_turns: int) -> None:
+    """Otherwise a service that is told to stop just after its start would go on for ever."""
+    subscribing = asyncio.ensure_future(bus.subscribe("ef.telemetry.>"))
+    for _ in range(num_turns):  # of the event loop
+        await asyncio.sleep(0)
+    if subscribing.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await subscribing
