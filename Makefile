@@ -16,14 +16,14 @@ SOURCES := shared services simulator elasticflow examples benchmarks tests
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: $(INSTALLED)  ## install into .venv (nothing else is touched)
+install: $(INSTALLED)  ## install into .venv, and compile the scheduler's loops if they have changed
+	@$(BIN)/python -m shared.scheduling.warm_up
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,embedded,plot,examples,dev]'
-	$(BIN)/python -m shared.scheduling.warm_up
 	@touch $@
 
 check: install  ## ruff, pyright, import contracts, unit and property tests (about a minute)

@@ -10,6 +10,7 @@ from shared.messages.limits import MAX_SUBMISSION_BYTES
 from shared.messages.pool_state import PoolState
 from shared.runtime.host import Host
 from shared.runtime.service import Process, host_policy
+from shared.scheduling.warm_up import warm_up
 
 
 async def serve(process: Process) -> None:
@@ -28,7 +29,7 @@ async def serve(process: Process) -> None:
             except Retry as error:
                 process.log.warning("quote not answered", error=str(error))
 
-    await host_policy(process, POLICY, takes_commands=True, beside=answer_quotes)
+    await host_policy(process, POLICY, takes_commands=True, prepare=warm_up, beside=answer_quotes)
 
 
 def _answer(data: bytes, state: PoolState, now_s: float) -> Message:

@@ -2,8 +2,9 @@
 
 from services.allocator.policy import POLICY
 from shared.runtime.service import Process, host_policy
+from shared.scheduling.warm_up import warm_up
 
 
 async def serve(process: Process) -> None:
     """Allocate, until cancelled."""
-    await host_policy(process, POLICY, leads_by_lease=True)
+    await host_policy(process, POLICY, leads_by_lease=True, prepare=warm_up)

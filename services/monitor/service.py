@@ -15,6 +15,7 @@ from shared.runtime.bus import Message
 from shared.runtime.host import Host
 from shared.runtime.outbox import dead_letter_headers
 from shared.runtime.service import Process, host_policy
+from shared.scheduling.warm_up import warm_up
 
 LISTEN_EVERY_S = 0.5
 TOUCH_TIMEOUT_S = 1.0
@@ -33,7 +34,7 @@ async def serve(process: Process) -> None:
             tasks.create_task(watch.put_aside(), name="put aside")
             tasks.create_task(watch.keep(), name="keep")
 
-    await host_policy(process, POLICY, leads_by_lease=True, beside=beside)
+    await host_policy(process, POLICY, leads_by_lease=True, prepare=warm_up, beside=beside)
 
 
 class _Watch:

@@ -5,7 +5,9 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -120,10 +122,12 @@ async def host_policy(
     takes_commands: bool = False,
     leads_by_lease: bool = False,
     act: Callable[[Any], None] | None = None,
+    prepare: Callable[[], None] | None = None,
     beside: Callable[[Host[State]], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Host a policy for ever, with its two pages, and `beside` it what else the service has to do.
 
+    prepare: what takes its time and has to be done before the first decision.
     leads_by_lease: of several replicas one decides and the others stand by; the lease only saves work,
     compare-and-set is what keeps two leaders from harm.
     """
@@ -162,6 +166,10 @@ async def host_policy(
     )
     process.log.info("metrics served", port=port)
     try:
+        if prepare is not None:
+            process.log.info("prepares", what=prepare.__name__)
+            await _in_daemon_thread(prepare)
+            process.log.info("prepared", what=prepare.__name__)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(host.run(), name="host")
             if lease is not None:
@@ -171,3 +179,18 @@ async def host_policy(
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await pages.cleanup()
+
+
+def _in_daemon_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Done beside the loop. Who is told to stop meanwhile does not wait for it, as for asyncio's own threads."""
+    done = Future[None]()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=work.__name__, daemon=True).start()
+    return asyncio.wrap_future(done)

@@ -15,6 +15,7 @@ import pytest
 
 import elasticflow
 from services.admission.service import serve
+from shared.errors import NoResponder
 from shared.messages import codec, events, subjects
 from shared.messages.cluster import PoolConfig
 from shared.runtime.clock import SystemClock
@@ -158,7 +159,7 @@ async def door(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Fro
     )
     serving = asyncio.create_task(serve(process))
     async with asyncio.timeout(WAIT_S):
-        while not _has_folded(process.metrics, await bus.last_sequence(POOL)):  # noqa: ASYNC110 - a gauge is read
+        while not await _is_answered(bus):  # noqa: ASYNC110 - a subject can only be asked
             await asyncio.sleep(0.01)
     yield made
     serving.cancel()
@@ -167,9 +168,13 @@ async def door(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Fro
     await bus.close()
 
 
-def _has_folded(metrics: Metrics, sequence: int) -> bool:
-    labels = {"service": "admission", "pool": POOL}
-    return metrics.registry.get_sample_value("ef_ledger_sequence", labels) == sequence
+async def _is_answered(bus: NatsBus) -> bool:
+    """Any question, be it one that nobody understands."""
+    try:
+        await bus.request(subjects.quote(POOL), b"?", WAIT_S)
+    except NoResponder:
+        return False
+    return True
 
 
 # --- submit, quote, cancel ------------------------------------------------------------------------------
