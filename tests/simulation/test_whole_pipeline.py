@@ -30,11 +30,11 @@ CALM, STORM = range(6), range(110, 122)
 
 @cache
 def life(seed: int, faults: Faults = NO_FAULTS, curves_known: bool = True) -> VirtualCluster:
-    """A pool from its first message until it is at rest, and what was on its way has arrived."""
+    """A pool from its first message until it is at rest, all nodes that were away are back, and that is known."""
     scenario = random_scenario(seed, curves_known=curves_known)
     cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
     cluster.run(LONGEST_S)
-    cluster.engine.run(cluster.engine.now_s + 10.0)
+    cluster.engine.run(cluster.engine.now_s + 2 * faults.max_outage_s)
     return cluster
 
 
