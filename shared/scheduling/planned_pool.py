@@ -49,14 +49,20 @@ def planned_pool(
 
 
 def _beside_quotes(state: PoolState, now_s: float, num_gpus: int, without: str) -> PlannedPool:
-    """Held quotes stand back where a promise would be late because of them: when a node is lost, say."""
+    """A held quote is as good as a promise, but where a node was lost since: then it stands back if one were late."""
     held = tuple((quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote)))
     planned = _planned(state, now_s, num_gpus, without, held)
     fits = not planned.plan.overcommitted
-    if not held or (fits and not planned.plan.late):
+    if not held or (fits and not (planned.plan.late and _lost_a_node(state, held))):
         return planned
     alone = _planned(state, now_s, num_gpus, without, ())
     return planned if fits and set(planned.plan.late_jobs) == set(alone.plan.late_jobs) else alone
+
+
+def _lost_a_node(state: PoolState, held: tuple[tuple[HeldQuote, SchedulableJob], ...]) -> bool:
+    """Whether GPUs are gone that were there when one of these quotes was held."""
+    lost_s = [node.since_s for node in state.nodes.values() if not node.alive]
+    return any(quote.at_s <= at_s for quote, _ in held for at_s in lost_s)
 
 
 def _planned(
