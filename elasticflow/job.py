@@ -56,7 +56,7 @@ class ElasticJob:
     hyperparameters: Mapping[str, Scalar] = {}  # inside the methods: all of them, global_batch_size too
     max_iterations: int | None = None
     metric_conditions: Mapping[str, Condition] = {}
-    job_class: JobClass | Literal["slo", "soft", "best_effort"] = JobClass.SLO
+    job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"] = JobClass.SLO
     seed: int = 0  # of the initial model, the data order and the random numbers in each step
     model_name: str = ""  # jobs with one name and global batch share one measured throughput profile
     description: str = ""
@@ -164,9 +164,10 @@ class ElasticJob:
         self._deadline_in_s = within.total_seconds() if isinstance(within, timedelta) else _as_float(within)
         return self
 
-    def set_job_class(self, job_class: JobClass | Literal["slo", "soft", "best_effort"]) -> Self:
+    def set_job_class(self, job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"]) -> Self:
         """slo (default): admitted only if the deadline can be promised. soft: the deadline is tried, never at
-        the expense of a promise. best_effort: no deadline, runs on what is left."""
+        the expense of a promise. best_effort: no deadline, runs on what is left.
+        padding: below all, on what nobody else would use."""
         self.job_class = job_class
         return self
 
@@ -196,9 +197,10 @@ class ElasticJob:
             for problem in validate(SubmitJob(job_id="job", tenant="tenant", spec=spec))
         ]
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
-        if has_deadline and self.job_class == JobClass.BEST_EFFORT:
-            problems.append("deadline: a best_effort job has none; use soft to have one tried")
-        if not has_deadline and self.job_class != JobClass.BEST_EFFORT:
+        needs_none = self.job_class in (JobClass.BEST_EFFORT, JobClass.PADDING)
+        if has_deadline and needs_none:
+            problems.append(f"deadline: a {self.job_class} job has none; use soft to have one tried")
+        if not has_deadline and not needs_none:
             problems.append(
                 f"deadline: a job of class {self.job_class} needs one: set_deadline(...), or --deadline"
             )

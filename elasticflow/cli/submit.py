@@ -47,7 +47,10 @@ def submit(
     setting: Settings = None,
     job_class: Annotated[
         ClassName | None,
-        typer.Option("--class", help="slo: kept or rejected. soft: tried. best-effort: no deadline."),
+        typer.Option(
+            "--class",
+            help="slo: kept or rejected. soft: tried. best-effort: no deadline. padding: below all.",
+        ),
     ] = None,
     name: Annotated[
         str, typer.Option("--name", metavar="ID", help="Id of the job; twice the same is the same job.")

@@ -19,6 +19,7 @@ class ClassName(StrEnum):
     SLO = "slo"
     SOFT = "soft"
     BEST_EFFORT = "best-effort"
+    PADDING = "padding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from services.admission.promises import Promises, asks_no_less
 from services.admission.rules import Request, objection
 from shared.messages.commands import AmendJob
 from shared.messages.events import AmendRefused, JobAmended
-from shared.messages.job import JobClass
 from shared.messages.offer import Offer
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
@@ -58,8 +57,8 @@ def _obstacle(job: Job | None, wish: AmendJob, now_s: float) -> str | None:
         return "its speed is being measured: nothing is promised yet; amend it once it is admitted"
     if wish.deadline_s is None and wish.max_iterations is None:
         return "deadline_s, max_iterations: give one of them at least"
-    if wish.deadline_s is not None and spec_of(job).job_class is JobClass.BEST_EFFORT:
-        return "deadline_s: a best_effort job has none"
+    if wish.deadline_s is not None and not spec_of(job).job_class.has_deadline:
+        return f"deadline_s: a {spec_of(job).job_class.value} job has none"
     if wish.deadline_s is not None and wish.deadline_s <= now_s:
         return f"deadline_s: it is {now_s - wish.deadline_s:.0f} s in the past; choose a later one"
     if wish.max_iterations is not None and wish.max_iterations <= job.iteration:

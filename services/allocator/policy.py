@@ -29,7 +29,8 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     completed = _completed_profile(state, profiling, lent, now_s)
     if completed is not None and profiling is not None:
         pool, lent = _hold(state, pool, profiling, now_s)
-    allocation = allocate(pool.plan, _by_urgency(state, pool), num_lent=pool.num_lent)
+    urgent, padding = _by_urgency(state, pool)
+    allocation = allocate(pool.plan, urgent, num_lent=pool.num_lent, padding=padding)
     shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
     if lent and profiling is not None:
         shares[profiling.job_id] = lent
@@ -49,8 +50,9 @@ def wake_at_s(state: PoolState) -> float | None:
     return state.allocation_valid_until_s
 
 
-def _by_urgency(state: PoolState, pool: PlannedPool) -> list[int]:
+def _by_urgency(state: PoolState, pool: PlannedPool) -> tuple[list[int], list[int]]:
     """Rows without a promise: soft deadlines first, the earliest before all; then best effort, the shortest first.
+    And those of padding, the shortest first too.
 
     Shortest first has the smallest mean completion time.
     """
@@ -62,7 +64,11 @@ def _by_urgency(state: PoolState, pool: PlannedPool) -> list[int]:
         left = float(jobs.remaining_J[row] / jobs.rates_JL[row, 0])
         return (not soft, planned_deadline_s(state, job.deadline_s) if soft else left, job.job_id)
 
-    return sorted(pool.others, key=order)
+    def is_padding(row: int) -> bool:
+        return spec_of(pool.listed[row]).job_class is JobClass.PADDING
+
+    rows = sorted(pool.others, key=order)
+    return [row for row in rows if not is_padding(row)], [row for row in rows if is_padding(row)]
 
 
 def _profiling_job(state: PoolState) -> Job | None:

@@ -34,6 +34,11 @@ class JobClass(StrEnum):
     SLO = "slo"  # hard deadline: promised at admission, then kept
     SOFT = "soft"  # deadline tried, never at the expense of a promise
     BEST_EFFORT = "best_effort"  # no deadline
+    PADDING = "padding"  # no deadline, and only GPUs that nobody else would use
+
+    @property
+    def has_deadline(self) -> bool:
+        return self in (JobClass.SLO, JobClass.SOFT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,19 +27,25 @@ class Allocation:
 
 
 def allocate(
-    plan: AdmissionPlan, opportunistic: Sequence[int], hysteresis_s: float = 1.0, *, num_lent: int = 0
+    plan: AdmissionPlan,
+    opportunistic: Sequence[int],
+    hysteresis_s: float = 1.0,
+    *,
+    num_lent: int = 0,
+    padding: Sequence[int] = (),
 ) -> Allocation:
     """Shares for now: the plan's, one level for each opportunistic row in order, then by marginal return.
 
     hysteresis_s: a resize beyond the plan must end the job at least this much earlier.
     num_lent: GPUs beside the plan's, which are kept in reserve for failures; opportunistic jobs alone may use them.
+    padding: rows that get what none of all these has a use for, in the same way.
     No promise is touched: a schedule is only ever exchanged for one that ends no later and fits around all the
     others, so the schedules in the plan's table stay jointly possible and every one on time. GPUs that opportunistic
     jobs use are those that no promise holds, for as long as none does.
     """
-    table, rows = plan.table, np.array(opportunistic, np.int64)
-    table.schedules.count_J[rows] = 0
+    table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)
     everybody = np.concatenate((plan.promised, rows))
+    table.schedules.count_J[rows], table.schedules.count_J[last] = 0, 0
     hasten(plan.profile, table.schedules, plan.promised, IMMINENT_S)
     start(plan.profile, table.schedules, table.jobs, rows, plan.workspace)
     spend(plan.profile, table.schedules, table.jobs, everybody, hysteresis_s, plan.workspace)
@@ -48,6 +54,9 @@ def allocate(
         waiting = rows[table.schedules.count_J[rows] == 0]
         start(plan.profile, table.schedules, table.jobs, waiting, plan.workspace)
         spend(plan.profile, table.schedules, table.jobs, rows, hysteresis_s, plan.workspace)
+    start(plan.profile, table.schedules, table.jobs, last, plan.workspace)
+    spend(plan.profile, table.schedules, table.jobs, last, hysteresis_s, plan.workspace)
+    everybody = np.concatenate((everybody, last))
     starts_s, ends_s = table.schedules.start_JM[everybody, 0], table.schedules.end_JM[everybody, 0]
     holds = table.schedules.count_J[everybody] > 0
     now = holds & (starts_s <= plan.now_s)

@@ -10,7 +10,12 @@ from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.baselines.baseline import BaselineJob
 from simulator.baselines.books import Books
 
-WEIGHTS: Mapping[JobClass, float] = {JobClass.SLO: 10.0, JobClass.SOFT: 5.0, JobClass.BEST_EFFORT: 1.0}
+WEIGHTS: Mapping[JobClass, float] = {
+    JobClass.SLO: 10.0,
+    JobClass.SOFT: 5.0,
+    JobClass.BEST_EFFORT: 1.0,
+    JobClass.PADDING: 0.1,
+}
 
 
 class View:

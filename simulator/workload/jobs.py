@@ -35,8 +35,8 @@ class TraceJob:
             raise ValueError(f"{self.job_id}: submitted at {self.submitted_at_s}")
         if self.num_iterations < 1:
             raise ValueError(f"{self.job_id}: a job needs an iteration to do")
-        if (self.deadline_s is None) != (self.job_class is JobClass.BEST_EFFORT):
-            raise ValueError(f"{self.job_id}: all jobs but best effort have a deadline, and those have none")
+        if (self.deadline_s is not None) != self.job_class.has_deadline:
+            raise ValueError(f"{self.job_id}: slo and soft jobs have a deadline, the others have none")
         if self.deadline_s is not None and not self.submitted_at_s < self.deadline_s < math.inf:
             raise ValueError(f"{self.job_id}: the deadline must come after the submission")
 

@@ -36,7 +36,13 @@ COLUMNS = (
     "duration",
     "best_effort",
     "soft_deadline",
+    "padding",
 )
+CLASSES = {
+    "best_effort": JobClass.BEST_EFFORT,
+    "soft_deadline": JobClass.SOFT,
+    "padding": JobClass.PADDING,
+}
 REQUIRED = ("submission_time", "num_iteration", "model_name", "deadline", "batch_size")
 REQUIRED_RAW = ("submission_time", "num_gpu", "duration")
 SPELLINGS = {name: name for name in COLUMNS} | {
@@ -97,6 +103,7 @@ def write_trace(workload: Workload, file: Path) -> None:
                     _plain(job.duration_s) if job.duration_s else "",
                     int(job.job_class is JobClass.BEST_EFFORT),
                     int(job.job_class is JobClass.SOFT),
+                    int(job.job_class is JobClass.PADDING),
                 )
             )
 
@@ -130,7 +137,7 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
         num_iterations=row.whole("num_iteration", 1, MAX_ITERATIONS),
         model_name=model_name,
         global_batch_size=batch_size,
-        deadline_s=None if job_class is JobClass.BEST_EFFORT else _deadline_s(row, submitted_at_s),
+        deadline_s=_deadline_s(row, submitted_at_s) if job_class.has_deadline else None,
         job_class=job_class,
         num_gpus=row.whole("num_gpu", 1, MAX_GPUS) if row.has("num_gpu") else 0,
         duration_s=row.number("duration", 0, MAX_DURATION_S) if row.has("duration") else 0.0,
@@ -148,10 +155,10 @@ def _job_id(row: Row) -> str:
 
 
 def _job_class(row: Row) -> JobClass:
-    best_effort, soft = row.flag("best_effort"), row.flag("soft_deadline")
-    if best_effort and soft:
-        raise row.refusal("soft_deadline", "cannot be 1 beside best_effort; choose one")
-    return JobClass.BEST_EFFORT if best_effort else JobClass.SOFT if soft else JobClass.SLO
+    chosen = [column for column in CLASSES if row.flag(column)]
+    if len(chosen) > 1:
+        raise row.refusal(chosen[1], f"cannot be 1 beside {chosen[0]}; choose one")
+    return CLASSES[chosen[0]] if chosen else JobClass.SLO
 
 
 def _deadline_s(row: Row, submitted_at_s: float) -> float:

@@ -38,7 +38,7 @@ def pools(draw: st.DrawFn) -> tuple[int, list[BaselineJob], float]:
         age_s = draw(st.floats(0.0, 50_000.0))
         iterations = draw(st.floats(1.0, 1e5))
         job_class = draw(st.sampled_from(JobClass))
-        due_s = None if job_class is JobClass.BEST_EFFORT else now_s + draw(st.floats(-1_000.0, 50_000.0))
+        due_s = now_s + draw(st.floats(-1_000.0, 50_000.0)) if job_class.has_deadline else None
         jobs.append(
             BaselineJob(
                 job_id=f"job-{number}",

@@ -91,7 +91,7 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         num_iterations=draw(st.integers(1, 2**40)),
         model_name=model_name,
         global_batch_size=batch_size,
-        deadline_s=None if job_class is JobClass.BEST_EFFORT else submitted_at_s + draw(st.floats(1e-3, 1e9)),
+        deadline_s=submitted_at_s + draw(st.floats(1e-3, 1e9)) if job_class.has_deadline else None,
         job_class=job_class,
         num_gpus=draw(st.integers(0, 1000)),
         duration_s=draw(times_s),

@@ -213,3 +213,13 @@ def test_pairs_of_gpus_stay_on_a_socket_as_its_node_or_else_the_settings_say(
     joined = {"a": {"num_gpus": 6, "sockets": said}}
     gpus = gpus_of_a_job(4, joined, sockets_per_node=sockets_per_node)
     assert {index for _, index in gpus} == gpu_indices
+
+
+def test_padding_gives_its_gpus_back_as_soon_as_anybody_would_use_them() -> None:
+    history = pool(1)
+    history.decided(ADMISSION, submit("padding", job_class=JobClass.PADDING, deadline_s=None))
+    (before,) = history.decided(ALLOCATOR)
+    assert before.num_gpus_by_job == {"padding": 1}
+    history.decided(ADMISSION, submit("free", job_class=JobClass.BEST_EFFORT, deadline_s=None))
+    (after,) = history.decided(ALLOCATOR)
+    assert after.num_gpus_by_job == {"free": 1}

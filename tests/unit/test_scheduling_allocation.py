@@ -180,3 +180,14 @@ def test_who_was_to_follow_a_job_that_ended_a_moment_early_starts_at_once() -> N
     allocation = allocate(plan, [])
     assert allocation.num_gpus_by_job == {"next": 1}
     assert plan.schedules["next"][0].start_s == 0.0
+
+
+def test_padding_gets_what_nobody_else_would_use_and_nothing_else() -> None:
+    promised, free = job("promised", deadline_s=1000.0), job("free")
+    waiting = job("padding", iterations=1.0)  # the shortest of all: its class counts, not its length
+    plan, rows = planned([promised], [free, waiting])
+    shares = allocate(plan, rows[:1], padding=rows[1:]).num_gpus_by_job
+    assert (shares["promised"] + shares["free"], shares["padding"]) == (8, 0)
+    slow = job("free", ScalingCurve((1,), (1.0,)))
+    plan, rows = planned([], [slow, job("padding")])
+    assert allocate(plan, rows[:1], padding=rows[1:]).num_gpus_by_job == {"free": 1, "padding": 4}
