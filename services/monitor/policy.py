@@ -21,6 +21,7 @@ TELL_EVERY_S = 2.0  # progress of one job
 SETTLED_S = 5.0  # a generation's speed counts after so long
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
+LOOK_AFTER_LOSS_S = 5.0  # at what else is at risk
 STANDS_STILL_S = 30.0  # without an iteration: at risk
 STEPS_MISSED = 10.0  # or so many steps' time, whichever is longer
 
@@ -43,7 +44,7 @@ def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[F
             progressed = True
             facts.append(_progress(job, watched))
             facts.extend(_correction(state.pool, job, watched, now_s))
-    if progressed:
+    if progressed or _lost_a_node(state.pool, now_s):
         facts.extend(_at_risk(state.pool, now_s))
     facts.extend(_standing_still(state, now_s))
     return tuple(facts)
@@ -155,11 +156,16 @@ def _at_risk(pool: PoolState, now_s: float) -> list[JobAtRisk]:
     for row in planned.plan.late:
         job, schedule = planned.listed[row], planned.plan.table.schedule(row)
         projected_s = schedule[-1].end_s if schedule else None
-        if job.deadline_s is None or job.at_risk or not job.gpus:
+        if job.deadline_s is None or job.at_risk:
             continue
         if projected_s is None or projected_s > job.deadline_s:
             risks.append(_risk(job, projected_s, job.deadline_s, now_s))
     return risks
+
+
+def _lost_a_node(pool: PoolState, now_s: float) -> bool:
+    """Lately: promises may be at risk by that, whether or not anybody progresses."""
+    return any(not node.alive and now_s - node.since_s < LOOK_AFTER_LOSS_S for node in pool.nodes.values())
 
 
 def _standing_still(state: State, now_s: float) -> list[JobAtRisk]:

@@ -206,6 +206,19 @@ def test_a_job_too_slow_for_its_deadline_on_all_gpus_is_at_risk_once() -> None:
     assert monitor.state.pool.live_jobs["a"].at_risk
 
 
+@pytest.mark.parametrize(("deadline_s", "num_at_risk"), [(120.0, 1), (1_000.0, 0)])
+def test_who_is_late_without_a_lost_node_is_at_risk_at_once(deadline_s: float, num_at_risk: int) -> None:
+    """Two jobs of 100 s lose their node; on the GPU that is left they can only follow one another."""
+    history = running("a", "b", num_gpus=2, deadline_s=NOW_S + deadline_s)
+    joined = events.NodeJoined(node_id="node-1", incarnation="first-1", num_gpus=1, device="cpu", at_s=NOW_S)
+    monitor = Monitor(history.then(joined))
+    facts = monitor.hears_for(NOW_S, NOW_S + 10.0, beat(node="node-1", incarnation="first-1"))
+    assert [type(fact) for fact in facts] == [events.NodeLost] + num_at_risk * [events.JobAtRisk]
+    for risk in facts[1:]:
+        assert risk.projected_finish_s > NOW_S + 200.0
+        assert risk.at_s <= facts[0].at_s + BEAT_S
+
+
 def test_a_job_in_time_is_not_at_risk() -> None:
     monitor = Monitor(running("a", num_gpus=1, deadline_s=NOW_S + 120.0))
     assert told(monitor.trains(NOW_S, NOW_S + 60.0, 1.0, "a"), events.JobAtRisk) == []
