@@ -6,7 +6,7 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from services.admission.refusals import why_dear, why_late
@@ -21,7 +21,7 @@ from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.outlook import known_curve
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
 from shared.scheduling.scaling_curve import ScalingCurve
-from shared.scheduling.selection import IDLE_UTILIZATION, Selection
+from shared.scheduling.selection import IDLE_BESIDE, IDLE_UTILIZATION, Selection
 from shared.scheduling.witness import find_witness
 
 MAX_THOROUGH_REFUSALS = (
@@ -158,6 +158,8 @@ class Promises:
         gpu_seconds, window_s = self.least_gpu_seconds(job), job.deadline_s - self._now_s
         if gpu_seconds <= self._dearest(job):
             return True
+        if self.plan.utilization(job.deadline_s) <= IDLE_BESIDE:
+            return True
         own = gpu_seconds / (max(self.plan.num_gpus, 1) * window_s)
         return self.plan.utilization(job.deadline_s) + own <= IDLE_UTILIZATION
 
@@ -230,15 +232,11 @@ class Promises:
 
     def _most_iterations(self, job: SchedulableJob) -> int:
         """As many iterations as are promised by the deadline without moving anybody; 0 if not one."""
-        low, high = 0, int(job.remaining_iterations)
-        while high - low > max(1, low // 64):
-            middle = (low + high) // 2
-            fewer = replace(job, remaining_iterations=float(middle))
-            if self.plan.fits_around(fewer):
-                low = middle
-            else:
-                high = middle
-        return 0 if self.is_too_dear(replace(job, remaining_iterations=float(low))) else low
+        fitting = _most(job, self.plan.fits_around)
+        affordable = replace(job, remaining_iterations=float(fitting))
+        if not self.is_too_dear(affordable):
+            return fitting
+        return _most(affordable, lambda fewer: not self.is_too_dear(fewer))
 
     def _other_batch_sizes(self, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
         if not spec.model_name:
@@ -286,6 +284,18 @@ class Promises:
                 )
             )
         return found
+
+
+def _most(job: SchedulableJob, is_taken: Callable[[SchedulableJob], bool]) -> int:
+    """Iterations, to a few in a hundred, with which a job is taken that is not taken with all of its own."""
+    low, high = 0, int(job.remaining_iterations)
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        if is_taken(replace(job, remaining_iterations=float(middle))):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _offer(

@@ -270,9 +270,12 @@ class AdmissionPlan:
         jobs = self.table.jobs
         if overloaded(jobs, order, position, self.now_s, self.num_gpus):
             return None
-        num_kept = self._fill_anew(order, position, 1)  # those with earlier deadlines stay as they are
+        by_deadline = order.copy()
+        num_kept = self._fill_anew(order, position)  # those with earlier deadlines stay as they are
         if num_kept < 0 and tries > 1:
-            num_kept = self._fill_anew(order, 0, tries - 1)
+            num_kept = self._fill_anew(order, 0, tries=tries - 1)
+        if num_kept < 0 and tries > 1:
+            num_kept = self._fill_anew(order := by_deadline, position, hurried=row)
         if num_kept < 0:
             return None
         profile = empty_profile(len(self.profile.start_B))
@@ -283,7 +286,7 @@ class AdmissionPlan:
         changed[row] = self._filled_schedule(row)
         return Proposal(job=job, schedules=changed, profile=profile)
 
-    def _fill_anew(self, order: Integers, num_kept: int, tries: int) -> int:
+    def _fill_anew(self, order: Integers, num_kept: int, *, hurried: int = -1, tries: int = 1) -> int:
         return fill_anew(
             self._other_profile,
             self.table.schedules,
@@ -292,6 +295,7 @@ class AdmissionPlan:
             self._scheduled(np.array(self.late, np.int64)),
             order,
             num_kept,
+            hurried,
             tries,
             self.now_s,
             self.num_gpus,
@@ -309,7 +313,7 @@ class AdmissionPlan:
             late = self._fill_in(order[broken])
             if not late:
                 return
-        if self._fill_anew(fresh := order.copy(), 0, TRIES) >= 0:
+        if self._fill_anew(fresh := order.copy(), 0, tries=TRIES) >= 0:
             for row in fresh:
                 self._take(int(row))
             copy_into(self.profile, self._other_profile)

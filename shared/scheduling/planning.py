@@ -147,13 +147,25 @@ def write(schedules: Schedules, job: int, segments: Segments, count: int) -> Non
 
 @compiled
 def fill_in_order(
-    profile: Profile, schedules: Schedules, jobs: Jobs, order_K: Integers, first: int, work: Workspace
+    profile: Profile,
+    schedules: Schedules,
+    jobs: Jobs,
+    order_K: Integers,
+    first: int,
+    hurried: int,
+    work: Workspace,
 ) -> int:
-    """Fill all jobs from position `first` on by minimum shares, one after another: -1, or who does not fit."""
+    """Fill all jobs from position `first` on by minimum shares, one after another: -1, or who does not fit.
+
+    hurried: a job that is filled to end as early as it can, so that it is soon out of the way; -1 for none.
+    """
     for position in range(first, order_K.shape[0]):
         job = int(order_K[position])
         by_s = float(jobs.deadline_J[job])
-        count = minimum_share(profile, jobs, job, by_s, work.found, work.other, work.memory)
+        if job == hurried:
+            count = fill(profile, jobs, job, jobs.num_levels_J[job] - 1, by_s, work.found, work.memory)
+        else:
+            count = minimum_share(profile, jobs, job, by_s, work.found, work.other, work.memory)
         if count < 0:
             return position
         write(schedules, job, work.found, count)
@@ -170,6 +182,7 @@ def fill_anew(
     settled: Integers,
     order_K: Integers,
     num_kept: int,
+    hurried: int,
     tries: int,
     now_s: float,
     num_gpus: int,
@@ -183,7 +196,7 @@ def fill_anew(
     """
     for _ in range(tries):
         sweep(profile, kept, np.concatenate((settled, order_K[:num_kept])), now_s, num_gpus)
-        failed = fill_in_order(profile, schedules, jobs, order_K, num_kept, work)
+        failed = fill_in_order(profile, schedules, jobs, order_K, num_kept, hurried, work)
         if failed < 0:
             return num_kept
         if failed == 0:
@@ -298,7 +311,7 @@ def spend(
 
     A step that was outdated by another is valued again before it is taken. Source: ElasticFlow, Algorithm 2.
     """
-    num_jobs = jobs_K.shape[0]
+    num_jobs = len(jobs_K)
     gains: Floats = np.empty(num_jobs, np.float64)
     if profile.free_B[0] <= 0:
         return

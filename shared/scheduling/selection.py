@@ -17,6 +17,8 @@ from shared.scheduling.compiled import Floats, compiled
 
 IDLE_UTILIZATION = 0.25
 """Up to this part of the GPU-seconds in its window, its own included, a job crowds out nobody worth a refusal."""
+IDLE_BESIDE = 0.05
+"""Nor does any job that finds no more than this part of its window promised: the pool is as good as idle."""
 USABLE_CAPACITY = 0.7
 """The part of all GPU-seconds that smaller jobs may ask for before a larger one has to stand back."""
 SHORTEST_MEMORY_S = 3600.0
