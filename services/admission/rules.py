@@ -8,6 +8,7 @@ Source: ElasticFlow, section 4.4 (malicious users and admission control policies
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shared.messages.cluster import TenantQuota
 from shared.messages.pool_state import Phase, PoolState, Usage
 from shared.scheduling.quota import quota_refusal
 
@@ -27,9 +28,10 @@ Rule = Callable[[PoolState, Request], str | None]
 
 
 def quota_rule(state: PoolState, request: Request) -> str | None:
-    """Jobs and GPU-hours in any 24 hours; a job that is still being measured and a held quote count as one each."""
+    """Jobs and GPU-hours in any 24 hours, or any window of a budget. A job that is still being measured and a held
+    quote count too."""
     limits = state.config.quota(request.tenant)
-    if limits.max_jobs_per_day is None and limits.max_gpu_hours_per_day is None:
+    if limits == TenantQuota():
         return None
     measured = (
         Usage(at_s=job.decided_at_s, gpu_seconds=0.0)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Len
 from pydantic import AfterValidator, Strict
 
 from shared.messages.limits import (
@@ -55,12 +55,32 @@ def segments(schedule: ShareSchedule) -> Iterator[ShareSegment]:
         yield ShareSegment(start_s, end_s, int(num_gpus))
 
 
+DAY_S = 86_400.0
+MAX_WINDOW_S = 31 * DAY_S
+
+GpuHours = Annotated[float, Strict(), Gt(0), Le(1e9)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHourBudget:
+    """What may be promised in any window of so many seconds."""
+
+    max_gpu_hours: GpuHours
+    window_s: Annotated[float, Strict(), Ge(60), Le(MAX_WINDOW_S)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantQuota:
-    """What one tenant may be promised in any 24 hours. None = no limit."""
+    """What one tenant may be promised in any 24 hours, and in any window of its budgets. None = no limit."""
 
     max_jobs_per_day: Annotated[int, Strict(), Gt(0), Le(10**9)] | None = None
-    max_gpu_hours_per_day: Annotated[float, Strict(), Gt(0), Le(1e9)] | None = None
+    max_gpu_hours_per_day: GpuHours | None = None
+    budgets: Annotated[tuple[GpuHourBudget, ...], Len(max_length=8)] = ()
+
+    @property
+    def longest_window_s(self) -> float:
+        """For so long it matters what was promised."""
+        return max((DAY_S, *(budget.window_s for budget in self.budgets)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from shared.messages.commands import SubmitJob
 from shared.messages.fold_jobs import all_stopping, ended, scheduling_event, with_job
 from shared.messages.pool_state import HeldQuote, Job, MeasuredCurve, Phase, PoolState, Usage, spec_of
 
-DAY_S = 86_400.0
-MINUTE_S = 60.0
+MAX_CHARGES = 1_440  # of one tenant within its longest window, and one more
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 
@@ -143,10 +142,13 @@ def made_room(
 
 
 def charge(state: PoolState, tenant: str, newest: Usage) -> PoolState:
-    """A minute's promises count together, as of the last of them: a tenant has 1,441 entries at most, at any rate."""
+    """Promises count together, as of the last of them, that come in one minute, or where the tenant has a window longer
+    than a day, within as much more: 1,441 entries at most, at any rate."""
+    window_s = state.config.quota(tenant).longest_window_s
+    together_s = window_s / MAX_CHARGES
     usage = state.usage.get(tenant, ())
-    num_old = next((n for n, used in enumerate(usage) if used.at_s > newest.at_s - DAY_S), len(usage))
-    if usage and newest.at_s // MINUTE_S <= usage[-1].at_s // MINUTE_S:
+    num_old = next((n for n, used in enumerate(usage) if used.at_s > newest.at_s - window_s), len(usage))
+    if usage and newest.at_s // together_s <= usage[-1].at_s // together_s:
         last = usage[-1]
         newest = Usage(
             at_s=max(last.at_s, newest.at_s),

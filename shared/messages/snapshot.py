@@ -12,7 +12,7 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from immutables import Map
 from pydantic import TypeAdapter, ValidationError
 
-from shared.messages.cluster import PoolConfig, TenantQuota
+from shared.messages.cluster import GpuHourBudget, PoolConfig, TenantQuota
 from shared.messages.codec import Undecodable
 from shared.messages.demand import Demand
 from shared.messages.job import JobSpec, MetricCondition
@@ -56,7 +56,7 @@ _ADAPTER = TypeAdapter(_Flat)
 _MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "curves", "usage")
 _STATE = (
     *(PoolState, Job, HeldQuote, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
-    *(TenantQuota, StoppingWorkers, JobSpec, MetricCondition),
+    *(TenantQuota, GpuHourBudget, StoppingWorkers, JobSpec, MetricCondition),
 )
 _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]
 SHAPE = hashlib.sha256(repr((FOLD, _FIELDS)).encode()).hexdigest()[:16]

@@ -1,14 +1,13 @@
-"""How much one tenant may be promised a day. A policy beside admission: it knows no deadlines and no free GPUs.
+"""How much one tenant may be promised in a day, or in other windows. A policy beside admission: it knows no deadlines
+and no free GPUs.
 
 Source: ElasticFlow, section 4.4 (malicious users and admission control policies).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from shared.messages.cluster import TenantQuota
+from shared.messages.cluster import DAY_S, TenantQuota
 from shared.messages.pool_state import Usage
-
-WINDOW_S = 24 * 3600.0
 
 
 def quota_refusal(
@@ -16,33 +15,56 @@ def quota_refusal(
 ) -> str | None:
     """Why a job of `job_gpu_seconds` is over the quota now, and when it no longer is; None if it is within.
 
-    usage: what the tenant was promised; older than a day may be left out. What was promised in one minute counts as
-    of the last of it: never more than the quota in any 24 hours, and up to a minute later than need be.
+    usage: what the tenant was promised; older than the longest window may be left out. What was promised together (see
+    the fold) counts as of the last of it: never more than the quota in any window, and a little later than need be.
     """
-    recent = sorted((u for u in usage if u.at_s > now_s - WINDOW_S), key=lambda used: used.at_s)
-    max_jobs, max_gpu_hours = quota.max_jobs_per_day, quota.max_gpu_hours_per_day
-    num_jobs = sum(used.num_jobs for used in recent)
-    if max_jobs is not None and num_new_jobs and num_jobs >= max_jobs:
-        said = f"{num_jobs} of {max_jobs} jobs a day are used"
-        for used in recent:
-            num_jobs -= used.num_jobs
-            if num_jobs < max_jobs:
-                return f"{said}; {_retry(used.at_s, now_s)}"
-        return f"{said}; no job is allowed"
-    if max_gpu_hours is None:
+    used = sorted(usage, key=lambda used: used.at_s)
+    if num_new_jobs and (why := _too_many_jobs(quota.max_jobs_per_day, used, now_s)):
+        return why
+    hours = job_gpu_seconds / 3600
+    if quota.max_gpu_hours_per_day is not None:
+        why = _too_many_hours(quota.max_gpu_hours_per_day, used, hours, DAY_S, "a day", now_s)
+        if why is not None:
+            return why
+    for budget in quota.budgets:
+        window = f"in {budget.window_s / 3600:g} h"
+        why = _too_many_hours(budget.max_gpu_hours, used, hours, budget.window_s, window, now_s)
+        if why is not None:
+            return why
+    return None
+
+
+def _too_many_jobs(max_jobs: int | None, used: Sequence[Usage], now_s: float) -> str | None:
+    recent = [usage for usage in used if usage.at_s > now_s - DAY_S]
+    num_jobs = sum(usage.num_jobs for usage in recent)
+    if max_jobs is None or num_jobs < max_jobs:
         return None
-    spent_hours, job_hours = sum(used.gpu_seconds for used in recent) / 3600, job_gpu_seconds / 3600
+    said = f"{num_jobs} of {max_jobs} jobs a day are used"
+    for usage in recent:
+        num_jobs -= usage.num_jobs
+        if num_jobs < max_jobs:
+            return f"{said}; {_retry(usage.at_s + DAY_S, now_s)}"
+    return f"{said}; no job is allowed"
+
+
+def _too_many_hours(
+    max_gpu_hours: float, used: Sequence[Usage], job_hours: float, window_s: float, window: str, now_s: float
+) -> str | None:
+    """window: in words."""
+    recent = [usage for usage in used if usage.at_s > now_s - window_s]
+    spent_hours = sum(usage.gpu_seconds for usage in recent) / 3600
     if spent_hours + job_hours <= max_gpu_hours:
         return None
     said = (
-        f"{spent_hours:.2f} of {max_gpu_hours:.2f} GPU-hours a day are used and the job needs {job_hours:.2f}"
+        f"{spent_hours:.2f} of {max_gpu_hours:.2f} GPU-hours {window} are used "
+        f"and the job needs {job_hours:.2f}"
     )
-    for used in recent:
-        spent_hours -= used.gpu_seconds / 3600
+    for usage in recent:
+        spent_hours -= usage.gpu_seconds / 3600
         if spent_hours + job_hours <= max_gpu_hours:
-            return f"{said}; {_retry(used.at_s, now_s)}"
+            return f"{said}; {_retry(usage.at_s + window_s, now_s)}"
     return f"{said}; it never fits"
 
 
-def _retry(oldest_s: float, now_s: float) -> str:
-    return f"retry in {oldest_s + WINDOW_S - now_s:.0f} s"
+def _retry(at_s: float, now_s: float) -> str:
+    return f"retry in {at_s - now_s:.0f} s"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shared.messages import events
+from shared.messages.cluster import GpuHourBudget, TenantQuota
 from shared.messages.events import PlacedJob
 from shared.messages.fold_jobs import FORGET_AT_ONCE, MAX_ENDED_JOBS, MAX_EXPLANATION, MAX_TRACEBACK
 from shared.messages.fold_nodes import KEEP_LEFT_S, KEEP_LOST_S
@@ -109,6 +110,17 @@ def test_an_admission_is_charged_to_its_tenant_for_a_day() -> None:
     assert [usage.gpu_seconds for usage in history.state.usage["lab"]] == [50.0, 50.0]
     history.then(admitted("c", at_s=NOW_S + 86_400.5))
     assert [usage.at_s - NOW_S for usage in history.state.usage["lab"]] == [60.0, 86_400.5]
+
+
+def test_charges_are_kept_for_as_long_as_a_budget_looks_back_and_are_no_more_by_that() -> None:
+    week_s = 7 * 86_400.0
+    quota = TenantQuota(budgets=(GpuHourBudget(max_gpu_hours=1.0, window_s=week_s),))
+    history = pool(4, quotas={"lab": quota})
+    for number in range(3_000):  # one in ten minutes
+        history.then(admitted(f"job-{number}", at_s=NOW_S + 600.0 * number))
+    usage = history.state.usage["lab"]
+    assert len(usage) <= 1_441
+    assert sum(used.num_jobs for used in usage) == pytest.approx(week_s / 600.0, abs=1)
 
 
 def test_the_charges_of_one_minute_are_kept_together_and_of_a_day_there_are_never_many() -> None:

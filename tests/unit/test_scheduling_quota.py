@@ -1,6 +1,6 @@
-from shared.messages.cluster import TenantQuota
+from shared.messages.cluster import DAY_S, GpuHourBudget, TenantQuota
 from shared.messages.pool_state import Usage
-from shared.scheduling.quota import WINDOW_S, quota_refusal
+from shared.scheduling.quota import quota_refusal
 
 USED = (
     Usage(at_s=0.0, gpu_seconds=3600.0),
@@ -18,7 +18,7 @@ def test_the_number_of_jobs_is_bounded_over_a_sliding_day() -> None:
     assert quota_refusal(TenantQuota(max_jobs_per_day=4), USED, 1.0, NOW_S) is None
     refusal = quota_refusal(TenantQuota(max_jobs_per_day=3), USED, 1.0, NOW_S)
     assert refusal == "3 of 3 jobs a day are used; retry in 83400 s"
-    assert quota_refusal(TenantQuota(max_jobs_per_day=3), USED, 1.0, WINDOW_S) is None
+    assert quota_refusal(TenantQuota(max_jobs_per_day=3), USED, 1.0, DAY_S) is None
     assert quota_refusal(TenantQuota(max_jobs_per_day=2), USED, 1.0, NOW_S) == (
         "3 of 2 jobs a day are used; retry in 84400 s"
     )
@@ -33,7 +33,7 @@ def test_gpu_hours_are_bounded_with_the_new_job_counted() -> None:
     assert quota_refusal(quota, USED, 7200.0, NOW_S) == (
         "4.00 of 5.00 GPU-hours a day are used and the job needs 2.00; retry in 83400 s"
     )
-    assert quota_refusal(quota, USED, 7200.0, WINDOW_S) is None
+    assert quota_refusal(quota, USED, 7200.0, DAY_S) is None
     assert quota_refusal(quota, USED, 3 * 7200.0, NOW_S) == (
         "4.00 of 5.00 GPU-hours a day are used and the job needs 6.00; it never fits"
     )
@@ -45,5 +45,17 @@ def test_a_minute_of_promises_counts_as_of_its_last_one() -> None:
     assert quota_refusal(TenantQuota(max_jobs_per_day=11), burst, 1.0, NOW_S) == (
         "11 of 11 jobs a day are used; retry in 83450 s"
     )
-    assert quota_refusal(TenantQuota(max_jobs_per_day=2), burst, 1.0, WINDOW_S + 49.0) is not None
-    assert quota_refusal(TenantQuota(max_jobs_per_day=2), burst, 1.0, WINDOW_S + 50.0) is None
+    assert quota_refusal(TenantQuota(max_jobs_per_day=2), burst, 1.0, DAY_S + 49.0) is not None
+    assert quota_refusal(TenantQuota(max_jobs_per_day=2), burst, 1.0, DAY_S + 50.0) is None
+
+
+def test_each_budget_counts_its_own_window() -> None:
+    hourly = GpuHourBudget(max_gpu_hours=2.0, window_s=1500.0)
+    weekly = GpuHourBudget(max_gpu_hours=4.5, window_s=7 * DAY_S)
+    assert quota_refusal(TenantQuota(budgets=(hourly,)), USED, 3600.0, NOW_S) is None
+    both = TenantQuota(budgets=(hourly, weekly))
+    assert both.longest_window_s == 7 * DAY_S
+    assert quota_refusal(both, USED, 3600.0, NOW_S) == (
+        "4.00 of 4.50 GPU-hours in 168 h are used and the job needs 1.00; retry in 601800 s"
+    )
+    assert quota_refusal(both, USED, 3600.0, 7 * DAY_S) is None
