@@ -1,0 +1,92 @@
+"""Quotes that are held and promises that are renegotiated, in whole lives of jobs on the virtual cluster."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shared.messages import events
+from shared.messages.commands import AmendJob, HoldQuote, SubmitJob
+from shared.messages.events import PlanDecided, PlanEvent
+from shared.messages.job import JobClass
+from shared.messages.pool_state import Phase
+from simulator.cluster import START_S, Arrival, Scenario, VirtualCluster
+from simulator.faults import MANY_FAULTS, NO_FAULTS, Faults
+from simulator.invariants import broken_promises, violations
+from simulator.policies import PLANNERS
+from simulator.replay import verify
+from tests.scenarios import QUIET_MONITOR, random_scenario
+
+LONGEST_S = 3_600.0
+FAR_S = START_S + 3_000.0
+BAD_TIMES = replace(MANY_FAULTS, until_s=200.0)
+
+
+def scenario(seed: int) -> Scenario:
+    """Jobs as ever; some take a quote that was held before, and everything promised is amended under way."""
+    chance = np.random.default_rng([seed, 7])
+    base = random_scenario(seed)
+    arrivals = list[Arrival]()
+    for arrival in base.arrivals:
+        wish = arrival.command
+        if not isinstance(wish, SubmitJob) or wish.spec.job_class is not JobClass.SLO:
+            arrivals.append(arrival)
+            continue
+        if (
+            chance.random() < 0.5
+        ):  # the deadline that was quoted is not known here: a far one asks for no more
+            spec = replace(wish.spec, deadline_in_s=None)
+            hold = HoldQuote(job_id=wish.job_id, tenant=wish.tenant, spec=spec, hold_s=30.0)
+            arrivals.append(Arrival(at_s=arrival.at_s, command=hold))
+            wish = replace(wish, spec=replace(spec, deadline_s=FAR_S))
+            arrival = Arrival(at_s=arrival.at_s + float(chance.uniform(5.0, 25.0)), command=wish)
+        arrivals.append(arrival)
+        for _ in range(2):
+            iterations = max(1, int(wish.spec.max_iterations * chance.uniform(0.5, 1.8)))
+            amend = AmendJob(
+                job_id=wish.job_id,
+                tenant=wish.tenant,
+                deadline_s=float(START_S + chance.uniform(50.0, 600.0)) if chance.random() < 0.5 else None,
+                max_iterations=iterations,
+            )
+            at_s = arrival.at_s + float(chance.exponential(20.0))
+            arrivals.append(Arrival(at_s=at_s, command=amend))
+    return replace(base, arrivals=tuple(arrivals))
+
+
+def life(seed: int, faults: Faults) -> VirtualCluster:
+    cluster = VirtualCluster(scenario(seed), (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
+    cluster.run(LONGEST_S)
+    return cluster
+
+
+def said(cluster: VirtualCluster) -> Iterator[PlanEvent]:
+    for entry in cluster.ledger.entries:
+        if isinstance(entry.message, PlanDecided):
+            yield from entry.message.events
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_held_is_admitted_and_what_is_amended_is_kept(seed: int) -> None:
+    cluster = life(seed, NO_FAULTS)
+    decided = list(said(cluster))
+    held = {event.job_id for event in decided if isinstance(event, events.QuoteHeld)}
+    amended = {event.job_id: event for event in decided if isinstance(event, events.JobAmended)}
+    rejected = {event.job_id for event in decided if isinstance(event, events.JobRejected)}
+    assert held or amended
+    assert not held & rejected
+    for job_id, last in amended.items():
+        job = cluster.state.ended_jobs[job_id]
+        if job.phase is Phase.FINISHED:
+            assert job.iteration >= last.max_iterations
+            assert job.deadline_s == last.deadline_s
+    assert not list(broken_promises(cluster.state))
+
+
+@pytest.mark.parametrize(("seed", "faults"), [(1, NO_FAULTS), (2, BAD_TIMES), (3, BAD_TIMES)])
+def test_every_decision_is_lawful_and_is_taken_again_by_a_replay(seed: int, faults: Faults) -> None:
+    cluster = life(seed, faults)
+    assert not list(violations(cluster.ledger.entries))
+    verification = verify(cluster.ledger.entries, PLANNERS)
+    assert verification.difference is None
