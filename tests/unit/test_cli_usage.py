@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
 from elasticflow.cli.up import read_config
+from elasticflow.cli.wish import Wish
 from elasticflow.submission import load
 from shared.errors import BadSettings
 from shared.messages.cluster import TenantQuota
@@ -124,6 +125,14 @@ def test_a_wrong_option_is_a_usage_error(nowhere: Path, option: tuple[str, str])
     status, shown = eflow("submit", "user_h.py", *option)
     assert status == 2
     assert option[0] in shown
+
+
+def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
+    (nowhere / "user_q.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    status, shown = eflow("submit", "user_q.py", "--quote", "net-1", "--name", "other")
+    assert status == 2
+    assert "--name" in shown
+    assert Wish(target="user_q.py", quote="net-1").command() == "eflow submit user_q.py --quote net-1"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a ledger", b"EFLEDGER1\n"])
