@@ -12,6 +12,7 @@ from shared.messages import events, lifecycle
 from shared.messages.cluster import ShareSchedule, segments
 from shared.messages.events import Event, PlanDecided
 from shared.messages.job import JobSpec
+from shared.messages.offer import Offer
 from shared.messages.pool_state import Job, PoolState
 from shared.messages.summary import gpus_in_words
 
@@ -191,7 +192,24 @@ def _rejected(event: events.JobRejected) -> str:
     if event.earliest_deadline_s is not None:
         left = duration_in_words(event.earliest_deadline_s - event.at_s)
         offer = f"; the earliest deadline was {clock_time(event.earliest_deadline_s, now_s=event.at_s)} (in {left})"
+    if others := other_offers(event):
+        told = " or ".join(offer_in_words(other, event.spec, event.at_s) for other in others)
+        offer += f"; promised would have been {told}"
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
+
+
+def other_offers(event: events.JobRejected) -> tuple[Offer, ...]:
+    """Those beside the earliest deadline, which comes first."""
+    return event.offers if event.earliest_deadline_s is None else event.offers[1:]
+
+
+def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
+    """ "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size where it is another."""
+    other_batch = spec is None or offer.global_batch_size != spec.global_batch_size
+    batches = f", in batches of {offer.global_batch_size}," if other_batch else ""
+    left = duration_in_words(offer.deadline_s - now_s)
+    by = clock_time(offer.deadline_s, now_s=now_s)
+    return f"{offer.max_iterations} iterations{batches} by {by} (in {left})"
 
 
 def _placed(placed: events.PlacedJob, migrated: bool) -> str:

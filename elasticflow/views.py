@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.messages.cluster import GpuId, segments
+from shared.messages.offer import Offer
 from shared.messages.pool_state import Job, Phase, PoolState
 
 LOST_LATELY_S = 3_600.0
@@ -34,6 +35,7 @@ class JobView:
     metrics: Mapping[str, float]
     explanation: str
     earliest_deadline_s: float | None
+    offers: tuple[Offer, ...]  # with a rejection
 
     @property
     def progress(self) -> float:
@@ -84,6 +86,7 @@ def job_view(job: Job, now_s: float) -> JobView:
         metrics=dict(job.metrics),
         explanation=job.explanation,
         earliest_deadline_s=job.earliest_deadline_s,
+        offers=job.offers,
     )
 
 

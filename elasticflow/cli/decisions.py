@@ -7,6 +7,7 @@ from typing import Any
 from elasticflow.cli.output import plain, say_line
 from elasticflow.cli.wish import Wish
 from elasticflow.client import Decision
+from elasticflow.story import offer_in_words, other_offers
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import job_view
 from shared.messages.cluster import ShareSchedule, segments
@@ -20,6 +21,7 @@ from shared.messages.events import (
     QuoteRefused,
 )
 from shared.messages.job import JobClass
+from shared.messages.offer import Offer
 from shared.messages.pool_state import Job, Phase
 
 
@@ -57,8 +59,24 @@ def _show_rejected(event: JobRejected, wish: Wish) -> None:
         say_line(f"  earliest deadline  {when} (in {duration_in_words(left_s)})")
         again = replace(wish, deadline=f"{left_s}s", name=f"{wish.name}-2" if wish.name else "")
         say_line(f"  take it            {again.command()}")
+    for offer in other_offers(event):
+        _show_offer(offer, event, wish)
     if event.reason == "duplicate":
         say_line("  choose another --name, or leave it out")
+
+
+def _show_offer(offer: Offer, event: JobRejected, wish: Wish) -> None:
+    """The same command with other numbers. A deadline counts from when it is typed: whole seconds, rounded up."""
+    say_line(f"  or                 {offer_in_words(offer, event.spec, event.at_s)}")
+    other_batch = event.spec is None or offer.global_batch_size != event.spec.global_batch_size
+    again = replace(
+        wish,
+        deadline=f"{math.ceil(offer.deadline_s - event.at_s)}s",
+        iterations=offer.max_iterations,
+        batch=offer.global_batch_size if other_batch else wish.batch,
+        name=f"{wish.name}-2" if wish.name else "",
+    )
+    say_line(f"  take it            {again.command()}")
 
 
 def show_quote(quoted: DeadlineQuoted, earliest_s: float, wish: Wish) -> None:

@@ -136,7 +136,7 @@ class Promises:
             witness: Witness = TooDear(
                 gpu_seconds=gpu_seconds, price=price, worth=1.0, accepted_price=min(1.0 / gpu_seconds, price)
             )
-            why = why_dear(gpu_seconds, dearest, earliest_s, self._now_s)
+            why = why_dear(self._state, gpu_seconds, dearest, earliest_s, self._now_s)
             return Refusal(
                 reason="price",
                 explanation=why,

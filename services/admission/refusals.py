@@ -1,5 +1,6 @@
 """Why not: what is wrong with a wish, and why a deadline cannot be promised, in sentences with numbers."""
 
+import math
 from datetime import UTC, datetime
 
 from shared.messages.job import JobClass, JobSpec
@@ -41,19 +42,23 @@ def why_late(
     alone_s = spec.max_iterations / fastest + job.resize_cost.seconds(most)
     return (
         f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {most} GPUs they take "
-        f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {_offered(earliest_s, now_s)}"
+        f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {_offered(state, earliest_s, now_s)}"
     )
 
 
-def why_dear(gpu_seconds: float, dearest: float, earliest_s: float | None, now_s: float) -> str:
+def why_dear(
+    state: PoolState, gpu_seconds: float, dearest: float, earliest_s: float | None, now_s: float
+) -> str:
     """The rejection of a job that would fit but crowd out too much."""
     return (
         f"it would hold {gpu_seconds:.0f} GPU-seconds in its window, where jobs of up to {dearest:.0f} are asked for "
-        f"often enough to fill the pool: at its price of a GPU-second it is not worth it; {_offered(earliest_s, now_s)}"
+        f"often enough to fill the pool: at its price of a GPU-second it is not worth it; "
+        f"{_offered(state, earliest_s, now_s)}"
     )
 
 
-def _offered(earliest_s: float | None, now_s: float) -> str:
+def _offered(state: PoolState, earliest_s: float | None, now_s: float) -> str:
+    """earliest_s: of planned time, which ends before the deadline that is told."""
     if earliest_s is None:
         return "no deadline would be met"
-    return f"one in {earliest_s - now_s:.0f} s would be met"
+    return f"a deadline in {math.ceil(earliest_s + state.config.deadline_slack_s - now_s)} s would be met"

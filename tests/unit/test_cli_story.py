@@ -6,6 +6,7 @@ from typing import Any
 from elasticflow.story import Sentence, story
 from shared.messages import events
 from shared.messages.cluster import PoolConfig
+from shared.messages.offer import Offer
 from tests.histories import LINEAR, NOW_S, gpus, spec
 
 
@@ -190,6 +191,30 @@ def test_a_rejection_is_told_with_its_offer() -> None:
     (told,) = pool().decided("admission", rejected).of("j1")
     assert "rejected (deadline): does not fit; the earliest deadline was" in told
     assert told.endswith("(in 30.0s)")
+
+
+def test_a_rejection_is_told_with_what_else_would_have_been_promised() -> None:
+    asked = spec()
+    rejected = events.JobRejected(
+        job_id="j1",
+        tenant="lab",
+        spec=asked,
+        reason="price",
+        explanation="too dear",
+        deadline_s=NOW_S + 5.0,
+        earliest_deadline_s=NOW_S + 30.0,
+        offers=(
+            Offer(deadline_s=NOW_S + 30.0, max_iterations=100, global_batch_size=asked.global_batch_size),
+            Offer(deadline_s=NOW_S + 5.0, max_iterations=40, global_batch_size=asked.global_batch_size),
+            Offer(deadline_s=NOW_S + 9.0, max_iterations=25, global_batch_size=4 * asked.global_batch_size),
+        ),
+        at_s=NOW_S,
+    )
+    (told,) = pool().decided("admission", rejected).of("j1")
+    fewer, larger = told.split("promised would have been ")[1].split(" or ")
+    assert fewer.startswith("40 iterations by ")
+    assert fewer.endswith("(in 5.0s)")
+    assert larger.startswith(f"25 iterations, in batches of {4 * asked.global_batch_size}, by ")
 
 
 def test_making_room_is_part_of_the_story_of_who_made_it() -> None:
