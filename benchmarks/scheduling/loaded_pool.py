@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
+from typing import cast
 
 from benchmarks.scheduling.workloads import cluster_of
 from shared.messages.events import Event, JobFinished, JobProgressed
@@ -14,7 +16,7 @@ from simulator.workload.generator import Recipe, generate
 from simulator.workload.jobs import TraceJob
 from simulator.workload.throughputs import Throughputs
 
-SETTLES_S = 120.0  # long enough for everybody who was placed to train
+SETTLES_S = 30.0  # long enough for everybody who was placed to train
 HOUR_S = 3_600.0
 SEED, NEWCOMERS_SEED = 1, 2
 
@@ -51,11 +53,14 @@ def submitted(job: TraceJob, at_s: float) -> TraceJob:
     )
 
 
-def all_reported(state: PoolState, now_s: float) -> PoolState:
-    """After a report of every job that trains: no job is as it was, as a live pool sees it every few seconds."""
+def all_reported(state: PoolState, now_s: float, *, whole: bool = False) -> PoolState:
+    """After a report of every job that trains: no job is as it was, as a live pool sees it every few seconds.
+
+    whole: reports round down to whole iterations, so that every job is a little behind its plan.
+    """
     for job in state.live_jobs.values():
         if job.training:
-            state = fold(state, _report(state, job, now_s))
+            state = fold(state, _report(state, job, now_s, whole=whole))
     return state
 
 
@@ -91,11 +96,11 @@ def utilization(state: PoolState, now_s: float, ahead_s: float = HOUR_S) -> floa
     return held / (state.num_gpus * ahead_s)
 
 
-def _report(state: PoolState, job: Job, now_s: float) -> JobProgressed:
-    spec = spec_of(job)
-    curve = known_curve(state, spec)
+def _report(state: PoolState, job: Job, now_s: float, *, whole: bool) -> JobProgressed:
+    curve = known_curve(state, spec_of(job))
     assert curve is not None
-    iteration = min(int(iteration_at(job, curve, now_s, HOUR_S)), spec.max_iterations - 1)
+    reached = iteration_at(job, curve, now_s, inf)
+    iteration = int(reached) if whole else cast(int, reached)  # with its fraction, as the simulator tells it
     return JobProgressed(
         job_id=job.job_id,
         generation=job.generation,
