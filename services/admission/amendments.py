@@ -102,7 +102,7 @@ def _promise_anew(
 def _as_it_is(state: PoolState, pool: PlannedPool, job: Job) -> SchedulableJob | None:
     """The job under its present promise; None if it runs nowhere here."""
     row = next((row for row, listed in enumerate(pool.listed) if listed.job_id == job.job_id), None)
-    curve = known_curve(state, spec_of(job))
+    curve = known_curve(state, spec_of(job), job.speed)
     if row is None or curve is None:
         return None
     jobs = pool.plan.table.jobs
@@ -114,6 +114,8 @@ def _as_it_is(state: PoolState, pool: PlannedPool, job: Job) -> SchedulableJob |
         current_num_gpus=int(jobs.held_J[row]),
         resize_cost=resize_cost(state),
         stalled_until_s=float(jobs.stalled_until_J[row]),
+        reserve_nodes=state.config.reserve_nodes,
+        notice_s=state.config.heartbeat_timeout_s,
     )
 
 

@@ -271,7 +271,9 @@ class Promises:
         jobs, found = plan.table.jobs, list[SchedulableJob]()
         for row in map(int, plan.promised):
             newly = plan.accepted.get(row)
-            curve = newly.curve if newly else known_curve(self._state, spec_of(listed[row]))
+            curve = (
+                newly.curve if newly else known_curve(self._state, spec_of(listed[row]), listed[row].speed)
+            )
             assert curve is not None
             found.append(
                 SchedulableJob(

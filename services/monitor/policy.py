@@ -127,7 +127,10 @@ def _progress(job: Job, watched: Watched) -> JobProgressed:
 
 def _correction(pool: PoolState, job: Job, watched: Watched, now_s: float) -> list[ThroughputMeasured]:
     """The point of the curve on which the job trains, if it is measurably elsewhere. Half-way each time: two jobs
-    that share a profile must not pull it to and fro."""
+    that share a profile must not pull it to and fro. Where a confidence is asked for, the curve stays as it is: what
+    speeds were found is kept beside it."""
+    if pool.config.confidence is not None:
+        return []
     measured, num_gpus = watched.mean_iterations_per_s, len(job.gpus)
     curve = pool.curves.get(spec_of(job).profile_key)
     expected = curve.iterations_per_s.get(num_gpus) if curve is not None and curve.complete else None

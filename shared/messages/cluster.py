@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
-from annotated_types import Ge, Gt, Le, Len
+from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, Strict
 
 from shared.messages.limits import (
@@ -95,6 +95,11 @@ class PoolConfig:
     admission: Literal["first-come", "selective"] = "selective"
     reserve_nodes: Annotated[int, Strict(), Ge(0), Le(2)] = 0  # promises hold with so many nodes down at once
     throughput_margin: Fraction = 0.1  # promises count on this much less than the measured curve
+    # takes the place of the margin: promises count on the speed that a job reaches with this probability
+    confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] | None = None
+    speed_spread: Annotated[float, Strict(), Gt(0), Le(1)] = (
+        0.1  # of ln(measured / curve), before any was seen
+    )
     deadline_slack_s: DurationS = 1.0  # promises are planned to end this much before their deadline
     heartbeat_timeout_s: PositiveDurationS = 6.0  # silence after which a node is lost
     stall_timeout_s: PositiveDurationS = 120.0  # without one iteration for so long a job has failed

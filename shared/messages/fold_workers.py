@@ -3,8 +3,8 @@
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event
-from shared.messages.fold_jobs import checkpointed, whole
-from shared.messages.pool_state import Job, PoolState, StoppingWorkers
+from shared.messages.fold_jobs import checkpointed, scheduling_event, whole, with_job
+from shared.messages.pool_state import Job, PoolState, StoppingWorkers, spec_of
 
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2
@@ -25,6 +25,17 @@ def generation_started(job: Job, event: events.GenerationStarted) -> Job:
         return job
     job = checkpointed(job, event.iteration)
     return changed(job, started_at_s=event.at_s, iteration=event.iteration, progressed_at_s=event.at_s)
+
+
+def speed_seen(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:
+    """The job's speed against its curve, where a confidence asks for it; news of it become rare as they say less."""
+    curve = state.curves.get(spec_of(job).profile_key)
+    expected = curve.iterations_per_s.get(len(job.gpus)) if curve is not None and curve.complete else None
+    if state.config.confidence is None or not expected or not event.iterations_per_s or not job.training:
+        return state
+    speed = job.speed.and_ratio(event.iterations_per_s / expected)
+    state = with_job(state, changed(job, speed=speed))
+    return scheduling_event(state, sequence) if speed.count.bit_count() == 1 else state
 
 
 def progressed(job: Job, event: events.JobProgressed) -> Job:

@@ -24,13 +24,14 @@ from shared.messages.fold_plan import allocated, measured, placed, profile_compl
 from shared.messages.fold_workers import (
     generation_started,
     progressed,
+    speed_seen,
     start_seen,
     workers_gone_after_the_end,
     workers_stopped,
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 4  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 5  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -127,7 +128,8 @@ def _of_a_job(
         case events.GenerationStarted():
             return with_job(start_seen(state, job, event), generation_started(job, event))
         case events.JobProgressed():
-            return with_job(state, progressed(job, event))
+            after = progressed(job, event)
+            return state if after is job else speed_seen(with_job(state, after), after, event, sequence)
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state

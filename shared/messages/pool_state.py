@@ -16,6 +16,7 @@ from shared.messages.demand import Demand
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.offer import Offer
+from shared.messages.speed import UNSEEN, SpeedSeen
 
 
 class Phase(StrEnum):
@@ -81,6 +82,7 @@ class Job:
     checkpoint_iteration: int = 0
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0
+    speed: SpeedSeen = UNSEEN  # kept where promises are made with a confidence
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     restarts: int = 0  # crashes in a row without a new checkpoint
     at_risk: bool = False
@@ -144,6 +146,7 @@ class MeasuredCurve:
     measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
     dataset_size: int | None = None
     complete: bool = False
+    speed: SpeedSeen = UNSEEN  # of the jobs of this profile that ended
 
 
 # immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.

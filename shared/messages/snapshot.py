@@ -26,6 +26,7 @@ from shared.messages.pool_state import (
     StoppingWorkers,
     Usage,
 )
+from shared.messages.speed import SpeedSeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ _ADAPTER = TypeAdapter(_Flat)
 _MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "curves", "usage")
 _STATE = (
     *(PoolState, Job, HeldQuote, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
-    *(TenantQuota, GpuHourBudget, StoppingWorkers, JobSpec, MetricCondition),
+    *(TenantQuota, GpuHourBudget, StoppingWorkers, JobSpec, MetricCondition, SpeedSeen),
 )
 _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]
 SHAPE = hashlib.sha256(repr((FOLD, _FIELDS)).encode()).hexdigest()[:16]

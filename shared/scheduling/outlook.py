@@ -11,6 +11,8 @@ from immutables import Map
 from shared.messages.cluster import PoolConfig
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, NodeState, PoolState
+from shared.messages.speed import UNSEEN, SpeedSeen
+from shared.scheduling.confidence import counted_on
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -28,14 +30,17 @@ def profile_known(state: PoolState, spec: JobSpec) -> bool:
     return measured is not None and measured.complete
 
 
-def known_curve(state: PoolState, spec: JobSpec) -> ScalingCurve | None:
-    """The scaling curve to count on: measured, less the margin. None if unknown, or if it runs nowhere here."""
+def known_curve(state: PoolState, spec: JobSpec, own: SpeedSeen = UNSEEN) -> ScalingCurve | None:
+    """The scaling curve to count on: measured, less the margin. None if unknown, or if it runs nowhere here.
+
+    own: how fast the job itself was found to be.
+    """
     if not profile_known(state, spec):
         return None
     measured = state.curves[spec.profile_key]
     most = largest_level(state, spec)
     points = tuple(sorted((n, rate) for n, rate in measured.iterations_per_s.items() if n <= most))
-    return _curve(points, 1.0 - state.config.throughput_margin)
+    return _curve(points, counted_on(state.config, measured.speed, own))
 
 
 @lru_cache(maxsize=4096)

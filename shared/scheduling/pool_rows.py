@@ -110,10 +110,10 @@ class PoolRows:
             if slot == len(self._left):
                 self._grow()
             self._ties[slot] = zlib.crc32(job.job_id.encode())
-        self._jobs_of[slot] = job
+        speed, self._jobs_of[slot] = self._jobs_of[slot].speed, job
         curve = self._curves[slot]
         measured = state.curves.get(self._curve_keys[slot])
-        if measured is not self._measured[slot] or curve is None:
+        if measured is not self._measured[slot] or job.speed is not speed or curve is None:
             curve = self._write_curve(state, job, slot)
             self._measured[slot] = measured
         if curve is None:
@@ -134,7 +134,7 @@ class PoolRows:
         return slot
 
     def _write_curve(self, state: PoolState, job: Job, slot: int) -> ScalingCurve | None:
-        curve = known_curve(state, spec_of(job))
+        curve = known_curve(state, spec_of(job), job.speed)
         self._curves[slot] = curve
         if curve is not None:
             if len(curve.levels) > self._arrays.levels_JL.shape[1]:

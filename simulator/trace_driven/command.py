@@ -20,6 +20,7 @@ from simulator.trace_driven.inputs import note, refusing, workload_of
 from simulator.trace_driven.plots import require_matplotlib, write_plots
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.simulation import Simulation
+from simulator.trace_driven.speed_noise import SpeedNoise
 from simulator.trace_driven.strategies import STRATEGIES
 from simulator.trace_driven.tables import write_tables
 from simulator.trace_driven.trial import Trial, run
@@ -69,6 +70,14 @@ def simulate(
     reserve: Annotated[
         int, typer.Option(metavar="K", min=0, max=2, help="Promise with so many nodes in reserve.")
     ] = 0,
+    confidence: Annotated[
+        float | None,
+        typer.Option(metavar="P", min=0.5, max=0.9999, help="Promise what is kept with this probability."),
+    ] = None,
+    speed_noise: Annotated[
+        float | None,
+        typer.Option(metavar="SIGMA", help="True speed: curve times a lognormal factor, from --seed."),
+    ] = None,
     bound: Annotated[
         bool, typer.Option("--bound", help="Show also how many deadlines anybody could meet at most.")
     ] = False,
@@ -76,7 +85,9 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write jobs.csv, events.csv and pictures there.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="For what a raw trace leaves open.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="For what a raw trace leaves open, and speeds.")
+    ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -92,6 +103,7 @@ def simulate(
       eflow simulate --trace jobs.csv --throughputs tables/ --nodes 16 --json
       eflow simulate --trace small --nodes 2 --out pictures/
       eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
+      eflow simulate --trace small --nodes 2 --speed-noise 0.1 --confidence 0.99
 
     Exit codes: 0 done, 1 a certificate is wrong, 2 bad input or wrong usage, 130 Ctrl-C.
     """
@@ -107,6 +119,8 @@ def simulate(
             overhead=overhead,
             reserve_nodes=reserve,
             failures=_failures(failures, up_hours, down_hours, max_down),
+            confidence=confidence,
+            noise=SpeedNoise(seed=seed, sigma=speed_noise) if speed_noise is not None else None,
         )
         verification = trial.verification()
         simulation = trial.simulation(verification)

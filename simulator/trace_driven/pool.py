@@ -56,6 +56,8 @@ def pool_config(
     *,
     admission: AdmissionPolicy = "selective",
     reserve_nodes: int = 0,
+    confidence: float | None = None,
+    speed_noise: float = 0.0,
 ) -> PoolConfig:
     """Settings under which the pool knows what is true: every curve, every cost, no margin for error."""
     return PoolConfig(
@@ -65,6 +67,8 @@ def pool_config(
         admission=admission,
         reserve_nodes=reserve_nodes,
         throughput_margin=0.0,
+        confidence=confidence,
+        speed_spread=speed_noise or PoolConfig().speed_spread,
         deadline_slack_s=0.0,
         heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,

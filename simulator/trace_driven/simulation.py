@@ -30,12 +30,14 @@ from simulator.trace_driven import facts
 from simulator.trace_driven.failures import FailingNodes, Failures
 from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape, pool_config, wish
 from simulator.trace_driven.result import Result, result_of
-from simulator.trace_driven.world import Training, World
+from simulator.trace_driven.speed_noise import SpeedNoise
+from simulator.trace_driven.world import NO_SPEEDS, Training, World
 from simulator.workload.jobs import TraceJob, Workload
 
 Evolve = Callable[[Any, LedgerMessage, int], Any]
 
 NEVER_S = float("inf")
+FIRST_MEASURED_S = 60.0  # of training: when speeds are not what curves say, a job's is measured
 STARVED_S = 30 * 86_400.0  # nothing to come and nobody trains for so long: whoever waits will wait for ever
 
 
@@ -58,6 +60,8 @@ class Simulation:
         admission: AdmissionPolicy = "selective",
         reserve_nodes: int = 0,
         failures: Failures | None = None,
+        confidence: float | None = None,
+        noise: SpeedNoise | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
@@ -65,7 +69,8 @@ class Simulation:
         self._policies, self._observers = tuple(policies.values()), observers
         self._jobs = {job.job_id: job for job in workload.jobs}
         self._engine = Engine(workload.jobs[0].submitted_at_s)
-        self.world = World(cluster, resize_cost)
+        self._noise = noise
+        self.world = World(cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS)
         # one state for each way to fold: a baseline may remember more than the pool
         self._folded: dict[Evolve, Any] = {lifecycle.evolve: PoolState()}
         for policy in self._policies:
@@ -81,7 +86,14 @@ class Simulation:
         self.finished_at_s: dict[str, float] = {}
         for node_id in cluster.node_ids:
             self._join(node_id)
-        config = pool_config(workload, resize_cost, admission=admission, reserve_nodes=reserve_nodes)
+        config = pool_config(
+            workload,
+            resize_cost,
+            admission=admission,
+            reserve_nodes=reserve_nodes,
+            confidence=confidence,
+            speed_noise=noise.sigma if noise else 0.0,
+        )
         self._fold(facts.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
             self._engine.at(at_s, partial(self._arrive, tuple(together)))
@@ -136,6 +148,18 @@ class Simulation:
         """The stop is over, unless the job has moved on."""
         if self._is_present(training):
             self._fold(facts.generation_started(training, self.now_s))
+            if self._noise is not None:
+                self._measure_after(training, FIRST_MEASURED_S)
+
+    def _measure_after(self, training: Training, wait_s: float) -> None:
+        self._engine.after(wait_s, lambda: self._measure(training, wait_s))
+
+    def _measure(self, training: Training, waited_s: float) -> None:
+        """Tell its true speed, and again after as long as it has trained by then."""
+        if self._is_present(training):
+            self._fold(facts.progressed(training, self.now_s, measured=True))
+            self._measure_after(training, 2 * waited_s)
+            self._soon()
 
     def _finish(self, training: Training) -> None:
         if not self._is_present(training):
@@ -177,11 +201,19 @@ class Simulation:
     def _settle(self) -> None:
         """Ask one after another, until all others are silent on what was said last."""
         self._is_due, silent = False, 0
+        if self._noise is not None:
+            self._report()
         for policy in cycle(self._policies):
             silent = 1 if self._ask(policy) else silent + 1
             if silent == len(self._policies):
                 break
         self._sleep()
+
+    def _report(self) -> None:
+        """How far each job is: not what its curve says."""
+        for training in self.world.trainings.values():
+            if training.starts_s < self.now_s:
+                self._fold(facts.progressed(training, self.now_s))
 
     def _ask(self, policy: Policy[Any]) -> bool:
         """Whether it had something to say."""

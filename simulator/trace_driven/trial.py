@@ -11,6 +11,7 @@ from simulator.trace_driven.failures import Failures
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Observer, Simulation
+from simulator.trace_driven.speed_noise import SpeedNoise
 from simulator.trace_driven.strategies import OURS, strategy
 from simulator.trace_driven.verification import Verification
 from simulator.workload.jobs import Workload
@@ -30,14 +31,17 @@ class Trial:
     overhead: str = "reference"
     reserve_nodes: int = 0
     failures: Failures | None = None
+    confidence: float | None = None
+    noise: SpeedNoise | None = None
 
     @property
     def resize_cost(self) -> ResizeCost:
         return overhead_model(self.overhead, self.cluster.num_gpus)
 
     def verification(self) -> Verification | None:
-        """To watch the simulation, if its policy promises anything: baselines do not."""
-        if self.policy not in OURS:
+        """To watch the simulation, if its policy promises anything for certain: baselines do not, and nobody can where
+        speeds are not known."""
+        if self.policy not in OURS or self.noise is not None:
             return None
         return Verification(self.workload, self.resize_cost)
 
@@ -52,6 +56,8 @@ class Trial:
             admission=chosen.admission,
             reserve_nodes=self.reserve_nodes,
             failures=self.failures,
+            confidence=self.confidence,
+            noise=self.noise,
             observers=tuple(observer for observer in observers if observer is not None),
         )
 

@@ -5,8 +5,9 @@ exactly the rate of its curve; a job that keeps its GPUs pays nothing. Asserted 
 node that is down.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from shared.messages.cluster import GpuId
 from shared.scheduling.resize_cost import ResizeCost
@@ -16,6 +17,7 @@ from simulator.workload.jobs import TraceJob
 # A job with less than this left is done: after months, floats of seconds resolve little more. It is forgiven once
 # in a job's life, at its end, not at each plan.
 DONE_WITHIN_S = 1e-6
+NO_SPEEDS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,11 @@ class Training:
     placed_at_s: float
     starts_s: float
     iteration: float
+    speed: float = 1.0  # what is true over what its curve says
     rate: float = field(init=False)  # iterations/s
 
     def __post_init__(self) -> None:
-        self.rate = self.job.curve.throughput(len(self.gpus))
+        self.rate = self.speed * self.job.curve.throughput(len(self.gpus))
 
     def iteration_at(self, now_s: float) -> float:
         if now_s <= self.starts_s:
@@ -79,8 +82,11 @@ class Training:
 class World:
     """The cluster, the jobs on it, and what has been."""
 
-    def __init__(self, cluster: ClusterShape, resize_cost: ResizeCost) -> None:
-        self._cluster, self._resize_cost = cluster, resize_cost
+    def __init__(
+        self, cluster: ClusterShape, resize_cost: ResizeCost, speeds: Mapping[str, float] = NO_SPEEDS
+    ) -> None:
+        """speeds: by job, what is true over what its curve says; 1 where nothing else is said."""
+        self._cluster, self._resize_cost, self._speeds = cluster, resize_cost, speeds
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
         self._down: dict[str, int] = {}  # node: position among the outages
         self._iterations: dict[str, float] = {}  # of jobs that wait for GPUs
@@ -123,6 +129,7 @@ class World:
             placed_at_s=now_s,
             starts_s=now_s + self._resize_cost.seconds(len(gpus)),
             iteration=self._iterations.pop(job.job_id, 0.0),
+            speed=self._speeds.get(job.job_id, 1.0),
         )
         self.trainings[job.job_id] = training
         return training
