@@ -1,5 +1,7 @@
 """A pool is made and configured: the operator's decision, on the plan as all others."""
 
+from dataclasses import replace
+
 from elasticflow.ledger_view import LedgerView
 from shared.errors import Reload
 from shared.messages import codec, subjects
@@ -14,27 +16,37 @@ _CONNECT_WAIT_S = 5.0
 
 
 async def configure(
-    url: str, pool: str, wanted: PoolConfig | None, clock: Clock, *, stream_replicas: int = 1
+    url: str,
+    pool: str,
+    wanted: PoolConfig | None,
+    clock: Clock,
+    *,
+    confidence: float | None = None,
+    stream_replicas: int = 1,
 ) -> None:
     """Make the pool, and make its configuration the wanted one, by compare-and-set as every decision.
 
-    wanted: None leaves a configured pool as it is, and gives a new one the defaults.
+    wanted: None leaves a configured pool as it is, and gives a new one the defaults. confidence: goes before theirs.
     """
     limits = StreamLimits(replicas=stream_replicas)
     bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
     try:
         await bus.ensure_pool(pool)
-        while not await _configured(bus, pool, wanted, clock):
+        while not await _configured(bus, pool, wanted, confidence, clock):
             pass
     finally:
         await bus.close()
 
 
-async def _configured(bus: NatsBus, pool: str, wanted: PoolConfig | None, clock: Clock) -> bool:
+async def _configured(
+    bus: NatsBus, pool: str, wanted: PoolConfig | None, confidence: float | None, clock: Clock
+) -> bool:
     """True if the pool has the wanted configuration now; False if a rival decision came between."""
     plan_end = await bus.last_subject_sequence(subjects.plan(pool))
     state = await LedgerView(bus, pool).state()
     wanted = wanted or (state.config if state.configured else PoolConfig())
+    if confidence is not None:
+        wanted = replace(wanted, confidence=confidence)
     if state.configured and state.config == wanted:
         return True
     now_s = clock.now_s()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import promised_finish_s
 from shared.messages import events, lifecycle
-from shared.messages.cluster import ShareSchedule, segments
+from shared.messages.cluster import PoolConfig, ShareSchedule, segments
 from shared.messages.events import Event, PlanDecided
 from shared.messages.job import JobSpec
 from shared.messages.offer import Offer
@@ -182,8 +182,14 @@ def _admitted(event: events.JobAdmitted, old: Job | None, state: PoolState) -> s
     return (
         f"{asked}admitted: {_schedule(event.minimum_satisfactory_share)} finish it by "
         f"{clock_time(finish_s, now_s=event.at_s)}{slack}; {event.gpu_seconds:.0f} GPU-seconds{speeds}, "
-        f"less a margin of {state.config.throughput_margin:.0%}"
+        f"less {_margin(state.config)}"
     )
+
+
+def _margin(config: PoolConfig) -> str:
+    if config.confidence is None:
+        return f"a margin of {config.throughput_margin:.0%}"
+    return f"what a confidence of {config.confidence:g} asks for"
 
 
 def _rejected(event: events.JobRejected) -> str:
@@ -249,7 +255,7 @@ def _at_risk(event: events.JobAtRisk) -> str:
     if event.projected_finish_s is None:
         return "at risk: it makes no progress"
     late = duration_in_words(event.projected_finish_s - event.deadline_s)
-    return f"at risk: at its measured speed it would end {late} after its deadline"
+    return f"at risk: on what is there, at its measured speed, it would end {late} after its deadline"
 
 
 def _finished(event: events.JobFinished, new: Job) -> str:

@@ -47,6 +47,7 @@ class UpPlan:
     device: str = "auto"
     replicas: Mapping[str, int] = field(default_factory=dict[str, int])
     config: PoolConfig | None = None  # None: as the pool was configured before
+    confidence: float | None = None  # None: as that says
     nats_url: str = ""
     nats_host: str = _HOST
     nats_port: int = 0
@@ -72,7 +73,12 @@ class Supervisor:
             async with self._nats() as url:
                 plan = self._plan
                 await configure(
-                    url, plan.pool, plan.config, self._clock, stream_replicas=plan.stream_replicas
+                    url,
+                    plan.pool,
+                    plan.config,
+                    self._clock,
+                    confidence=plan.confidence,
+                    stream_replicas=plan.stream_replicas,
                 )
                 await self._supervise(url, on_healthy)
         finally:

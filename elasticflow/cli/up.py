@@ -62,6 +62,16 @@ def up(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="PoolConfig as TOML or JSON.")
     ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            "--confidence",
+            min=0.5,
+            max=0.9999,
+            metavar="P",
+            help="Promise what is kept with this probability.",
+        ),
+    ] = None,
     replicas: Annotated[
         list[str] | None,
         typer.Option("--replicas", metavar="SERVICE=N", help=f"More than one of {', '.join(REPLICABLE)}."),
@@ -104,6 +114,7 @@ def up(
         device=device.value,
         replicas=dict(map(_parse_replicas, replicas or ())),
         config=read_config(config) if config is not None else None,
+        confidence=confidence,
         nats_url=nats_url,
         nats_host=nats_host,
         nats_port=nats_port,
