@@ -93,7 +93,7 @@ class PoolRows:
                 new[:num_rows, :most_segments] = old[slots, :most_segments]
             else:
                 new[:num_rows] = old[slots]
-        promised = np.fromiter((job.promised for job in listed), np.bool_, num_rows)
+        promised = self._promised[slots]
         table = JobTable([job.job_id for job in listed], jobs, schedules)
         return PoolTable(table, listed, np.flatnonzero(promised), np.flatnonzero(~promised))
 
@@ -125,7 +125,7 @@ class PoolRows:
         self._progressed_at[slot] = job.progressed_at_s
         arrays.held_J[slot] = held_num_gpus(job)
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
-        promised = job.promised
+        promised = self._promised[slot] = job.promised
         arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if promised else np.inf
         planned = job.planned_share if promised else ()
         if planned is not self._planned[slot]:
@@ -154,7 +154,7 @@ class PoolRows:
         self._arrays: Jobs = empty_jobs(64, 8)
         self._schedules: Schedules = empty_schedules(64)
         self._left, self._rates, self._progressed_at, self._iterations = (np.zeros(64) for _ in range(4))
-        self._ties = np.zeros(64, np.int64)
+        self._ties, self._promised = np.zeros(64, np.int64), np.zeros(64, np.bool_)
 
     def _grow(self) -> None:
         """Twice the rows."""
@@ -164,7 +164,7 @@ class PoolRows:
         for new, old in zip(schedules, self._schedules, strict=True):
             new[: len(old)] = old
         self._schedules = schedules
-        for name in ("_left", "_rates", "_progressed_at", "_iterations", "_ties"):
+        for name in ("_left", "_rates", "_progressed_at", "_iterations", "_ties", "_promised"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))
 
