@@ -63,7 +63,8 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 3)
     if isinstance(value, PoolConfig):
-        return {"resize_cost_s": value.resize_cost_s, "throughput_margin": value.throughput_margin}
+        names = ("resize_cost_s", "throughput_margin", "confidence", "reserve_nodes")
+        return {name: known for name in names if (known := getattr(value, name))}
     if isinstance(value, PlacedJob):
         return f"{value.job_id} g{value.generation} on {gpus_in_words(value.gpus) or 'nothing'}"
     if isinstance(value, tuple):
