@@ -182,13 +182,11 @@ class Promises:
 
     def first_worth_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from this one on at which the job is not too dear: its window doubles until it is not."""
-        ahead_s = 0.0
-        step_s = max(from_s - self._now_s, 60.0)
-        while self.is_too_dear(replace(job, deadline_s=from_s + ahead_s)):
-            ahead_s = 2 * ahead_s if ahead_s else step_s
-            if ahead_s > 2.0**32:
+        low_s, high_s = 0.0, 0.0
+        while self.is_too_dear(replace(job, deadline_s=from_s + high_s)):
+            low_s, high_s = high_s, 2 * high_s if high_s else max(from_s - self._now_s, 60.0)
+            if high_s > 2.0**32:
                 return None
-        low_s, high_s = ahead_s / 2, ahead_s
         while high_s - low_s > within_s:
             middle_s = math.floor((low_s + high_s) / 2)
             if self.is_too_dear(replace(job, deadline_s=from_s + middle_s)):
@@ -232,7 +230,7 @@ class Promises:
 
     def _most_iterations(self, job: SchedulableJob) -> int:
         """As many iterations as are promised by the deadline without moving anybody; 0 if not one."""
-        fitting = _most(job, self.plan.fits_around)
+        fitting = self.plan.most_iterations(job)
         affordable = replace(job, remaining_iterations=float(fitting))
         if not self.is_too_dear(affordable):
             return fitting

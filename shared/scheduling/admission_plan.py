@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.scheduling.compiled import Integers
-from shared.scheduling.filling import fill, minimum_share
+from shared.scheduling.filling import fill, minimum_share, most_iterations
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment, end_s
 from shared.scheduling.planning import fill_anew, forget_past, hold_all, new_workspace, overloaded, write
 from shared.scheduling.profile import (
@@ -147,6 +147,17 @@ class AdmissionPlan:
                 self.profile, jobs, row, job.deadline_s, work.found, work.other, work.memory
             )
             return found >= 0
+        finally:
+            self.table.pop()
+
+    def most_iterations(self, job: SchedulableJob) -> int:
+        """As many iterations as would be promised by the deadline without moving any other; 0 if not one."""
+        row = self._append(job)
+        try:
+            work = self.workspace
+            return most_iterations(
+                self.profile, self.table.jobs, row, job.deadline_s, work.found, work.memory
+            )
         finally:
             self.table.pop()
 

@@ -175,6 +175,24 @@ def minimum_share(
 
 
 @compiled
+def most_iterations(
+    profile: Profile, jobs: Jobs, job: int, by_s: float, out: Segments, memory: Scratch
+) -> int:
+    """With how many iterations a job ends in time that does not with all of its own, to one in a hundred."""
+    asked, cap = jobs.remaining_J[job], jobs.num_levels_J[job] - 1
+    low, high = 0, int(asked)
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        jobs.remaining_J[job] = middle
+        if fill(profile, jobs, job, cap, by_s, out, memory) >= 0:
+            low = middle
+        else:
+            high = middle
+    jobs.remaining_J[job] = asked
+    return low
+
+
+@compiled
 def gpu_seconds(segments: Segments, count: int) -> float:
     """GPUs held times how long, stops included."""
     total = 0.0

@@ -31,6 +31,8 @@ def _call_each_function() -> None:
     plan.admit(job("making-room", 60.0, 70.0))
     plan.admit(job("impossible", 60.0, 61.0))
     plan.earliest_deadline_s(job("quoted", 10.0, 20.0))
+    plan.fits_around(job("fitting", 5.0, 60.0))
+    plan.most_iterations(job("shorter", 99.0, 60.0))
     plan.utilization(10.0)
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
