@@ -33,9 +33,9 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
                 desk.hold(command)
             elif isinstance(command, AmendJob):
                 desk.amend(command)
-    for job in sorted(desk.state.live_jobs.values(), key=lambda job: (job.decided_sequence, job.job_id)):
-        if job.phase is Phase.PROFILING:
-            desk.decide_profiled(job.job_id, job.tenant, spec_of(job), job.deadline_s)
+    measured = [job for job in desk.state.live_jobs.values() if job.phase is Phase.PROFILING]
+    for job in sorted(measured, key=lambda job: (job.decided_sequence, job.job_id)):
+        desk.decide_profiled(job.job_id, job.tenant, spec_of(job), job.deadline_s)
     return tuple(desk.said)
 
 
