@@ -6,7 +6,7 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.admission.refusals import why_dear, why_late
@@ -129,7 +129,7 @@ class Promises:
         thorough = self._num_thorough < MAX_THOROUGH_REFUSALS
         self._num_thorough += 1
         earliest_s = self._earliest_s(job, tight=thorough)
-        offers = self._offers(job, spec, earliest_s)
+        offers = self._offers(job, spec, earliest_s, thorough=thorough)
         if dear:
             gpu_seconds, dearest = self.least_gpu_seconds(job), self._dearest(job)
             price = 1.0 / max(dearest, 1e-9)
@@ -178,7 +178,7 @@ class Promises:
             earliest_s = plan.earliest_deadline_s(job) if tight else plan.earliest_deadline_around_s(job)
         if earliest_s is None or self._state.config.admission == "first-come":
             return earliest_s
-        return self.first_worth_s(job, earliest_s, 1.0 if tight else 60.0)
+        return self.first_worth_s(job, earliest_s, 1.0 if tight else math.inf)
 
     def first_worth_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from this one on at which the job is not too dear: its window doubles until it is not."""
@@ -188,14 +188,16 @@ class Promises:
             if high_s > 2.0**32:
                 return None
         while high_s - low_s > within_s:
-            middle_s = math.floor((low_s + high_s) / 2)
+            middle_s = (low_s + high_s) / 2
             if self.is_too_dear(replace(job, deadline_s=from_s + middle_s)):
                 low_s = middle_s
             else:
                 high_s = middle_s
         return from_s + math.ceil(high_s)
 
-    def _offers(self, job: SchedulableJob, spec: JobSpec, earliest_s: float | None) -> tuple[Offer, ...]:
+    def _offers(
+        self, job: SchedulableJob, spec: JobSpec, earliest_s: float | None, *, thorough: bool
+    ) -> tuple[Offer, ...]:
         """A later deadline, fewer iterations, other batch sizes that are known: each would be promised if taken now."""
         slack_s = self._state.config.deadline_slack_s
         offers = list[Offer]()
@@ -214,13 +216,15 @@ class Promises:
                 if not self.is_too_dear(replace(other, deadline_s=at_s)):
                     offers.append(_offer(spec, at_s + slack_s, iterations, batch_size))
         if len(offers) < 3 and earliest_s is not None:
-            offers += self._between(job, spec, earliest_s, fewer)
+            offers += self._between(job, spec, earliest_s, fewer, parts=(0.5, 0.75) if thorough else (0.5,))
         return tuple(offers)
 
-    def _between(self, job: SchedulableJob, spec: JobSpec, earliest_s: float, fewer: int) -> list[Offer]:
+    def _between(
+        self, job: SchedulableJob, spec: JobSpec, earliest_s: float, fewer: int, parts: tuple[float, ...]
+    ) -> list[Offer]:
         """Half the way to the later deadline, with as many iterations as fit by then."""
         found = list[Offer]()
-        for part in (0.5, 0.75):
+        for part in parts:
             between_s = float(math.ceil(job.deadline_s + part * (earliest_s - job.deadline_s)))
             iterations = self._most_iterations(replace(job, deadline_s=between_s))
             if fewer < iterations < spec.max_iterations and between_s > job.deadline_s:
@@ -232,9 +236,10 @@ class Promises:
         """As many iterations as are promised by the deadline without moving anybody; 0 if not one."""
         fitting = self.plan.most_iterations(job)
         affordable = replace(job, remaining_iterations=float(fitting))
-        if not self.is_too_dear(affordable):
+        if fitting < 1 or not self.is_too_dear(affordable):
             return fitting
-        return _most(affordable, lambda fewer: not self.is_too_dear(fewer))
+        # in the same window less work needs no more GPU-seconds for each iteration
+        return int(fitting * self._dearest(job) / self.least_gpu_seconds(affordable))
 
     def _other_batch_sizes(self, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
         if not spec.model_name:
@@ -284,18 +289,6 @@ class Promises:
                 )
             )
         return found
-
-
-def _most(job: SchedulableJob, is_taken: Callable[[SchedulableJob], bool]) -> int:
-    """Iterations, to a few in a hundred, with which a job is taken that is not taken with all of its own."""
-    low, high = 0, int(job.remaining_iterations)
-    while high - low > max(1, low // 64):
-        middle = (low + high) // 2
-        if is_taken(replace(job, remaining_iterations=float(middle))):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _offer(

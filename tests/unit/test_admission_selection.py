@@ -187,3 +187,11 @@ def test_what_was_refused_by_price_is_taken_when_demand_has_faded() -> None:
 
 def _earlier(numbers: tuple[float, ...], by_s: float) -> tuple[float, ...]:
     return tuple(number - by_s if index % 2 == 0 else number for index, number in enumerate(numbers))
+
+
+def test_the_search_for_a_deadline_that_is_worth_it_ends_at_any_fraction_of_a_second() -> None:
+    for number in range(40):
+        wish = dear(deadline_s=NOW_S + 2000.0 + 0.173 * number, max_iterations=2880 + 7 * number)
+        (rejected,) = said(busy(CHEAP_FILL_THE_POOL), wish)
+        assert isinstance(rejected, events.JobRejected)
+        assert rejected.earliest_deadline_s is None or rejected.earliest_deadline_s > NOW_S + 2000.0
