@@ -141,7 +141,7 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 job_id=job.job_id,
                 generation=job.generation,
                 num_gpus=len(job.gpus),
-                iteration=rank0.iteration,
+                iteration=rank0.checkpoint_iteration or 0,  # not how far it came since: that is on no disk
                 at_s=now_s,
             )
         )

@@ -76,6 +76,7 @@ class NatsWorkQueue:
                 return []
             with contextlib.suppress(Unavailable):  # the connection has just broken: wait for the next
                 await self._ask(max_messages, min(remaining_s, _LONGEST_WAIT_S))
+            await asyncio.sleep(0)  # it may fail at once until nats-py's reconnecting has had its first turn
 
     async def close(self) -> None:
         for item in self._take(len(self._inbox.messages)):

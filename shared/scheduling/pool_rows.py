@@ -24,6 +24,7 @@ from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 
 _SPARE_ROWS = 8  # for those that ask to come in
+OVERDUE_S = 1.0  # of work, at its speed, that a job is taken to need when it should have ended and did not
 _ROUNDING = 1e-12  # of a job's iterations: below it nothing is left but the rounding of sums
 
 
@@ -79,8 +80,9 @@ class PoolRows:
         since_s = np.clip(now_s - self._progressed_at[slots], 0.0, self._config.progress_timeout_s)
         left = self._left[slots] - self._rates[slots] * since_s
         rounding = _ROUNDING * self._iterations[slots]
-        # a job that should have ended by now and did not: one iteration more
-        left = np.where(left > -rounding, np.maximum(left, rounding), 1.0)
+        # a job that should have ended by now and did not: some more, and not planned anew for each iteration
+        overdue = np.maximum(1.0, OVERDUE_S * self._rates[slots])
+        left = np.where(left > -rounding, np.maximum(left, rounding), overdue)
         most_segments = int(self._schedules.count_J[slots].max()) if num_rows else 0
         num_levels = int(self._arrays.num_levels_J[slots].max()) if num_rows else 1
         jobs = empty_jobs(num_rows + _SPARE_ROWS, num_levels)

@@ -1,5 +1,7 @@
 """Given this history and these processes, the executor of node-0 tells these facts and takes these actions."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.executor.model import Membership
@@ -71,6 +73,17 @@ def test_what_is_placed_here_is_started_and_told_step_by_step() -> None:
     assert node.told[1:] == [
         events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S)
     ]
+
+
+def test_a_start_that_is_told_late_is_told_from_its_checkpoint() -> None:
+    node = ExecutorNode().settle().admit().place("node-0:0").says(Started(iteration=7)).forget()
+    job = node.state.pool.live_jobs["a"]
+    untold = replace(job, started_at_s=None)
+    node.state = replace(
+        node.state, pool=replace(node.state.pool, live_jobs=node.state.pool.live_jobs.set("a", untold))
+    )
+    node.says(Progressed(iteration=9, iterations_per_s=1.0, metrics={}))
+    assert [fact.iteration for fact in node.told_of(events.GenerationStarted)] == [7]
 
 
 def test_the_address_of_a_distant_rank_0_is_passed_on_once() -> None:
