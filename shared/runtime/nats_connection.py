@@ -143,6 +143,7 @@ class Connection:
         """False after timeout_s; raises BusClosed."""
         self.check_open()
         if not self.is_connected:
+            self._connected.clear()  # nats-py knows of a break before it says so: whoever asks again must not spin
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._connected.wait()
