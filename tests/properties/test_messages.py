@@ -124,8 +124,8 @@ def test_fields_of_a_later_writer_are_passed_over(message: Any, name: str) -> No
 @given(message=messages(), version=st.integers() | st.none() | st.text(max_size=5) | st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_unknown_versions_are_refused(message: Any, version: Any) -> None:
-    if version == type(message).VERSION and not isinstance(version, bool):
-        return
+    if type(version) is int and 1 <= version <= type(message).VERSION:
+        return  # this one, or an older one that is still read
     with pytest.raises(Undecodable):
         codec.decode(json.dumps(plain(CancelJob(job_id="a", tenant="b")) | {"version": version}).encode())
 
