@@ -158,10 +158,9 @@ class Promises:
         gpu_seconds, window_s = self.least_gpu_seconds(job), job.deadline_s - self._now_s
         if gpu_seconds <= self._dearest(job):
             return True
-        if self.plan.utilization(job.deadline_s) <= IDLE_BESIDE:
-            return True
+        beside = self.plan.utilization(job.deadline_s)
         own = gpu_seconds / (max(self.plan.num_gpus, 1) * window_s)
-        return self.plan.utilization(job.deadline_s) + own <= IDLE_UTILIZATION
+        return beside <= IDLE_BESIDE or beside + own <= IDLE_UTILIZATION
 
     def _dearest(self, job: SchedulableJob) -> float:
         if self._selection is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shared.scheduling.compiled import Integers
 from shared.scheduling.filling import fill, minimum_share, most_iterations
-from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment, end_s
+from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s, schedule_of
 from shared.scheduling.planning import fill_anew, forget_past, hold_all, new_workspace, overloaded, write
 from shared.scheduling.profile import (
     MAX_SEGMENTS,
@@ -240,7 +240,7 @@ class AdmissionPlan:
             if count < 0:
                 return None
             write(self._filled, row, work.found, count)
-            return self._filled_schedule(row)
+            return schedule_of(self._filled, row)
         finally:
             self.table.pop()
 
@@ -272,7 +272,7 @@ class AdmissionPlan:
         copy_into(profile, self.profile)
         write(self._filled, row, work.found, count)
         reserve(profile, self._filled, row)
-        return Proposal(job=job, schedules={row: self._filled_schedule(row)}, profile=profile)
+        return Proposal(job=job, schedules={row: schedule_of(self._filled, row)}, profile=profile)
 
     def _making_room(self, row: int, job: SchedulableJob, tries: int) -> Proposal | None:
         """Fill all jobs anew, the newcomer among them."""
@@ -293,8 +293,8 @@ class AdmissionPlan:
         copy_into(profile, self._other_profile)
         others = order[num_kept:][order[num_kept:] != row]
         moved = others[_differ(self.table.schedules, self._filled, others)]
-        changed = {int(other): self._filled_schedule(other) for other in moved}
-        changed[row] = self._filled_schedule(row)
+        changed = {int(other): schedule_of(self._filled, other) for other in moved}
+        changed[row] = schedule_of(self._filled, row)
         return Proposal(job=job, schedules=changed, profile=profile)
 
     def _fill_anew(self, order: Integers, num_kept: int, *, hurried: int = -1, tries: int = 1) -> int:
@@ -377,13 +377,6 @@ class AdmissionPlan:
     def _take(self, row: int) -> None:
         for mine, found in zip(self.table.schedules, self._filled, strict=True):
             mine[row] = found[row]
-
-    def _filled_schedule(self, row: int) -> Schedule:
-        starts, ends, num_gpus, count = self._filled
-        return tuple(
-            Segment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k]))
-            for k in range(count[row])
-        )
 
     def _append(self, job: SchedulableJob) -> int:
         row = self.table.append(job)

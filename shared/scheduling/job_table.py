@@ -104,11 +104,7 @@ class JobTable:
 
     def schedule(self, row: int) -> Schedule:
         """The schedule of a row, one by one."""
-        starts, ends, num_gpus, count = self.schedules
-        return tuple(
-            Segment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k]))
-            for k in range(count[row])
-        )
+        return schedule_of(self.schedules, row)
 
     def write_schedule(self, row: int, schedule: Sequence[float]) -> None:
         """Give a row a schedule: start_s, end_s, num_gpus of each segment."""
@@ -122,13 +118,32 @@ class JobTable:
     def _grow(self, num_levels: int) -> None:
         """Twice the rows, and as many levels as asked for."""
         num_rows = max(2 * self.jobs.remaining_J.shape[0], 8)
-        jobs = empty_jobs(num_rows, max(num_levels, self.jobs.levels_JL.shape[1]))
-        for new, old in zip(jobs, self.jobs, strict=True):
-            new[tuple(slice(0, size) for size in old.shape)] = old
-        schedules = empty_schedules(num_rows)
-        for new, old in zip(schedules, self.schedules, strict=True):
-            new[: len(old)] = old
-        self.jobs, self.schedules = jobs, schedules
+        self.jobs = with_room(self.jobs, num_rows, max(num_levels, self.jobs.levels_JL.shape[1]))
+        self.schedules = with_rows(self.schedules, num_rows)
+
+
+def schedule_of(schedules: Schedules, row: int) -> Schedule:
+    """The schedule of a row, segment by segment."""
+    starts, ends, num_gpus, count = schedules
+    return tuple(
+        Segment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k])) for k in range(count[row])
+    )
+
+
+def with_room(jobs: Jobs, num_rows: int, num_levels: int) -> Jobs:
+    """The same rows, with room for more of them and for more levels."""
+    larger = empty_jobs(num_rows, num_levels)
+    for new, old in zip(larger, jobs, strict=True):
+        new[tuple(slice(0, size) for size in old.shape)] = old
+    return larger
+
+
+def with_rows(schedules: Schedules, num_rows: int) -> Schedules:
+    """The same schedules, with room for more."""
+    larger = empty_schedules(num_rows)
+    for new, old in zip(larger, schedules, strict=True):
+        new[: len(old)] = old
+    return larger
 
 
 def empty_jobs(num_rows: int, num_levels: int) -> Jobs:

@@ -10,7 +10,15 @@ from shared.messages.cluster import PoolConfig, ShareSchedule
 from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, spec_of
 from shared.scheduling.compiled import Integers
 from shared.scheduling.filling import Jobs
-from shared.scheduling.job_table import JobTable, empty_jobs, write_failures, write_levels, write_schedule
+from shared.scheduling.job_table import (
+    JobTable,
+    empty_jobs,
+    with_room,
+    with_rows,
+    write_failures,
+    write_levels,
+    write_schedule,
+)
 from shared.scheduling.outlook import (
     held_num_gpus,
     known_curve,
@@ -140,7 +148,7 @@ class PoolRows:
         self._curves[slot] = curve
         if curve is not None:
             if len(curve.levels) > self._arrays.levels_JL.shape[1]:
-                self._arrays = _resized(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
+                self._arrays = with_room(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
             write_levels(self._arrays, slot, curve, self._cost)
             reserve_nodes = state.config.reserve_nodes if job.promised else 0
             write_failures(self._arrays, slot, reserve_nodes, state.config.heartbeat_timeout_s)
@@ -161,18 +169,8 @@ class PoolRows:
     def _grow(self) -> None:
         """Twice the rows."""
         num_rows = 2 * len(self._left)
-        self._arrays = _resized(self._arrays, num_rows, self._arrays.levels_JL.shape[1])
-        schedules = empty_schedules(num_rows)
-        for new, old in zip(schedules, self._schedules, strict=True):
-            new[: len(old)] = old
-        self._schedules = schedules
+        self._arrays = with_room(self._arrays, num_rows, self._arrays.levels_JL.shape[1])
+        self._schedules = with_rows(self._schedules, num_rows)
         for name in ("_left", "_rates", "_progressed_at", "_iterations", "_ties", "_promised"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))
-
-
-def _resized(arrays: Jobs, num_rows: int, num_levels: int) -> Jobs:
-    larger = empty_jobs(num_rows, num_levels)
-    for new, old in zip(larger, arrays, strict=True):
-        new[tuple(slice(0, size) for size in old.shape)] = old
-    return larger
