@@ -11,7 +11,7 @@ WORKERS ?= 2
 SOURCES := shared services simulator elasticflow examples benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format unit test demo bench compose-test clean
+.PHONY: help install check format test search demo bench compose-test clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ format: install  ## let ruff format the sources
 
 test: check  ## everything: check, then simulation, integration, fault and training tests
 	$(BIN)/pytest -q -n $(WORKERS) tests/simulation tests/integration tests/training tests/faults
+
+search: install  ## ten times the examples of the property tests, new ones each time (some minutes)
+	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search tests/properties
 
 demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlines
 	$(BIN)/python -m examples.demo

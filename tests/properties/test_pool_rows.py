@@ -15,10 +15,11 @@ from shared.scheduling.outlook import (
     iteration_at,
     known_curve,
     planned_deadline_s,
+    progress_rate,
     resize_cost,
     stalled_until_s,
 )
-from shared.scheduling.pool_rows import PoolRows, PoolTable
+from shared.scheduling.pool_rows import OVERDUE_S, PoolRows, PoolTable
 from tests.properties.history_strategies import histories
 
 CURVES = {"linear/b64": {1: 1.0, 2: 2.0, 4: 3.0}}
@@ -65,7 +66,8 @@ def assert_describes(pool: PoolTable, state: PoolState, now_s: float) -> None:
         assert jobs.held_J[row] == held_num_gpus(job)
         assert jobs.stalled_until_J[row] == stalled_until_s(job, cost)
         left = spec_of(job).max_iterations - iteration_at(job, curve, now_s, state.config.progress_timeout_s)
-        assert math.isclose(jobs.remaining_J[row], left if left > 0 else 1.0, abs_tol=1e-9)
+        overdue = max(1.0, OVERDUE_S * progress_rate(job, curve))
+        assert math.isclose(jobs.remaining_J[row], left if left > 0 else overdue, abs_tol=1e-9)
         assert (row in pool.promised) == job.promised
         if job.promised:
             assert jobs.deadline_J[row] == planned_deadline_s(state, job.deadline_s)
