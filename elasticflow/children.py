@@ -67,17 +67,8 @@ class Child:
     async def _start(self) -> asyncio.subprocess.Process:
         if not _is_free(self.metrics_port):
             self.metrics_port = free_port("127.0.0.1")
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *self._argv,
-                env={**self._environment, "EF_METRICS_PORT": str(self.metrics_port)},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is for the supervisor, which stops in order
-                preexec_fn=preexec_die_with_parent(),
-            )
+        environment = {**self._environment, "EF_METRICS_PORT": str(self.metrics_port)}
+        return await start_process(self._argv, environment, self.log_file)
 
     async def is_healthy(self, http: aiohttp.ClientSession) -> bool:
         """Its health page says so."""
@@ -104,6 +95,23 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+async def start_process(
+    argv: tuple[str, ...], environment: Mapping[str, str], log_file: Path
+) -> asyncio.subprocess.Process:
+    """It appends what it says to log_file, and dies with us."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor, which stops in order
+            preexec_fn=preexec_die_with_parent(),
+        )
 
 
 def free_port(host: str) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 
 from elasticflow.children import Child, free_port, last_line
+from elasticflow.compilation import compile_scheduler
 from elasticflow.endpoint import DEFAULT_POOL
 from elasticflow.errors import StartFailed
 from elasticflow.machine import node_environments, visible_gpus
@@ -70,6 +71,9 @@ class Supervisor:
         the server raises."""
         lock = take(self._plan.data_dir)
         try:
+            await compile_scheduler(
+                _environment(), self._plan.data_dir / "services" / "compilation.log", self._report
+            )
             async with self._nats() as url:
                 plan = self._plan
                 await configure(
@@ -172,8 +176,7 @@ class Supervisor:
 
     def _child(self, name: str, service: str, url: str, own: Mapping[str, str]) -> Child:
         environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (_import_root(), os.environ.get("PYTHONPATH")))),
+            **_environment(),
             "NATS_URL": url,
             "EF_POOL": self._plan.pool,
             "EF_REPLICAS": str(self._plan.stream_replicas),
@@ -239,6 +242,8 @@ def kept_token(data_dir: Path) -> str:
     return path.read_text().strip()
 
 
-def _import_root() -> str:
-    """Where `services` is found, also when we run from a checkout and not from its folder."""
-    return str(Path(__file__).resolve().parent.parent)
+def _environment() -> dict[str, str]:
+    """Ours, and where `services` and `shared` are found, also when we run from a checkout and not from its folder."""
+    import_root = str(Path(__file__).resolve().parent.parent)
+    found = os.pathsep.join(filter(None, (import_root, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": found}

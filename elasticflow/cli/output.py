@@ -45,9 +45,9 @@ def say_line(text: str, style: str = "") -> None:
     console().print(Text(text, style=style), soft_wrap=True)
 
 
-def note(text: str) -> None:
+def note(text: str, end: str = "\n") -> None:
     """Something beside the result."""
-    print(text, file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, end=end, flush=True)
 
 
 def print_json(value: Any) -> None:

@@ -17,7 +17,6 @@ import psutil
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.children import last_line
 from elasticflow.cli.options import DataDir, Json, Pool
 from elasticflow.cli.output import note, plain, print_json, say, say_line, table
 from elasticflow.endpoint import DEFAULT_POOL
@@ -175,7 +174,8 @@ def _start_detached(data_dir: Path) -> RunFile:
     log_file = data_dir / "services" / "up.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     arguments = [word for word in sys.argv[1:] if word not in ("--detach", "-d", "--json")]
-    with log_file.open("ab") as log:
+    with log_file.open("ab") as log, log_file.open() as said:
+        said.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             [sys.executable, "-m", "elasticflow", *arguments],
             stdin=subprocess.DEVNULL,
@@ -183,17 +183,19 @@ def _start_detached(data_dir: Path) -> RunFile:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    try:
-        while process.poll() is None:
-            run = read_run_file(data_dir)
-            if run is not None and run.pid == process.pid and run.healthy:
-                return run
-            time.sleep(_POLL_S)
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    note(last_line(log_file))  # it has said why, in one line, as we would have
+        try:
+            while process.poll() is None:
+                text = said.read()  # before looking whether all is well: then it says what we say
+                run = read_run_file(data_dir)
+                if run is not None and run.pid == process.pid and run.healthy:
+                    return run
+                note(text, end="")
+                time.sleep(_POLL_S)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        note(said.read(), end="")  # why it ended
     raise typer.Exit(2)
 
 

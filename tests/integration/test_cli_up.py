@@ -1,6 +1,7 @@
 """`eflow up` on real processes: it starts all, mends what is killed, and leaves nothing."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from elasticflow.run_file import RunFile, holder_of, read_run_file
+from shared.scheduling.compiled import CACHE_FOLDER
 
 WAIT_S = 90.0
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,28 @@ async def test_ctrl_c_stops_all_in_order(laptop: Laptop) -> None:
     assert b"Traceback" not in err
     assert b"eflow submit" in out
     assert not any(_runs(pid) for pid in pids)
+
+
+async def test_ctrl_c_while_the_scheduler_is_compiled(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CACHE_FOLDER is not None
+    compiled = laptop.folder / CACHE_FOLDER.name  # a place of our own, where another process seems to compile
+    compiled.mkdir()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(laptop.folder))
+    with (compiled / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = await laptop.start("up", "--nodes", "0")
+        assert process.stderr is not None
+        async with asyncio.timeout(WAIT_S):
+            assert b"compiling the scheduler, once" in await process.stderr.readline()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert [child.cmdline()[-1] for child in children] == ["shared.scheduling.warm_up"]  # and no service
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(WAIT_S):
+            _, err = await process.communicate()
+    assert (process.returncode, b"Traceback" in err) == (130, False), err
+    assert not any(child.is_running() for child in children)
 
 
 async def test_a_killed_supervisor_leaves_no_process(laptop: Laptop) -> None:
