@@ -1,6 +1,7 @@
 """`python -m simulator`: what the policies did, and would do, away from any cluster."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from rich.console import Console
 from shared.messages.export import BadExport, read_export, records_in
 from simulator import comparison_view
 from simulator.comparison import compare
+from simulator.interruption import INTERRUPTED
 from simulator.policies import PLANNERS
 from simulator.replay import Entry, Verification, folded, read_entries, up_to, verify
 from simulator.trace_driven.command import app as simulate_app
@@ -23,7 +25,7 @@ from simulator.view import as_object, difference_lines, event_rows, line, tables
 
 WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
 STREAM = "-"
-INTERRUPTED = 130  # as shells report Ctrl-C
+CALLED_AS = os.environ.get("EF_CALLED_AS", "python -m simulator")  # `eflow` hands its commands over
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 app.add_typer(simulate_app, name="simulate")
@@ -225,4 +227,4 @@ def _step_through(entries: Iterable[Entry], job_id: str | None, delay_s: float |
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m simulator")
+    app(prog_name=CALLED_AS)

@@ -1,8 +1,7 @@
-"""`eflow replay`: hands the ledger over to the simulator, which knows the policies; this room does not."""
+"""`eflow replay`: hands the ledger over to the simulator."""
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
@@ -10,6 +9,7 @@ from typing import Annotated, BinaryIO, cast
 import typer
 
 from elasticflow.cli.options import DataDir, NatsUrl, Pool, run
+from elasticflow.cli.simulator import start_simulator
 from elasticflow.ledger_file import stream_ledger, write_ledger
 
 
@@ -84,20 +84,18 @@ def replay(
     for option, wanted in (("--verify", verify), ("--follow", follow), ("--json", as_json)):
         options += [option] if wanted else []
     if file is not None:
-        raise typer.Exit(_simulator("replay", str(file), *options))
+        raise typer.Exit(_replayed(str(file), options))
     if follow and until is None and not at:
         raise typer.Exit(_follow_live(options, nats_url=nats_url, pool=pool, data_dir=data_dir))
     with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
         exported = Path(folder) / "live.ledger"
         run(lambda client: write_ledger(client, exported), nats_url=nats_url, pool=pool, data_dir=data_dir)
-        raise typer.Exit(_simulator("replay", str(exported), *options))
+        raise typer.Exit(_replayed(str(exported), options))
 
 
 def _follow_live(options: list[str], *, nats_url: str, pool: str, data_dir: Path | None) -> int:
     """Hand each message on as it comes, until somebody ends it."""
-    simulator = subprocess.Popen(
-        [sys.executable, "-m", "simulator", "replay", "-", *options], stdin=subprocess.PIPE
-    )
+    simulator = start_simulator("replay", "-", *options, stdin=subprocess.PIPE)
     pipe = cast(BinaryIO, simulator.stdin)
     try:
         run(lambda client: stream_ledger(client, pipe), nats_url=nats_url, pool=pool, data_dir=data_dir)
@@ -110,6 +108,7 @@ def _follow_live(options: list[str], *, nats_url: str, pool: str, data_dir: Path
     return 0
 
 
-def _simulator(*arguments: str) -> int:
-    """Its exit code; it shares our terminal, Ctrl-C included."""
-    return subprocess.run([sys.executable, "-m", "simulator", *arguments], check=False).returncode
+def _replayed(file: str, options: list[str]) -> int:
+    """The simulator's exit code."""
+    with start_simulator("replay", file, *options) as simulator:
+        return simulator.wait()

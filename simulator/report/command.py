@@ -1,21 +1,28 @@
 """`simulate compare`: traces, cluster sizes and policies in; one page with the paper's figures out."""
 
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
 from shared.errors import BadSettings
-from simulator.report.comparison import Comparison, Runner
-from simulator.trace_driven.inputs import refusing, workload_of
+from simulator.interruption import INTERRUPTED
+from simulator.report.comparison import Comparison, NotRun, Runner
+from simulator.trace_driven.inputs import note, refusing, workload_of
 from simulator.trace_driven.plots import require_matplotlib
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.strategies import STRATEGIES, strategy
 from simulator.trace_driven.trial import Outcome
 from simulator.workload.overhead import CHOICES as OVERHEADS
 from simulator.workload.overhead import overhead_model
+
+if TYPE_CHECKING:
+    from simulator.bound import Bound
+    from simulator.report.figures import Section
 
 
 def compare(
@@ -49,6 +56,8 @@ def compare(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="For what a raw trace leaves open.")] = 0,
 ) -> None:
     """Compare policies on traces and cluster sizes: figures 7 to 11 of the paper.
+
+    Ctrl-C leaves a report of what was run until then, marked partial (exit code 130).
 
     \b
     Examples:
@@ -84,11 +93,9 @@ def _check(comparison: Comparison) -> None:
 
 
 def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bool) -> None:
-    from simulator.bound import clairvoyant_bound  # inside: drawing and solving take a while to load
-    from simulator.report.figures import sections
-    from simulator.report.page import page, write_numbers
+    from simulator.report.page import write_numbers, write_page  # inside: drawing takes a while to load
 
-    console = Console(stderr=True)
+    console, bounds = Console(stderr=True), dict[tuple[str, int], "Bound"]()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("simulating", total=None)
 
@@ -97,19 +104,21 @@ def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bo
             bar.update(task, advance=1, description=f"{trial.workload.name}: {trial.policy}")
 
         runner = Runner(workers=workers, done=done)
-        runner(comparison.trials())
-        bounds = {
-            (workload.name, cluster.num_gpus): clairvoyant_bound(
-                workload, cluster.num_gpus, overhead_model(comparison.overhead, cluster.num_gpus)
-            )
-            for workload in comparison.workloads
-            for cluster in comparison.clusters
-            if with_bound
-        }
-        drawn = list(sections(comparison, runner, bounds))
-    folder.mkdir(parents=True, exist_ok=True)
+        try:
+            drawn = _drawn(comparison, runner, bounds, with_bound=with_bound)
+        except KeyboardInterrupt:
+            runner.over = True
+            drawn = _drawn_so_far(comparison, runner, bounds)
+    if not runner.outcomes:
+        note("interrupted before the first run was over: nothing to report")
+        raise typer.Exit(INTERRUPTED)
+    title = "Schedulers compared"
     preface = f"Overhead model: {comparison.overhead}. All numbers of all runs are in numbers.csv."
-    (folder / "report.html").write_text(page("Schedulers compared", preface, drawn), encoding="utf-8")
+    if runner.over:
+        title += " (partial)"
+        preface += f" Interrupted after {len(runner.outcomes)} runs: what needs more of them is missing."
+    folder.mkdir(parents=True, exist_ok=True)
+    write_page(folder / "report.html", title, preface, drawn)
     write_numbers(
         folder / "numbers.csv",
         (
@@ -118,3 +127,33 @@ def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bo
         ),
     )
     print(folder / "report.html")
+    if runner.over:
+        note(f"interrupted: this is of the first {len(runner.outcomes)} runs")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _drawn(
+    comparison: Comparison, runner: Runner, bounds: "dict[tuple[str, int], Bound]", *, with_bound: bool
+) -> "list[Section]":
+    """All figures. bounds: filled where they are asked for."""
+    from simulator.bound import clairvoyant_bound
+    from simulator.report.figures import sections
+
+    runner(comparison.trials())
+    for workload, cluster in product(comparison.workloads, comparison.clusters) if with_bound else ():
+        cost = overhead_model(comparison.overhead, cluster.num_gpus)
+        bounds[workload.name, cluster.num_gpus] = clairvoyant_bound(workload, cluster.num_gpus, cost)
+    return list(sections(comparison, runner, bounds))
+
+
+def _drawn_so_far(
+    comparison: Comparison, runner: Runner, bounds: "dict[tuple[str, int], Bound]"
+) -> "list[Section]":
+    """The figures of what was run; those that need more runs are left out."""
+    from simulator.report.figures import sections
+
+    drawn, part = list["Section"](), comparison.first(runner.num_done(comparison.trials()))
+    with suppress(NotRun):
+        for section in sections(part, runner, bounds) if part is not None else ():
+            drawn.append(section)
+    return drawn

@@ -1,12 +1,15 @@
 """What is run for a report: every policy on every trace and cluster, and the variants that some figures ask for."""
 
+import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import numpy as np
 
 from shared.messages.job import JobClass
+from simulator.interruption import interruptible
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.trial import Outcome, Trial, run
 from simulator.workload.jobs import TraceJob, Workload
@@ -38,25 +41,51 @@ class Comparison:
             for policy in self.policies
         ]
 
+    def first(self, num_trials: int) -> "Comparison | None":
+        """All combinations of some of it that are among its first trials; None if there are none."""
+        if num_trials >= (of_trace := len(self.clusters) * len(self.policies)):
+            return replace(self, workloads=self.workloads[: num_trials // of_trace])
+        if num_trials >= len(self.policies):
+            clusters = self.clusters[: num_trials // len(self.policies)]
+            return replace(self, workloads=self.workloads[:1], clusters=clusters)
+        if not num_trials:
+            return None
+        policies = self.policies[:num_trials]
+        return replace(self, workloads=self.workloads[:1], clusters=self.clusters[:1], policies=policies)
+
+
+class NotRun(Exception):
+    """A figure asks for a run after the last one."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Runs each trial once, whoever asks for it. done: called after each run."""
+    """Runs each trial once, whoever asks for it; what Ctrl-C interrupts is not kept.
+
+    done: called after each run. over: nothing is run any more, NotRun is raised instead.
+    """
 
     workers: int = 1
     done: Callable[[Outcome], None] = lambda outcome: None
     outcomes: dict[tuple[str, ClusterShape, str], Outcome] = field(default_factory=dict)
+    over: bool = False
 
     def __call__(self, trials: Iterable[Trial]) -> list[Outcome]:
         """In the order of the trials, of one overhead model; two workloads must not have the same name."""
         trials = list(trials)
         missing = list({_key(trial): trial for trial in trials if _key(trial) not in self.outcomes}.values())
+        if missing and self.over:
+            raise NotRun
         if self.workers > 1 and len(missing) > 1:
-            with ProcessPoolExecutor(self.workers) as pool:
+            with ProcessPoolExecutor(self.workers, initializer=_ignore_interrupts) as pool:
                 self._keep(pool.map(_run, missing))
         else:
             self._keep(map(_run, missing))
         return [self.outcomes[_key(trial)] for trial in trials]
+
+    def num_done(self, trials: Iterable[Trial]) -> int:
+        """How many were run before the first that was not."""
+        return sum(1 for _ in takewhile(lambda trial: _key(trial) in self.outcomes, trials))
 
     def _keep(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
@@ -70,7 +99,16 @@ def _key(trial: Trial) -> tuple[str, ClusterShape, str]:
 
 def _run(trial: Trial) -> Outcome:
     verification = trial.verification()
-    return run(trial, trial.simulation(verification), verification)
+    with interruptible() as interrupted:
+        outcome = run(trial, trial.simulation(verification), verification, interrupted)
+    if interrupted():
+        raise KeyboardInterrupt
+    return outcome
+
+
+def _ignore_interrupts() -> None:
+    """Of a worker between two runs: Ctrl-C reaches all processes of a terminal, and the first of them decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def mixed(workload: Workload, share: float, seed: int = BEST_EFFORT_SEED) -> Workload:

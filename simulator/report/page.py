@@ -18,13 +18,14 @@ th:first-child, td:first-child { text-align: left; }
 """
 
 
-def page(title: str, preface: str, sections: Iterable[Section]) -> str:
+def write_page(file: Path, title: str, preface: str, sections: Iterable[Section]) -> None:
     """HTML; title and preface: plain text."""
     body = "\n".join(_section(section) for section in sections)
-    return (
+    file.write_text(
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         f"<style>{STYLE}</style></head>\n<body>\n<h1>{html.escape(title)}</h1>\n<p>{html.escape(preface)}</p>\n"
-        f"{body}\n</body>\n</html>\n"
+        f"{body}\n</body>\n</html>\n",
+        encoding="utf-8",
     )
 
 

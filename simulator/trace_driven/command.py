@@ -1,12 +1,10 @@
 """`simulate`: a trace, a cluster and a policy in; the numbers out. `eflow simulate` hands over to this."""
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -14,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from simulator.interruption import INTERRUPTED, interruptible
 from simulator.report.command import compare
 from simulator.trace_driven.failures import HOUR_S, Failures
 from simulator.trace_driven.inputs import note, refusing, workload_of
@@ -27,7 +26,7 @@ from simulator.trace_driven.trial import Trial, run
 from simulator.workload.bundled import bundled_traces
 from simulator.workload.overhead import CHOICES as OVERHEADS
 
-NEGATIVE, INTERRUPTED = 1, 130  # exit codes: a check fails; Ctrl-C, as shells report it
+NEGATIVE = 1  # exit code: a check fails
 MAX_FAILURES_SHOWN = 5
 LOOK_EVERY_S = 0.1  # real seconds between two looks at the progress
 
@@ -157,18 +156,11 @@ def _failures(seed: int | None, up_hours: float, down_hours: float, max_down: in
 @contextmanager
 def watched(simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
     """Says when to stop: at the first Ctrl-C (the second ends at once); meanwhile shows a bar on a terminal."""
-    interrupted = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        interrupted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     looked_at_s = time.perf_counter()
-    earlier = signal.signal(signal.SIGINT, interrupt)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with interruptible() as interrupted, bar:
         task = bar.add_task(title, total=len(simulation.workload.jobs))
 
         def stop() -> bool:
@@ -176,12 +168,9 @@ def watched(simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
             if not bar.disable and time.perf_counter() - looked_at_s > LOOK_EVERY_S:
                 looked_at_s = time.perf_counter()
                 bar.update(task, completed=simulation.num_settled)
-            return interrupted
+            return interrupted()
 
-        try:
-            yield stop
-        finally:
-            signal.signal(signal.SIGINT, earlier)
+        yield stop
 
 
 def _show(numbers: Mapping[str, object]) -> None:

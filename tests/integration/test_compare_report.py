@@ -3,15 +3,22 @@
 import csv
 import html
 import re
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from shared.messages.commands import Command
+from shared.messages.events import PlanEvent
 from shared.messages.job import JobClass
+from shared.messages.pool_state import PoolState
 from simulator.__main__ import app
 from simulator.report.comparison import BEST_EFFORT_SEED, Comparison, Runner, loosened, mixed
+from simulator.trace_driven import trial
 from simulator.trace_driven.pool import ClusterShape
+from simulator.trace_driven.strategies import Strategy, strategy
 from simulator.workload.bundled import bundled_throughputs, bundled_trace
 from simulator.workload.jobs import Workload
 from simulator.workload.throughputs import read_throughputs
@@ -108,3 +115,75 @@ def test_loosened_deadlines_leave_that_many_times_the_time() -> None:
             3 * (before.deadline_s - job.submitted_at_s)
         )
         assert job.job_class is JobClass.SLO
+
+
+def interrupt_at(num_decisions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of the allocator's decision of this number, counted over all runs."""
+    count = 0
+
+    def interrupted(name: str, workload: Workload) -> Strategy:
+        chosen = strategy(name, workload)
+        allocator = chosen.policies["allocator"]
+
+        def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
+            nonlocal count
+            count += 1
+            if count == num_decisions:
+                signal.raise_signal(signal.SIGINT)
+            return allocator.decide(state, commands, now_s)
+
+        return replace(chosen, policies={**chosen.policies, "allocator": replace(allocator, decide=decide)})
+
+    monkeypatch.setattr(trial, "strategy", interrupted)
+
+
+@pytest.mark.parametrize(
+    ("interrupted_at", "runs", "figures"),
+    [
+        (150, ["edf"], ["7", "8"]),  # in the second run
+        (400, ["edf", "gandiva", "pollux"], ["7", "8"]),  # after them, among those that other figures ask for
+    ],
+)
+def test_ctrl_c_leaves_a_report_of_what_was_run(
+    interrupted_at: int,
+    runs: list[str],
+    figures: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace, folder = tmp_path / "few.csv", tmp_path / "report"
+    write_trace(small(), trace)
+    interrupt_at(interrupted_at, monkeypatch)
+    chosen = [word for policy in ("edf", "gandiva", "pollux") for word in ("--policy", policy)]
+    status, said, noted = compare("--trace", str(trace), *chosen, "--out", str(folder))
+    assert status == 130
+    assert said.strip() == str(folder / "report.html")
+    assert "interrupted" in noted
+    page = (folder / "report.html").read_text()
+    assert "<h1>Schedulers compared (partial)</h1>" in page
+    assert re.findall(r"<h2>Figure (\d+)", page) == figures
+    with (folder / "numbers.csv").open(newline="") as opened:
+        assert [run["policy"] for run in csv.DictReader(opened)][: len(runs)] == runs
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_the_first_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(1, monkeypatch)
+    status, said, noted = compare("--trace", "small", "--policy", "edf", "--out", str(tmp_path / "report"))
+    assert (status, said) == (130, "")
+    assert "nothing to report" in noted
+    assert not (tmp_path / "report").exists()
+
+
+def test_the_first_trials_are_all_of_a_smaller_comparison() -> None:
+    two = Comparison(
+        workloads=(small(1), small(2)),
+        clusters=(ClusterShape(num_nodes=1, gpus_per_node=8), ClusterShape(num_nodes=2, gpus_per_node=8)),
+        policies=("edf", "gandiva", "pollux"),
+    )
+    trials = two.trials()
+    assert two.first(0) is None
+    for num_trials, whole in [(1, 1), (2, 2), (3, 3), (5, 3), (6, 6), (11, 6), (12, 12)]:
+        part = two.first(num_trials)
+        assert part is not None
+        assert part.trials() == trials[:whole]

@@ -88,6 +88,19 @@ def test_eflow_hands_over_arguments_output_and_exit_code() -> None:
 
 
 @pytest.mark.parametrize(
+    ("called", "usage"),
+    [
+        ("elasticflow", "Usage: eflow simulate "),
+        ("simulator", "Usage: python -m simulator simulate "),
+    ],
+)
+def test_the_usage_line_says_what_was_typed(called: str, usage: str) -> None:
+    command = [sys.executable, "-m", called, "simulate", "--help"]
+    helped = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert usage in helped.stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--trace", "nowhere.csv"), "nowhere.csv: cannot be read"),
