@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.decisions import schedule_in_words
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run
 from elasticflow.cli.output import plain, print_json, say_line
 from elasticflow.cli.wish import deadline_of
 from elasticflow.client import Client
@@ -16,12 +16,8 @@ from shared.messages.events import AmendRefused, JobAmended
 
 def amend(
     job_id: Annotated[str, typer.Argument(metavar="JOB")],
-    deadline: Annotated[
-        str, typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or a time.")
-    ] = "",
-    iterations: Annotated[
-        int | None, typer.Option("--iterations", metavar="N", help="Stop after so many in all.")
-    ] = None,
+    deadline: When = "",
+    iterations: NumIterations = None,
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",

@@ -43,6 +43,13 @@ DataDir = Annotated[
         help="Folder of a pool on this machine. Default: the nearest .eflow, here or above.",
     ),
 ]
+When = Annotated[
+    str,
+    typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or 2026-05-01T18:00."),
+]
+NumIterations = Annotated[
+    int | None, typer.Option("--iterations", metavar="N", help="Stop after so many iterations in all.")
+]
 Tenant = Annotated[
     str, typer.Option("--tenant", envvar="EF_TENANT", metavar="NAME", help="On whose behalf (for quotas).")
 ]

@@ -13,7 +13,17 @@ from elasticflow.cli.decisions import (
     show_held,
     show_quote,
 )
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run, where_words
+from elasticflow.cli.options import (
+    DataDir,
+    Json,
+    NatsUrl,
+    NumIterations,
+    Pool,
+    Tenant,
+    When,
+    run,
+    where_words,
+)
 from elasticflow.cli.output import note, plain, print_json, say_line
 from elasticflow.cli.wish import ClassName, Wish
 from elasticflow.client import Client, Decision
@@ -27,9 +37,6 @@ Target = Annotated[
 Batch = Annotated[
     int | None, typer.Option("--batch", metavar="N", help="Global batch size: samples an iteration.")
 ]
-NumIterations = Annotated[
-    int | None, typer.Option("--iterations", metavar="N", help="Stop after so many iterations.")
-]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A hyperparameter; may be given several times."),
@@ -39,9 +46,7 @@ Settings = Annotated[
 def submit(
     context: typer.Context,
     target: Target,
-    deadline: Annotated[
-        str, typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d, or 2026-05-01T18:00.")
-    ] = "",
+    deadline: When = "",
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,

@@ -138,26 +138,22 @@ def at_lease_end(now_s: float, lease_s: float) -> bool:
     return now_s % lease_s < LEASE_TOLERANCE_S
 
 
-def leased_first(jobs_in_order: Sequence[BaselineJob], now_s: float, lease_s: float) -> list[BaselineJob]:
-    """The same order, but whose lease has not ended keeps its GPUs."""
+def next_lease_end_s(now_s: float, lease_s: float) -> float:
+    return (now_s // lease_s + 1.0) * lease_s
+
+
+def leased_gangs(jobs_in_order: Sequence[BaselineJob], num_gpus: int, now_s: float, lease_s: float) -> Shares:
+    """Gangs for a lease, in this order, but whose lease has not ended keeps its GPUs.
+
+    While nobody waits there is nothing to decide at its end.
+    """
 
     def leased(job: BaselineJob) -> bool:
         ended = at_lease_end(now_s, lease_s) and now_s - job.held_since_s >= LEASE_TOLERANCE_S
         return job.current_num_gpus > 0 and not ended
 
-    return sorted(jobs_in_order, key=lambda job: not leased(job))
-
-
-def next_lease_end_s(now_s: float, lease_s: float) -> float:
-    return (now_s // lease_s + 1.0) * lease_s
-
-
-def until_lease_end(
-    shares: Mapping[str, int], jobs: Sequence[BaselineJob], now_s: float, lease_s: float
-) -> Shares:
-    """Shares for a lease; while nobody waits there is nothing to decide at its end."""
-    waiting = any(job.job_id not in shares for job in jobs)
+    shares = gangs(sorted(jobs_in_order, key=lambda job: not leased(job)), num_gpus)
+    waiting = len(shares) < len(jobs_in_order)
     return Shares(
-        num_gpus_by_job=shares,
-        valid_until_s=next_lease_end_s(now_s, lease_s) if waiting else math.inf,
+        num_gpus_by_job=shares, valid_until_s=next_lease_end_s(now_s, lease_s) if waiting else math.inf
     )

@@ -19,9 +19,7 @@ from simulator.baselines.baseline import (
     Shares,
     at_lease_end,
     by_deadline,
-    gangs,
-    leased_first,
-    until_lease_end,
+    leased_gangs,
 )
 
 _Packed = tuple[int, NDArray[np.intp]]  # a gang, and its leases
@@ -41,8 +39,7 @@ class Chronus(AdmitsAll):
         else:
             hopeful = {job.job_id for job in jobs if self._window(job, now_s) is not None}
             order = sorted(jobs, key=lambda job: (job.job_id not in hopeful, *_urgent(job, hopeful)))
-        order = leased_first(order, now_s, self.lease_s)
-        return until_lease_end(gangs(order, num_gpus), jobs, now_s, self.lease_s)
+        return leased_gangs(order, num_gpus, now_s, self.lease_s)
 
     def _leased_now(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> set[str]:
         """The jobs with deadlines that hold the lease that begins now."""

@@ -7,14 +7,7 @@ jobs on one GPU, which no throughput table here describes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.baselines.baseline import (
-    AdmitsAll,
-    BaselineJob,
-    Shares,
-    gangs,
-    leased_first,
-    until_lease_end,
-)
+from simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, leased_gangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +18,7 @@ class Gandiva(AdmitsAll):
     slice_s: float = 300.0
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
-        queue = sorted(jobs, key=_longest_waiting_first)
-        queue = leased_first(queue, now_s, self.slice_s)
-        return until_lease_end(gangs(queue, num_gpus), jobs, now_s, self.slice_s)
+        return leased_gangs(sorted(jobs, key=_longest_waiting_first), num_gpus, now_s, self.slice_s)
 
 
 def _longest_waiting_first(job: BaselineJob) -> tuple[bool, float, str]:

@@ -9,14 +9,7 @@ Source: Themis (Mahajan et al., NSDI 2020), sections 3 and 4.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.baselines.baseline import (
-    AdmitsAll,
-    BaselineJob,
-    Shares,
-    gangs,
-    leased_first,
-    until_lease_end,
-)
+from simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, leased_gangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +22,7 @@ class Themis(AdmitsAll):
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
         rho = {job.job_id: finish_time_fairness(job, len(jobs), num_gpus, now_s) for job in jobs}
         queue = sorted(jobs, key=lambda job: (-rho[job.job_id], job.job_id))
-        queue = leased_first(queue, now_s, self.lease_s)
-        return until_lease_end(gangs(queue, num_gpus), jobs, now_s, self.lease_s)
+        return leased_gangs(queue, num_gpus, now_s, self.lease_s)
 
 
 def finish_time_fairness(job: BaselineJob, num_jobs: int, num_gpus: int, now_s: float) -> float:

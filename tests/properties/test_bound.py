@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from shared.messages.job import JobClass
 from shared.scheduling.resize_cost import ResizeCost
 from simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule, linear_program, pricing
 from simulator.bound.demand import Demand, Grid
 from simulator.workload.jobs import TraceJob, Workload
 from tests.properties.strategies import scaling_curves
 from tests.schedules_made import problems
+from tests.trace_jobs import job
 
 COSTS = st.sampled_from([ResizeCost(), ResizeCost.flat(4.0), ResizeCost((1, 2, 8), (4.0, 6.0, 10.0))])
 CLOSE = 1e-5
@@ -27,15 +27,12 @@ def workloads(draw: st.DrawFn, max_jobs: int = 7) -> Workload:
     for number in range(draw(st.integers(1, max_jobs))):
         submitted_at_s = float(draw(st.integers(0, 60)))
         jobs.append(
-            TraceJob(
-                job_id=f"job-{number}",
-                submitted_at_s=submitted_at_s,
-                num_iterations=draw(st.integers(1, 400)),
-                model_name="model",
-                global_batch_size=64,
-                deadline_s=submitted_at_s + draw(st.integers(1, 80)),
-                job_class=JobClass.SLO,
-                curve=draw(scaling_curves()),
+            job(
+                f"job-{number}",
+                draw(st.integers(1, 400)),
+                submitted_at_s,
+                submitted_at_s + draw(st.integers(1, 80)),
+                draw(scaling_curves()),
             )
         )
     return Workload.of("drawn", jobs)

@@ -9,30 +9,10 @@ from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.bound import clairvoyant_bound, feasible_alone, linear_program, pricing
 from simulator.bound.demand import Demand, Grid
 from simulator.workload.jobs import TraceJob, Workload
+from tests.trace_jobs import job
 
 FREE = ResizeCost()
-ONE_GPU = ScalingCurve((1,), (1.0,))
 POOR = ScalingCurve((1, 2), (1.0, 1.2))  # a second GPU adds little
-
-
-def job(
-    job_id: str,
-    iterations: int,
-    submitted_at_s: float,
-    deadline_s: float | None,
-    curve: ScalingCurve = ONE_GPU,
-    job_class: JobClass = JobClass.SLO,
-) -> TraceJob:
-    return TraceJob(
-        job_id=job_id,
-        submitted_at_s=submitted_at_s,
-        num_iterations=iterations,
-        model_name="model",
-        global_batch_size=64,
-        deadline_s=deadline_s,
-        job_class=job_class,
-        curve=curve,
-    )
 
 
 def of(*jobs: TraceJob) -> Workload:

@@ -3,31 +3,16 @@
 import numpy as np
 import pytest
 
-from shared.messages.job import JobClass
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.bound import hindsight_schedule
 from simulator.bound.fitting import MAX_SEGMENTS, cheapest_schedule
 from simulator.certificates import Held
-from simulator.workload.jobs import TraceJob, Workload
+from simulator.workload.jobs import Workload
+from tests.trace_jobs import job
 
 GOOD = ScalingCurve((1, 2), (1.0, 2.0))
 POOR = ScalingCurve((1, 2), (1.0, 1.2))
-
-
-def job(
-    job_id: str, iterations: int, submitted_at_s: float, deadline_s: float, curve: ScalingCurve
-) -> TraceJob:
-    return TraceJob(
-        job_id=job_id,
-        submitted_at_s=submitted_at_s,
-        num_iterations=iterations,
-        model_name="model",
-        global_batch_size=64,
-        deadline_s=deadline_s,
-        job_class=JobClass.SLO,
-        curve=curve,
-    )
 
 
 def fitted(
