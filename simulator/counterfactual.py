@@ -6,13 +6,11 @@ and which. Training is a model: a resize takes as long as starts took in the rec
 exactly its measured speed. The recorded policies run through the same model, too: what it gets wrong shows.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from shared.messages import lifecycle
 from shared.messages.commands import Command
 from shared.messages.events import (
     GenerationStarted,
@@ -31,6 +29,7 @@ from shared.messages.events import (
 from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve, resize_cost
+from simulator.council import Council
 from simulator.engine import Engine
 from simulator.given import Given, Roll, given, roll, usual_start_s
 from simulator.replay import OPERATOR, Entry, folded
@@ -69,21 +68,22 @@ class _Counterfactual:
         self._recorded, self._usual_start_s = roll(entries), usual_start_s(entries)
         self._curves = folded(entries).curves
         self._roll = Roll()
-        self._policies = tuple(policies.values())
-        self._states: dict[str, Any] = {p.service: p.start(PoolState()) for p in self._policies}
-        self._state = PoolState()
+        self._engine = Engine(before[-1].stored_at_s if before else after[0].stored_at_s)
+        self._council = Council(self._engine, policies.values(), self._settle)
         for entry in before:
             self._evolve(entry.message)
-        self._engine = Engine(before[-1].stored_at_s if before else after[0].stored_at_s)
         self._wishes: list[Command] = []
         self._trainings: dict[str, _Training] = {}
-        self._is_due, self._wake_at_s = False, math.inf
         self._prepare()
         for something in given(after):
             self._engine.at(something.at_s, partial(self._happen, something))
 
+    @property
+    def _state(self) -> PoolState:
+        return self._council.state
+
     def run(self, until_s: float) -> Mapping[str, Job]:
-        self._soon()
+        self._council.soon()
         self._engine.run(until_s)
         return self._roll.jobs
 
@@ -98,17 +98,22 @@ class _Counterfactual:
             if curve.complete
         ]
         configured = PoolConfigured(config=self._state.config, at_s=now_s)
-        self._decided(OPERATOR, (), (configured, *curves))
+        self._set((configured, *curves))
         for _, job in sorted(self._state.live_jobs.items()):
             if job.gpus and not job.broken and job.phase is Phase.ADMITTED:
                 self._train(job)
+
+    def _set(self, events: tuple[PlanEvent, ...]) -> None:
+        """A decision of the operator's."""
+        sequence, now_s = self._state.sequence, self._engine.now_s
+        self._evolve(PlanDecided(service=OPERATOR, based_on=sequence, now_s=now_s, events=events))
 
     # -- what happens ------------------------------------------------------------------------------------
 
     def _happen(self, something: Given) -> None:
         self._wishes += something.commands
         if something.settings:
-            self._decided(OPERATOR, (), something.settings)
+            self._set(something.settings)
         match something.fact:
             case NodeLost() as lost:
                 self._report()
@@ -122,7 +127,7 @@ class _Counterfactual:
                 pass
         if something.fact is not None:
             self._evolve(something.fact)
-        self._soon()
+        self._council.soon()
 
     def _train(self, job: Job) -> None:
         """The job begins on its GPUs when the stop is over, and ends when its iterations are done."""
@@ -179,7 +184,7 @@ class _Counterfactual:
                     at_s=self._engine.now_s,
                 )
             )
-            self._soon()
+            self._council.soon()
 
     def _report(self) -> None:
         """How far everybody is; a model loses no step, so all of it is as good as in a checkpoint."""
@@ -199,28 +204,22 @@ class _Counterfactual:
 
     # -- decide ------------------------------------------------------------------------------------------
 
-    def _soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._engine.after(0.0, self._settle)
-
     def _settle(self) -> None:
         """Ask everybody, until nobody has more to say."""
-        self._is_due = False
         self._report()
         while True:
             wishes, self._wishes = tuple(self._wishes), []
-            said = [self._ask(policy, wishes) for policy in self._policies]
+            said = [self._ask(policy, wishes) for policy in self._council.policies]
             if not any(said):
                 break
-        self._sleep()
 
     def _ask(self, policy: Policy[Any], wishes: tuple[Command, ...]) -> bool:
         commands = wishes if policy.service == "admission" else ()
-        events = policy.decide(self._states[policy.service], commands, self._engine.now_s)
-        if events:
-            self._decided(policy.service, commands, events)
-        for event in events:
+        decision = self._council.ask(policy, commands)
+        if decision is None:
+            return False
+        self._evolve(decision)
+        for event in decision.events:
             match event:
                 case PlacementDecided(placements=placements):
                     for placed in placements:
@@ -229,38 +228,13 @@ class _Counterfactual:
                     self._trainings.pop(job_id, None)
                 case _:
                     pass
-        return bool(events)
+        return True
 
     def _move(self, placed: PlacedJob) -> None:
         self._trainings.pop(placed.job_id, None)
         if placed.gpus:
             self._train(self._state.live_jobs[placed.job_id])
 
-    def _sleep(self) -> None:
-        wishes_s = (policy.wake_at_s(self._states[policy.service]) for policy in self._policies)
-        wake_at_s = min((at_s for at_s in wishes_s if at_s is not None), default=math.inf)
-        if wake_at_s not in (self._wake_at_s, math.inf):
-            self._engine.at(wake_at_s, self._soon)
-        self._wake_at_s = wake_at_s
-
-    # -- fold --------------------------------------------------------------------------------------------
-
-    def _decided(self, service: str, commands: tuple[Command, ...], events: tuple[PlanEvent, ...]) -> None:
-        decision = PlanDecided(
-            service=service,
-            based_on=self._state.sequence,
-            now_s=self._engine.now_s,
-            commands=commands,
-            events=events,
-        )
-        self._evolve(decision)
-
     def _evolve(self, message: LedgerMessage) -> None:
-        sequence = self._state.sequence + 1
-        self._state = lifecycle.evolve(self._state, message, sequence)
+        self._council.fold(message)
         self._roll.note(message, self._state)
-        for policy in self._policies:
-            if policy.evolve is lifecycle.evolve:
-                self._states[policy.service] = self._state
-            else:
-                self._states[policy.service] = policy.evolve(self._states[policy.service], message, sequence)

@@ -9,21 +9,19 @@ from functools import partial
 from itertools import cycle, groupby
 from typing import Any, Protocol
 
-from shared.messages import lifecycle
 from shared.messages.commands import Command, SubmitJob
 from shared.messages.events import (
-    Event,
     JobAdmitted,
     JobRejected,
     PlacedJob,
     PlacementDecided,
-    PlanDecided,
     PlanEvent,
     RejectionReason,
 )
-from shared.messages.policy import LedgerMessage, Policy
+from shared.messages.policy import Policy
 from shared.messages.pool_state import PoolState
 from shared.scheduling.resize_cost import ResizeCost
+from simulator.council import NEVER_S, Council
 from simulator.engine import Engine
 from simulator.policies import PLANNERS
 from simulator.trace_driven import facts
@@ -34,9 +32,6 @@ from simulator.trace_driven.speed_noise import SpeedNoise
 from simulator.trace_driven.world import NO_SPEEDS, Training, World
 from simulator.workload.jobs import TraceJob, Workload
 
-Evolve = Callable[[Any, LedgerMessage, int], Any]
-
-NEVER_S = float("inf")
 FIRST_MEASURED_S = 60.0  # of training: when speeds are not what curves say, a job's is measured
 STARVED_S = 30 * 86_400.0  # nothing to come and nobody trains for so long: whoever waits will wait for ever
 
@@ -66,18 +61,14 @@ class Simulation:
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
         self.workload, self.cluster = workload, cluster
-        self._policies, self._observers = tuple(policies.values()), observers
+        self._observers, self._noise = observers, noise
         self._jobs = {job.job_id: job for job in workload.jobs}
         self._engine = Engine(workload.jobs[0].submitted_at_s)
-        self._noise = noise
+        self._council = Council(self._engine, policies.values(), self._settle)
+        self._fold, self._soon = self._council.fold, self._council.soon
         self.world = World(cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS)
-        # one state for each way to fold: a baseline may remember more than the pool
-        self._folded: dict[Evolve, Any] = {lifecycle.evolve: PoolState()}
-        for policy in self._policies:
-            self._folded.setdefault(policy.evolve, policy.start(PoolState()))
         self._wishes: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
-        self._is_due, self._wake_at_s = False, NEVER_S
         self._trained_at_s = self._engine.now_s
         self.num_migrations = 0
         # the ledger's fold forgets jobs that ended long ago
@@ -103,7 +94,7 @@ class Simulation:
     @property
     def state(self) -> PoolState:
         """What the ledger says."""
-        return self._folded[lifecycle.evolve]
+        return self._council.state
 
     @property
     def num_settled(self) -> int:
@@ -193,21 +184,15 @@ class Simulation:
 
     # -- decide ------------------------------------------------------------------------------------------
 
-    def _soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._engine.after(0.0, self._settle)
-
     def _settle(self) -> None:
         """Ask one after another, until all others are silent on what was said last."""
-        self._is_due, silent = False, 0
+        silent = 0
         if self._noise is not None:
             self._report()
-        for policy in cycle(self._policies):
+        for policy in cycle(self._council.policies):
             silent = 1 if self._ask(policy) else silent + 1
-            if silent == len(self._policies):
+            if silent == len(self._council.policies):
                 break
-        self._sleep()
 
     def _report(self) -> None:
         """How far each job is: not what its curve says."""
@@ -222,20 +207,11 @@ class Simulation:
             commands, self._wishes = tuple(self._wishes), []
             if not commands:  # curves are known, so every wish is answered at once
                 return False
-        before = self.state
-        events = policy.decide(self._folded[policy.evolve], commands, self.now_s)
-        if not events:
+        before, decision = self.state, self._council.ask(policy, commands)
+        if decision is None:
             return False
-        self._fold(
-            PlanDecided(
-                service=policy.service,
-                based_on=before.sequence,
-                now_s=self.now_s,
-                commands=commands,
-                events=events,
-            )
-        )
-        for event in events:
+        self._fold(decision)
+        for event in decision.events:
             match event:
                 case PlacementDecided():
                     self._carry_out(event)
@@ -246,21 +222,8 @@ class Simulation:
                 case _:
                     pass
         for observer in self._observers:
-            observer.decided(before, events, self.now_s)
+            observer.decided(before, decision.events, self.now_s)
         return True
-
-    def _sleep(self) -> None:
-        """Ask again when the first of them wants to be woken."""
-        wishes_s = (policy.wake_at_s(self._folded[policy.evolve]) for policy in self._policies)
-        wake_at_s = min((at_s for at_s in wishes_s if at_s is not None), default=NEVER_S)
-        assert wake_at_s > self.now_s, "a policy wants to wake now, and then has nothing to say"
-        if wake_at_s not in (self._wake_at_s, NEVER_S):
-            self._engine.at(wake_at_s, lambda: self._wake(wake_at_s))
-        self._wake_at_s = wake_at_s
-
-    def _wake(self, at_s: float) -> None:
-        if at_s == self._wake_at_s:
-            self._soon()
 
     # -- carry out ---------------------------------------------------------------------------------------
 
@@ -286,10 +249,3 @@ class Simulation:
         self._engine.at(training.starts_s, lambda: self._start(training))
         if training.done_at_s < NEVER_S:
             self._engine.at(training.done_at_s, lambda: self._finish(training))
-
-    # -- fold --------------------------------------------------------------------------------------------
-
-    def _fold(self, message: Event | PlanDecided) -> None:
-        sequence = self.state.sequence + 1
-        for evolve, state in self._folded.items():
-            self._folded[evolve] = evolve(state, message, sequence)

@@ -1,0 +1,48 @@
+"""Worker processes and what they make up, the generations of jobs, without any process: `physics` moves them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.executor.notes import Note, WorkerId
+from shared.messages.cluster import GpuId
+from shared.messages.job import JobSpec
+
+RunKey = tuple[str, int]  # job_id, generation
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Process:
+    """One worker. say(note): to its executor."""
+
+    id: WorkerId
+    gpu: GpuId
+    say: Callable[[Note], None]
+    has_joined: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Run:
+    """All workers of one generation of one job; it trains once every rank has joined."""
+
+    key: RunKey
+    spec: JobSpec
+    world_size: int
+    purpose: Literal["train", "profile"]
+    iterations_per_s: float
+    processes: dict[int, Process] = field(default_factory=dict)  # by rank, those that live
+    started_at_s: float | None = None
+    from_iteration: int = 0
+    broken: bool = False  # a member is gone, or all are: it never trains again
+    stopping: bool = False
+
+    @property
+    def trains(self) -> bool:
+        return self.started_at_s is not None and not self.broken
+
+    def iteration(self, now_s: float) -> int:
+        if self.started_at_s is None:
+            return self.from_iteration
+        # a hair, so that the last step has ended at the instant computed for it
+        done = self.from_iteration + int((now_s - self.started_at_s) * self.iterations_per_s + 1e-6)
+        return min(done, self.spec.max_iterations)
