@@ -4,6 +4,7 @@ The job is planned anew beside all other promises; only where that works is the 
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from services.admission.promises import Promises, asks_no_less
@@ -12,6 +13,7 @@ from shared.messages.commands import AmendJob
 from shared.messages.events import AmendRefused, JobAmended
 from shared.messages.offer import Offer
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.scheduling.admission_plan import Proposal
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
 from shared.scheduling.outlook import known_curve, planned_deadline_s, resize_cost
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
@@ -36,7 +38,7 @@ def amend(state: PoolState, promises: Promises, wish: AmendJob, now_s: float) ->
         max_iterations=wish.max_iterations or spec_of(job).max_iterations,
     )
     if job.promised:
-        return _promise_anew(state, promises, job, terms, now_s)
+        return _promised_anew(state, promises, job, terms, now_s)
     return JobAmended(
         job_id=job.job_id,
         deadline_s=terms.deadline_s,
@@ -66,7 +68,7 @@ def _obstacle(job: Job | None, wish: AmendJob, now_s: float) -> str | None:
     return None
 
 
-def _promise_anew(
+def _promised_anew(
     state: PoolState, promises: Promises, job: Job, terms: _Terms, now_s: float
 ) -> JobAmended | AmendRefused:
     pool = planned_pool(state, now_s, without=job.job_id)
@@ -74,38 +76,25 @@ def _promise_anew(
     if before is None:
         why = "it runs nowhere here now"
         return AmendRefused(job_id=job.job_id, explanation=why, at_s=now_s)
-    after = _on(state, before, job, terms)
-    held = promises.plan.schedules.get(job.job_id, ())
-    found = _schedules(pool, promises, after, held)
-    dear = not asks_no_less(before, after) and promises.is_too_dear(after)
-    if found is None or dear:
-        offer = _offer(state, pool, promises, after, terms, job)
-        why = _why_not(after, dear, offer, now_s)
-        return AmendRefused(job_id=job.job_id, explanation=why, offers=(offer,) if offer else (), at_s=now_s)
-    schedule, replanned = found
-    more = max(gpu_seconds(schedule) - gpu_seconds(held), 0.0)
-    request = Request(job_id=job.job_id, tenant=job.tenant, gpu_seconds=more, num_new_jobs=0, at_s=now_s)
-    why = objection(state, request) if more else None
+    anew = _Renegotiation(state=state, promises=promises, others=pool, job=job, before=before, now_s=now_s)
+    found = anew.schedule(terms)
+    if found is None:
+        offers = anew.offers(terms)
+        why = anew.why_not(terms, offers)
+        return AmendRefused(job_id=job.job_id, explanation=why, offers=offers, at_s=now_s)
+    why = anew.objection(found)
     if why is not None:
         return AmendRefused(job_id=job.job_id, explanation=why, at_s=now_s)
-    return JobAmended(
-        job_id=job.job_id,
-        deadline_s=terms.deadline_s,
-        max_iterations=terms.max_iterations,
-        minimum_satisfactory_share=flat(schedule),
-        gpu_seconds=more,
-        replanned=replanned,
-        at_s=now_s,
-    )
+    return anew.granted(terms, found)
 
 
-def _as_it_is(state: PoolState, pool: PlannedPool, job: Job) -> SchedulableJob | None:
+def _as_it_is(state: PoolState, others: PlannedPool, job: Job) -> SchedulableJob | None:
     """The job under its present promise; None if it runs nowhere here."""
-    row = next((row for row, listed in enumerate(pool.listed) if listed.job_id == job.job_id), None)
+    row = next((row for row, listed in enumerate(others.listed) if listed.job_id == job.job_id), None)
     curve = known_curve(state, spec_of(job), job.speed)
     if row is None or curve is None:
         return None
-    jobs = pool.plan.table.jobs
+    jobs = others.plan.table.jobs
     return SchedulableJob(
         job_id=job.job_id,
         curve=curve,
@@ -119,56 +108,133 @@ def _as_it_is(state: PoolState, pool: PlannedPool, job: Job) -> SchedulableJob |
     )
 
 
-def _on(state: PoolState, before: SchedulableJob, job: Job, terms: _Terms) -> SchedulableJob:
-    """The job on new terms. Workers learn of other iterations in a new generation: whatever it holds, it stops once."""
-    more = terms.max_iterations - spec_of(job).max_iterations
-    return replace(
-        before,
-        deadline_s=planned_deadline_s(state, terms.deadline_s),
-        remaining_iterations=max(before.remaining_iterations + more, 1.0),
-        current_num_gpus=0 if more else before.current_num_gpus,
-        stalled_until_s=-math.inf if more else before.stalled_until_s,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Renegotiation:
+    """A promised job as it is `before`, and the plan of all others, which stays."""
 
+    state: PoolState
+    promises: Promises
+    others: PlannedPool
+    job: Job
+    before: SchedulableJob
+    now_s: float
 
-def _schedules(
-    pool: PlannedPool, promises: Promises, job: SchedulableJob, held: Schedule
-) -> tuple[Schedule, dict[str, tuple[float, ...]]] | None:
-    """Its schedule, and those of others that change; what it has is kept where no other is found."""
-    proposal = pool.plan.propose(job)
-    if proposal is not None:
-        replanned = pool.changed_schedules()
+    def schedule(self, terms: _Terms) -> Proposal | Schedule | None:
+        """What keeps the terms: a new schedule, or the one that it has where no other is found."""
+        after = self._on(terms)
+        if self._is_too_dear(after):
+            return None
+        proposal, held = self.others.plan.propose(after), self._held
+        if proposal is None and held and self.promises.plan.keeps(after, held):
+            return held
+        return proposal
+
+    def objection(self, found: Proposal | Schedule) -> str | None:
+        """What a rule says against what it would hold beyond what it has."""
+        more = self._added_gpu_seconds(found)
+        request = Request(
+            job_id=self.job.job_id,
+            tenant=self.job.tenant,
+            gpu_seconds=more,
+            num_new_jobs=0,
+            at_s=self.now_s,
+        )
+        return objection(self.state, request) if more else None
+
+    def granted(self, terms: _Terms, found: Proposal | Schedule) -> JobAmended:
+        return JobAmended(
+            job_id=self.job.job_id,
+            deadline_s=terms.deadline_s,
+            max_iterations=terms.max_iterations,
+            minimum_satisfactory_share=flat(_own(found)),
+            gpu_seconds=self._added_gpu_seconds(found),
+            replanned=self._replanned(found) if isinstance(found, Proposal) else self.promises.news(),
+            at_s=self.now_s,
+        )
+
+    def offers(self, terms: _Terms) -> tuple[Offer, ...]:
+        """Terms that would be granted now: the earliest deadline, and the most iterations by the one asked for."""
+        return tuple(
+            Offer(
+                deadline_s=other.deadline_s,
+                max_iterations=other.max_iterations,
+                global_batch_size=spec_of(self.job).global_batch_size,
+            )
+            for other in (self._later(terms), self._fewer(terms))
+            if other is not None
+            and other.deadline_s is not None
+            and (found := self.schedule(other)) is not None
+            and self.objection(found) is None
+        )
+
+    def why_not(self, terms: _Terms, offers: tuple[Offer, ...]) -> str:
+        after = self._on(terms)
+        dear = self._is_too_dear(after)
+        cannot = (
+            "would crowd out more than it is worth" if dear else "cannot be kept beside the other promises"
+        )
+        would_do = " or ".join(
+            f"{offer.max_iterations} in all in {offer.deadline_s - self.now_s:.0f} s" for offer in offers
+        )
+        return (
+            f"{after.remaining_iterations:.0f} iterations more in {after.deadline_s - self.now_s:.0f} s: "
+            f"that {cannot}; {would_do or 'nothing else'} would do; the promise of before stays"
+        )
+
+    def _later(self, terms: _Terms) -> _Terms | None:
+        after = self._on(terms)
+        earliest_s = self.others.plan.earliest_deadline_s(after)
+        if earliest_s is not None:
+            earliest_s = self.promises.first_worth_s(after, earliest_s, 1.0)
+        if earliest_s is None:
+            return None
+        return replace(terms, deadline_s=earliest_s + self.state.config.deadline_slack_s)
+
+    def _fewer(self, terms: _Terms) -> _Terms | None:
+        """None if not one more than it has done."""
+        after = self._stopped(self._on(terms))
+        fitting = self.others.plan.most_iterations(after)
+
+        def is_too_dear(iterations: int) -> bool:
+            return self._is_too_dear(replace(after, remaining_iterations=float(iterations)))
+
+        fitting = bisect_left(range(1, fitting + 1), True, key=is_too_dear)
+        in_all = math.floor(terms.max_iterations - after.remaining_iterations + fitting)
+        if not self.job.iteration < in_all < terms.max_iterations:
+            return None
+        return replace(terms, max_iterations=in_all)
+
+    def _on(self, terms: _Terms) -> SchedulableJob:
+        """The job on new terms."""
+        more = terms.max_iterations - spec_of(self.job).max_iterations
+        after = replace(
+            self.before,
+            deadline_s=planned_deadline_s(self.state, terms.deadline_s),
+            remaining_iterations=max(self.before.remaining_iterations + more, 1.0),
+        )
+        return self._stopped(after) if more else after
+
+    def _stopped(self, job: SchedulableJob) -> SchedulableJob:
+        """Workers learn of other iterations in a new generation: whatever the job holds, it stops once."""
+        return replace(job, current_num_gpus=0, stalled_until_s=-math.inf)
+
+    def _is_too_dear(self, after: SchedulableJob) -> bool:
+        return not asks_no_less(self.before, after) and self.promises.is_too_dear(after)
+
+    @property
+    def _held(self) -> Schedule:
+        return self.promises.plan.schedules.get(self.job.job_id, ())
+
+    def _added_gpu_seconds(self, found: Proposal | Schedule) -> float:
+        return max(gpu_seconds(_own(found)) - gpu_seconds(self._held), 0.0)
+
+    def _replanned(self, proposal: Proposal) -> dict[str, tuple[float, ...]]:
+        """Schedules of others that change."""
+        replanned, table = self.others.changed_schedules(), self.others.plan.table
         for row, schedule in list(proposal.schedules.items())[:-1]:
-            replanned[pool.plan.table.job_ids[row]] = flat(schedule)
-        return proposal.schedule, replanned
-    if held and promises.plan.keeps(job, held):
-        return held, promises.news()
-    return None
+            replanned[table.job_ids[row]] = flat(schedule)
+        return replanned
 
 
-def _offer(
-    state: PoolState,
-    pool: PlannedPool,
-    promises: Promises,
-    job: SchedulableJob,
-    terms: _Terms,
-    known: Job,
-) -> Offer | None:
-    """The earliest deadline with which it would be granted."""
-    earliest_s = pool.plan.earliest_deadline_s(job)
-    if earliest_s is not None:
-        earliest_s = promises.first_worth_s(job, earliest_s, 1.0)
-    if earliest_s is None:
-        return None
-    return Offer(
-        deadline_s=earliest_s + state.config.deadline_slack_s,
-        max_iterations=terms.max_iterations,
-        global_batch_size=spec_of(known).global_batch_size,
-    )
-
-
-def _why_not(job: SchedulableJob, dear: bool, offer: Offer | None, now_s: float) -> str:
-    left, window_s = job.remaining_iterations, job.deadline_s - now_s
-    cannot = "would crowd out more than it is worth" if dear else "cannot be kept beside the other promises"
-    offered = f"one in {offer.deadline_s - now_s:.0f} s would do" if offer else "no deadline would do"
-    return f"{left:.0f} iterations more in {window_s:.0f} s: that {cannot}; {offered}; the promise of before stays"
+def _own(found: Proposal | Schedule) -> Schedule:
+    return found.schedule if isinstance(found, Proposal) else found

@@ -1,5 +1,6 @@
 """What was promised can be renegotiated: granted beside all other promises, or the old promise stays."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,9 +64,57 @@ def test_what_breaks_another_promise_is_refused_with_an_offer_that_is_granted() 
     history.decided(POLICY, submit("b", deadline_s=NOW_S + 110.0))
     answer = refused(history, amend(deadline_s=NOW_S + 150.0))
     assert "promise of before stays" in answer.explanation
-    (offer,) = answer.offers
-    refused(history, amend(deadline_s=offer.deadline_s - 1.0))
-    amended(history, amend(deadline_s=offer.deadline_s))
+    later, fewer = answer.offers
+    assert (later.max_iterations, fewer.deadline_s) == (100, NOW_S + 150.0)
+    refused(history, amend(deadline_s=later.deadline_s - 1.0))
+    refused(history, amend(deadline_s=fewer.deadline_s, max_iterations=fewer.max_iterations + 2))
+    amended(history, amend(deadline_s=later.deadline_s))
+
+
+@pytest.mark.parametrize("admission", ["first-come", "selective"])
+@pytest.mark.parametrize("iteration", [0, 30])
+@pytest.mark.parametrize(
+    "wish",
+    [
+        amend(deadline_s=NOW_S + 60.0),
+        amend(max_iterations=900),
+        amend(deadline_s=NOW_S + 250.0, max_iterations=400),
+        amend(deadline_s=NOW_S + 0.5),
+    ],
+)
+def test_each_offer_is_granted_if_it_is_taken_at_once(wish: AmendJob, iteration: int, admission: str) -> None:
+    history = promised(1, deadline_s=NOW_S + 400.0, admission=admission)
+    history.decided(POLICY, submit("b", deadline_s=NOW_S + 110.0))
+    now_s = NOW_S
+    if iteration:
+        running(history, "b").finished("b", at_s=NOW_S + 102.0)
+        history.decided(POLICY, submit("c", deadline_s=NOW_S + 370.0, max_iterations=60))
+        running(history)
+        now_s = NOW_S + 150.0
+        wish = replace(wish, deadline_s=wish.deadline_s and wish.deadline_s + 150.0)
+        history.then(
+            events.JobProgressed(
+                job_id="a",
+                generation=history.state.live_jobs["a"].generation,
+                iteration=iteration,
+                iterations_per_s=1.0,
+                at_s=now_s,
+            )
+        )
+    offers = refused(history, wish, now_s).offers
+    assert offers
+    for offer in offers:
+        at_once = History(history.state)
+        amended(at_once, amend(deadline_s=offer.deadline_s, max_iterations=offer.max_iterations), now_s)
+
+
+def test_no_offer_is_of_less_than_was_done_or_more_than_may_be_charged() -> None:
+    history = running(promised(1, deadline_s=NOW_S + 400.0))
+    (hasty,) = refused(history, amend(deadline_s=NOW_S + 91.0), now_s=NOW_S + 90.0).offers
+    assert hasty.max_iterations == 100, "only a later deadline: 88 are done, and a stop takes two seconds"
+    quota = TenantQuota(max_gpu_hours_per_day=250.0 / 3600.0)
+    poor = promised(1, deadline_s=NOW_S + 900.0, quotas={"lab": quota})
+    assert refused(poor, amend(max_iterations=2_000)).offers == ()
 
 
 def test_what_gives_way_is_free_for_others() -> None:
