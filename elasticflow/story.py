@@ -255,7 +255,12 @@ def _at_risk(event: events.JobAtRisk) -> str:
     if event.projected_finish_s is None:
         return "at risk: it makes no progress"
     late = duration_in_words(event.projected_finish_s - event.deadline_s)
-    return f"at risk: on what is there, at its measured speed, it would end {late} after its deadline"
+    told = f"at risk: on what is there, at its measured speed, it would end {late} after its deadline"
+    if event.earliest_deadline_s is None:
+        return told
+    left = duration_in_words(event.earliest_deadline_s - event.at_s)
+    by = clock_time(event.earliest_deadline_s, now_s=event.at_s)
+    return f"{told}; amended to {by} (in {left}), it would be promised anew"
 
 
 def _finished(event: events.JobFinished, new: Job) -> str:

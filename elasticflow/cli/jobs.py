@@ -1,5 +1,6 @@
 """`eflow jobs` and `eflow cancel`."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -41,6 +42,8 @@ def jobs(
         print_json(list(views))
     elif views:
         say(jobs_table(views, now_s))
+        for line in risk_lines(views, now_s):
+            say_line(line, "yellow")
     else:
         say_line("no jobs" if everything else "no jobs now (`eflow jobs --all` shows those that have ended)")
 
@@ -87,6 +90,16 @@ def jobs_table(views: tuple[JobView, ...], now_s: float) -> Table:
         right=tuple(column.name for column in columns if column.right),
         rows=(tuple(column.cell(view, now_s) for column in columns) for view in views),
     )
+
+
+def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
+    """What can still be promised to jobs that would miss their deadline, as commands."""
+    return [
+        f"{view.job_id} is at risk; this would be promised: "
+        f"eflow amend {view.job_id} --deadline {math.ceil(view.earliest_deadline_s - now_s)}s"
+        for view in views
+        if view.at_risk and view.earliest_deadline_s is not None and view.earliest_deadline_s > now_s
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures); what was heard is in `model`.
 """
 
+import math
+
 from services.monitor.model import State, Watched, evolve, observe, start
 from shared.messages.commands import Command
 from shared.messages.events import (
@@ -162,7 +164,10 @@ def _at_risk(pool: PoolState, now_s: float) -> list[JobAtRisk]:
         if job.deadline_s is None or job.at_risk:
             continue
         if projected_s is None or projected_s > job.deadline_s:
-            risks.append(_risk(job, projected_s, job.deadline_s, now_s))
+            # all who are late have schedules beside each other: each may be promised the end of its own
+            slack_s = pool.config.deadline_slack_s
+            earliest_s = None if projected_s is None else float(math.ceil(projected_s + slack_s))
+            risks.append(_risk(job, projected_s, job.deadline_s, now_s, earliest_s))
     return risks
 
 
@@ -184,12 +189,15 @@ def _standing_still(state: State, now_s: float) -> list[JobAtRisk]:
     return risks
 
 
-def _risk(job: Job, projected_s: float | None, deadline_s: float, now_s: float) -> JobAtRisk:
+def _risk(
+    job: Job, projected_s: float | None, deadline_s: float, now_s: float, earliest_s: float | None = None
+) -> JobAtRisk:
     return JobAtRisk(
         job_id=job.job_id,
         generation=job.generation,
         projected_finish_s=projected_s,
         deadline_s=deadline_s,
+        earliest_deadline_s=earliest_s,
         at_s=now_s,
     )
 

@@ -371,13 +371,17 @@ class ThroughputMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:
-    """At its measured speed the job would miss its promise. From the monitor."""
+    """At its measured speed the job would miss its promise. From the monitor.
+
+    earliest_deadline_s: what an `AmendJob` would be promised at at_s, beside all others that are late; None if none.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     generation: Generation
     projected_finish_s: TimeS | None  # None: it makes no progress
     deadline_s: TimeS
+    earliest_deadline_s: TimeS | None = None
     at_s: TimeS
 
 

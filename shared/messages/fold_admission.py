@@ -122,6 +122,8 @@ def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int)
         deadline_s=event.deadline_s,
         minimum_satisfactory_share=event.minimum_satisfactory_share,
         planned_share=event.minimum_satisfactory_share,
+        at_risk=False,
+        earliest_deadline_s=None,
     )
     used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds, num_jobs=0)
     state = charge(made_room(state, event), job.tenant, used)

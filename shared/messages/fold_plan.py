@@ -53,6 +53,7 @@ def _moved(state: PoolState, job: Job, placement: events.PlacedJob, at_s: float)
         rendezvous="",
         iterations_per_s=None,
         at_risk=False,
+        earliest_deadline_s=None,
         outdated=False,
     )
 

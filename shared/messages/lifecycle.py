@@ -31,7 +31,7 @@ from shared.messages.fold_workers import (
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 5  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 6  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -133,6 +133,7 @@ def _of_a_job(
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state
-            return scheduling_event(with_job(state, changed(job, at_risk=True)), sequence)
+            job = changed(job, at_risk=True, earliest_deadline_s=event.earliest_deadline_s)
+            return scheduling_event(with_job(state, job), sequence)
         case _:
             assert_never(event)

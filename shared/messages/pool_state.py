@@ -65,7 +65,7 @@ class Job:
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""
     rejection: RejectionReason | None = None
-    earliest_deadline_s: float | None = None  # the counter-offer of a rejection
+    earliest_deadline_s: float | None = None  # offered with a rejection, or while it is at risk
     offers: tuple[Offer, ...] = ()  # all of them
     least_gpu_seconds: float = 0.0  # what its deadline asked for at least
 

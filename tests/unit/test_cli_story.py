@@ -159,6 +159,24 @@ def test_a_crash_and_a_lost_node_are_told_with_where_the_job_falls_back_to() -> 
     assert lost == "node-0 was lost (silent) with workers of this job"
 
 
+def test_a_risk_is_told_with_what_would_be_promised_anew() -> None:
+    def told(projected_finish_s: float | None, earliest_deadline_s: float | None) -> str:
+        risk = events.JobAtRisk(
+            job_id="j1",
+            generation=1,
+            projected_finish_s=projected_finish_s,
+            deadline_s=NOW_S + 100.0,
+            earliest_deadline_s=earliest_deadline_s,
+            at_s=NOW_S + 10.0,
+        )
+        return pool().admitted("j1").placed("j1", 1, "node-0:0").fact(risk).of("j1")[-1]
+
+    late = told(NOW_S + 129.5, NOW_S + 130.0)
+    assert "it would end 29.5s after its deadline; amended to " in late
+    assert late.endswith("(in 2m 00s), it would be promised anew")
+    assert told(None, None) == "at risk: it makes no progress"
+
+
 def test_the_end_is_told_with_its_margin() -> None:
     told = pool().admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
     told.fact(

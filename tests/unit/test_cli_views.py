@@ -2,6 +2,7 @@
 
 import pytest
 
+from elasticflow.cli.jobs import risk_lines
 from elasticflow.cli.nodes import lost_word
 from elasticflow.cli.watch import changes
 from elasticflow.views import job_view, job_views, node_views, present_nodes
@@ -53,6 +54,24 @@ def test_a_running_job_is_expected_by_its_speed() -> None:
 def test_a_job_that_should_have_finished_is_expected_now_at_the_earliest() -> None:
     state = running(pool(4), iteration=20).state
     assert job_view(state.live_jobs["j1"], NOW_S + 99.0).expected_finish_s == NOW_S + 99.0
+
+
+def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew() -> None:
+    history, risk = running(pool(4), iteration=20), NOW_S + 130.0
+    assert risk_lines(job_views(history.state, NOW_S + 10.0), NOW_S + 10.0) == []
+    history.then(
+        events.JobAtRisk(
+            job_id="j1",
+            generation=1,
+            projected_finish_s=risk,
+            deadline_s=NOW_S + 100.0,
+            earliest_deadline_s=risk,
+            at_s=NOW_S + 10.0,
+        )
+    )
+    (line,) = risk_lines(job_views(history.state, NOW_S + 20.5), NOW_S + 20.5)
+    assert line.endswith("eflow amend j1 --deadline 110s")
+    assert risk_lines(job_views(history.state, risk), risk) == [], "too late to ask for it"
 
 
 def test_a_broken_job_is_recovering() -> None:

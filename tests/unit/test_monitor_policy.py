@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from services.admission.policy import POLICY as ADMISSION
 from services.monitor.model import Listening
 from services.monitor.policy import POLICY
 from shared.messages import events
+from shared.messages.commands import AmendJob
 from shared.messages.events import NodeReported, PlacedJob, WorkerReport
 from tests import histories
 from tests.histories import NOW_S, History, gpus, spec
@@ -217,6 +219,32 @@ def test_who_is_late_without_a_lost_node_is_at_risk_at_once(deadline_s: float, n
     for risk in facts[1:]:
         assert risk.projected_finish_s > NOW_S + 200.0
         assert risk.at_s <= facts[0].at_s + BEAT_S
+
+
+def test_who_is_at_risk_is_told_the_earliest_deadline_that_is_promised_anew() -> None:
+    """Of three jobs of 100 s that lose their node, two can only follow the first on the GPU that is left."""
+    history = running("a", "b", "c", num_gpus=4, deadline_s=NOW_S + 125.0, deadline_slack_s=3.0)
+    joined = events.NodeJoined(node_id="node-1", incarnation="first-1", num_gpus=1, device="cpu", at_s=NOW_S)
+    monitor = Monitor(history.then(joined))
+    facts = monitor.hears_for(NOW_S, NOW_S + 10.0, beat(node="node-1", incarnation="first-1"))
+    _, *risks = facts
+    assert len(risks) == 2
+    for risk in risks:
+        job = monitor.state.pool.live_jobs[risk.job_id]
+        assert (job.at_risk, job.earliest_deadline_s) == (True, risk.earliest_deadline_s)
+    for risk in risks:
+        at_once = History(monitor.state.pool)
+        sooner = AmendJob(job_id=risk.job_id, tenant="lab", deadline_s=risk.earliest_deadline_s - 2.0)
+        (refused,) = at_once.decided(ADMISSION, sooner, now_s=risk.at_s)
+        assert isinstance(refused, events.AmendRefused)
+    for risk in risks:  # one after the other
+        at_once = History(monitor.state.pool)
+        wish = AmendJob(job_id=risk.job_id, tenant="lab", deadline_s=risk.earliest_deadline_s)
+        (amended,) = at_once.decided(ADMISSION, wish, now_s=risk.at_s)
+        assert isinstance(amended, events.JobAmended), amended
+        monitor.then(amended)
+        job = monitor.state.pool.live_jobs[risk.job_id]
+        assert (job.at_risk, job.earliest_deadline_s) == (False, None)
 
 
 def test_a_job_in_time_is_not_at_risk() -> None:
