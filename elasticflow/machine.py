@@ -1,28 +1,12 @@
 """What this machine can offer: GPUs if it has any, else slices of its cores, shared fairly by the nodes on it."""
 
 import os
-import subprocess
 from collections.abc import Mapping
 
 from shared.errors import BadSettings
 
 CPU_PART = 0.8  # of the cores that all slots together may use; the rest is for NATS and the services
 CPU_NODES, CPU_SLOTS = 2, 4  # by default, so that a laptop shows what a cluster does
-
-
-def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """GPUs that processes started here would see, as CUDA_VISIBLE_DEVICES names them."""
-    if environment.get("EF_DEVICE") == "cpu":
-        return ()
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    installed = tuple(str(i) for i, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    return installed if named is None else tuple(filter(None, (name.strip() for name in named.split(","))))
 
 
 def node_environments(

@@ -18,12 +18,13 @@ from elasticflow.children import Child, free_port, last_line
 from elasticflow.compilation import compile_scheduler
 from elasticflow.endpoint import DEFAULT_POOL
 from elasticflow.errors import StartFailed
-from elasticflow.machine import node_environments, visible_gpus
+from elasticflow.machine import node_environments
 from elasticflow.pool_config import configure
 from elasticflow.run_file import RunFile, RunningProcess, remove_run_file, take
 from shared.errors import ElasticFlowError
 from shared.messages.cluster import PoolConfig
 from shared.runtime.clock import Clock, SystemClock, fresh_id
+from shared.runtime.gpus import visible_gpus
 from shared.runtime.nats_server import EmbeddedServer
 
 DECIDERS = ("admission", "allocator", "placement")
@@ -169,9 +170,9 @@ class Supervisor:
 
     def _planned_nodes(self) -> tuple[dict[str, str], ...]:
         wanted = {"EF_DEVICE": self._plan.device} if self._plan.device != "auto" else {}
-        nodes = node_environments(
-            self._plan.num_nodes, self._plan.slots_per_node, gpus=visible_gpus({**os.environ, **wanted})
-        )
+        environment = {**os.environ, **wanted}
+        gpus = () if environment.get("EF_DEVICE") == "cpu" else visible_gpus(environment)
+        nodes = node_environments(self._plan.num_nodes, self._plan.slots_per_node, gpus=gpus)
         return tuple({**node, **wanted} for node in nodes)
 
     def _child(self, name: str, service: str, url: str, own: Mapping[str, str]) -> Child:

@@ -15,6 +15,19 @@ settings.register_profile("search", deadline=None, max_examples=1000, print_blob
 settings.load_profile("same")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `gpu` where torch counts fewer GPUs than it needs."""
+    marker = item.get_closest_marker("gpu")
+    if marker is None:
+        return
+    import torch  # here: it takes seconds to load, and most tests need none
+
+    num_needed = marker.kwargs.get("num_gpus", 1)
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_gpus < num_needed:
+        pytest.skip(f"needs {num_needed} CUDA device(s), torch finds {num_gpus}")
+
+
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A real server on a free port with a store of its own (30 ms to start)."""

@@ -3,14 +3,14 @@
 import os
 import re
 import socket
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from shared.messages.limits import MAX_GPUS
+from shared.runtime.gpus import visible_gpus
 from shared.runtime.settings import Reader
 
 CPU_PART = 0.8  # of the cores that slots may use together; the rest is for the services
@@ -22,22 +22,6 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
-
-
-def num_visible_gpus(environment: Mapping[str, str]) -> int:
-    """GPUs that a worker of this process would see: of the driver's, those that CUDA_VISIBLE_DEVICES leaves."""
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    installed = sum(line.startswith("GPU ") for line in listing.splitlines())
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not installed:
-        return installed
-    named = [name.strip() for name in visible.split(",") if name.strip()]
-    return len(named[: named.index("-1")]) if "-1" in named else len(named)
 
 
 def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
@@ -87,13 +71,13 @@ class ExecutorSettings:
         nats_url: str,
         environment: Mapping[str, str] | None = None,
         *,
-        discovered_gpus: Callable[[Mapping[str, str]], int] = num_visible_gpus,
+        discovered_gpus: Callable[[Mapping[str, str]], Sequence[str]] = visible_gpus,
         discovered_sockets: Callable[[], int] = num_sockets,
     ) -> "ExecutorSettings":
         """Raises BadSettings, naming every variable that is wrong. discovered_gpus: asked for GPUs to use."""
         given = os.environ if environment is None else environment
         read = Reader(given)
-        found = 0 if given.get("EF_DEVICE") == "cpu" else discovered_gpus(given)
+        found = 0 if given.get("EF_DEVICE") == "cpu" else len(discovered_gpus(given))
         read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
         cores = num_cores()
         num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=found or MAX_GPUS)

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,10 @@ from services.executor.settings import (
     ExecutorSettings,
     num_cores,
     num_sockets,
-    num_visible_gpus,
     reachable_host,
 )
 from shared.errors import BadSettings
+from shared.runtime.gpus import visible_gpus
 
 LOCAL = "nats://token@127.0.0.1:4222"
 
@@ -24,7 +26,7 @@ def read(
     return ExecutorSettings.from_environment(
         nats_url,
         environment,
-        discovered_gpus=lambda _: num_gpus,
+        discovered_gpus=lambda _: tuple(map(str, range(num_gpus))),
         discovered_sockets=lambda: sockets,
     )
 
@@ -121,18 +123,49 @@ def test_elsewhere_it_is_the_host_or_its_address_on_the_way(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [(None, 2), ("", 0), ("1", 1), ("0,1", 2), ("0,-1,1", 1), ("GPU-a1b2", 1)]
+    ("visible", "seen"),
+    [
+        (None, ("0", "1")),
+        ("", ()),
+        ("1", ("1",)),
+        ("1, 0", ("1", "0")),
+        ("0,-1,1", ("0",)),
+        ("7,0", ()),
+        ("GPU-a1b2", ("GPU-a1b2",)),
+    ],
 )
-def test_visible_gpus_are_counted_as_cuda_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+def test_visible_gpus_are_those_that_cuda_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: tuple[str, ...]
 ) -> None:
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\necho 'GPU 0: H (UUID: a)'\necho '  MIG 1g'\necho 'GPU 1: H (UUID: b)'\n")
     driver.chmod(driver.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert num_visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == count
+    assert visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == seen
 
 
 def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert num_visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == 0
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("visible", [None, "", "0", "-1", "0,-1", "0,1000", "1000,0"])
+def test_visible_gpus_are_those_that_torch_counts(visible: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    counted = subprocess.run(
+        [sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True
+    )
+    assert len(visible_gpus(environment)) == int(counted.stdout)
+
+
+@pytest.mark.gpu
+def test_an_executor_offers_the_gpus_that_torch_counts() -> None:
+    import torch  # takes seconds, and no other test here needs it
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EF_")}
+    settings = ExecutorSettings.from_environment(LOCAL, environment)
+    assert (settings.device, settings.num_gpus) == ("cuda", torch.cuda.device_count())
