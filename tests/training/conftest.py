@@ -109,7 +109,8 @@ class Node:
             **more,
         )
         for rank in ranks:
-            workers.workers[rank] = await self.launcher.launch(replace(assignment, rank=rank))
+            own = replace(assignment, rank=rank, gpu_index=assignment.gpu_index + rank)
+            workers.workers[rank] = await self.launcher.launch(own)
         workers.pass_on_rendezvous()
         return workers
 

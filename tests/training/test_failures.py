@@ -6,6 +6,8 @@ from shared.messages.worker_channel import Alive, Checkpointed, ExitCode, Failed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+NO_SUCH_GPU = 1000
+
 
 async def failure_of(node, spec, **launch) -> tuple[Failed, str]:
     """What the job said, and rank 0's log, once all of its workers have ended."""
@@ -131,3 +133,11 @@ async def test_a_checkpoint_that_the_storage_shows_late_is_waited_for(node, spec
     hidden.rename(folder)
     assert (await again.first(Started)).iteration == 10
     await again.ended()
+
+
+async def test_a_gpu_that_cannot_be_used_is_no_fault_of_the_job(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(spec_of("Points"), job_id=job_id, device="cuda", gpu_index=NO_SUCH_GPU)
+    assert (await workers.ended())[0].code == ExitCode.DEVICE_UNUSABLE
+    assert not workers.all_of(Failed)
+    assert f"cannot use GPU {NO_SUCH_GPU}, which nvidia-smi lists" in node.log_of(job_id)

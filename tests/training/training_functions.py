@@ -120,3 +120,15 @@ class ReturnsText(Points):
 class Endless(Points):
     def init_dataset(self):
         return iter(range(10))
+
+
+class HoldsMemory(Points):
+    """hyperparameters: held_mib: of its device's memory. Data loader processes inherit what they can of it."""
+
+    data_workers = 2
+
+    def init_model(self):
+        model = super().init_model()
+        held = torch.zeros(self.hyperparameters["held_mib"], 1024, 1024, dtype=torch.uint8)
+        model.register_buffer("held", held, persistent=False)
+        return model

@@ -10,6 +10,7 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     trainer.py            one step of one worker
     membership.py         the other workers: meet, agree at each step, notice a loss
     training_function.py  what the user's class must offer, and how it is found
+    device.py             the CPU slot or GPU that it works on
     data_order.py         (seed, iteration) -> samples, at any number of workers
     checkpoint.py         whole or not at all, newest generation first
     pacing.py             a CPU slot is a fixed share of a core

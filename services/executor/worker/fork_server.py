@@ -14,6 +14,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 import torch._dynamo  # torch itself loads it with the first optimizer, which takes a second
@@ -35,6 +36,9 @@ from shared.messages.worker_channel import (
 )
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_BURIAL_TIMEOUT_S = 5.0  # for a process that SIGKILL does not end, e.g. in a driver's system call
+_POLL_S = 0.001
 
 
 class ForkServer:
@@ -51,6 +55,7 @@ class ForkServer:
     def serve(self) -> None:
         """Until the executor is gone."""
         self._watch_children()
+        _adopt_orphans()
         for module in self._preload:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
@@ -67,8 +72,7 @@ class ForkServer:
                 if self._control in ready and not self._serve_request():
                     break
         for pid in self._workers:
-            _kill_group(pid)
-            os.waitpid(pid, 0)
+            _end_group(pid)
 
     def _watch_children(self) -> None:
         """Each SIGCHLD becomes a byte on the wake-up socket; the handler itself has nothing to do."""
@@ -120,13 +124,12 @@ class ForkServer:
 
     def _reap(self) -> None:
         """Tell of each worker that ended, once what it may have started is gone too."""
-        while self._workers:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                return
+        while (ended := _next_ended()) is not None:
             pid = ended.si_pid
-            _kill_group(pid)  # while the zombie still holds the number: no stranger can have it
-            os.waitpid(pid, 0)
+            if pid not in self._workers:
+                os.waitpid(pid, 0)  # a worker's, adopted; nobody here knows it
+                continue
+            _end_group(pid)
             self._workers.discard(pid)
             exited = ended.si_code == os.CLD_EXITED
             self._send(
@@ -148,6 +151,32 @@ def _die_with_parent() -> None:
     """SIGKILL when the parent dies (Linux); elsewhere the end of file on the socket must do."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _adopt_orphans() -> None:
+    """What a worker leaves behind becomes a child of this process (Linux), which can then wait for its end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _next_ended() -> "os.waitid_result | None":
+    """A child that has ended, still to be buried."""
+    with contextlib.suppress(ChildProcessError):  # there is no child at all
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return None
+
+
+def _end_group(leader: int) -> None:
+    """Kill a worker's group and bury it. Its data loader's processes, too, hold memory of its GPU.
+
+    Killed first, while the leader still holds its number, alive or as a zombie: no stranger can have it.
+    """
+    _kill_group(leader)
+    give_up_s = time.monotonic() + _BURIAL_TIMEOUT_S
+    with contextlib.suppress(ChildProcessError):  # all are buried
+        while time.monotonic() < give_up_s:
+            if os.waitpid(-leader, os.WNOHANG) == (0, 0):
+                time.sleep(_POLL_S)
 
 
 def _kill_group(pid: int) -> None:

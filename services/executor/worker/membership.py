@@ -3,6 +3,10 @@
 Rank 0 listens on a port that the system chose and the executors pass its address on, so no two jobs race for
 a port. Gradients go through DistributedDataParallel (gloo on CPUs, NCCL on GPUs); everything that is agreed
 upon goes through gloo, in rank order, so that all workers compute the same bits from it.
+
+gloo tells at once that a peer is gone. NCCL may wait for it inside the GPU, where nothing here can hear of it: such a
+worker is ended by its executor, when the ledger says that the generation is broken, or by NCCL after the collective
+timeout.
 """
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its stores, but does not export them by the letter)
@@ -65,7 +69,7 @@ def join(assignment: Assignment, channel: Channel, store: dist.Store | None, pac
     """Return once all workers of the generation are connected. Raises PeerLost if some do not come."""
     if assignment.world_size > 1:
         try:
-            _meet(assignment, store or _connect(assignment, channel))
+            meet(assignment, store or _connect(assignment, channel))
         except (RuntimeError, queue.Empty) as error:
             raise PeerLost(f"the workers of this generation did not meet: {error}") from error
     return Membership(assignment, pacer)
@@ -94,7 +98,7 @@ class Membership:
                 device_ids=[device] if device.type == "cuda" else None,
                 find_unused_parameters=find_unused_parameters,
             )
-        parallel.register_comm_hook(None, self._weighted_sum)
+        parallel.register_comm_hook(None, self.weighted_sum)
         return parallel
 
     def agree(self, *, stop: bool, local_means: Sequence[float]) -> Agreement:
@@ -124,7 +128,7 @@ class Membership:
             with suppress(PeerLost):  # it has left already, with the same knowledge
                 self.agree(stop=True, local_means=())
 
-    def _weighted_sum(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def weighted_sum(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP hook: each worker's mean gradient counts by its part of the global batch.
 
         DDP's own mean of means is wrong as soon as the parts differ in size.
@@ -159,7 +163,7 @@ def _connect(assignment: Assignment, channel: Channel) -> dist.Store:
     )
 
 
-def _meet(assignment: Assignment, store: dist.Store) -> None:
+def meet(assignment: Assignment, store: dist.Store) -> None:
     """Wait for all with the short timeout of the start; only then build groups with the long one."""
     place = dist.PrefixStore(f"{assignment.job_id}/{assignment.generation}", store)
     if place.add("arrived", 1) == assignment.world_size:
@@ -176,8 +180,12 @@ def _meet(assignment: Assignment, store: dist.Store) -> None:
 
 
 def _bind_to_host(advertise_host: str) -> None:
-    """Let gloo and NCCL use the network that the others see: a host's own name may mean its loopback."""
+    """Let gloo and NCCL use the network that the others see: a host's own name may mean its loopback.
+
+    Unless the executor's environment names one. NCCL takes a name for the beginning of one, but for the sign.
+    """
     address = socket.gethostbyname(advertise_host)
     for interface, addresses in psutil.net_if_addrs().items():
         if any(known.address == address for known in addresses):
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")

@@ -7,7 +7,7 @@ and the state that outlives this generation are looked after here, between its c
 import math
 import random  # noqa: TID251 - users' code may draw from it, so it is seeded like the others
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, state_of, unreadable_types
 from services.executor.worker.data_order import DataOrder, local_slice
+from services.executor.worker.device import claim, finish_work, moved
 from services.executor.worker.membership import Membership, join, open_rendezvous
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.telemetry import Telemetry
@@ -60,13 +61,14 @@ class Trainer:
 
     def step(self, *, stop: bool) -> bool:
         """One iteration on the global batch. True if some worker was told to stop."""
-        batch = _moved(next(self.batches), self.device)
+        batch = moved(next(self.batches), self.device)
         _seed(self.spec.seed, self.iteration, self.members.rank)
         self.function.iteration = self.iteration
         self.model.train()
         with in_users_code(f"in iteration {self.iteration}"):
             returned = self.function.train(batch, self.parallel_model, self.optimizer)
             local_means = as_metrics(returned)
+            finish_work(self.device)
         self.pacer.pace()
         self._check_names(tuple(local_means))
         agreement = self.members.agree(stop=stop, local_means=list(local_means.values()))
@@ -144,7 +146,7 @@ class Trainer:
 def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Trainer:
     """Build model, data and optimizer, meet the other workers, take over the state of the job."""
     spec = assignment.spec
-    device = _claim_device(assignment)
+    device = claim(assignment)
     pacer = Pacer(assignment.cpu_share)
     store = open_rendezvous(assignment, channel)
     function = load_training_function(spec, assignment.code_path)
@@ -209,14 +211,6 @@ def _newest(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | Non
     return content
 
 
-def _claim_device(assignment: Assignment) -> torch.device:
-    if assignment.device == "cpu":
-        torch.set_num_threads(1)  # a slot is at most one core
-        return torch.device("cpu")
-    torch.cuda.set_device(assignment.gpu_index)
-    return torch.device("cuda", assignment.gpu_index)
-
-
 def _checked_size(dataset: Any, spec: JobSpec, world_size: int) -> int:
     try:
         size = len(dataset)
@@ -239,16 +233,3 @@ def _seed(*key: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    """The batch with all its tensors on the device."""
-    match batch:
-        case torch.Tensor():
-            return batch.to(device, non_blocking=True)
-        case Mapping():
-            return {key: _moved(value, device) for key, value in batch.items()}
-        case list() | tuple():
-            return [_moved(value, device) for value in batch]
-        case _:
-            return batch

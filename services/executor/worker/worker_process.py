@@ -15,6 +15,7 @@ import structlog
 from services.executor.worker import training
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import Superseded
+from services.executor.worker.device import DeviceUnusable
 from services.executor.worker.membership import PeerLost
 from services.executor.worker.training_function import TrainingFailed
 from shared.messages.worker_channel import ExitCode, Failed
@@ -42,6 +43,9 @@ def _exit_code_of_training(channel: Channel) -> ExitCode:
     except PeerLost as error:
         log.warning("peer_lost", reason=str(error))
         return ExitCode.PEER_LOST
+    except DeviceUnusable as error:
+        log.error("device_unusable", reason=str(error))
+        return ExitCode.DEVICE_UNUSABLE
     except Superseded as error:
         log.warning("superseded", reason=str(error))
         return ExitCode.SUPERSEDED

@@ -1,0 +1,62 @@
+"""The one device of a worker: its part of the cores, or one GPU of the node."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from shared.errors import Retry
+from shared.messages.worker_channel import Assignment
+
+
+@dataclass(eq=False)
+class DeviceUnusable(Retry):
+    """Not the job's fault: it may be started again, here or elsewhere. gpu_index: as this process counts them."""
+
+    gpu_index: int
+    reason: str
+    torch_version: str = torch.__version__
+
+    SENTENCE: ClassVar[str] = (
+        "torch {torch_version} cannot use GPU {gpu_index}, which nvidia-smi lists: {reason}; install a build of torch "
+        "that fits the node's driver, or start its executor with EF_DEVICE=cpu"
+    )
+
+
+def claim(assignment: Assignment) -> torch.device:
+    """The device of this process from here on, also where code only says "cuda". Raises DeviceUnusable."""
+    if assignment.device == "cpu":
+        torch.set_num_threads(1)  # a slot is at most one core
+        return torch.device("cpu")
+    try:
+        torch.cuda.init()
+        torch.cuda.set_device(assignment.gpu_index)
+    except (
+        AssertionError,
+        RuntimeError,
+    ) as error:  # torch without CUDA; no driver, no such GPU, a broken one
+        raise DeviceUnusable(assignment.gpu_index, str(error).partition("\n")[0]) from error
+    return torch.device("cuda", assignment.gpu_index)
+
+
+def finish_work(device: torch.device) -> None:
+    """Return when the device has done all that it was told; raises what went wrong there.
+
+    Calls of CUDA return early. A worker that left while its last sum was under way would hang the others' GPUs.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with all its tensors on the device."""
+    match batch:
+        case torch.Tensor():
+            return batch.to(device, non_blocking=True)
+        case Mapping():
+            return {key: moved(value, device) for key, value in batch.items()}
+        case list() | tuple():
+            return [moved(value, device) for value in batch]
+        case _:
+            return batch
