@@ -1,6 +1,6 @@
 """Wishes, in the imperative. Users publish them; admission answers.
 
-A command may be refused, may come twice and may come late. Facts (`events.py`) may not be refused.
+A command may be refused, may come twice and may come late. Facts (`events`) may not be refused.
 """
 
 from dataclasses import dataclass

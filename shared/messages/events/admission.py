@@ -1,0 +1,162 @@
+"""What admission decides about wishes: jobs, quotes and amendments."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from shared.messages.cluster import ShareSchedule
+from shared.messages.job import JobSpec
+from shared.messages.limits import DurationS, FewItems, PositiveIterations, Text, TimeS, Token
+from shared.messages.offer import Offer
+from shared.messages.witness import Witness
+
+RejectionReason = Literal["invalid", "deadline", "price", "quota", "duplicate", "unrunnable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequested:
+    """The job's scaling curve is unknown: measure it first, then decide. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    tenant: Token
+    spec: JobSpec
+    deadline_s: TimeS | None
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdmitted:
+    """Admission promised the deadline; the schedule that proves it comes along. From admission."""
+
+    VERSION: ClassVar[int] = 2
+    job_id: Token
+    tenant: Token
+    spec: JobSpec
+    deadline_s: TimeS | None
+    minimum_satisfactory_share: ShareSchedule
+    gpu_seconds: DurationS
+    least_gpu_seconds: DurationS = 0.0  # that would have kept the deadline on an empty cluster; 0 without one
+    # Promised jobs that made room and are still in time, with their new schedules.
+    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRejected:
+    """Admission cannot promise it. From admission.
+
+    reason: a word for programs; explanation: a sentence with numbers for people.
+    earliest_deadline_s: what could have been promised at at_s, None if no deadline would do.
+    offers: other wishes of the same job that are promised if they are made at once.
+    witness: of a refused deadline, what shows that it was refused rightly.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    tenant: Token
+    spec: JobSpec | None
+    reason: RejectionReason
+    explanation: Text
+    deadline_s: TimeS | None = None
+    earliest_deadline_s: TimeS | None = None
+    least_gpu_seconds: DurationS = (
+        0.0  # to keep the deadline on an empty cluster; 0: no deadline, or impossible
+    )
+    offers: Annotated[tuple[Offer, ...], FewItems] = ()
+    witness: Witness | None = None
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelled:
+    """A wish to cancel was granted. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    reason: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRefused:
+    """Nothing to cancel: no such job, another tenant's, or it has ended. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    explanation: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuoteHeld:
+    """A deadline was quoted, and what keeps it is reserved until until_s. From admission.
+
+    schedule: the GPUs that are reserved; none before until_s, so that they are of use until it is known whether the
+    quote is taken.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token  # the name that the job is to have
+    tenant: Token
+    spec: JobSpec
+    deadline_s: TimeS
+    schedule: ShareSchedule
+    gpu_seconds: DurationS
+    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    until_s: TimeS
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuoteRefused:
+    """Nothing is held. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    explanation: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAmended:
+    """From now on this is what was promised, and the schedule that proves it. From admission.
+
+    gpu_seconds: what the new schedule holds beyond the old one. replanned: as of `JobAdmitted`.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    deadline_s: TimeS | None
+    max_iterations: PositiveIterations
+    minimum_satisfactory_share: ShareSchedule
+    gpu_seconds: DurationS
+    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmendRefused:
+    """The job stays as it is, promise and all. From admission.
+
+    offers: amendments that are granted if they are asked for at once.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    explanation: Text
+    offers: Annotated[tuple[Offer, ...], FewItems] = ()
+    at_s: TimeS
+
+
+AdmissionEvent = (
+    ProfileRequested
+    | JobAdmitted
+    | JobRejected
+    | JobCancelled
+    | CancelRefused
+    | QuoteHeld
+    | QuoteRefused
+    | JobAmended
+    | AmendRefused
+)

@@ -1,0 +1,74 @@
+"""What executors and the monitor tell of nodes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from shared.messages.limits import (
+    DurationS,
+    FewItems,
+    Finite,
+    Generation,
+    Index,
+    Iterations,
+    Name,
+    NumGpus,
+    NumSockets,
+    Rack,
+    Rate,
+    TimeS,
+    Token,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """An executor offers its GPUs; what earlier incarnations ran is gone. From the executor."""
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
+    num_gpus: NumGpus
+    device: Literal["cpu", "cuda"]
+    at_s: TimeS
+    sockets: NumSockets = 1  # its GPUs are spread over, in order and evenly
+    rack: Rack = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node fell silent (monitor) or said good-bye (executor). Its workers have ended."""
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
+    reason: Literal["silent", "left"]
+    at_s: TimeS
+
+
+NodeEvent = NodeJoined | NodeLost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """One worker's newest step."""
+
+    job_id: Token
+    generation: Generation
+    rank: Index
+    iteration: Iterations
+    iterations_per_s: Rate | None
+    checkpoint_iteration: Iterations = 0
+    seconds_since_progress: DurationS = 0.0
+    metrics: Annotated[Mapping[Name, Finite], FewItems] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReported:
+    """Heartbeat of an executor with what its workers last said. Telemetry, never in the ledger."""
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
+    workers: tuple[WorkerReport, ...] = ()
+    at_s: TimeS
