@@ -2,8 +2,8 @@
 
     {id, cause_id, type, version, recorded_at_s, payload}
 
-A type is a name in the registry below. It grows by fields with defaults (old readers pass over what they do
-not know); any other change is a new VERSION, an upcaster here, and an old message kept as bytes in the tests.
+A type is a name in the registry. It grows by fields with defaults (old readers pass over what they do not know);
+any other change is a new VERSION, an upcaster, and an old message kept as bytes in the tests.
 JSON is accepted as well, so that any NATS client can publish a wish by hand; only msgpack is ever written.
 """
 
@@ -18,68 +18,26 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import TooLarge
-from shared.messages import commands, events, upcasters
 from shared.messages.commands import Command, QuoteDeadline
-from shared.messages.events import PlanDecided
+from shared.messages.events import Answer, Event, PlanDecided, PlanEvent, Telemetry
 from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TIME_S, TOKEN_PATTERN, Sequence, TimeS, Token
+from shared.messages.registry import MESSAGE_TYPES
+from shared.messages.upcasters import UPCASTERS, Fields
 
-Message = events.Event | events.PlanDecided | events.Answer | events.Telemetry | Command | QuoteDeadline
-Fields = dict[str, Any]
+Message = Event | PlanDecided | Answer | Telemetry | Command | QuoteDeadline
 _pack = cast(Callable[[Fields], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
 _unpackb = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
-Upcaster = Callable[[Fields], Fields]
 
-_TYPES: tuple[type[Any], ...] = (
-    commands.SubmitJob,
-    commands.CancelJob,
-    commands.HoldQuote,
-    commands.AmendJob,
-    commands.QuoteDeadline,
-    events.PlanDecided,
-    events.ProfileRequested,
-    events.JobAdmitted,
-    events.JobRejected,
-    events.JobCancelled,
-    events.CancelRefused,
-    events.QuoteHeld,
-    events.QuoteRefused,
-    events.JobAmended,
-    events.AmendRefused,
-    events.AllocationDecided,
-    events.ProfileCompleted,
-    events.PlacementDecided,
-    events.PoolConfigured,
-    events.NodeJoined,
-    events.NodeLost,
-    events.RendezvousOpened,
-    events.GenerationStarted,
-    events.WorkersStopped,
-    events.WorkerCrashed,
-    events.JobProgressed,
-    events.JobFinished,
-    events.JobFailed,
-    events.ThroughputMeasured,
-    events.JobAtRisk,
-    events.DeadlineQuoted,
-    events.MessageRefused,
-    events.NodeReported,
-)
-MESSAGE_TYPES: Mapping[str, type[Any]] = {message_type.__name__: message_type for message_type in _TYPES}
-
-_COMMANDS = {message_type.__name__: message_type for message_type in get_args(commands.Command)}
-_PLAN_EVENTS = {message_type.__name__: message_type for message_type in get_args(events.PlanEvent)}
+_COMMANDS = {message_type.__name__: message_type for message_type in get_args(Command)}
+_PLAN_EVENTS = {message_type.__name__: message_type for message_type in get_args(PlanEvent)}
 _MAX_PROBLEMS = 100  # that one refusal names
-
-# (name, version) -> the fields of version + 1. Applied one after another up to the current version.
-UPCASTERS: dict[tuple[str, int], Upcaster] = {
-    ("JobAdmitted", 1): upcasters.job_admitted_1,
-    ("AllocationDecided", 1): upcasters.allocation_decided_1,
-}
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = 80
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES if t is not PlanDecided}
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    t: TypeAdapter(t) for t in MESSAGE_TYPES.values() if t is not PlanDecided
+}
 
 
 class Undecodable(ValueError):

@@ -1,11 +1,12 @@
 """Old messages in today's words: from the fields of one version to those of the next. Called by `codec` alone."""
 
+from collections.abc import Callable
 from typing import Any
 
-Fields = dict[str, Any]
+Fields = dict[str, Any]  # a payload
 
 
-def job_admitted_1(payload: Fields) -> Fields:
+def _job_admitted_1(payload: Fields) -> Fields:
     """Schedules were lists of maps."""
     share = _flat(payload["minimum_satisfactory_share"])
     return payload | {
@@ -14,7 +15,7 @@ def job_admitted_1(payload: Fields) -> Fields:
     }
 
 
-def allocation_decided_1(payload: Fields) -> Fields:
+def _allocation_decided_1(payload: Fields) -> Fields:
     """Schedules were lists of maps."""
     return payload | {"planned": _flat_by_job(payload.get("planned", {}))}
 
@@ -25,3 +26,10 @@ def _flat_by_job(schedules: dict[str, list[Fields]]) -> dict[str, list[float]]:
 
 def _flat(steps: list[Fields]) -> list[float]:
     return [number for step in steps for number in (step["start_s"], step["end_s"], step["num_gpus"])]
+
+
+# (name, version) -> the fields of version + 1. Applied one after another up to the current version.
+UPCASTERS: dict[tuple[str, int], Callable[[Fields], Fields]] = {
+    ("JobAdmitted", 1): _job_admitted_1,
+    ("AllocationDecided", 1): _allocation_decided_1,
+}

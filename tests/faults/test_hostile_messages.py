@@ -14,6 +14,7 @@ from shared.messages.commands import SubmitJob
 from shared.messages.events import JobFinished, JobRejected, MessageRefused, NodeReported, PlanDecided
 from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from shared.messages.pool_state import Phase
+from shared.messages.registry import MESSAGE_TYPES
 from shared.runtime import streams
 from shared.runtime.inbox import ANSWER_TO
 from tests.faults.evidence import assert_sound
@@ -40,7 +41,7 @@ def hostile_bytes() -> Iterator[bytes]:
     yield json.dumps({"type": "SubmitJob"}).encode()
     for wrong in (None, 0, "SubmitJob", [], {}, {"type": 7}, {"type": "SubmitJob", "payload": []}):
         yield packed(wrong)
-    for name in codec.MESSAGE_TYPES:
+    for name in MESSAGE_TYPES:
         yield packed(ENVELOPE | {"type": name, "version": 1000, "payload": {}})
         yield packed(
             ENVELOPE | {"type": name, "payload": {"job_id": ["a"], "node_id": 1, "events": {}, "at_s": "now"}}

@@ -15,9 +15,9 @@ from pydantic import StringConstraints
 
 from shared.messages import commands, events
 from shared.messages.cluster import ShareSchedule
-from shared.messages.codec import MESSAGE_TYPES
 from shared.messages.events import PlanDecided
 from shared.messages.limits import TimeS
+from shared.messages.registry import MESSAGE_TYPES
 
 INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
 MAX_ITEMS = 3

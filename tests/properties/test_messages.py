@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from shared.errors import TooLarge
 from shared.messages import codec
-from shared.messages.codec import MESSAGE_TYPES, Undecodable
+from shared.messages.codec import Undecodable
 from shared.messages.commands import CancelJob, SubmitJob
 from shared.messages.limits import MAX_MESSAGE_BYTES
+from shared.messages.registry import MESSAGE_TYPES
+from shared.messages.upcasters import UPCASTERS
 from tests.properties.message_strategies import messages, messages_of
 
 IDS = st.text(st.characters(codec="utf-8"), max_size=100)
@@ -205,14 +207,14 @@ def test_every_bad_field_is_named() -> None:
 
 def test_every_version_has_its_way_up() -> None:
     ways = {(name, old) for name, kind in MESSAGE_TYPES.items() for old in range(1, kind.VERSION)}
-    assert set(codec.UPCASTERS) == ways
+    assert set(UPCASTERS) == ways
 
 
 def test_upcasters_are_applied_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CancelJob, "VERSION", 3)
-    monkeypatch.setitem(codec.UPCASTERS, ("CancelJob", 1), lambda p: {"job": p["name"], "steps": [1]})
+    monkeypatch.setitem(UPCASTERS, ("CancelJob", 1), lambda p: {"job": p["name"], "steps": [1]})
     monkeypatch.setitem(
-        codec.UPCASTERS,
+        UPCASTERS,
         ("CancelJob", 2),
         lambda p: {"job_id": p["job"], "tenant": "t", "reason": str([*p["steps"], 2])},
     )

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from shared.messages import codec
-from shared.messages.codec import MESSAGE_TYPES
+from shared.messages.registry import MESSAGE_TYPES
 
 FOLDER = Path(__file__).parent / "recorded_messages"
 RECORDED = sorted(FOLDER.glob("*.msgpack"))
