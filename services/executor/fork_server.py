@@ -17,11 +17,10 @@ from shared.messages.worker_channel import (
     ForkRefused,
     ForkServerReady,
     ForkWorker,
-    FrameReader,
     WorkerForked,
     WorkerReaped,
-    encode_frame,
 )
+from shared.messages.worker_frames import FrameReader, encode_frame
 
 _LOAD_TIMEOUT_S = 120.0  # importing torch from a cold disk
 _END_TIMEOUT_S = 5.0

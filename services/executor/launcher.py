@@ -16,14 +16,8 @@ import structlog
 
 from services.executor.fork_server import Exited, ForkServer, LaunchFailed
 from services.executor.processes import kill_group, kill_marked
-from shared.messages.worker_channel import (
-    Assignment,
-    BrokenChannel,
-    FrameReader,
-    FromWorker,
-    ToWorker,
-    encode_frame,
-)
+from shared.messages.worker_channel import Assignment, FromWorker, ToWorker
+from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
 
 log = structlog.get_logger()
 

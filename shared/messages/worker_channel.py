@@ -1,23 +1,20 @@
-"""What an executor and its worker processes say to each other, and the bytes of it. Pure.
+"""What an executor and its worker processes say to each other. Pure; the bytes of it are `worker_frames`'.
 
 Two kinds of stream socket, both private to one machine:
 
     executor <-> fork server    asks for processes (one request at a time), hears how each ended
     executor <-> worker         one channel for each worker, from its first breath to its last
 
-A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`. End of file is a message too: it tells
-a worker that its executor is gone, and the worker ends at once.
+End of file is a message too: it tells a worker that its executor is gone, and the worker ends at once.
 """
 
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
-import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from annotated_types import Ge, Gt, Le
-from pydantic import Strict, TypeAdapter, ValidationError
+from pydantic import Strict
 
 from shared.messages.job import JobSpec
 from shared.messages.limits import (
@@ -33,8 +30,6 @@ from shared.messages.limits import (
     Text,
     Token,
 )
-
-MAX_FRAME_BYTES = 1024 * 1024
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
 Pid = Annotated[int, Strict(), Gt(0)]
@@ -221,70 +216,3 @@ FromWorker = RendezvousListening | Started | Progressed | Alive | Checkpointed |
 ToForkServer = ForkWorker
 FromForkServer = ForkServerReady | WorkerForked | ForkRefused | WorkerReaped
 ChannelMessage = ToWorker | FromWorker | ToForkServer | FromForkServer
-
-_TYPES: tuple[type[Any], ...] = (
-    Assignment,
-    JoinRendezvous,
-    StopAtBoundary,
-    LeaseExtended,
-    RendezvousListening,
-    Started,
-    Progressed,
-    Alive,
-    Checkpointed,
-    Profiled,
-    Finished,
-    Failed,
-    ForkServerReady,
-    ForkWorker,
-    WorkerForked,
-    ForkRefused,
-    WorkerReaped,
-)
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {t.__name__: TypeAdapter(t) for t in _TYPES}
-_LENGTH = struct.Struct(">I")
-_pack = cast(Callable[[object], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
-_unpack = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
-
-
-class BrokenChannel(ValueError):
-    """The other end does not speak this language; nothing behind this point can be read."""
-
-
-def encode_frame(message: ChannelMessage) -> bytes:
-    """The message as one frame. Raises ValueError above MAX_FRAME_BYTES."""
-    name = type(message).__name__
-    body = _pack([name, _ADAPTERS[name].dump_python(message, warnings=False)])
-    if len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"{name} of {len(body):,} bytes is above {MAX_FRAME_BYTES:,}")
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Cuts a stream of bytes, as it arrives, into messages."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def feed(self, data: bytes) -> list[ChannelMessage]:
-        """The messages that are whole now. Raises BrokenChannel at the first that is none."""
-        self._pending += data
-        messages: list[ChannelMessage] = []
-        while len(self._pending) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._pending)
-            if length > MAX_FRAME_BYTES:
-                raise BrokenChannel(f"a frame of {length:,} bytes is above {MAX_FRAME_BYTES:,}")
-            end = _LENGTH.size + length
-            if len(self._pending) < end:
-                break
-            messages.append(_decode(bytes(self._pending[_LENGTH.size : end])))
-            del self._pending[:end]
-        return messages
-
-
-def _decode(body: bytes) -> ChannelMessage:
-    try:
-        name, fields = cast(tuple[str, object], _unpack(body))
-        return _ADAPTERS[name].validate_python(fields)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
-        raise BrokenChannel(f"no message of ours: {type(error).__name__}: {error}"[:500]) from error

@@ -6,17 +6,14 @@ from hypothesis import strategies as st
 
 from shared.messages.job import JobSpec, MetricCondition
 from shared.messages.worker_channel import (
-    MAX_FRAME_BYTES,
     Alive,
     Assignment,
-    BrokenChannel,
     Checkpointed,
     Failed,
     Finished,
     ForkRefused,
     ForkServerReady,
     ForkWorker,
-    FrameReader,
     JoinRendezvous,
     LeaseExtended,
     Profiled,
@@ -26,8 +23,8 @@ from shared.messages.worker_channel import (
     StopAtBoundary,
     WorkerForked,
     WorkerReaped,
-    encode_frame,
 )
+from shared.messages.worker_frames import MAX_FRAME_BYTES, BrokenChannel, FrameReader, encode_frame
 
 SPEC = JobSpec(
     training_function="package.module:Job",

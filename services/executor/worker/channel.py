@@ -20,13 +20,12 @@ from services.executor.boot_clock import boot_s
 from shared.messages.worker_channel import (
     Assignment,
     ExitCode,
-    FrameReader,
     FromWorker,
     JoinRendezvous,
     LeaseExtended,
     StopAtBoundary,
-    encode_frame,
 )
+from shared.messages.worker_frames import FrameReader, encode_frame
 
 _LOOK_S = 0.1  # at the lease: poll itself does not count the time that a machine sleeps
 

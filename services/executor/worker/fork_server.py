@@ -28,12 +28,11 @@ from shared.messages.worker_channel import (
     ForkRefused,
     ForkServerReady,
     ForkWorker,
-    FrameReader,
     FromForkServer,
     WorkerForked,
     WorkerReaped,
-    encode_frame,
 )
+from shared.messages.worker_frames import FrameReader, encode_frame
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

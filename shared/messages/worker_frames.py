@@ -1,0 +1,63 @@
+"""The bytes between an executor, its fork server and its workers. Pure.
+
+A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, cast, get_args
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import TypeAdapter, ValidationError
+
+from shared.messages.worker_channel import ChannelMessage
+
+MAX_FRAME_BYTES = 1024 * 1024
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {t.__name__: TypeAdapter(t) for t in get_args(ChannelMessage)}
+_LENGTH = struct.Struct(">I")
+_pack = cast(Callable[[object], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_unpack = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
+
+
+class BrokenChannel(ValueError):
+    """The other end does not speak this language; nothing behind this point can be read."""
+
+
+def encode_frame(message: ChannelMessage) -> bytes:
+    """The message as one frame. Raises ValueError above MAX_FRAME_BYTES."""
+    name = type(message).__name__
+    body = _pack([name, _ADAPTERS[name].dump_python(message, warnings=False)])
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"{name} of {len(body):,} bytes is above {MAX_FRAME_BYTES:,}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes, as it arrives, into messages."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[ChannelMessage]:
+        """The messages that are whole now. Raises BrokenChannel at the first that is none."""
+        self._pending += data
+        messages: list[ChannelMessage] = []
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > MAX_FRAME_BYTES:
+                raise BrokenChannel(f"a frame of {length:,} bytes is above {MAX_FRAME_BYTES:,}")
+            end = _LENGTH.size + length
+            if len(self._pending) < end:
+                break
+            messages.append(_decode(bytes(self._pending[_LENGTH.size : end])))
+            del self._pending[:end]
+        return messages
+
+
+def _decode(body: bytes) -> ChannelMessage:
+    try:
+        name, fields = cast(tuple[str, object], _unpack(body))
+        return _ADAPTERS[name].validate_python(fields)
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
+        raise BrokenChannel(f"no message of ours: {type(error).__name__}: {error}"[:500]) from error
