@@ -1,8 +1,6 @@
 """`python -m benchmarks.scheduling`: promises, quality and speed of the scheduler, beside bounds and baselines."""
 
-import json
 import os
-import platform
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,20 +9,23 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.scheduling.decisions import measure_cycle, measure_decisions
+from benchmarks.scheduling.cycle import measure_cycle
+from benchmarks.scheduling.decisions import measure_decisions
 from benchmarks.scheduling.failures import measure_failures
-from benchmarks.scheduling.quality import SCALES, Plan, measure_quality, totals
+from benchmarks.scheduling.quality import SCALES, Plan, in_short, measure_quality, totals
 from benchmarks.scheduling.report import sheets
+from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation, two_months
 from benchmarks.scheduling.workloads import Case, generated_cases, tables, trace_cases
 from simulator.baselines.catalogue import BASELINES
+from simulator.interruption import INTERRUPTED
 from simulator.trace_driven.inputs import refusing
 from simulator.workload.throughputs import Throughputs
 
 QUICK_JOBS, QUICK_MOVES, QUICK_SCALES = 30, 200, (1, 8)
 QUICK_SHARE = 0.01  # of the two months
 LONG_TRACE = "cluster01"
-WIDEST = 150  # columns of the widest table: no cell is folded
+WIDEST = 170  # columns of the widest table: no cell is folded
 
 
 class Part(StrEnum):
@@ -33,6 +34,7 @@ class Part(StrEnum):
     QUALITY = "quality"
     SIMULATIONS = "simulations"
     DECISIONS = "decisions"
+    CYCLE = "cycle"
     FAILURES = "failures"
 
 
@@ -41,7 +43,10 @@ def main(
     as_json: Annotated[
         bool, typer.Option("--json", help="Only the JSON object, on standard output.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the JSON object to this file, as it grows.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Measure only what --out does not hold yet.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Also write the tables to this file.")] = None,
     traces: Annotated[
         Path | None, typer.Option(help="Folder of traces.", show_default="the published, or bundled ones")
@@ -54,74 +59,118 @@ def main(
         list[str] | None,
         typer.Option(help="Quality: only workloads with this in their name; may be repeated."),
     ] = None,
-    baselines: Annotated[bool, typer.Option(help="Quality: run all baselines too: hours.")] = True,
+    baselines: Annotated[bool, typer.Option(help="Quality: run all baselines too: hours.")] = False,
     hindsight: Annotated[bool, typer.Option(help="Quality: search for schedules with hindsight.")] = True,
     runs: Annotated[int, typer.Option(min=1, help="Failures: seeded runs.")] = 1_000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; speed is measured in one.")] = (
         os.cpu_count() or 1
     ),
 ) -> None:
-    """Measure the scheduler on this machine: one fixed configuration, overhead `reference`."""
+    """Measure the scheduler on this machine: one fixed configuration, overhead `reference`.
+
+    \b
+    Examples:
+      python -m benchmarks.scheduling --out all.json --resume   whole; again after Ctrl-C
+      python -m benchmarks.scheduling --only decisions --only cycle
+      python -m benchmarks.scheduling --only quality --trace cluster10 --baselines
+    """
+    if resume and out is None:
+        raise typer.BadParameter("say with --out from which file", param_hint="--resume")
     parts = set(only or Part)
-    result: dict[str, Any] = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-        "quick": quick,
-    }
     with refusing():
         known = tables(throughputs)
+        source = known.source if throughputs else Path(known.source).name
+        results = Results(out, resume=resume, quick=quick, throughputs=source)
         cases = trace_cases(traces, known)
-        result["throughputs"] = known.source if throughputs else Path(known.source).name
-    if Part.QUALITY in parts:
-        chosen = [case for case in (*cases, *generated_cases(known)) if _is_named(case, trace)]
-        plan = Plan(
-            cases=tuple(case.first(QUICK_JOBS) if quick else case for case in chosen),
-            scales=QUICK_SCALES if quick else SCALES,
-            baselines=tuple(BASELINES) if baselines else (),
-            moves=0 if not hindsight else QUICK_MOVES if quick else Plan.moves,
-        )
-        rows = measure_quality(plan, workers, _note)
-        result["quality"] = {"rows": rows, "totals": totals(rows)}
-    if Part.SIMULATIONS in parts:
-        result["simulations"] = _simulations(cases, known, quick=quick)
-    if Part.DECISIONS in parts:
-        result |= _decisions(known, quick=quick)
-    if Part.FAILURES in parts:
-        result["failures"] = measure_failures(known, max(runs // 100, 2) if quick else runs, workers)
-    _show(result, as_json, out, markdown)
-
-
-def _is_named(case: Case, names: list[str] | None) -> bool:
-    return not names or any(name in case.name for name in names)
-
-
-def _simulations(cases: list[Case], known: Throughputs, *, quick: bool) -> list[dict[str, Any]]:
-    long = next((case for case in cases if LONG_TRACE in case.name), cases[0])
-    measured = list[dict[str, Any]]()
-    for case in (long.first(QUICK_JOBS) if quick else long, two_months(known, QUICK_SHARE if quick else 1.0)):
-        measured += measure_simulation(case)
-        _note(f"{case.name}: {measured[-2]['cpu_s']:.1f} s of CPU, {measured[-1]['cpu_s']:.1f} s with checks")
-    return measured
-
-
-def _decisions(known: Throughputs, *, quick: bool) -> dict[str, Any]:
-    part = 50 if quick else 1
-    decisions = measure_decisions(
-        known, num_gpus=2_048 // (32 if quick else 1), num_live=1_000 // part, count=500 // part
+    plan = Plan(
+        cases=tuple(
+            case.first(QUICK_JOBS) if quick else case
+            for case in (*cases, *generated_cases(known))
+            if not trace or any(name in case.name for name in trace)
+        ),
+        scales=QUICK_SCALES if quick else SCALES,
+        baselines=tuple(BASELINES) if baselines else (),
+        moves=0 if not hindsight else QUICK_MOVES if quick else Plan.moves,
     )
+    interrupted = False
+    try:
+        if Part.DECISIONS in parts:
+            _decisions(results, known, quick=quick)
+        if Part.CYCLE in parts:
+            _cycle(results, known, quick=quick)
+        if Part.SIMULATIONS in parts:
+            _simulations(results, cases, known, quick=quick)
+        if Part.FAILURES in parts:
+            _failures(results, known, max(runs // 100, 2) if quick else runs, workers)
+        if Part.QUALITY in parts:
+            _quality(results, plan, workers)
+    except KeyboardInterrupt:
+        interrupted = True
+        _note("interrupted: this was measured until then" + (", --resume goes on" if out else ""))
+    _show(results, as_json, markdown)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _decisions(results: Results, known: Throughputs, *, quick: bool) -> None:
+    if Part.DECISIONS in results.values:
+        return
+    part = 50 if quick else 1
+    with results.counted(Part.DECISIONS):
+        num_gpus, num_live, count = 2_048 // (32 if quick else 1), 1_000 // part, 500 // part
+        decisions = measure_decisions(known, num_gpus=num_gpus, num_live=num_live, count=count)
+        results.keep(Part.DECISIONS, decisions)
     _note("one decision and one quote are measured")
-    cycle = measure_cycle(known, num_gpus=16_384 // part, num_live=10_000 // part, count=40 // min(part, 10))
-    return {"decisions": decisions, "cycle": cycle}
 
 
-def _show(result: dict[str, Any], as_json: bool, out: Path | None, markdown: Path | None) -> None:
-    text = json.dumps(result, indent=2)
-    shown = list(sheets(result))
-    if out:
-        out.write_text(text + "\n")
+def _cycle(results: Results, known: Throughputs, *, quick: bool) -> None:
+    if Part.CYCLE in results.values:
+        return
+    num_gpus, num_live, count = (256, 200, 4) if quick else (16_384, 10_000, 40)
+    with results.counted(Part.CYCLE):
+        results.keep(Part.CYCLE, measure_cycle(known, num_gpus=num_gpus, num_live=num_live, count=count))
+    _note("one planning cycle is measured")
+
+
+def _simulations(results: Results, cases: list[Case], known: Throughputs, *, quick: bool) -> None:
+    measured: list[dict[str, Any]] = results.values.get(Part.SIMULATIONS, [])
+    long = next((case for case in cases if LONG_TRACE in case.name), cases[0])
+    for case in (long.first(QUICK_JOBS) if quick else long, two_months(known, QUICK_SHARE if quick else 1.0)):
+        if any(run["trace"] == case.name for run in measured):
+            continue
+        with results.counted(Part.SIMULATIONS):
+            unchecked, checked = measure_simulation(case)
+            measured = [*measured, unchecked, checked]
+            results.keep(Part.SIMULATIONS, measured)
+        _note(f"{case.name}: {unchecked['cpu_s']:.1f} s of CPU, {checked['cpu_s']:.1f} s with checks")
+
+
+def _failures(results: Results, known: Throughputs, runs: int, workers: int) -> None:
+    if results.values.get(Part.FAILURES, {}).get("runs") == runs:
+        return
+    with results.counted(Part.FAILURES, workers):
+        results.keep(Part.FAILURES, measure_failures(known, runs, workers))
+    _note(f"{runs} lives with failures are measured")
+
+
+def _quality(results: Results, plan: Plan, workers: int) -> None:
+    """Rows of an earlier run stay beside those of this one."""
+    known: list[dict[str, Any]] = results.values.get(Part.QUALITY, {}).get("rows", [])
+    rows = {(row["trace"], row["num_gpus"]): row for row in known}
+    with results.counted(Part.QUALITY, workers):
+        for row in measure_quality(plan, workers, known):
+            rows[row["trace"], row["num_gpus"]] = row
+            shown = list(rows.values())
+            results.keep(Part.QUALITY, {"rows": shown, "totals": totals(shown)})
+            _note(in_short(row))
+
+
+def _show(results: Results, as_json: bool, markdown: Path | None) -> None:
+    shown = list(sheets(results.values))
     if markdown:
         markdown.write_text("\n".join(sheet.markdown() for sheet in shown))
     if as_json:
-        print(text)
+        print(results.text(), end="")
         return
     console = Console()
     console.width = max(console.width, WIDEST)

@@ -6,8 +6,9 @@ from math import inf
 from typing import cast
 
 from benchmarks.scheduling.workloads import cluster_of
-from shared.messages.events import Event, JobFinished, JobProgressed
+from shared.messages.events import JobFinished, JobProgressed, PlanDecided, PlanEvent
 from shared.messages.lifecycle import evolve
+from shared.messages.policy import LedgerMessage
 from shared.messages.pool_state import Job, PoolState, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve
 from simulator.trace_driven.simulation import Simulation
@@ -81,9 +82,25 @@ def one_ended(state: PoolState, now_s: float) -> PoolState:
     )
 
 
-def fold(state: PoolState, event: Event) -> PoolState:
+def fold(state: PoolState, message: LedgerMessage) -> PoolState:
     """The state after one more message."""
-    return evolve(state, event, state.sequence + 1)
+    return evolve(state, message, state.sequence + 1)
+
+
+def decided(state: PoolState, service: str, events: tuple[PlanEvent, ...], now_s: float) -> PoolState:
+    """The state after a decision, if anything was said."""
+    if not events:
+        return state
+    return fold(state, PlanDecided(service=service, based_on=state.sequence, now_s=now_s, events=events))
+
+
+def plain_pass(state: PoolState) -> float:
+    """Look at each live job once."""
+    left = 0.0
+    for job in state.live_jobs.values():
+        if job.spec is not None and job.deadline_s is not None:
+            left += (job.spec.max_iterations - job.iteration) * job.num_gpus
+    return left
 
 
 def utilization(state: PoolState, now_s: float, ahead_s: float = HOUR_S) -> float:

@@ -1,17 +1,18 @@
 """Promises kept, and how close the deadlines met come to what is possible, on ever scarcer GPUs.
 
 Beside each score stand three rulers: what nobody can beat (the clairvoyant bound), the best schedule that is known
-with hindsight and every resize paid, and the best of the baselines. Nobody is known to get from the best schedule to
-the bound; from there to ours is what knowing the future would win, and what is ours to improve.
+with hindsight and every resize paid, and the best of the baselines. From ours to the best schedule is what knowing the
+future would win, and what is ours to improve; from there to the bound nobody is known to get.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
+from benchmarks.scheduling.timing import timed
 from benchmarks.scheduling.workloads import Case, cluster_of
+from shared.scheduling.warm_up import warm_up
 from simulator.bound import hindsight_schedule
 from simulator.trace_driven.strategies import OURS
 from simulator.trace_driven.trial import Trial, run
@@ -19,6 +20,18 @@ from simulator.trace_driven.trial import Trial, run
 OVERHEAD = "reference"
 SCALES = (1, 2, 4, 8, 16, 32)  # parts of the published size
 MAX_FAILURES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A case on a part of the cluster that it was published with."""
+
+    case: Case
+    scale: int
+
+    @property
+    def num_gpus(self) -> int:
+        return self.case.published_gpus // self.scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,48 +44,74 @@ class Plan:
     baselines: tuple[str, ...] = ()
     moves: int = 20_000
 
+    def sizes(self) -> list[Size]:
+        sizes = [Size(case=case, scale=scale) for case in self.cases for scale in self.scales]
+        return [size for size in sizes if size.num_gpus]
 
-def measure_quality(plan: Plan, workers: int, note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row for each case at each size. note: told of each run as it ends."""
-    sizes = [
-        (case, scale, case.published_gpus // scale)
-        for case, scale in product(plan.cases, plan.scales)
-        if case.published_gpus >= scale
-    ]
-    with ProcessPoolExecutor(workers) as pool:
-        rulers = [pool.submit(_rulers, case, num_gpus, plan.moves) for case, _, num_gpus in sizes]
-        runs = [
-            {
-                policy: pool.submit(_simulated, case, num_gpus, policy)
-                for policy in (*plan.policies, *plan.baselines)
-            }
-            for case, _, num_gpus in sizes
-        ]
-        rows = list[dict[str, Any]]()
-        for (case, scale, num_gpus), ruler, by_policy in zip(sizes, rulers, runs, strict=True):
-            scores = {policy: future.result() for policy, future in by_policy.items()}
-            ours = {policy: scores[policy] for policy in plan.policies}
-            baselines = {policy: scores[policy] for policy in plan.baselines}
-            rows.append(_row(case, scale, num_gpus, ruler.result(), ours, baselines))
-            note(_in_short(rows[-1]))
-    return rows
+    def row_of(self, size: Size, rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+        """What would be measured, if it is among these rows."""
+        wanted = (size.case.name, size.num_gpus, len(size.case.workload.jobs), self.moves)
+        for row in rows:
+            measured = (row["trace"], row["num_gpus"], row["jobs"], row["moves"])
+            if measured == wanted and set(self.baselines) <= row["baselines"].keys():
+                return row
+        return None
+
+
+def measure_quality(
+    plan: Plan, workers: int, known: Sequence[dict[str, Any]] = ()
+) -> Iterator[dict[str, Any]]:
+    """A row for each case at each size, in this order, each as soon as it is there. known: rows of an earlier run."""
+    pool = ProcessPoolExecutor(workers, initializer=warm_up)
+    try:
+        rows = [(size, plan.row_of(size, known)) for size in plan.sizes()]
+        started = [(size, row or _started(pool, plan, size)) for size, row in rows]
+        for size, row in started:
+            yield _row(plan, size, row) if isinstance(row, _Started) else row
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What will be known of one row."""
+
+    rulers: Future[dict[str, Any]]
+    scores: dict[str, Future[dict[str, Any]]]  # by policy
+
+
+def _started(pool: ProcessPoolExecutor, plan: Plan, size: Size) -> _Started:
+    rulers = pool.submit(_rulers, size.case, size.num_gpus, plan.moves)
+    policies = (*plan.policies, *plan.baselines)
+    return _Started(
+        rulers, {policy: pool.submit(_simulated, size.case, size.num_gpus, policy) for policy in policies}
+    )
 
 
 def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
     """What nobody can beat, and what hindsight could reach."""
     trial = Trial(workload=case.workload, cluster=cluster_of(num_gpus), overhead=OVERHEAD)
-    bound = trial.bound()
+    bound, took = timed(trial.bound)
     rulers: dict[str, Any] = {
         "feasible_alone": bound.feasible_alone,
         "bound": bound.jobs_met,
         "bound_exact": bound.exact,
         "bound_gpu_hours": bound.gpu_hours,
-        "hindsight": None,
+        "bound_cpu_s": took.cpu_s,
+        "moves": moves,
+        "hindsight_found": None,
         "hindsight_gpu_hours": None,
+        "hindsight_cpu_s": None,
     }
     if moves:
-        found = hindsight_schedule(case.workload, num_gpus, trial.resize_cost, moves=moves, bound=bound)
-        rulers |= {"hindsight": found.met, "hindsight_gpu_hours": found.gpu_hours}
+        found, took = timed(
+            lambda: hindsight_schedule(case.workload, num_gpus, trial.resize_cost, moves=moves, bound=bound)
+        )
+        rulers |= {
+            "hindsight_found": found.met,
+            "hindsight_gpu_hours": found.gpu_hours,
+            "hindsight_cpu_s": took.cpu_s,
+        }
     return rulers
 
 
@@ -80,7 +119,7 @@ def _simulated(case: Case, num_gpus: int, policy: str) -> dict[str, Any]:
     """One run, every certificate checked; baselines promise nothing and give none."""
     trial = Trial(workload=case.workload, cluster=cluster_of(num_gpus), policy=policy, overhead=OVERHEAD)
     verification = trial.verification()
-    outcome = run(trial, trial.simulation(verification), verification)
+    outcome, took = timed(lambda: run(trial, trial.simulation(verification), verification))
     result = outcome.result
     return {
         "met": result.num_met(),
@@ -92,38 +131,34 @@ def _simulated(case: Case, num_gpus: int, policy: str) -> dict[str, Any]:
         "certificate_failures": outcome.certificate_failures,
         "not_proved": outcome.not_proved,
         "wrong": list(outcome.failures[:MAX_FAILURES_SHOWN]),
-        "wall_s": outcome.wall_s,
+        "cpu_s": took.cpu_s,
+        "wall_s": took.wall_s,
     }
 
 
-def _row(
-    case: Case,
-    scale: int,
-    num_gpus: int,
-    rulers: dict[str, Any],
-    ours: dict[str, dict[str, Any]],
-    baselines: dict[str, dict[str, Any]],
-) -> dict[str, Any]:
-    """reachable: the most that any schedule found meets, so far as is known; by hindsight, by us or by a baseline."""
+def _row(plan: Plan, size: Size, started: _Started) -> dict[str, Any]:
+    """hindsight: the most that any known schedule meets, be it found by the search, by us or by a baseline."""
+    rulers = started.rulers.result()
+    scores = {policy: score.result() for policy, score in started.scores.items()}
+    baselines = {policy: scores[policy] for policy in plan.baselines}
     best = max(baselines, key=lambda name: baselines[name]["met"], default=None)
-    met = [score["met"] for score in (*ours.values(), *baselines.values())]
-    reachable = max([rulers["hindsight"] or 0, *met])
+    hindsight = max(rulers["hindsight_found"] or 0, *(score["met"] for score in scores.values()))
     bound = rulers["bound"]
     return {
-        "trace": case.name,
-        "scale": f"1/{scale}" if scale > 1 else "1",
-        "num_gpus": num_gpus,
-        "jobs": len(case.workload.jobs),
+        "trace": size.case.name,
+        "scale": f"1/{size.scale}" if size.scale > 1 else "1",
+        "num_gpus": size.num_gpus,
+        "jobs": len(size.case.workload.jobs),
         **rulers,
-        "reachable": reachable,
-        "nobody_reaches": max(bound - reachable, 0.0),
+        "hindsight": hindsight,
+        "beyond_hindsight": max(bound - hindsight, 0.0),
         "ours": {
             policy: {
-                **score,
-                "fraction_of_bound": score["met"] / bound if bound else 1.0,
-                "hindsight_wins": reachable - score["met"],
+                **scores[policy],
+                "fraction_of_bound": scores[policy]["met"] / bound if bound else 1.0,
+                "won_by_hindsight": hindsight - scores[policy]["met"],
             }
-            for policy, score in ours.items()
+            for policy in plan.policies
         },
         "best_baseline": best,
         "best_baseline_met": baselines[best]["met"] if best is not None else None,
@@ -131,13 +166,15 @@ def _row(
     }
 
 
-def _in_short(row: dict[str, Any]) -> str:
+def in_short(row: dict[str, Any]) -> str:
+    """One line, as soon as it is known."""
     scores = ", ".join(
         f"{policy} {score['met']} ({score['late']} late, {score['certificate_failures']} certificates wrong)"
         for policy, score in row["ours"].items()
     )
     best = f", {row['best_baseline']} {row['best_baseline_met']}" if row["best_baseline"] else ""
-    return f"{row['trace']} on {row['num_gpus']} GPUs: bound {row['bound']:.1f}, {scores}{best}"
+    rulers = f"bound {row['bound']:.1f}, hindsight {row['hindsight']}"
+    return f"{row['trace']} on {row['num_gpus']} GPUs: {rulers}, {scores}{best}"
 
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The numbers as tables: on a terminal, and in Markdown."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,16 +46,20 @@ def sheets(result: dict[str, Any]) -> Iterator[Sheet]:
     if "simulations" in result:
         yield _simulations(result["simulations"], machine)
     if "decisions" in result:
-        yield _decisions(result["decisions"], result["cycle"], machine)
+        yield _decisions(result["decisions"], machine)
+    if "cycle" in result:
+        yield _cycle(result["cycle"], machine)
     if "failures" in result:
         yield _failures(result["failures"])
+    if "costs" in result:
+        yield _costs(result["costs"], machine)
 
 
 def _quality(rows: list[dict[str, Any]]) -> Sheet:
     policies = tuple(rows[0]["ours"])
     return Sheet(
         title="Deadlines met (part of the bound), overhead `reference`",
-        columns=("trace", "GPUs", "jobs", "alone", "bound", "reachable", *policies, "late", "best baseline"),
+        columns=("trace", "GPUs", "jobs", "alone", "bound", "hindsight", *policies, "late", "best baseline"),
         rows=tuple(_quality_row(row) for row in rows),
     )
 
@@ -68,7 +72,7 @@ def _quality_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['jobs']:,}",
         f"{row['feasible_alone']:,}",
         f"{row['bound']:,.1f}",
-        f"{row['reachable']:,}",
+        f"{row['hindsight']:,}",
         *(f"{score['met']:,} ({score['fraction_of_bound']:.1%})" for score in scores),
         f"{sum(score['late'] for score in scores)}",
         f"{row['best_baseline_met']:,} ({best})" if best else "",
@@ -76,41 +80,43 @@ def _quality_row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _gaps(rows: list[dict[str, Any]]) -> Sheet:
-    """Of the first policy, what it misses of the bound; of all, their certificates."""
-    policy = next(iter(rows[0]["ours"]))
+    """Of each policy: what is missing to the best schedule that is known, and what it cost."""
+    policies = tuple(rows[0]["ours"])
     return Sheet(
-        title=f"What `{policy}` misses of the bound, and who could win it",
+        title="The gap to the bound: what knowing the future would win, and what nobody is known to reach",
         columns=(
             "trace",
             "GPUs",
-            "bound - met",
-            "nobody, as far as known",
-            "hindsight, and ours",
-            "GPU-hours",
-            "of the bound",
-            "of hindsight",
-            "certificates wrong, all policies",
+            *(f"hindsight - {policy}" for policy in policies),
+            "bound - hindsight",
+            "GPU-hours: ours, hindsight, bound",
+            "certificates wrong",
+            "CPU: ours, bound, hindsight",
         ),
-        rows=tuple(_gap_row(row, policy) for row in rows),
+        rows=tuple(_gap_row(row) for row in rows),
     )
 
 
-def _gap_row(row: dict[str, Any], policy: str) -> tuple[str, ...]:
-    score, hindsight = row["ours"][policy], row["hindsight_gpu_hours"]
+def _gap_row(row: dict[str, Any]) -> tuple[str, ...]:
+    scores = row["ours"].values()
     wrong, checked = (
-        sum(each[name] for each in row["ours"].values())
-        for name in ("certificate_failures", "certificates_checked")
+        sum(each[name] for each in scores) for name in ("certificate_failures", "certificates_checked")
     )
     return (
         *_where(row),
-        f"{max(row['bound'] - score['met'], 0.0):.1f}",
-        f"{row['nobody_reaches']:.1f}",
-        f"{score['hindsight_wins']}",
-        f"{score['gpu_hours']:,.0f}",
-        f"{row['bound_gpu_hours']:,.0f}",
-        "" if hindsight is None else f"{hindsight:,.0f}",
+        *(f"{score['won_by_hindsight']}" for score in scores),
+        f"{row['beyond_hindsight']:.1f}",
+        _together(
+            (*(score["gpu_hours"] for score in scores), row["hindsight_gpu_hours"], row["bound_gpu_hours"])
+        ),
         f"{wrong} of {checked:,}",
+        _together((*(score["cpu_s"] for score in scores), row["bound_cpu_s"], row["hindsight_cpu_s"])) + " s",
     )
+
+
+def _together(numbers: Iterable[float | None]) -> str:
+    """In one cell; what was not measured is left open."""
+    return " / ".join("-" if number is None else f"{number:,.0f}" for number in numbers)
 
 
 def _where(row: dict[str, Any]) -> tuple[str, str]:
@@ -165,29 +171,35 @@ def _simulations(runs: list[dict[str, Any]], machine: str) -> Sheet:
     )
 
 
-def _decisions(decisions: dict[str, Any], cycle: dict[str, Any], machine: str) -> Sheet:
+def _decisions(decisions: dict[str, Any], machine: str) -> Sheet:
     rows = list[tuple[str, ...]]()
     for name in ("with_room", "saturated"):
         asked = decisions[name]
         pool = f"{asked['live_jobs']:,} jobs on {decisions['num_gpus']:,} GPUs, {name.replace('_', ' ')}"
-        rows += _timed(asked["cpu_ms"], pool)
-    rows += _timed(cycle["cpu_ms"], f"{cycle['live_jobs']:,} jobs on {cycle['num_gpus']:,} GPUs, a cycle")
-    return Sheet(
-        title=f"Decisions, CPU time on one core, {machine}",
-        columns=("pool", "what", "p50", "p99", "p50 in plain passes", "goal (p50 / p99)", "elsewhere"),
-        rows=tuple(rows),
-    )
+        rows += _timed(asked, pool)
+    return _times(f"Decisions on one core, {machine}", rows)
 
 
-def _timed(cpu_ms: dict[str, dict[str, float]], pool: str) -> Iterator[tuple[str, ...]]:
-    plain_ms = cpu_ms["plain pass"]["p50"]
+def _cycle(cycle: dict[str, Any], machine: str) -> Sheet:
+    pool = f"{cycle['live_jobs']:,} jobs on {cycle['num_gpus']:,} GPUs"
+    title = f"A whole planning cycle on one core, {machine}; its pool took {cycle['pool_built_cpu_s']:.0f} s"
+    return _times(title, _timed(cycle, pool))
+
+
+def _times(title: str, rows: Iterable[tuple[str, ...]]) -> Sheet:
+    times = ("p50, CPU", "p99, CPU", "p50, wall", "p99, wall")
+    columns = ("pool", "what", *times, "p50 in plain passes", "goal (p50 / p99)", "elsewhere")
+    return Sheet(title=title, columns=columns, rows=tuple(rows))
+
+
+def _timed(asked: dict[str, Any], pool: str) -> Iterator[tuple[str, ...]]:
+    cpu_ms, wall_ms = asked["cpu_ms"], asked["wall_ms"]
     for what, times in cpu_ms.items():
         yield (
             pool,
             what,
-            f"{times['p50']:.2f} ms",
-            f"{times['p99']:.2f} ms",
-            f"{times['p50'] / plain_ms:,.0f}",
+            *(f"{spread[part]:.2f} ms" for spread in (times, wall_ms[what]) for part in ("p50", "p99")),
+            f"{times['p50'] / cpu_ms['plain pass']['p50']:,.0f}",
             GOALS.get(what, ""),
             PUBLISHED.get(what, ""),
         )
@@ -196,7 +208,17 @@ def _timed(cpu_ms: dict[str, dict[str, float]], pool: str) -> Iterator[tuple[str
 def _failures(lives: dict[str, Any]) -> Sheet:
     return Sheet(
         title=f"Nodes that fail, one at a time, with {lives['reserve_nodes']} in reserve on {lives['num_gpus']} GPUs",
-        columns=("runs", "outages", "jobs", "admitted", "met", "late", "certificates wrong"),
+        columns=(
+            "runs",
+            "outages",
+            "jobs",
+            "admitted",
+            "met",
+            "late",
+            "certificates wrong",
+            "CPU a run",
+            "wall a run",
+        ),
         rows=(
             (
                 f"{lives['runs']:,} (seeds {lives['seeds']})",
@@ -206,7 +228,20 @@ def _failures(lives: dict[str, Any]) -> Sheet:
                 f"{lives['met']:,}",
                 f"{lives['late']}",
                 f"{lives['certificate_failures']} of {lives['certificates_checked']:,}",
+                f"{lives['cpu_s_a_run']:.2f} s",
+                f"{lives['wall_s_a_run']:.2f} s",
             ),
+        ),
+    )
+
+
+def _costs(costs: dict[str, dict[str, float]], machine: str) -> Sheet:
+    return Sheet(
+        title=f"What it took to measure this, {machine}",
+        columns=("part", "processes", "CPU", "wall"),
+        rows=tuple(
+            (part, f"{cost['workers']:.0f}", f"{cost['cpu_s']:,.0f} s", f"{cost['wall_s']:,.0f} s")
+            for part, cost in costs.items()
         ),
     )
 

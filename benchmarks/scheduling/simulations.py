@@ -1,8 +1,8 @@
 """How long whole simulations take on one core, with and without every certificate checked."""
 
-import time
 from typing import Any
 
+from benchmarks.scheduling.timing import timed
 from benchmarks.scheduling.workloads import Case, cluster_of
 from shared.scheduling.warm_up import warm_up
 from simulator.trace_driven.trial import Trial, run
@@ -33,9 +33,7 @@ def _measured(case: Case, *, verified: bool) -> dict[str, Any]:
     trial = Trial(workload=case.workload, cluster=cluster_of(case.published_gpus))
     verification = trial.verification() if verified else None
     simulation = trial.simulation(verification)
-    began_s = time.process_time()
-    outcome = run(trial, simulation, verification)
-    cpu_s = time.process_time() - began_s
+    outcome, took = timed(lambda: run(trial, simulation, verification))
     jobs = case.workload.jobs
     return {
         "trace": case.name,
@@ -43,10 +41,10 @@ def _measured(case: Case, *, verified: bool) -> dict[str, Any]:
         "jobs": len(jobs),
         "days": (jobs[-1].submitted_at_s - jobs[0].submitted_at_s) / DAY_S,
         "verified": verified,
-        "wall_s": outcome.wall_s,
-        "cpu_s": cpu_s,
+        "wall_s": took.wall_s,
+        "cpu_s": took.cpu_s,
         "messages": simulation.state.sequence,
-        "cpu_ms_a_message": 1e3 * cpu_s / simulation.state.sequence,
+        "cpu_ms_a_message": 1e3 * took.cpu_s / simulation.state.sequence,
         "met": outcome.result.num_met(),
         "late": outcome.result.num_late(),
         "certificate_failures": outcome.certificate_failures,

@@ -1,7 +1,8 @@
-"""How long calls take, in CPU time: the machine may be shared, and no decision waits for anything."""
+"""How long calls take: in CPU time, since machines are shared and no decision waits for anything; and by the wall."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -9,17 +10,36 @@ import numpy as np
 Answer = TypeVar("Answer")
 
 
-def cpu_ms(call: Callable[[], Answer]) -> tuple[Answer, float]:
-    """What it answers, and the milliseconds of CPU time that this took."""
-    began_s = time.process_time()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """Seconds of this process, or of some of its calls together."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    def __add__(self, other: "Took") -> "Took":
+        return Took(cpu_s=self.cpu_s + other.cpu_s, wall_s=self.wall_s + other.wall_s)
+
+
+def timed(call: Callable[[], Answer]) -> tuple[Answer, Took]:
+    """What it answers, and how long that took."""
+    began_cpu_s, began_s = time.process_time(), time.perf_counter()
     answer = call()
-    return answer, (time.process_time() - began_s) * 1e3
+    return answer, Took(cpu_s=time.process_time() - began_cpu_s, wall_s=time.perf_counter() - began_s)
 
 
-def spread(times_ms: list[float]) -> dict[str, float]:
-    """Median, 99th percentile and maximum."""
+def spreads(times: Mapping[str, Iterable[Took]]) -> dict[str, dict[str, dict[str, float]]]:
+    """By CPU and by the wall, for each kind of call."""
     return {
-        "p50": float(np.percentile(times_ms, 50)),
-        "p99": float(np.percentile(times_ms, 99)),
-        "max": max(times_ms),
+        "cpu_ms": {what: _spread([took.cpu_s for took in tooks]) for what, tooks in times.items()},
+        "wall_ms": {what: _spread([took.wall_s for took in tooks]) for what, tooks in times.items()},
+    }
+
+
+def _spread(times_s: list[float]) -> dict[str, float]:
+    """Median, 99th percentile and maximum, in milliseconds."""
+    return {
+        "p50": 1e3 * float(np.percentile(times_s, 50)),
+        "p99": 1e3 * float(np.percentile(times_s, 99)),
+        "max": 1e3 * max(times_s),
     }

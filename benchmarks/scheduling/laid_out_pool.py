@@ -1,0 +1,147 @@
+"""A very large pool under load, its promises laid out instead of decided: ten thousand jobs in seconds.
+
+Each job holds one number of GPUs until it ends, on a block that jobs of its size use one after another: schedules fit
+together, blocks are buddy blocks, and deadlines are set so that each promise holds. Then the allocator and placement
+themselves spend what is left, until they have nothing more to say: what they decide later owes nothing to the layout.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from benchmarks.scheduling.loaded_pool import SEED, SETTLES_S, all_reported, decided, fold
+from benchmarks.scheduling.workloads import cluster_of
+from services.allocator import policy as allocator
+from services.placement import policy as placement
+from shared.messages.cluster import GpuId
+from shared.messages.events import (
+    AllocationDecided,
+    GenerationStarted,
+    JobAdmitted,
+    PlacedJob,
+    PlacementDecided,
+)
+from shared.messages.pool_state import Job, PoolState
+from shared.scheduling.outlook import resize_cost
+from simulator.trace_driven import facts
+from simulator.trace_driven.pool import TENANT, ClusterShape, pool_config, spec_of
+from simulator.workload.generator import Recipe, generate
+from simulator.workload.jobs import TraceJob
+from simulator.workload.overhead import overhead_model
+from simulator.workload.throughputs import Throughputs
+
+BEGAN_S = 0.0
+FILLED = 0.9  # of the GPUs; what is left is spent by the allocator
+SPARE_S = 1.0  # of each schedule, beyond what its job needs
+LEAST_S = 600.0  # no job ends while the pool settles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """A job on block `block` of its size, first of all or after others."""
+
+    job: TraceJob
+    num_gpus: int
+    block: int
+    begins_s: float
+    ends_s: float
+
+    def admitted(self) -> JobAdmitted:
+        assert self.job.deadline_s is not None
+        allowed_s = self.job.deadline_s - self.job.submitted_at_s
+        return JobAdmitted(
+            job_id=self.job.job_id,
+            tenant=TENANT,
+            spec=spec_of(self.job),
+            deadline_s=max(BEGAN_S + allowed_s, self.ends_s),
+            minimum_satisfactory_share=(self.begins_s, self.ends_s, self.num_gpus),
+            gpu_seconds=self.num_gpus * (self.ends_s - self.begins_s),
+            at_s=BEGAN_S,
+        )
+
+
+def laid_out_pool(recipe: Recipe, known: Throughputs, num_live: int) -> tuple[PoolState, float]:
+    """So many promised jobs, all with GPUs training; and the instant at which that is so."""
+    workload = generate(recipe, known, SEED, "generated load")
+    cluster, cost = cluster_of(recipe.cluster_gpus), overhead_model("reference", recipe.cluster_gpus)
+    state = fold(PoolState(), facts.pool_configured(pool_config(workload, cost), 0, BEGAN_S))
+    for node_id in cluster.node_ids:
+        state = fold(state, facts.node_joined(node_id, cluster.gpus_per_node, None, BEGAN_S))
+    stays = _stays(workload.jobs, recipe.cluster_gpus, state, num_live)
+    state = decided(state, "admission", tuple(stay.admitted() for stay in stays), BEGAN_S)
+    first = [stay for stay in stays if stay.begins_s == BEGAN_S]
+    shares = {stay.job.job_id: stay.num_gpus for stay in first}
+    spend_at_s = BEGAN_S + SETTLES_S
+    allocation = AllocationDecided(num_gpus_by_job=shares, valid_until_s=spend_at_s, at_s=BEGAN_S)
+    state = decided(state, "allocator", (allocation,), BEGAN_S)
+    state = decided(state, "placement", (_placed(first, cluster),), BEGAN_S)
+    return _settled(_all_started(state), spend_at_s)
+
+
+def _stays(jobs: Iterable[TraceJob], num_gpus: int, state: PoolState, num_live: int) -> list[Stay]:
+    """Blocks are opened while there is room, then used again, each as soon as it is free."""
+    room, num_blocks, cost = int(FILLED * num_gpus), Counter[int](), resize_cost(state)
+    free: dict[int, list[tuple[float, int]]] = {}  # by size: since when, which block
+    stays = list[Stay]()
+    for job in jobs:
+        size = max((level for level in job.curve.levels if level <= job.num_gpus), default=0)
+        lasts_s = cost.seconds(size) + job.num_iterations / job.curve.throughput(size) if size else 0.0
+        if job.deadline_s is None or lasts_s < LEAST_S or (size > room and size not in free):
+            continue
+        if size <= room:
+            begins_s, block = BEGAN_S, num_blocks[size]
+            room -= size
+            num_blocks[size] += 1
+        else:
+            begins_s, block = heapq.heappop(free[size])
+        ends_s = begins_s + lasts_s + SPARE_S
+        heapq.heappush(free.setdefault(size, []), (ends_s, block))
+        stays.append(Stay(job=job, num_gpus=size, block=block, begins_s=begins_s, ends_s=ends_s))
+        if len(stays) == num_live:
+            break
+    return stays
+
+
+def _placed(stays: Iterable[Stay], cluster: ClusterShape) -> PlacementDecided:
+    """The largest blocks first, one beside the other: so each begins at a multiple of its size."""
+    gpus = [gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)]
+    placements, at = list[PlacedJob](), 0
+    for stay in sorted(stays, key=lambda stay: (-stay.num_gpus, stay.block)):
+        block: tuple[GpuId, ...] = tuple(gpus[at : at + stay.num_gpus])
+        placements.append(PlacedJob(job_id=stay.job.job_id, generation=1, gpus=block))
+        at += stay.num_gpus
+    return PlacementDecided(placements=tuple(placements), at_s=BEGAN_S)
+
+
+def _settled(state: PoolState, now_s: float) -> tuple[PoolState, float]:
+    """When nobody has anything more to say, and whoever was moved trains."""
+    while True:
+        state, said = all_reported(state, now_s), False
+        for policy in (allocator, placement):
+            events = policy.decide(state, (), now_s)
+            state, said = decided(state, policy.POLICY.service, events, now_s), said or bool(events)
+        if not said:
+            return state, now_s
+        state, now_s = _all_started(state), now_s + SETTLES_S
+
+
+def _all_started(state: PoolState) -> PoolState:
+    """Whoever was placed trains, when its stop is over."""
+    for job in state.live_jobs.values():
+        if job.gpus and not job.training:
+            state = _started(state, job)
+    return state
+
+
+def _started(state: PoolState, job: Job) -> PoolState:
+    for gone in job.stopping:
+        state = fold(state, facts.workers_stopped(job.job_id, gone, job.iteration, job.placed_at_s))
+    started = GenerationStarted(
+        job_id=job.job_id,
+        generation=job.generation,
+        num_gpus=len(job.gpus),
+        iteration=job.iteration,
+        at_s=job.placed_at_s + resize_cost(state).seconds(len(job.gpus)),
+    )
+    return fold(state, started)
