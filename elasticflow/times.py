@@ -56,3 +56,8 @@ def clock_time(at_s: float, *, now_s: float | None = None) -> str:
     if now_s is not None and datetime.fromtimestamp(now_s, UTC).astimezone().date() != moment.date():
         return moment.strftime("%Y-%m-%d %H:%M:%S")
     return moment.strftime("%H:%M:%S")
+
+
+def moment_in_words(at_s: float, now_s: float) -> str:
+    """As "15:04:14 (in 21.2s)"."""
+    return f"{clock_time(at_s, now_s=now_s)} (in {duration_in_words(at_s - now_s)})"

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.decisions import schedule_in_words
 from elasticflow.cli.options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run
 from elasticflow.cli.output import plain, print_json, say_line
 from elasticflow.cli.wish import deadline_of
 from elasticflow.client import Client
-from elasticflow.times import clock_time, duration_in_words
+from elasticflow.phrases import schedule_in_words
+from elasticflow.times import moment_in_words
 from shared.messages.events import AmendRefused, JobAmended
 
 
@@ -55,8 +55,7 @@ def amend(
 def _show_amended(answer: JobAmended) -> None:
     say_line(f"amended  {answer.job_id}: {answer.max_iterations} iterations", "green")
     if answer.deadline_s is not None:
-        left = duration_in_words(answer.deadline_s - answer.at_s)
-        say_line(f"  deadline  {clock_time(answer.deadline_s, now_s=answer.at_s)} (in {left})")
+        say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
     if answer.minimum_satisfactory_share:
         say_line(f"  promised  {schedule_in_words(answer.minimum_satisfactory_share)}")
 

@@ -7,10 +7,10 @@ from typing import Any
 from elasticflow.cli.output import plain, say_line
 from elasticflow.cli.wish import Wish
 from elasticflow.client import Decision
-from elasticflow.story import offer_in_words, other_offers
-from elasticflow.times import clock_time, duration_in_words
+from elasticflow.phrases import offer_in_words, other_offers, schedule_in_words
+from elasticflow.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.views import job_view
-from shared.messages.cluster import ShareSchedule, segments
+from shared.messages.cluster import segments
 from shared.messages.events import (
     DeadlineQuoted,
     JobAdmitted,
@@ -41,12 +41,10 @@ def show_decision(decision: Decision, wish: Wish) -> None:
 def _show_admitted(event: JobAdmitted) -> None:
     say_line(f"admitted  {event.job_id}", "green")
     if event.deadline_s is not None:
-        left = duration_in_words(event.deadline_s - event.at_s)
-        say_line(f"  deadline         {clock_time(event.deadline_s, now_s=event.at_s)} (in {left})")
+        say_line(f"  deadline         {moment_in_words(event.deadline_s, event.at_s)}")
     finish_s = max((s.end_s for s in segments(event.minimum_satisfactory_share) if s.num_gpus), default=None)
     if finish_s is not None:
-        left = duration_in_words(finish_s - event.at_s)
-        say_line(f"  expected finish  {clock_time(finish_s, now_s=event.at_s)} (in {left}) at the latest")
+        say_line(f"  expected finish  {moment_in_words(finish_s, event.at_s)} at the latest")
         say_line(f"  promised         {schedule_in_words(event.minimum_satisfactory_share)}")
     say_line(f"  follow it        eflow watch    eflow logs -f {event.job_id}    eflow why {event.job_id}")
 
@@ -92,20 +90,10 @@ def show_held(answer: QuoteHeld | QuoteRefused, wish: Wish) -> None:
     if isinstance(answer, QuoteRefused):
         say_line(f"no quote: {answer.explanation}", "yellow")
         return
-    left = duration_in_words(answer.deadline_s - answer.at_s)
     say_line(f"held  {answer.job_id} for {duration_in_words(answer.until_s - answer.at_s)}", "green")
-    say_line(f"  deadline  {clock_time(answer.deadline_s, now_s=answer.at_s)} (in {left})")
+    say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
     say_line(f"  needs     {answer.gpu_seconds:.0f} GPU-seconds")
     say_line(f"  take it   {replace(wish, quote=answer.job_id).command()}")
-
-
-def schedule_in_words(schedule: ShareSchedule) -> str:
-    """ "2 GPUs for 40.0s, then 4 GPUs for 1m 20s"."""
-    steps = [
-        f"{s.num_gpus} GPU{'' if s.num_gpus == 1 else 's'} for {duration_in_words(s.end_s - s.start_s)}"
-        for s in segments(schedule)
-    ]
-    return ", then ".join(steps) or "nothing"
 
 
 def in_time(job: Job) -> bool:

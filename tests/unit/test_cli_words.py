@@ -3,8 +3,8 @@
 import pytest
 import typer
 
-from elasticflow.cli.decisions import schedule_in_words
 from elasticflow.cli.wish import ClassName, Wish, parse_setting
+from elasticflow.phrases import schedule_in_words
 from elasticflow.times import duration_in_words, parse_deadline, parse_duration_s
 
 

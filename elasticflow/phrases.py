@@ -1,0 +1,64 @@
+"""Parts of sentences about jobs: what is asked for, promised, offered and measured, with numbers. Pure."""
+
+from collections.abc import Mapping
+
+from elasticflow.times import duration_in_words, moment_in_words
+from shared.messages import events
+from shared.messages.cluster import PoolConfig, ShareSchedule, segments
+from shared.messages.job import JobSpec
+from shared.messages.offer import Offer
+
+
+def spec_in_words(spec: JobSpec) -> str:
+    """What a job is to do, and its class."""
+    return (
+        f"{spec.training_function}, {spec.max_iterations} iterations of {spec.global_batch_size} samples, "
+        f"class {spec.job_class.value.replace('_', '-')}"
+    )
+
+
+def deadline_in_words(deadline_s: float | None, now_s: float) -> str:
+    return "no deadline" if deadline_s is None else f"deadline {moment_in_words(deadline_s, now_s)}"
+
+
+def margin_in_words(config: PoolConfig) -> str:
+    """What is taken off measured speeds before a promise counts on them."""
+    if config.confidence is None:
+        return f"a margin of {config.throughput_margin:.0%}"
+    return f"what a confidence of {config.confidence:g} asks for"
+
+
+def other_offers(event: events.JobRejected) -> tuple[Offer, ...]:
+    """Those beside the earliest deadline, which comes first."""
+    return event.offers if event.earliest_deadline_s is None else event.offers[1:]
+
+
+def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
+    """As "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size where it is another."""
+    other_batch = spec is None or offer.global_batch_size != spec.global_batch_size
+    batches = f", in batches of {offer.global_batch_size}," if other_batch else ""
+    return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
+
+
+def gpus_counted(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def schedule_in_words(schedule: ShareSchedule) -> str:
+    """As "2 GPUs for 1m 10s, then 1 GPU for 20.0s"."""
+    steps = [
+        f"{gpus_counted(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in segments(schedule)
+    ]
+    return ", then ".join(steps) or "nothing"
+
+
+def speeds_in_words(iterations_per_s: Mapping[int, float]) -> str:
+    """As "1.2/s on 1 GPU, 2.1/s on 2 GPUs"."""
+    return ", ".join(
+        f"{rate:.3g}/s on {gpus_counted(count)}" for count, rate in sorted(iterations_per_s.items())
+    )
+
+
+def metrics_in_words(metrics: Mapping[str, float]) -> str:
+    """As ", accuracy 0.95, loss 0.12": the end of a sentence."""
+    return "".join(f", {name} {value:.4g}" for name, value in metrics.items())
