@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elasticflow.client import Client, Decision
+from elasticflow.answers import Decision
+from elasticflow.client import Client
 from elasticflow.endpoint import Endpoint, find_endpoint
 from elasticflow.job import ElasticJob
 from elasticflow.submission import quotable, submission_of

@@ -10,26 +10,23 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from elasticflow.answers import Answers, Decision, Reply, listening
 from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.errors import NoAdmission, Undecided, UnknownPool, UnknownQuote
 from elasticflow.job import InvalidJob
 from elasticflow.ledger_view import LedgerView
 from elasticflow.packaging import Package
 from elasticflow.patience import patiently
-from shared.errors import NoResponder, Retry
+from shared.errors import NoResponder
 from shared.messages import codec, subjects
 from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
 from shared.messages.events import (
     AmendRefused,
     CancelRefused,
     DeadlineQuoted,
-    JobAdmitted,
     JobAmended,
     JobCancelled,
-    JobFailed,
-    JobRejected,
     MessageRefused,
-    PlanDecided,
     ProfileRequested,
     QuoteHeld,
     QuoteRefused,
@@ -43,10 +40,7 @@ from shared.runtime.nats_url import masked
 
 ANSWER_TIMEOUT_S = 30.0
 
-Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
-Reply = JobCancelled | CancelRefused | QuoteHeld | QuoteRefused | JobAmended | AmendRefused
-Heard = Decision | ProfileRequested | Reply | MessageRefused
-Answer = TypeVar("Answer", bound=Reply)
+SomeReply = TypeVar("SomeReply", bound=Reply)
 
 
 class Client(LedgerView):
@@ -94,13 +88,13 @@ class Client(LedgerView):
         timeout_s: for the first sign of an answer. Raises InvalidJob, Undecided.
         """
         job_id = job_id or fresh_job_id(spec)
-        async with self._listening(job_id) as heard:
+        async with self._listening(job_id) as answers:
             await self.post(spec, job_id=job_id, code=code)
             patience = asyncio.timeout(timeout_s)
             try:
                 async with patience:
                     while True:
-                        match await _next(heard):
+                        match await answers.next():
                             case ProfileRequested() as profiling:
                                 if on_profiling and patience.when() is not None:  # both sides tell of it
                                     on_profiling(profiling)
@@ -117,9 +111,7 @@ class Client(LedgerView):
     async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
         """Hand a job in without waiting for anybody; its id. Raises InvalidJob, naming every bad field."""
         wish = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
-        problems = codec.validate(wish)
-        if problems:
-            raise InvalidJob(*problems)
+        _check(wish)
         if code is not None:
             bucket = streams.code_bucket(self._pool)
             await patiently(self._bus.put_object, bucket, code.code_digest, code.archive)
@@ -129,9 +121,7 @@ class Client(LedgerView):
     async def quote(self, spec: JobSpec, *, timeout_s: float = ANSWER_TIMEOUT_S) -> DeadlineQuoted:
         """The earliest deadline that would be promised now; nothing is submitted. Raises InvalidJob."""
         question = QuoteDeadline(tenant=self.tenant, spec=spec)
-        problems = codec.validate(question)
-        if problems:
-            raise InvalidJob(*problems)
+        _check(question)
         data = codec.encode(question, id=f"quote-{fresh_id()}", recorded_at_s=self.now_s())
         try:
             answer = await self._bus.request(subjects.quote(self._pool), data, timeout_s)
@@ -184,18 +174,18 @@ class Client(LedgerView):
         )
         return await self._answered(wish, (JobAmended, AmendRefused), timeout_s)
 
-    async def _answered(self, wish: Command, answers: tuple[type[Answer], ...], timeout_s: float) -> Answer:
-        """Publish a wish and wait for one of its answers."""
-        problems = codec.validate(wish)
-        if problems:
-            raise InvalidJob(*problems)
-        async with self._listening(wish.job_id) as heard:
+    async def _answered(
+        self, wish: Command, replies: tuple[type[SomeReply], ...], timeout_s: float
+    ) -> SomeReply:
+        """Publish a wish and wait for one of its replies."""
+        _check(wish)
+        async with self._listening(wish.job_id) as answers:
             await self._publish(wish)
             try:
                 async with asyncio.timeout(timeout_s):
                     while True:
-                        answer = await _next(heard)
-                        if isinstance(answer, answers):
+                        answer = await answers.next()
+                        if isinstance(answer, replies):
                             return answer
                         if isinstance(answer, MessageRefused):
                             raise InvalidJob(*answer.problems)
@@ -209,41 +199,13 @@ class Client(LedgerView):
         subject = subjects.submit(self.tenant, self._pool)
         await patiently(self._bus.append, subject, data, message_id=message_id)
 
-    # -- what is said about one job ----------------------------------------------------------------------
-
     @contextlib.asynccontextmanager
-    async def _listening(self, job_id: str) -> AsyncIterator["asyncio.Queue[Heard | Exception]"]:
-        """Answers from now on, from two sides: admission's own word (it alone tells of refusals and
-        repeats), and the ledger (it alone is never lost)."""
-        heard: asyncio.Queue[Heard | Exception] = asyncio.Queue()
+    async def _listening(self, job_id: str) -> AsyncIterator[Answers]:
+        """Answers from now on."""
         after_sequence = await self.last_sequence()
         words = await self._bus.subscribe(subjects.answer(self._pool, job_id))
-
-        async def from_admission() -> None:
-            async for message in words:
-                with contextlib.suppress(codec.Undecodable):
-                    answer = codec.decode(message.data).message
-                    if isinstance(answer, Heard):
-                        heard.put_nowait(answer)
-
-        async def from_ledger() -> None:
-            try:
-                async for _, message in self.entries(after_sequence=after_sequence):
-                    for event in message.events if isinstance(message, PlanDecided) else (message,):
-                        if isinstance(event, Heard) and getattr(event, "job_id", "") == job_id:
-                            heard.put_nowait(event)
-            except Exception as error:
-                heard.put_nowait(error)
-
-        listeners = [asyncio.create_task(from_admission()), asyncio.create_task(from_ledger())]
-        try:
-            yield heard
-        finally:
-            for listener in listeners:
-                listener.cancel()
-            await asyncio.gather(*listeners, return_exceptions=True)
-            with contextlib.suppress(Retry):
-                await words.close()
+        async with listening(words, self.entries(after_sequence=after_sequence), job_id) as answers:
+            yield answers
 
 
 def fresh_job_id(spec: JobSpec) -> str:
@@ -254,11 +216,11 @@ def fresh_job_id(spec: JobSpec) -> str:
     return f"{words[:50] or 'job'}-{fresh_id()[:6]}"
 
 
-async def _next(heard: "asyncio.Queue[Heard | Exception]") -> Heard:
-    said = await heard.get()
-    if isinstance(said, Exception):
-        raise said
-    return said
+def _check(message: Command | QuoteDeadline) -> None:
+    """Raises InvalidJob, naming every bad field."""
+    problems = codec.validate(message)
+    if problems:
+        raise InvalidJob(*problems)
 
 
 def _is_about(decision: Decision, spec: JobSpec) -> bool:

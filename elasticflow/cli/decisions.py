@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from elasticflow.answers import Decision
 from elasticflow.cli.output import plain, say_line
 from elasticflow.cli.wish import Wish
-from elasticflow.client import Decision
 from elasticflow.phrases import offer_in_words, other_offers, schedule_in_words
 from elasticflow.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.views import job_view

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from elasticflow.answers import Decision
 from elasticflow.cli.decisions import (
     decision_as_json,
     end_as_json,
@@ -26,7 +27,7 @@ from elasticflow.cli.options import (
 )
 from elasticflow.cli.output import note, plain, print_json, say_line
 from elasticflow.cli.wish import ClassName, Wish
-from elasticflow.client import Client, Decision
+from elasticflow.client import Client
 from elasticflow.submission import load, quotable, with_code
 from shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteHeld, QuoteRefused
 from shared.messages.pool_state import Job
