@@ -1,9 +1,14 @@
-"""A pool is made and configured: the operator's decision, on the plan as all others."""
+"""A pool's configuration: read from the operator's file, decided upon, on the plan as all other decisions."""
 
+import json
+import tomllib
 from dataclasses import replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.ledger_view import LedgerView
-from shared.errors import Reload
+from shared.errors import BadSettings, Reload
 from shared.messages import codec, subjects
 from shared.messages.cluster import PoolConfig
 from shared.messages.events import PlanDecided, PoolConfigured
@@ -13,6 +18,27 @@ from shared.runtime.outbox import decision_id
 from shared.runtime.streams import StreamLimits
 
 _CONNECT_WAIT_S = 5.0
+
+
+def read_config(file: Path) -> PoolConfig:
+    """Raises BadSettings, naming each setting that is unknown or wrong."""
+    try:
+        text = file.read_text()
+        fields = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, tomllib.TOMLDecodeError) as error:
+        raise BadSettings((f"{file}: {error}",)) from None
+    if not isinstance(fields, dict):
+        raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
+    unknown = sorted(set(fields) - set(PoolConfig.__dataclass_fields__))
+    problems = [f"{file}: {name} is no setting of a pool" for name in unknown]
+    try:
+        config = TypeAdapter(PoolConfig).validate_python(fields)
+    except ValidationError as error:
+        problems += [f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise BadSettings(tuple(problems)) from None
+    if problems:
+        raise BadSettings(tuple(problems))
+    return config
 
 
 async def configure(

@@ -1,34 +1,27 @@
-"""`eflow up` and `eflow down`."""
+"""`eflow up`."""
 
 import asyncio
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
-from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.cli.options import DataDir, Json, Pool
+from elasticflow.cli.options import Json, Pool
 from elasticflow.cli.output import note, plain, print_json, say, say_line, table
 from elasticflow.endpoint import DEFAULT_POOL
 from elasticflow.errors import AlreadyRunning
-from elasticflow.run_file import DATA_DIR, RunFile, find_run_file, holder_of, read_run_file
+from elasticflow.pool_config import read_config
+from elasticflow.run_file import DATA_DIR, RunFile, holder_of, read_run_file
 from elasticflow.supervisor import REPLICABLE, Supervisor, UpPlan
-from shared.errors import BadSettings
-from shared.messages.cluster import PoolConfig
 from shared.runtime.nats_url import masked
 from shared.runtime.settings import Settings
 
-_STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 _FOLDER = "--data-dir"
 
@@ -126,30 +119,6 @@ def up(
     raise typer.Exit(asyncio.run(_supervise(plan, as_json)))
 
 
-def down(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Stop the pool that runs in this folder, in order; jobs go on with the next
-    `eflow up`.
-
-    \b
-    Examples:
-      eflow down
-      eflow down --data-dir /var/lib/eflow
-    """
-    if data_dir is None:
-        run = find_run_file(Path.cwd())
-        data_dir = Path(run.data_dir) if run is not None else Path(DATA_DIR)
-    pid = holder_of(data_dir)
-    if pid is not None:
-        _stop(data_dir, pid)
-    if as_json:
-        print_json({"stopped": pid is not None, "data_dir": str(data_dir)})
-    else:
-        say_line(f"stopped the pool in {data_dir}" if pid is not None else f"nothing runs in {data_dir}")
-
-
-# --- up -------------------------------------------------------------------------------------------------
-
-
 async def _supervise(plan: UpPlan, as_json: bool) -> int:
     """The exit code: 0 after SIGTERM; Ctrl-C comes out as KeyboardInterrupt."""
     supervising = asyncio.ensure_future(
@@ -199,25 +168,6 @@ def _start_detached(data_dir: Path) -> RunFile:
     raise typer.Exit(2)
 
 
-def read_config(file: Path) -> PoolConfig:
-    """Raises BadSettings, naming each setting that is unknown or wrong."""
-    try:
-        text = file.read_text()
-        fields = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, tomllib.TOMLDecodeError) as error:
-        raise BadSettings((f"{file}: {error}",)) from None
-    unknown = sorted(set(fields) - set(PoolConfig.__dataclass_fields__))
-    problems = [f"{file}: {name} is no setting of a pool" for name in unknown]
-    try:
-        config = TypeAdapter(PoolConfig).validate_python(fields)
-    except ValidationError as error:
-        problems += [f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise BadSettings(tuple(problems)) from None
-    if problems:
-        raise BadSettings(tuple(problems))
-    return config
-
-
 def _parse_replicas(text: str) -> tuple[str, int]:
     service, _, count = text.partition("=")
     if service not in REPLICABLE or not count.isdecimal() or int(count) < 1:
@@ -242,40 +192,3 @@ def _show(run: RunFile, as_json: bool, *, detached: bool) -> None:
     )
     say_line("try   eflow submit FILE.py --deadline 10m     eflow watch     eflow nodes")
     say_line(f"stop  {'eflow down' if detached else 'Ctrl-C'}")
-
-
-# --- down -----------------------------------------------------------------------------------------------
-
-
-def _stop(data_dir: Path, pid: int) -> None:
-    """Ask the supervisor; if it does not end, kill it and every process group that it had started."""
-    run = read_run_file(data_dir)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    if _gone_within(data_dir, pid, _STOP_TIMEOUT_S):
-        return
-    note(f"process {pid} does not stop; killing it and what it started")
-    children = [process.pid for process in run.processes.values()] if run is not None else []
-    for target in (pid, *children):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(target, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(target, signal.SIGKILL)
-    _gone_within(data_dir, pid, _STOP_TIMEOUT_S)
-
-
-def _gone_within(data_dir: Path, pid: int, timeout_s: float) -> bool:
-    """The folder is free again, and so is the process id."""
-    give_up_at = time.monotonic() + timeout_s
-    while holder_of(data_dir) is not None or _runs(pid):
-        if time.monotonic() > give_up_at:
-            return False
-        time.sleep(_POLL_S)
-    return True
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

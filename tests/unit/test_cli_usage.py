@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
-from elasticflow.cli.up import read_config
 from elasticflow.cli.wish import Wish
+from elasticflow.pool_config import read_config
 from elasticflow.submission import load
 from shared.errors import BadSettings
 from shared.messages.cluster import TenantQuota
@@ -160,6 +160,12 @@ def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
     with pytest.raises(BadSettings) as wrong:
         read_config(nowhere / "pool.toml")
     assert {"resize_cost_s", "max_restarts", "colour"} <= set(str(wrong.value).replace(":", " ").split())
+
+
+def test_a_config_that_is_no_map_is_refused(nowhere: Path) -> None:
+    (nowhere / "pool.json").write_text('[{"resize_cost_s": 2}]')
+    with pytest.raises(BadSettings, match="is a map of settings"):
+        read_config(nowhere / "pool.json")
 
 
 def test_down_where_nothing_runs_says_so() -> None:
