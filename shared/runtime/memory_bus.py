@@ -6,7 +6,6 @@ Many `MemoryBus` may share one broker, as processes share a server: closing one 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -34,22 +33,8 @@ from shared.runtime.bus import (
 )
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.memory_broker import Listener, MemoryBroker
+from shared.runtime.memory_faults import Faults, FaultSource
 from shared.runtime.memory_work import MemoryWorkQueue
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """Probabilities, for each message.
-
-    maybe_stored: an append raises MaybeStored, stored or not. duplicate: a fact is stored twice, a work item or a
-    plain message comes twice. reorder: a plain message overtakes others. max_delay_turns: how many turns of the
-    event loop an append takes at most.
-    """
-
-    maybe_stored: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    max_delay_turns: int = 1
 
 
 class MemoryBus(Bus):
@@ -68,8 +53,7 @@ class MemoryBus(Bus):
     ) -> None:
         self.broker = broker or MemoryBroker()
         self._clock = clock or SystemClock()
-        self._rng = rng
-        self._faults = faults or Faults()
+        self._faults = FaultSource(faults or Faults(), rng)
         self._listeners: list[Listener] = []
         self._inboxes = itertools.count()
         self._closed = False
@@ -101,17 +85,17 @@ class MemoryBus(Bus):
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         self._check_size(subject, data)
-        for _ in range(1 + self._draw(self._faults.max_delay_turns)):
+        for _ in range(1 + self._faults.delay_turns()):
             await asyncio.sleep(0)
         self._check_open()
-        answer_lost = self._happens(self._faults.maybe_stored)
-        if answer_lost and self._happens(0.5):
+        answer_lost = self._faults.answer_lost()
+        if answer_lost and self._faults.message_lost_too():
             raise MaybeStored(subject, message_id)
         stream, now_s = self.broker.route(subject), self._clock.now_s()
         sequence = stream.append(
             subject, data, message_id, headers or {}, expected_last_subject_sequence, now_s
         )
-        if expected_last_subject_sequence is None and self._happens(self._faults.duplicate):
+        if expected_last_subject_sequence is None and self._faults.duplicate():
             del stream.known_ids[message_id]
             stream.append(subject, data, message_id, headers or {}, None, now_s)
         if answer_lost:
@@ -145,9 +129,7 @@ class MemoryBus(Bus):
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         self._check_open()
         consumer = self.broker.consumer(pool, consumer_name, ack_wait_s)
-        return MemoryWorkQueue(
-            consumer, self._clock, self._check_open, lambda: self._happens(self._faults.duplicate)
-        )
+        return MemoryWorkQueue(consumer, self._clock, self._check_open, self._faults.duplicate)
 
     # -- messages that nobody keeps
 
@@ -225,13 +207,6 @@ class MemoryBus(Bus):
         if len(data) > MAX_MESSAGE_BYTES:
             raise TooLarge(subject, len(data), MAX_MESSAGE_BYTES)
 
-    def _happens(self, probability: float) -> bool:
-        return self._rng is not None and probability > 0 and self._rng.random() < probability
-
-    def _draw(self, limit: int) -> int:
-        """A number below limit; 0 without faults."""
-        return int(self._rng.integers(limit)) if self._rng is not None and limit > 1 else 0
-
     def _listen(self, pattern: str, queue: str) -> Listener:
         listener = Listener(pattern, queue)
         self.broker.listeners.append(listener)
@@ -248,9 +223,8 @@ class MemoryBus(Bus):
         """How many got it."""
         receivers = self.broker.receivers(message.subject)
         for listener in receivers:
-            for _ in range(2 if self._happens(self._faults.duplicate) else 1):
-                overtakes = self._happens(self._faults.reorder)
-                listener.put(message, self._draw(len(listener.messages) + 1) if overtakes else None)
+            for _ in range(2 if self._faults.duplicate() else 1):
+                listener.put(message, self._faults.position(len(listener.messages)))
         return len(receivers)
 
 

@@ -9,7 +9,8 @@ from shared.errors import MaybeStored, RequestTimeout
 from shared.runtime.bus import Stored
 from shared.runtime.lease import Lease
 from shared.runtime.memory_broker import MemoryBroker, matches
-from shared.runtime.memory_bus import Faults, MemoryBus
+from shared.runtime.memory_bus import MemoryBus
+from shared.runtime.memory_faults import Faults
 from tests.virtual_clock import VirtualClock
 
 FACT = "ef.ledger.p.job.j"
