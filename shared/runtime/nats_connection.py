@@ -19,26 +19,14 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from shared.errors import (
-    BadCredentials,
-    BusClosed,
-    NoResponder,
-    RequestTimeout,
-    TooLarge,
-    Unavailable,
-)
+from shared.errors import BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
+from shared.runtime.nats_client import connect_client
 from shared.runtime.nats_inbox import Inbox, status_of
-from shared.runtime.nats_url import check_url, login, masked
+from shared.runtime.nats_url import masked
 
 Result = TypeVar("Result")
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
 
-_RECONNECT_WAIT_S = 0.2
-_CONNECT_TIMEOUT_S = 2
-_PING_INTERVAL_S = (
-    2  # also finds what nats-py overlooks: a connection that broke while it was being made again
-)
-_DRAIN_TIMEOUT_S = 5
 _HEADER_LINE_BYTES = 14  # "NATS/1.0\r\n", and the empty line at the end
 
 log = structlog.get_logger()
@@ -73,57 +61,21 @@ class Connection:
         credentials_file: Path | None,
     ) -> None:
         """Connect, trying for wait_s; raises BadSettings or BadCredentials (at once), or Unavailable."""
-        check_url(url)
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + wait_s
-        servers = url.split(",")
-        failed: asyncio.Future[None] = loop.create_future()
-        failures = 0
-        user, password, token = login(servers[0])
-
-        async def on_error(error: Exception) -> None:
-            nonlocal failures
-            log.debug("nats_error", url=self.url, error=str(error) or type(error).__name__)
-            failures += 1
-            if failed.done():
-                return
-            if "authorization" in str(error).lower():
-                failed.set_exception(BadCredentials(self.url))
-            elif failures >= len(servers) and loop.time() >= give_up_at:
-                failed.set_exception(Unavailable(self.url, str(error) or type(error).__name__))
-
-        connecting = asyncio.ensure_future(
-            self.client.connect(
-                servers,
+        try:
+            await connect_client(
+                self.client,
+                url,
                 name=name,
+                wait_s=wait_s,
                 tls=tls,
-                user_credentials=credentials_file,
-                token=token,
-                user=user,
-                password=password,
-                error_cb=on_error,
+                credentials_file=credentials_file,
                 disconnected_cb=self._on_disconnected,
                 reconnected_cb=self._on_reconnected,
                 closed_cb=self._on_closed,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=cast(int, _RECONNECT_WAIT_S),
-                connect_timeout=_CONNECT_TIMEOUT_S,
-                ping_interval=_PING_INTERVAL_S,
-                drain_timeout=_DRAIN_TIMEOUT_S,
             )
-        )
-        try:
-            await asyncio.wait({connecting, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                failed.result()
-            connecting.result()
         except BaseException:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
             await self.close()
             raise
-        finally:
-            failed.cancel()
         self._reply_prefix = self.client.new_inbox() + "."
         await self.client.subscribe(self._reply_prefix + "*", cb=self._on_answer)
         self._say("connected")

@@ -179,7 +179,7 @@ async def test_a_break_that_comes_while_the_connection_is_being_mended_is_found(
 ) -> None:
     """nats-py passes over the end of a connection while it makes it anew: its reader ends, and it takes itself for
     connected from then on. Only a ping that nobody answers tells."""
-    monkeypatch.setattr("shared.runtime.nats_connection._PING_INTERVAL_S", 0.2)
+    monkeypatch.setattr("shared.runtime.nats_client._PING_INTERVAL_S", 0.2)
     states: list[str] = []
     bus = await connect_nats(nats_server.url, name="test", on_state=states.append)
     await bus.ensure_pool(POOL)
