@@ -10,7 +10,7 @@ import structlog
 from nats.aio.client import Client
 
 from shared.errors import BadCredentials, Unavailable
-from shared.runtime.nats_url import check_url, login, masked
+from shared.runtime.nats_url import login, masked
 
 _RECONNECT_WAIT_S = 0.2
 _CONNECT_TIMEOUT_S = 2
@@ -36,9 +36,8 @@ async def connect_client(
 ) -> None:
     """Connect, trying for wait_s; from then on nats-py reconnects for ever, and tells of it.
 
-    Raises BadSettings or BadCredentials (at once), or Unavailable.
+    Raises BadCredentials (at once), or Unavailable.
     """
-    check_url(url)
     servers = url.split(",")
     user, password, token = login(servers[0])
     trying = _Trying(url, num_servers=len(servers), wait_s=wait_s)

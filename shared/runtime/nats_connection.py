@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 from shared.errors import BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
 from shared.runtime.nats_client import connect_client
 from shared.runtime.nats_inbox import Inbox, status_of
-from shared.runtime.nats_url import masked
+from shared.runtime.nats_url import check_url, masked
 
 Result = TypeVar("Result")
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
@@ -61,6 +61,7 @@ class Connection:
         credentials_file: Path | None,
     ) -> None:
         """Connect, trying for wait_s; raises BadSettings or BadCredentials (at once), or Unavailable."""
+        check_url(url)  # before there is anything to close
         try:
             await connect_client(
                 self.client,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.errors import BusClosed
+from shared.errors import BadSettings, BusClosed
 from shared.runtime import nats_connection
 from shared.runtime.nats_connection import Connection
 
@@ -64,6 +64,13 @@ async def connection(client: FakeClient) -> Connection:
     made = Connection(URL, None)
     await made.open(URL, name="reader", wait_s=1.0, tls=None, credentials_file=None)
     return made
+
+
+async def test_a_url_that_is_none_is_refused_before_there_is_a_connection() -> None:
+    with pytest.raises(BadSettings, match="NATS_URL must be like"):
+        await Connection("s3cret", None).open(
+            "s3cret", name="reader", wait_s=1.0, tls=None, credentials_file=None
+        )
 
 
 async def test_a_break_that_is_known_but_not_yet_told_makes_no_reader_spin(
