@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.job_table import SchedulableJob, Schedule
 
 
@@ -123,3 +124,14 @@ def earliest_end_s(
 
 def _exact(at_s: float, now_s: float) -> Fraction:
     return Fraction(max(at_s, now_s))
+
+
+def share_at(schedule: Schedule, at_s: float) -> int:
+    """GPUs held at an instant."""
+    return next((segment.num_gpus for segment in schedule if segment.start_s <= at_s < segment.end_s), 0)
+
+
+def fits_around(plan: AdmissionPlan, job: SchedulableJob) -> bool:
+    """Whether it is promised without moving any other."""
+    proposal = plan.propose(job)
+    return proposal is not None and len(proposal.schedules) == 1

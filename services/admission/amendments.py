@@ -17,6 +17,7 @@ from shared.scheduling.admission_plan import Proposal
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
 from shared.scheduling.outlook import known_curve, planned_deadline_s, resize_cost
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
+from shared.scheduling.quoting import earliest_deadline_s, keeps, most_iterations_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class _Renegotiation:
         if self._is_too_dear(after):
             return None
         proposal, held = self.others.plan.propose(after), self._held
-        if proposal is None and held and self.promises.plan.keeps(after, held):
+        if proposal is None and held and keeps(self.promises.plan, after, held):
             return held
         return proposal
 
@@ -183,7 +184,7 @@ class _Renegotiation:
 
     def _later(self, terms: _Terms) -> _Terms | None:
         after = self._on(terms)
-        earliest_s = self.others.plan.earliest_deadline_s(after)
+        earliest_s = earliest_deadline_s(self.others.plan, after)
         if earliest_s is not None:
             earliest_s = self.promises.first_worth_s(after, earliest_s, 1.0)
         if earliest_s is None:
@@ -193,7 +194,7 @@ class _Renegotiation:
     def _fewer(self, terms: _Terms) -> _Terms | None:
         """None if not one more than it has done."""
         after = self._stopped(self._on(terms))
-        fitting = self.others.plan.most_iterations(after)
+        fitting = most_iterations_by(self.others.plan, after)
 
         def is_too_dear(iterations: int) -> bool:
             return self._is_too_dear(replace(after, remaining_iterations=float(iterations)))

@@ -14,12 +14,17 @@ from shared.messages.cluster import ShareSchedule
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobSpec
 from shared.messages.offer import Offer
-from shared.messages.pool_state import HeldQuote, PoolState, spec_of
+from shared.messages.pool_state import HeldQuote, PoolState
 from shared.messages.witness import NotProved, TooDear, Witness
 from shared.scheduling.admission_plan import AdmissionPlan, Proposal
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.outlook import known_curve
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
+from shared.scheduling.quoting import (
+    earliest_deadline_around_s,
+    earliest_deadline_s,
+    most_iterations_by,
+)
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import IDLE_BESIDE, IDLE_UTILIZATION, Selection
 from shared.scheduling.witness import find_witness
@@ -92,7 +97,7 @@ class Promises:
             return None
         proposal = self.plan.propose(job)
         if proposal is None and self._num_thorough < MAX_THOROUGH_REFUSALS:
-            self._earliest = job, self.plan.earliest_deadline_s(job)
+            self._earliest = job, earliest_deadline_s(self.plan, job)
             earliest_s = self._earliest[1]
             if earliest_s is not None and earliest_s <= job.deadline_s:
                 proposal = self.plan.propose(replace(job, deadline_s=earliest_s))
@@ -174,7 +179,7 @@ class Promises:
         if known is not None and known[0] is job:
             earliest_s = known[1]
         else:
-            earliest_s = plan.earliest_deadline_s(job) if tight else plan.earliest_deadline_around_s(job)
+            earliest_s = earliest_deadline_s(plan, job) if tight else earliest_deadline_around_s(plan, job)
         if earliest_s is None or self._state.config.admission == "first-come":
             return earliest_s
         return self.first_worth_s(job, earliest_s, 1.0 if tight else math.inf)
@@ -233,7 +238,7 @@ class Promises:
 
     def _most_iterations(self, job: SchedulableJob) -> int:
         """As many iterations as are promised by the deadline without moving anybody; 0 if not one."""
-        fitting = self.plan.most_iterations(job)
+        fitting = most_iterations_by(self.plan, job)
         affordable = replace(job, remaining_iterations=float(fitting))
         if fitting < 1 or not self.is_too_dear(affordable):
             return fitting
@@ -269,14 +274,11 @@ class Promises:
 
     def _others(self) -> list[SchedulableJob]:
         """The promised jobs, one by one."""
-        plan, listed = self.plan, self._planned.listed
+        plan, curves = self.plan, self._planned.curves
         jobs, found = plan.table.jobs, list[SchedulableJob]()
         for row in map(int, plan.promised):
             newly = plan.accepted.get(row)
-            curve = (
-                newly.curve if newly else known_curve(self._state, spec_of(listed[row]), listed[row].speed)
-            )
-            assert curve is not None
+            curve = newly.curve if newly else curves[row]
             found.append(
                 SchedulableJob(
                     job_id=plan.table.job_ids[row],

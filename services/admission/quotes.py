@@ -17,6 +17,7 @@ from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer
 from shared.scheduling.planned_pool import flat, quoted_job, unflat
+from shared.scheduling.quoting import earliest_end_from_s, keeps, schedule_from
 
 MAX_HELD_QUOTES = 64  # of one tenant at a time
 
@@ -74,13 +75,13 @@ def _obstacle(state: PoolState, wish: HoldQuote, now_s: float) -> str | None:
 
 def _reservation(promises: Promises, job: SchedulableJob, until_s: float) -> tuple[float, Schedule] | None:
     """The end to plan for, in whole seconds, and the schedule; None if there is none."""
-    ends_s = promises.plan.earliest_end_from_s(job, until_s)
+    ends_s = earliest_end_from_s(promises.plan, job, until_s)
     if ends_s is None:
         return None
     deadline_s = promises.first_worth_s(job, float(math.ceil(ends_s)), 1.0)
     if deadline_s is None:
         return None
-    schedule = promises.plan.schedule_from(replace(job, deadline_s=deadline_s), until_s)
+    schedule = schedule_from(promises.plan, replace(job, deadline_s=deadline_s), until_s)
     return None if schedule is None else (deadline_s, schedule)
 
 
@@ -94,7 +95,7 @@ def take(state: PoolState, promises: Promises, wish: SubmitJob, now_s: float) ->
         return None
     job, quoted = newcomer(state, wish.job_id, wish.spec, curve, deadline_s), quoted_job(state, quote)
     schedule = unflat(quote.schedule)
-    if quoted is None or not asks_no_less(quoted, job) or not promises.plan.keeps(job, schedule):
+    if quoted is None or not asks_no_less(quoted, job) or not keeps(promises.plan, job, schedule):
         return None
     return JobAdmitted(
         job_id=wish.job_id,

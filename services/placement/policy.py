@@ -5,16 +5,16 @@ is never moved, and whoever has no promise only where that pays (docs/adr/0011).
 Source: ElasticFlow, section 4.3 (shared/scheduling/buddy.py, topology.py).
 """
 
-from functools import lru_cache
 from math import inf
 
 from immutables import Map
 
-from shared.messages.cluster import segments
+from shared.messages.cluster import PoolConfig, segments
 from shared.messages.commands import Command
 from shared.messages.events import PlacedJob, PlacementDecided
 from shared.messages.policy import planner
 from shared.messages.pool_state import Job, NodeState, Phase, PoolState, spec_of
+from shared.messages.remembered import remembered
 from shared.scheduling.buddy import Mobility, any_spread, place
 from shared.scheduling.placement_curves import PlacementCurves, Stake, placement_curves
 from shared.scheduling.resize_cost import ResizeCost
@@ -96,15 +96,12 @@ def _resize_cost(state: PoolState) -> ResizeCost:
 
 def pool_topology(state: PoolState) -> Topology:
     """Where the GPUs are: as the nodes say of themselves, unless the pool's settings know better."""
-    config = state.config
-    return _topology(state.nodes, config.sockets_per_node, frozenset(config.racks.items()))
+    return _topology(state.nodes, state.config)
 
 
-@lru_cache(maxsize=8)
-def _topology(
-    nodes: Map[str, NodeState], sockets_per_node: int, racks: frozenset[tuple[str, str]]
-) -> Topology:
-    rack_by_node = dict(racks)
+@remembered
+def _topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
+    rack_by_node, sockets_per_node = config.racks, config.sockets_per_node
     return Topology(
         tuple(
             Node(

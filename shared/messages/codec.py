@@ -22,6 +22,7 @@ from shared.messages.commands import Command, QuoteDeadline
 from shared.messages.events import Answer, Event, PlanDecided, PlanEvent, Telemetry
 from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TIME_S, TOKEN_PATTERN, Sequence, TimeS, Token
 from shared.messages.registry import MESSAGE_TYPES
+from shared.messages.remembered import remembered
 from shared.messages.upcasters import UPCASTERS, Fields
 
 Message = Event | PlanDecided | Answer | Telemetry | Command | QuoteDeadline
@@ -123,16 +124,21 @@ def _header(envelope: Fields, name: str) -> str:
 
 def _tagged(message: Message) -> Fields:
     if isinstance(message, PlanDecided):
-        payload: Fields = {
-            "service": message.service,
-            "based_on": message.based_on,
-            "now_s": message.now_s,
-            "commands": [_tagged(command) for command in message.commands],
-            "events": [_tagged(event) for event in message.events],
-        }
+        payload = _plan_payload(message)
     else:
         payload = _ADAPTERS[type(message)].dump_python(message, warnings=False)
     return {"type": type(message).__name__, "version": message.VERSION, "payload": payload}
+
+
+@remembered  # it is asked for twice: for the id that is made of it, and for the bytes
+def _plan_payload(decision: PlanDecided) -> Fields:
+    return {
+        "service": decision.service,
+        "based_on": decision.based_on,
+        "now_s": decision.now_s,
+        "commands": [_tagged(command) for command in decision.commands],
+        "events": [_tagged(event) for event in decision.events],
+    }
 
 
 def _from_tagged(tagged: object, known: Mapping[str, type[Any]] = MESSAGE_TYPES) -> Any:

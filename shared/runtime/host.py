@@ -254,7 +254,8 @@ class Host(Generic[State]):
             await self._answer(answer)
 
     async def _answer(self, answer: AdmissionEvent | JobFailed) -> None:
-        data = codec.encode(answer, id=f"answer-{fact_id(answer)}", recorded_at_s=self._clock.now_s())
+        id = f"answer-{type(answer).__name__}-{answer.job_id}"
+        data = codec.encode(answer, id=id, recorded_at_s=self._clock.now_s())
         await self._bus.publish(subjects.answer(self._pool, answer.job_id), data)
 
     def _log_decision(self, event: Event, cause_id: str, sequence: int) -> None:

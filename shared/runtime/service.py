@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -170,6 +171,7 @@ async def host_policy(
             process.log.info("prepares", what=prepare.__name__)
             await _in_daemon_thread(prepare)
             process.log.info("prepared", what=prepare.__name__)
+        _keep_what_is_loaded()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(host.run(), name="host")
             if lease is not None:
@@ -179,6 +181,12 @@ async def host_policy(
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await pages.cleanup()
+
+
+def _keep_what_is_loaded() -> None:
+    """Leave it out of collections from now on: each would look at a million objects of libraries, for 0.1 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def _in_daemon_thread(work: Callable[[], None]) -> asyncio.Future[None]:

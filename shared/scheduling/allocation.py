@@ -12,8 +12,8 @@ import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.compiled import Floats
-from shared.scheduling.planning import hasten, spend, start
 from shared.scheduling.profile import change
+from shared.scheduling.spending import hasten, spend, start
 
 IMMINENT_S = 0.05
 
@@ -46,25 +46,31 @@ def allocate(
     table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)
     everybody = np.concatenate((plan.promised, rows))
     table.schedules.count_J[rows], table.schedules.count_J[last] = 0, 0
-    hasten(plan.profile, table.schedules, plan.promised, IMMINENT_S)
-    start(plan.profile, table.schedules, table.jobs, rows, plan.workspace)
-    spend(plan.profile, table.schedules, table.jobs, everybody, hysteresis_s, plan.workspace)
+    profile, schedules, jobs, work, changed = (
+        plan.profile,
+        table.schedules,
+        table.jobs,
+        plan.workspace,
+        plan.changed,
+    )
+    hasten(profile, schedules, plan.promised, changed, IMMINENT_S)
+    start(profile, schedules, jobs, rows, work)
+    spend(profile, schedules, jobs, everybody, changed, hysteresis_s, work)
     if num_lent:
-        change(plan.profile, plan.now_s, math.inf, num_lent)
-        waiting = rows[table.schedules.count_J[rows] == 0]
-        start(plan.profile, table.schedules, table.jobs, waiting, plan.workspace)
-        spend(plan.profile, table.schedules, table.jobs, rows, hysteresis_s, plan.workspace)
-    start(plan.profile, table.schedules, table.jobs, last, plan.workspace)
-    spend(plan.profile, table.schedules, table.jobs, last, hysteresis_s, plan.workspace)
+        change(profile, plan.now_s, math.inf, num_lent)
+        start(profile, schedules, jobs, rows[schedules.count_J[rows] == 0], work)
+        spend(profile, schedules, jobs, rows, changed, hysteresis_s, work)
+    start(profile, schedules, jobs, last, work)
+    spend(profile, schedules, jobs, last, changed, hysteresis_s, work)
     everybody = np.concatenate((everybody, last))
-    starts_s, ends_s = table.schedules.start_JM[everybody, 0], table.schedules.end_JM[everybody, 0]
-    holds = table.schedules.count_J[everybody] > 0
+    starts_s, ends_s = schedules.start_JM[everybody, 0], schedules.end_JM[everybody, 0]
+    holds = schedules.count_J[everybody] > 0
     now = holds & (starts_s <= plan.now_s)
-    shares = np.where(now, table.schedules.num_gpus_JM[everybody, 0], 0)
+    shares = np.where(now, schedules.num_gpus_JM[everybody, 0], 0)
     changes_s: Floats = np.asarray(np.where(now, ends_s, starts_s)[holds], np.float64)
     return Allocation(
         num_gpus_by_job={
-            table.job_ids[row]: int(share) for row, share in zip(everybody, shares, strict=True)
+            table.job_ids[row]: share for row, share in zip(everybody.tolist(), shares.tolist(), strict=True)
         },
         valid_until_s=float(changes_s.min(initial=math.inf)),
     )

@@ -68,6 +68,7 @@ if CACHE_FOLDER is not None:
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -61,17 +61,17 @@ class Scratch(NamedTuple):
 
 
 def empty_segments() -> Segments:
-    return Segments(np.zeros(MAX_SEGMENTS), np.zeros(MAX_SEGMENTS), np.zeros(MAX_SEGMENTS, np.int64))
+    return Segments(np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS, np.int64))
 
 
 def new_scratch() -> Scratch:
     return Scratch(
-        np.zeros(_MAX_CHANGES),
-        np.zeros(_MAX_CHANGES, np.int64),
-        np.zeros(_MAX_CHANGES, np.int64),
-        np.zeros(_MAX_CHANGES),
-        np.zeros(_MAX_LEVELS),
-        np.zeros(_MAX_LEVELS, np.int64),
+        np.empty(_MAX_CHANGES),
+        np.empty(_MAX_CHANGES, np.int64),
+        np.empty(_MAX_CHANGES, np.int64),
+        np.empty(_MAX_CHANGES),
+        np.empty(_MAX_LEVELS),
+        np.empty(_MAX_LEVELS, np.int64),
     )
 
 

@@ -5,18 +5,17 @@ Axes: J = rows; L = levels; M = segments.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from shared.scheduling.compiled import Integers
+from shared.scheduling.compiled import Floats, Integers, compiled
 from shared.scheduling.filling import Jobs
 from shared.scheduling.profile import MAX_SEGMENTS, Schedules, empty_schedules
-from shared.scheduling.resize_cost import ResizeCost
+from shared.scheduling.resize_cost import FREE, ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
-
-_NO_LEVEL = 1 << 40  # GPUs: more than there ever are
 
 
 class Segment(NamedTuple):
@@ -40,7 +39,7 @@ class SchedulableJob:
     remaining_iterations: float
     deadline_s: float = math.inf  # inf: none
     current_num_gpus: int = 0
-    resize_cost: ResizeCost = field(default_factory=ResizeCost)
+    resize_cost: ResizeCost = FREE
     stalled_until_s: float = -math.inf  # no progress before: a resize is under way
     reserve_nodes: int = 0  # its schedule must bear failures of so many nodes at once, one after another
     notice_s: float = 0.0  # from a failure until the job starts anew
@@ -54,11 +53,6 @@ def end_s(schedule: Schedule) -> float:
 def gpu_seconds(schedule: Schedule) -> float:
     """GPUs held times how long, stops included."""
     return sum((until_s - start_s) * num_gpus for start_s, until_s, num_gpus in schedule)
-
-
-def share_at(schedule: Schedule, at_s: float) -> int:
-    """GPUs held at an instant."""
-    return next((segment.num_gpus for segment in schedule if segment.start_s <= at_s < segment.end_s), 0)
 
 
 class JobTable:
@@ -86,8 +80,7 @@ class JobTable:
         levels = job.curve.levels
         if row == self.jobs.remaining_J.shape[0] or len(levels) > self.jobs.levels_JL.shape[1]:
             self._grow(len(levels))
-        write_levels(self.jobs, row, job.curve, job.resize_cost)
-        write_failures(self.jobs, row, job.reserve_nodes, job.notice_s)
+        write_levels(self.jobs, row, job.curve, job.resize_cost, job.reserve_nodes, job.notice_s)
         self.jobs.remaining_J[row] = job.remaining_iterations
         self.jobs.held_J[row] = job.current_num_gpus
         self.jobs.stalled_until_J[row] = job.stalled_until_s
@@ -109,11 +102,6 @@ class JobTable:
     def write_schedule(self, row: int, schedule: Sequence[float]) -> None:
         """Give a row a schedule: start_s, end_s, num_gpus of each segment."""
         write_schedule(self.schedules, row, schedule)
-
-    def earliest_deadline_first(self, rows: Integers) -> Integers:
-        """The rows by deadline, ties by id."""
-        ids = np.array([self.job_ids[row] for row in rows], dtype=np.str_)
-        return rows[np.lexsort((ids, self.jobs.deadline_J[rows]))] if len(rows) else rows
 
     def _grow(self, num_levels: int) -> None:
         """Twice the rows, and as many levels as asked for."""
@@ -148,33 +136,68 @@ def with_rows(schedules: Schedules, num_rows: int) -> Schedules:
 
 def empty_jobs(num_rows: int, num_levels: int) -> Jobs:
     """Room for so many rows."""
+    shape = (num_rows, num_levels)
     return Jobs(
-        np.full((num_rows, num_levels), _NO_LEVEL, np.int64),
-        np.zeros((num_rows, num_levels)),
-        np.zeros((num_rows, num_levels)),
+        np.empty(shape, np.int64),
+        np.empty(shape),
+        np.empty(shape),
         np.zeros(num_rows, np.int64),
         np.zeros(num_rows),
         np.zeros(num_rows, np.int64),
         np.full(num_rows, -np.inf),
         np.full(num_rows, np.inf),
-        np.zeros((num_rows, num_levels)),
+        np.empty(shape),
     )
 
 
-def write_levels(jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost) -> None:
-    """The levels worth using of a curve, and what a change to each costs."""
-    count = len(curve.levels)
-    jobs.num_levels_J[row] = count
-    jobs.levels_JL[row] = _NO_LEVEL
-    jobs.levels_JL[row, :count] = curve.levels
-    jobs.rates_JL[row, :count] = [curve.rate_by_num_gpus[level] for level in curve.levels]
-    jobs.costs_JL[row, :count] = [cost.seconds(level) for level in curve.levels]
+def write_levels(
+    jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float
+) -> None:
+    """The levels worth using of a curve, what a change to each costs, and what failures may cost on the way."""
+    levels = _levels(curve, cost, reserve_nodes, notice_s)
+    count = jobs.num_levels_J[row] = len(levels.num_gpus_L)
+    jobs.levels_JL[row, :count] = levels.num_gpus_L
+    jobs.rates_JL[row, :count] = levels.rates_L
+    jobs.costs_JL[row, :count] = levels.costs_L
+    jobs.lost_JL[row, :count] = levels.lost_L
 
 
-def write_failures(jobs: Jobs, row: int, reserve_nodes: int, notice_s: float) -> None:
-    """What failures may cost: each a stop, at the worst on the level where a stop costs most, up to each level."""
-    stops_s = jobs.costs_JL[row] + notice_s
-    jobs.lost_JL[row] = reserve_nodes * np.maximum.accumulate(jobs.rates_JL[row] * stops_s)
+@compiled
+def copy_rows(
+    jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedules: Schedules, rows: Integers
+) -> None:
+    """Make the first rows of `jobs` and `schedules` those of the others, in this order; no deeper than they are."""
+    for new in range(rows.shape[0]):
+        old = rows[new]
+        levels, segments = other_jobs.num_levels_J[old], other_schedules.count_J[old]
+        jobs.num_levels_J[new], schedules.count_J[new] = levels, segments
+        jobs.levels_JL[new, :levels] = other_jobs.levels_JL[old, :levels]
+        jobs.rates_JL[new, :levels] = other_jobs.rates_JL[old, :levels]
+        jobs.costs_JL[new, :levels] = other_jobs.costs_JL[old, :levels]
+        jobs.lost_JL[new, :levels] = other_jobs.lost_JL[old, :levels]
+        jobs.remaining_J[new] = other_jobs.remaining_J[old]
+        jobs.held_J[new] = other_jobs.held_J[old]
+        jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
+        jobs.deadline_J[new] = other_jobs.deadline_J[old]
+        schedules.start_JM[new, :segments] = other_schedules.start_JM[old, :segments]
+        schedules.end_JM[new, :segments] = other_schedules.end_JM[old, :segments]
+        schedules.num_gpus_JM[new, :segments] = other_schedules.num_gpus_JM[old, :segments]
+
+
+class _Levels(NamedTuple):
+    num_gpus_L: Integers
+    rates_L: Floats
+    costs_L: Floats
+    lost_L: Floats
+
+
+@lru_cache(maxsize=4096)
+def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float) -> _Levels:
+    """Each failure costs a stop, at the worst on the level where a stop costs most, up to each level."""
+    rates_L = np.array([curve.rate_by_num_gpus[level] for level in curve.levels])
+    costs_L = np.array([cost.seconds(level) for level in curve.levels])
+    lost_L = reserve_nodes * np.maximum.accumulate(rates_L * (costs_L + notice_s))
+    return _Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L)
 
 
 def write_schedule(schedules: Schedules, row: int, numbers: Sequence[float]) -> None:

@@ -11,6 +11,7 @@ from immutables import Map
 from shared.messages.cluster import PoolConfig
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import Job, NodeState, PoolState
+from shared.messages.remembered import remembered
 from shared.messages.speed import UNSEEN, SpeedSeen
 from shared.scheduling.confidence import counted_on
 from shared.scheduling.job_table import SchedulableJob
@@ -99,7 +100,7 @@ def promisable_gpus(state: PoolState) -> tuple[int, ...]:
     return _promisable_gpus(state.nodes, state.config.reserve_nodes)
 
 
-@lru_cache(maxsize=8)
+@remembered
 def _promisable_gpus(nodes: Map[str, NodeState], reserve_nodes: int) -> tuple[int, ...]:
     sizes = sorted((node.num_gpus for node in nodes.values() if not node.left), reverse=True)
     there = sum(node.num_gpus for node in nodes.values() if node.alive)
@@ -113,18 +114,11 @@ def resize_cost(state: PoolState) -> ResizeCost:
     return _resize_cost(state.config, 0.0 if by_num_gpus else state.start_cost_s)
 
 
-_last_cost: tuple[PoolConfig, float, ResizeCost] = (PoolConfig(), 0.0, ResizeCost())
-
-
+@remembered
 def _resize_cost(config: PoolConfig, start_cost_s: float) -> ResizeCost:
-    """Made once for a configuration: settings are compared by identity, which is cheap."""
-    global _last_cost
-    if _last_cost[0] is not config or _last_cost[1] != start_cost_s:
-        known = sorted(config.resize_cost_s_by_num_gpus.items())
-        seen = [(1, max(config.resize_cost_s, start_cost_s))]  # one number for all sizes
-        cost = ResizeCost(*zip(*(known or seen), strict=True))
-        _last_cost = (config, start_cost_s, cost)
-    return _last_cost[2]
+    known = sorted(config.resize_cost_s_by_num_gpus.items())
+    seen = [(1, max(config.resize_cost_s, start_cost_s))]  # one number for all sizes
+    return ResizeCost(*zip(*(known or seen), strict=True))
 
 
 def planned_deadline_s(state: PoolState, deadline_s: float | None) -> float:

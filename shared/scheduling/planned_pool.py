@@ -2,27 +2,28 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from shared.messages.cluster import ShareSchedule, segments
 from shared.messages.pool_state import HeldQuote, Job, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.job_table import SchedulableJob, Schedule, Segment
 from shared.scheduling.outlook import known_curve, newcomer, promisable_gpus
 from shared.scheduling.pool_rows import PoolRows
+from shared.scheduling.scaling_curve import ScalingCurve
 
 _ROWS = PoolRows()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPool:
-    """A plan, and the jobs in the rows of its table; others: rows without a promise; held: the quotes in the plan.
+    """A plan, and the jobs in the rows of its table with their curves.
 
+    others: rows without a promise. held: the quotes in the plan.
     num_lent: GPUs in reserve for failures, for those without a promise as long as nothing fails.
     """
 
     plan: AdmissionPlan
     listed: tuple[Job, ...]
+    curves: tuple[ScalingCurve, ...]
     others: tuple[int, ...]
     held: tuple[HeldQuote, ...] = ()
     num_lent: int = 0
@@ -82,8 +83,9 @@ def _planned(
         pool.table.write_schedule(row, quote.schedule)
         reserved.append(row)
     plan = AdmissionPlan(pool.table, promised, num_gpus, now_s, reserved)
-    others = tuple(np.asarray(pool.others).tolist())
-    return PlannedPool(plan, pool.listed, others, tuple(quote for quote, _ in held))
+    others = tuple(map(int, pool.others))
+    quotes = tuple(quote for quote, _ in held)
+    return PlannedPool(plan=plan, listed=pool.listed, curves=pool.curves, others=others, held=quotes)
 
 
 def quoted_job(state: PoolState, quote: HeldQuote) -> SchedulableJob | None:

@@ -33,21 +33,15 @@ class Schedules(NamedTuple):
 
 def empty_profile(num_pieces: int) -> Profile:
     """Room for so many pieces."""
-    return Profile(np.zeros(num_pieces), np.zeros(num_pieces, np.int64), np.zeros(1, np.int64))
+    return Profile(np.empty(num_pieces), np.empty(num_pieces, np.int64), np.zeros(1, np.int64))
 
 
 def empty_schedules(num_jobs: int) -> Schedules:
     """Room for the schedules of so many jobs, none of which holds a GPU."""
     shape = (num_jobs, MAX_SEGMENTS)
     return Schedules(
-        np.zeros(shape), np.zeros(shape), np.zeros(shape, np.int64), np.zeros(num_jobs, np.int64)
+        np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.zeros(num_jobs, np.int64)
     )
-
-
-def copied(schedules: Schedules) -> Schedules:
-    """The same in arrays of its own."""
-    start_JM, end_JM, num_gpus_JM, count_J = schedules
-    return Schedules(start_JM.copy(), end_JM.copy(), num_gpus_JM.copy(), count_J.copy())
 
 
 @compiled

@@ -34,3 +34,6 @@ class ResizeCost:
         if num_gpus < 1:
             return 0.0
         return self.seconds_C[max(bisect_right(self.num_gpus_C, num_gpus) - 1, 0)]
+
+
+FREE = ResizeCost()

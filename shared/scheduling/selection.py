@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 
 from shared.messages.demand import Demand
+from shared.messages.remembered import remembered
 from shared.scheduling.compiled import Floats, compiled
 
 IDLE_UTILIZATION = 0.25
@@ -31,7 +32,8 @@ class Selection:
     """What may be asked for at one instant. coming: GPU-seconds of the wishes at hand that are not decided yet."""
 
     def __init__(self, demand: Demand, coming: Iterable[float], now_s: float, num_gpus: int) -> None:
-        numbers = np.fromiter(chain(*demand.full, demand.newest), np.float64).reshape(-1, 2)
+        newest = np.array(demand.newest, np.float64).reshape(-1, 2)
+        numbers = np.concatenate((_in_chunks(demand.full), newest))
         at_hand = np.fromiter(coming, np.float64)
         gpu_seconds = np.concatenate((numbers[:, 1], at_hand))
         order = np.argsort(gpu_seconds, kind="stable")
@@ -51,6 +53,11 @@ class Selection:
         observed_s = memory_s * -math.expm1(-self._observed_s / memory_s)
         capacity = USABLE_CAPACITY * self._num_gpus * observed_s
         return _dearest(self._gpu_seconds_N, self._age_s_N, memory_s, capacity)
+
+
+@remembered
+def _in_chunks(full: tuple[tuple[float, ...], ...]) -> Floats:
+    return np.fromiter(chain(*full), np.float64).reshape(-1, 2)
 
 
 @compiled

@@ -8,6 +8,7 @@ from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.compiled import compiling_alone, forget_older_code
 from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.quoting import earliest_deadline_s, most_iterations_by, schedule_from
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import Selection
 
@@ -30,9 +31,9 @@ def _call_each_function() -> None:
     plan.admit(job("around", 10.0, 300.0))
     plan.admit(job("making-room", 60.0, 70.0))
     plan.admit(job("impossible", 60.0, 61.0))
-    plan.earliest_deadline_s(job("quoted", 10.0, 20.0))
-    plan.fits_around(job("fitting", 5.0, 60.0))
-    plan.most_iterations(job("shorter", 99.0, 60.0))
+    earliest_deadline_s(plan, job("quoted", 10.0, 20.0))
+    most_iterations_by(plan, job("shorter", 99.0, 60.0))
+    schedule_from(plan, job("later", 5.0, 400.0), 200.0)
     plan.utilization(10.0)
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)

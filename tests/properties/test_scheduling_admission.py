@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
-from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s, share_at
-from tests.exact_replay import advanced, exact_end_s, is_on_time, most_gpus_at_once
+from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
+from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
+from tests.exact_replay import (
+    advanced,
+    exact_end_s,
+    fits_around,
+    is_on_time,
+    most_gpus_at_once,
+    share_at,
+)
 from tests.properties.strategies import job_lists, schedulable_jobs
 
 NUM_GPUS = 16
@@ -99,8 +107,8 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
     plan, promised = admitted_one_by_one(jobs)
     before, free_before = plan.schedules, plan.utilization(1000.0)
     proposal = plan.propose(new)
-    plan.fits_around(new)
-    plan.earliest_deadline_s(new)
+    fits_around(plan, new)
+    earliest_deadline_s(plan, new)
     assert plan.schedules == before
     assert plan.utilization(1000.0) == free_before
     assert (plan.table.num_jobs, plan.late_jobs) == (len(promised), ())
@@ -117,7 +125,7 @@ def test_the_quoted_deadline_is_accepted_at_once_and_a_second_less_is_refused(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
     plan, _ = admitted_one_by_one(jobs)
-    quoted_s, around_s = plan.earliest_deadline_s(new), plan.earliest_deadline_around_s(new)
+    quoted_s, around_s = earliest_deadline_s(plan, new), earliest_deadline_around_s(plan, new)
     if quoted_s is None or around_s is None:
         assert quoted_s == around_s
         assert min(new.curve.levels) > NUM_GPUS
@@ -125,8 +133,8 @@ def test_the_quoted_deadline_is_accepted_at_once_and_a_second_less_is_refused(
     assert quoted_s == int(quoted_s) <= around_s
     assert plan.propose(replace(new, deadline_s=quoted_s)) is not None
     assert plan.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
-    assert plan.fits_around(replace(new, deadline_s=around_s))
-    assert not plan.fits_around(replace(new, deadline_s=around_s - 1.0))
+    assert fits_around(plan, replace(new, deadline_s=around_s))
+    assert not fits_around(plan, replace(new, deadline_s=around_s - 1.0))
 
 
 @given(
@@ -139,13 +147,13 @@ def test_who_fits_around_the_others_does_so_with_more_time_with_less_work_and_on
     jobs: list[SchedulableJob], new: SchedulableJob, later_s: float, part: float
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
-    if not plan.fits_around(new):
+    if not fits_around(plan, new):
         return
-    assert plan.fits_around(replace(new, deadline_s=new.deadline_s + later_s))
-    assert plan.fits_around(replace(new, remaining_iterations=part * new.remaining_iterations))
+    assert fits_around(plan, replace(new, deadline_s=new.deadline_s + later_s))
+    assert fits_around(plan, replace(new, remaining_iterations=part * new.remaining_iterations))
     larger = AdmissionPlan.build(promised.values(), NUM_GPUS + 1, 0.0, plan.schedules)
     assert larger.schedules == plan.schedules
-    assert larger.fits_around(new)
+    assert fits_around(larger, new)
     assert larger.propose(new) is not None
 
 
@@ -171,7 +179,7 @@ def test_allocation_breaks_no_promise(
         assert not schedule or schedule[0].end_s >= allocation.valid_until_s
     for job in promised:
         assert end_s(schedules[job.job_id]) <= end_s(planned.schedules[job.job_id])
-    again, rows = with_others(promised[::-1], others, {}, 0.0)
+    again, rows = with_others(promised, others, {}, 0.0)  # whatever the memory of loops was left with
     assert allocate(again, rows, hysteresis_s) == allocation
 
 

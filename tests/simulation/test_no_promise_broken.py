@@ -10,6 +10,7 @@ import pytest
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import Allocation, allocate
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule
+from shared.scheduling.quoting import earliest_deadline_s
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 
@@ -181,7 +182,7 @@ def test_quoted_deadlines_are_accepted_at_once_and_a_second_less_is_refused(seed
     num_quotes = 0
     for number in range(60):
         job = random_job(rng, number, 0.0, 16)
-        quoted_s = plan.earliest_deadline_s(job)
+        quoted_s = earliest_deadline_s(plan, job)
         if quoted_s is not None:
             assert plan.propose(replace(job, deadline_s=quoted_s)) is not None
             assert plan.propose(replace(job, deadline_s=quoted_s - 1.0)) is None

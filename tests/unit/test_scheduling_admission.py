@@ -16,13 +16,13 @@ from shared.scheduling.job_table import (
     Segment,
     end_s,
     gpu_seconds,
-    share_at,
 )
-from shared.scheduling.planning import forget_past, hold
+from shared.scheduling.keeping import forget_past, hold
 from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile
+from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
-from tests.exact_replay import exact_end_s
+from tests.exact_replay import exact_end_s, fits_around
 
 FIGURE_4 = ScalingCurve((1, 2, 4), (1.0, 1.5, 2.0))
 LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 4.0))
@@ -200,7 +200,6 @@ def test_what_is_past_is_cut_off() -> None:
         table.write_schedule(0, [0.0, 4.0, 2, 6.0, 9.0, 2])
         forget_past(table.schedules, np.array([0]), now_s)
         assert table.schedule(0) == left
-    assert share_at((Segment(0.0, 4.0, 2),), 4.0) == 0
 
 
 # --- many jobs ----------------------------------------------------------------------------------------
@@ -220,7 +219,7 @@ def test_a_plan_fills_the_earliest_deadline_first() -> None:
 def test_an_urgent_job_is_admitted_by_moving_later_deadlines() -> None:
     plan = AdmissionPlan.build([named("patient", 16.0, 16.1), named("also", 32.0, 16.1)], 4, 0.0)
     urgent = named("urgent", 8.0, 2.1)
-    assert not plan.fits_around(urgent)
+    assert not fits_around(plan, urgent)
     proposal = plan.propose(urgent)
     assert proposal is not None
     assert plan.schedules.keys() == {"patient", "also"}, "a proposal changes nothing"
@@ -241,20 +240,20 @@ def test_a_job_that_would_make_another_late_is_refused() -> None:
 def test_the_earliest_deadline_is_where_acceptance_begins() -> None:
     plan = AdmissionPlan.build([named("patient", 16.0, 17.0), named("also", 32.0, 17.0)], 4, 0.0)
     urgent = named("urgent", 7.9, math.inf)
-    assert plan.earliest_deadline_s(urgent) == 2.0
+    assert earliest_deadline_s(plan, urgent) == 2.0
     assert plan.propose(replace(urgent, deadline_s=1.0)) is None
-    around_s = plan.earliest_deadline_around_s(urgent)
+    around_s = earliest_deadline_around_s(plan, urgent)
     assert around_s is not None
     assert around_s > 2.0
     full = AdmissionPlan.build([named("full", 39.9, 10.0)], 4, 0.0)
-    assert full.earliest_deadline_s(urgent) == full.earliest_deadline_around_s(urgent) == 12.0
+    assert earliest_deadline_s(full, urgent) == earliest_deadline_around_s(full, urgent) == 12.0
 
 
 def test_no_deadline_helps_a_job_that_needs_more_gpus_than_exist() -> None:
     plan = AdmissionPlan.build([], 4, 0.0)
     large = named("large", 8.0, math.inf, curve=ScalingCurve((8,), (1.0,)))
-    assert plan.earliest_deadline_s(large) is None
-    assert plan.earliest_deadline_around_s(large) is None
+    assert earliest_deadline_s(plan, large) is None
+    assert earliest_deadline_around_s(plan, large) is None
     assert not plan.admit(large)
 
 

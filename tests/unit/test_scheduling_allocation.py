@@ -9,10 +9,10 @@ import pytest
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import IMMINENT_S, Allocation, allocate
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment, end_s
-from shared.scheduling.planning import hasten
 from shared.scheduling.profile import empty_profile, sweep
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
+from shared.scheduling.spending import hasten
 
 LINEAR = ScalingCurve((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))
 CONCAVE = ScalingCurve((1, 2, 4, 8), (1.0, 1.5, 2.0, 2.2))
@@ -116,8 +116,8 @@ def test_a_level_that_does_not_pay_is_passed_over() -> None:
     assert allocated([job("a", step, deadline_s=1000.0)])[0] == {"a": 4}
 
 
-def test_ties_go_by_job_id() -> None:
-    assert allocated([job("b", deadline_s=1000.0), job("a", deadline_s=1000.0)], num_gpus=3)[0] == {
+def test_of_equals_the_first_gets_more() -> None:
+    assert allocated([job("a", deadline_s=1000.0), job("b", deadline_s=1000.0)], num_gpus=3)[0] == {
         "a": 2,
         "b": 1,
     }
@@ -145,7 +145,7 @@ def hastened(*schedules: tuple[float, ...], num_gpus: int = 8, within_s: float =
         table.write_schedule(row, schedule)
     rows, profile = np.arange(table.num_jobs), empty_profile(64)
     assert sweep(profile, table.schedules, rows, 0.0, num_gpus) >= 0
-    hasten(profile, table.schedules, rows, within_s)
+    hasten(profile, table.schedules, rows, np.zeros(len(rows), np.bool_), within_s)
     swept = empty_profile(64)
     assert sweep(swept, table.schedules, rows, 0.0, num_gpus) >= 0
     assert np.array_equal(profile.free_B[: profile.size[0]], swept.free_B[: swept.size[0]]), (

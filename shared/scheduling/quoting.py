@@ -1,0 +1,111 @@
+"""What could be promised to one more job beside a plan: from when on, until when, how much of it.
+
+Nothing here changes the plan. Deadlines are in whole seconds.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from shared.scheduling.admission_plan import TRIES, AdmissionPlan
+from shared.scheduling.filling import fill, minimum_share, most_iterations
+from shared.scheduling.job_table import SchedulableJob, Schedule, end_s, schedule_of
+from shared.scheduling.keeping import hold
+from shared.scheduling.planning import write
+from shared.scheduling.profile import sweep
+
+_NOBODY = np.empty(0, np.int64)
+
+
+def earliest_deadline_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
+    """The earliest deadline that `propose` accepts now; None if it accepts none.
+
+    What is returned is accepted and one second less is refused. Where acceptance is not monotone in the deadline
+    (greedy filling of several jobs does not rule that out) an even earlier one may exist.
+    """
+    accepted_s = earliest_deadline_around_s(plan, job)
+    alone_s = _fastest_s(plan, job, alone=True)
+    if accepted_s is None or alone_s is None:
+        return None
+    refused_s = math.ceil(alone_s) - 1.0
+    accepted_s = _narrowed(plan, job, refused_s, accepted_s, tries=1)
+    step_s = 1.0  # then with all tries: from there on down, as long as it helps
+    while accepted_s - step_s > refused_s:
+        if plan.propose(replace(job, deadline_s=accepted_s - step_s)) is None:
+            return _narrowed(plan, job, accepted_s - step_s, accepted_s, tries=TRIES)
+        accepted_s, step_s = accepted_s - step_s, 2 * step_s
+    return _narrowed(plan, job, refused_s, accepted_s, tries=TRIES)
+
+
+def earliest_deadline_around_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
+    """The earliest deadline that moves no other job: cheap, and never too early."""
+    fastest_s = _fastest_s(plan, job, alone=False)
+    return None if fastest_s is None else float(math.ceil(fastest_s))
+
+
+def most_iterations_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
+    """As many iterations as would be promised by the deadline without moving any other; 0 if not one."""
+    with plan.trying(job) as row:
+        work = plan.workspace
+        return most_iterations(plan.profile, plan.table.jobs, row, job.deadline_s, work.found, work.memory)
+
+
+def earliest_end_from_s(plan: AdmissionPlan, job: SchedulableJob, start_s: float) -> float | None:
+    """When a job would end that is to hold nothing before an instant and moves no other; None if never."""
+    schedule = _schedule_from(plan, replace(job, deadline_s=math.inf), start_s, fastest=True)
+    return None if schedule is None else end_s(schedule)
+
+
+def schedule_from(plan: AdmissionPlan, job: SchedulableJob, start_s: float) -> Schedule | None:
+    """Its minimum share on time if it is to hold nothing before an instant and moves no other."""
+    return _schedule_from(plan, job, start_s, fastest=False)
+
+
+def keeps(plan: AdmissionPlan, job: SchedulableJob, schedule: Schedule) -> bool:
+    """Whether the job would end on time under a schedule."""
+    with plan.trying(job) as row:
+        plan.table.write_schedule(row, [number for segment in schedule for number in segment])
+        ends_s = hold(plan.table.schedules, plan.table.jobs, row, plan.now_s)
+        return not math.isinf(ends_s) and ends_s <= job.deadline_s
+
+
+def _narrowed(
+    plan: AdmissionPlan, job: SchedulableJob, refused_s: float, accepted_s: float, tries: int
+) -> float:
+    """Bisect between a refused and an accepted deadline, to one second: the accepted one."""
+    while accepted_s - refused_s > 1.0:
+        middle_s = float((accepted_s + refused_s) // 2)
+        if plan.propose(replace(job, deadline_s=middle_s), tries=tries) is None:
+            refused_s = middle_s
+        else:
+            accepted_s = middle_s
+    return accepted_s
+
+
+def _fastest_s(plan: AdmissionPlan, job: SchedulableJob, *, alone: bool) -> float | None:
+    with plan.trying(replace(job, deadline_s=math.inf)) as row:
+        profile, work = plan.profile, plan.workspace
+        if alone:
+            profile = plan.other_profile
+            sweep(profile, plan.table.schedules, _NOBODY, plan.now_s, plan.num_gpus)
+        cap = int(plan.table.jobs.num_levels_J[row]) - 1
+        count = fill(profile, plan.table.jobs, row, cap, math.inf, work.found, work.memory)
+        return None if count < 0 else (float(work.found.end_M[count - 1]) if count else plan.now_s)
+
+
+def _schedule_from(
+    plan: AdmissionPlan, job: SchedulableJob, start_s: float, *, fastest: bool
+) -> Schedule | None:
+    with plan.trying(job) as row:
+        jobs, work, later = plan.table.jobs, plan.workspace, plan.other_profile
+        sweep(later, plan.table.schedules, plan.scheduled, start_s, plan.num_gpus)
+        if fastest:
+            cap = int(jobs.num_levels_J[row]) - 1
+            count = fill(later, jobs, row, cap, job.deadline_s, work.found, work.memory)
+        else:
+            count = minimum_share(later, jobs, row, job.deadline_s, work.found, work.other, work.memory)
+        if count < 0:
+            return None
+        write(plan.filled, row, work.found, count)
+        return schedule_of(plan.filled, row)
