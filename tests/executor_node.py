@@ -13,6 +13,9 @@ from shared.messages.worker_channel import ExitCode, RendezvousListening, Starte
 from shared.runtime.outbox import split
 from tests.histories import NOW_S, gpus, spec
 
+STOP_A1 = StopWorkers(job_id="a", generation=1)
+KILL_A1 = KillWorkers(job_id="a", generation=1)
+OTHER_NODE = events.NodeJoined(node_id="node-1", incarnation="x", num_gpus=4, device="cpu", at_s=NOW_S)
 MAX_ROUNDS = 30  # more in a row without news from outside would be a loop
 
 
@@ -163,3 +166,13 @@ class ExecutorNode:
         after = self.policy.evolve(self.state, fact, pool.sequence + 1).pool
         sequences = {"sequence": pool.sequence, "scheduling_event_sequence": pool.scheduling_event_sequence}
         return replace(after, **sequences) == pool
+
+
+def kinds(outputs: list[object]) -> list[type]:
+    return [type(output) for output in outputs]
+
+
+def lost(node: ExecutorNode) -> events.NodeLost:
+    return events.NodeLost(
+        node_id="node-0", incarnation=node.state.incarnation, reason="silent", at_s=node.now_s
+    )
