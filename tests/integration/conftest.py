@@ -1,6 +1,7 @@
 """One contract, two buses: every test that takes `connect` runs over memory and over a real nats-server."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from shared.runtime.bus import Bus
 from shared.runtime.memory_broker import MemoryBroker
 from shared.runtime.memory_bus import MemoryBus
 from shared.runtime.nats_bus import connect_nats
+from shared.runtime.nats_server import EmbeddedServer
+from tests.front_door import FrontDoor, front_door
 
 POOL = "pool-a"
 Connect = Callable[[], Awaitable[Bus]]
@@ -36,3 +39,11 @@ async def bus(connect: Connect) -> Bus:
     bus = await connect()
     await bus.ensure_pool(POOL)
     return bus
+
+
+@pytest.fixture
+async def door(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[FrontDoor]:
+    folder = tmp_path / "user"
+    folder.mkdir()
+    async with front_door(nats_server.url, folder) as door:
+        yield door
