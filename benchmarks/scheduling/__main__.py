@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.scheduling.cycle import measure_cycle
 from benchmarks.scheduling.decisions import measure_decisions
 from benchmarks.scheduling.failures import measure_failures
-from benchmarks.scheduling.quality import SCALES, Plan, in_short, measure_quality, totals
+from benchmarks.scheduling.quality import MOVES, SCALES, Plan, in_short, measure_quality, totals
 from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation, two_months
@@ -60,7 +60,9 @@ def main(
         typer.Option(help="Quality: only workloads with this in their name; may be repeated."),
     ] = None,
     baselines: Annotated[bool, typer.Option(help="Quality: run all baselines too: hours.")] = False,
-    hindsight: Annotated[bool, typer.Option(help="Quality: search for schedules with hindsight.")] = True,
+    moves: Annotated[
+        int, typer.Option(min=0, help="Quality: of each search for a schedule with hindsight; 0: none.")
+    ] = MOVES,
     runs: Annotated[int, typer.Option(min=1, help="Failures: seeded runs.")] = 1_000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; speed is measured in one.")] = (
         os.cpu_count() or 1
@@ -90,7 +92,7 @@ def main(
         ),
         scales=QUICK_SCALES if quick else SCALES,
         baselines=tuple(BASELINES) if baselines else (),
-        moves=0 if not hindsight else QUICK_MOVES if quick else Plan.moves,
+        moves=min(moves, QUICK_MOVES) if quick else moves,
     )
     interrupted = False
     try:

@@ -48,7 +48,10 @@ def hindsight_schedule(
     moves: int = 20_000,
     bound: Bound | None = None,
 ) -> Hindsight:
-    """The best schedule found in so many moves. bound: the clairvoyant bound, where it is known already."""
+    """The best schedule found in so many moves, or one that meets all that anybody can.
+
+    bound: the clairvoyant bound, where it is known already.
+    """
     bound = bound or clairvoyant_bound(workload, num_gpus, cost)
     alone = frozenset(feasible_alone(workload, num_gpus, cost))
     jobs = [job for job in workload.jobs if job.job_id in alone]
@@ -61,7 +64,7 @@ def hindsight_schedule(
         timetable.insert(job)
     for _ in range(moves):
         missing = timetable.missing()
-        if not len(missing):
+        if not len(missing) or timetable.num_met >= bound.whole_jobs_met:
             break
         _move(timetable, int(chance.choice(missing)), chance)
     return Hindsight(schedules={jobs[job].job_id: timetable.schedule(job) for job in timetable.met()})
