@@ -5,9 +5,11 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services.admission.amendments import amend
-from services.admission.promises import Promises, Refusal
+from services.admission.counteroffers import Refusal, refuse
+from services.admission.promises import Promises
 from services.admission.quotes import hold, take
 from services.admission.refusals import problems_of, size_problems
 from services.admission.rules import Request, objection
@@ -26,11 +28,21 @@ from shared.messages.events import (
 from shared.messages.fold_admission import is_anew
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.admission_plan import Proposal
 from shared.scheduling.job_table import SchedulableJob, gpu_seconds
 from shared.scheduling.outlook import known_curve, largest_level, newcomer, profile_known
 from shared.scheduling.planned_pool import flat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A submission, or one that waited for its profile; deadline_s: absolute."""
+
+    job_id: str
+    tenant: str
+    spec: JobSpec
+    deadline_s: float | None
 
 
 class Desk:
@@ -41,105 +53,113 @@ class Desk:
         self.said: list[AdmissionEvent] = []
         self.promises = Promises(state, now_s)
 
-    def in_order(self, wishes: Sequence[SubmitJob]) -> list[SubmitJob]:
+    def in_order(self, submissions: Sequence[SubmitJob]) -> list[SubmitJob]:
         """Wishes that came together, as they are to be judged: selective admission judges the smallest first."""
-        asked = [self._least_gpu_seconds(wish) for wish in wishes]
+        asked = [self._least_gpu_seconds(submission) for submission in submissions]
         self.promises.expect(least for least in asked if 0 < least < math.inf)
         if self.state.config.admission == "first-come":
-            return list(wishes)
-        order = sorted(range(len(wishes)), key=lambda index: asked[index])
-        return [wishes[index] for index in order]
+            return list(submissions)
+        order = sorted(range(len(submissions)), key=lambda index: asked[index])
+        return [submissions[index] for index in order]
 
-    def _least_gpu_seconds(self, wish: SubmitJob) -> float:
+    def _least_gpu_seconds(self, submission: SubmitJob) -> float:
         """0 where no deadline is asked for, or nothing is known yet."""
-        spec, deadline_s = wish.spec, wish.spec.resolved_deadline_s(self.now_s)
+        spec, deadline_s = submission.spec, submission.spec.resolved_deadline_s(self.now_s)
         curve = known_curve(self.state, spec) if spec.job_class is JobClass.SLO else None
         if curve is None or deadline_s is None:
             return 0.0
-        return self.promises.least_gpu_seconds(newcomer(self.state, wish.job_id, spec, curve, deadline_s))
+        job = newcomer(self.state, submission.job_id, spec, curve, deadline_s)
+        return self.promises.least_gpu_seconds(job)
 
-    def submit(self, wish: SubmitJob) -> None:
+    def submit(self, submission: SubmitJob) -> None:
         """Say something about a submission, unless the same was said before."""
-        known, spec = self.state.job(wish.job_id), wish.spec
-        deadline_s = spec.resolved_deadline_s(self.now_s)
+        spec = submission.spec
+        wish = Wish(
+            job_id=submission.job_id,
+            tenant=submission.tenant,
+            spec=spec,
+            deadline_s=spec.resolved_deadline_s(self.now_s),
+        )
         if self._is_anothers(wish):
             why = (
                 f"job_id: a quote of this name is held for another tenant; choose another than {wish.job_id}"
             )
-            self._reject(wish.job_id, wish.tenant, spec, "duplicate", why, deadline_s=deadline_s)
+            self._reject(wish, "duplicate", why)
             return
-        if known is not None and not is_anew(known, wish):
+        known = self.state.job(wish.job_id)
+        if known is not None and not is_anew(known, submission):
             if (known.submitted or known.spec) != spec or known.tenant != wish.tenant:
                 why = f"job_id: {wish.job_id} names another job already, of another spec or tenant; choose another"
-                self._reject(wish.job_id, wish.tenant, spec, "duplicate", why, deadline_s=deadline_s)
+                self._reject(wish, "duplicate", why)
             return
         problems = problems_of(self.state, spec, self.now_s)
         if problems:
-            why = "; ".join(problems)
-            self._reject(wish.job_id, wish.tenant, spec, "invalid", why, deadline_s=deadline_s)
-        elif (taken := take(self.state, self.promises, wish, self.now_s)) is not None:
+            self._reject(wish, "invalid", "; ".join(problems))
+        elif (taken := take(self.state, self.promises, submission, self.now_s)) is not None:
             self.say(taken)
             self.promises.look_again(self.state)
         elif profile_known(self.state, spec):
-            self._admit_or_reject(wish.job_id, wish.tenant, spec, deadline_s)
-        elif not self._objected(wish.job_id, wish.tenant, spec, deadline_s, 0.0):
+            self._admit_or_reject(wish)
+        elif not self._objected(wish, 0.0):
             self.say(
                 ProfileRequested(
                     job_id=wish.job_id,
                     tenant=wish.tenant,
                     spec=spec,
-                    deadline_s=deadline_s,
+                    deadline_s=wish.deadline_s,
                     at_s=self.now_s,
                 )
             )
 
-    def _is_anothers(self, wish: SubmitJob) -> bool:
+    def _is_anothers(self, wish: Wish) -> bool:
         quote = self.state.held_quotes.get(wish.job_id)
         return quote is not None and quote.tenant != wish.tenant and self.now_s < quote.until_s
 
-    def hold(self, wish: HoldQuote) -> None:
+    def hold(self, question: HoldQuote) -> None:
         """Quote a deadline and reserve what keeps it."""
-        answer = hold(self.state, self.promises, wish, self.now_s)
+        answer = hold(self.state, self.promises, question, self.now_s)
         if answer is not None:
             self.say(answer)
         if isinstance(answer, QuoteHeld):
             self.promises.look_again(self.state)
 
-    def amend(self, wish: AmendJob) -> None:
+    def amend(self, amendment: AmendJob) -> None:
         """Promise something else than before, or leave it as it was."""
-        answer = amend(self.state, self.promises, wish, self.now_s)
+        answer = amend(self.state, self.promises, amendment, self.now_s)
         self.say(answer)
         if isinstance(answer, JobAmended):
             self.promises.look_again(self.state)
 
-    def cancel(self, wish: CancelJob) -> None:
-        job = self.state.job(wish.job_id)
-        if job is None or job.tenant != wish.tenant:
-            why = f"tenant {wish.tenant} has no such job; `eflow jobs --all` lists them"
+    def cancel(self, cancellation: CancelJob) -> None:
+        job_id, tenant = cancellation.job_id, cancellation.tenant
+        job = self.state.job(job_id)
+        if job is None or job.tenant != tenant:
+            why = f"tenant {tenant} has no such job; `eflow jobs --all` lists them"
         elif job.phase is Phase.CANCELLED:
             return  # the same wish again; the host repeats the answer
         elif not job.live:
             why = f"it has ended already: {job.phase.value}"
         else:
-            self.say(JobCancelled(job_id=wish.job_id, reason=wish.reason, at_s=self.now_s))
+            self.say(JobCancelled(job_id=job_id, reason=cancellation.reason, at_s=self.now_s))
             self.promises.look_again(self.state)
             return
-        self.say(CancelRefused(job_id=wish.job_id, explanation=why, at_s=self.now_s))
+        self.say(CancelRefused(job_id=job_id, explanation=why, at_s=self.now_s))
 
-    def decide_profiled(self, job_id: str, tenant: str, spec: JobSpec, deadline_s: float | None) -> None:
+    def decide_profiled(self, job: Job) -> None:
         """Decide on a job that waits for its profile, if it is known now or comes too late."""
+        spec = spec_of(job)
+        wish = Wish(job_id=job.job_id, tenant=job.tenant, spec=spec, deadline_s=job.deadline_s)
         if profile_known(self.state, spec):
             problems = size_problems(self.state, spec)
             if problems:
-                self._reject(job_id, tenant, spec, "invalid", "; ".join(problems))
+                self._reject(wish, "invalid", "; ".join(problems))
             else:
-                self._admit_or_reject(job_id, tenant, spec, deadline_s)
-        elif deadline_s is not None and deadline_s <= self.now_s:
-            why = "its deadline passed before its speed could be measured"
-            self._reject(job_id, tenant, spec, "deadline", why, deadline_s=deadline_s)
+                self._admit_or_reject(wish)
+        elif wish.deadline_s is not None and wish.deadline_s <= self.now_s:
+            self._reject(wish, "deadline", "its deadline passed before its speed could be measured")
 
-    def _admit_or_reject(self, job_id: str, tenant: str, spec: JobSpec, deadline_s: float | None) -> None:
-        curve = known_curve(self.state, spec)
+    def _admit_or_reject(self, wish: Wish) -> None:
+        spec, curve = wish.spec, known_curve(self.state, wish.spec)
         if curve is None:
             most = largest_level(self.state, spec)
             why = (
@@ -147,42 +167,31 @@ class Desk:
                 if most
                 else "the pool has no GPUs now"
             )
-            self._reject(job_id, tenant, spec, "unrunnable", why, deadline_s=deadline_s)
+            self._reject(wish, "unrunnable", why)
             return
         if spec.job_class is JobClass.SLO:
-            self._promise(tenant, spec, newcomer(self.state, job_id, spec, curve, deadline_s), deadline_s)
+            self._promise(wish, newcomer(self.state, wish.job_id, spec, curve, wish.deadline_s))
             return
         cheapest = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
-        if not self._objected(job_id, tenant, spec, deadline_s, cheapest):
-            self._admit(job_id, tenant, spec, deadline_s, cheapest)
+        if not self._objected(wish, cheapest):
+            self._admit(wish, cheapest)
 
-    def _promise(self, tenant: str, spec: JobSpec, job: SchedulableJob, deadline_s: float | None) -> None:
+    def _promise(self, wish: Wish, job: SchedulableJob) -> None:
         least = self.promises.least_gpu_seconds(job)
         proposal = self.promises.propose(job) if math.isfinite(least) else None
         dear = proposal is not None and self.promises.is_too_dear(job)
         if proposal is None or dear:
-            refusal = self.promises.refuse(job, spec, dear=dear)
-            self._reject(
-                job.job_id,
-                tenant,
-                spec,
-                refusal.reason,
-                refusal.explanation,
-                deadline_s=deadline_s,
-                refusal=refusal,
-                least_gpu_seconds=least if math.isfinite(least) else 0.0,
-            )
+            refusal = refuse(self.promises, job, wish.spec, dear=dear)
+            asked = least if math.isfinite(least) else 0.0
+            self._reject(wish, refusal.reason, refusal.explanation, refusal, asked)
             return
         needed = gpu_seconds(proposal.schedule)
-        if not self._objected(job.job_id, tenant, spec, deadline_s, needed):
-            self._admit(job.job_id, tenant, spec, deadline_s, needed, proposal, least)
+        if not self._objected(wish, needed):
+            self._admit(wish, needed, proposal, least)
 
     def _admit(
         self,
-        job_id: str,
-        tenant: str,
-        spec: JobSpec,
-        deadline_s: float | None,
+        wish: Wish,
         needed_gpu_seconds: float,
         proposal: Proposal | None = None,
         least_gpu_seconds: float = 0.0,
@@ -191,10 +200,10 @@ class Desk:
         replanned = self.promises.accept(proposal) if proposal else {}
         self.say(
             JobAdmitted(
-                job_id=job_id,
-                tenant=tenant,
-                spec=spec,
-                deadline_s=deadline_s,
+                job_id=wish.job_id,
+                tenant=wish.tenant,
+                spec=wish.spec,
+                deadline_s=wish.deadline_s,
                 minimum_satisfactory_share=own,
                 gpu_seconds=needed_gpu_seconds,
                 least_gpu_seconds=least_gpu_seconds,
@@ -203,37 +212,33 @@ class Desk:
             )
         )
 
-    def _objected(
-        self, job_id: str, tenant: str, spec: JobSpec, deadline_s: float | None, needed_gpu_seconds: float
-    ) -> bool:
+    def _objected(self, wish: Wish, needed_gpu_seconds: float) -> bool:
         """Whether a rule stands against it; then that was said."""
-        request = Request(job_id=job_id, tenant=tenant, gpu_seconds=needed_gpu_seconds, at_s=self.now_s)
+        request = Request(
+            job_id=wish.job_id, tenant=wish.tenant, gpu_seconds=needed_gpu_seconds, at_s=self.now_s
+        )
         why = objection(self.state, request)
         if why is not None:
-            self._reject(job_id, tenant, spec, "quota", why, deadline_s=deadline_s)
+            self._reject(wish, "quota", why)
         return why is not None
 
     def _reject(
         self,
-        job_id: str,
-        tenant: str,
-        spec: JobSpec,
+        wish: Wish,
         reason: RejectionReason,
         explanation: str,
-        *,
-        deadline_s: float | None = None,
         refusal: Refusal | None = None,
         least_gpu_seconds: float = 0.0,
     ) -> None:
         earliest_s = refusal.earliest_deadline_s if refusal else None
         self.say(
             JobRejected(
-                job_id=job_id,
-                tenant=tenant,
-                spec=spec,
+                job_id=wish.job_id,
+                tenant=wish.tenant,
+                spec=wish.spec,
                 reason=reason,
                 explanation=explanation,
-                deadline_s=deadline_s,
+                deadline_s=wish.deadline_s,
                 earliest_deadline_s=(
                     None if earliest_s is None else earliest_s + self.state.config.deadline_slack_s
                 ),

@@ -14,7 +14,7 @@ from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, Qu
 from shared.messages.events import AdmissionEvent, DeadlineQuoted
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
-from shared.messages.pool_state import Phase, PoolState, spec_of
+from shared.messages.pool_state import Phase, PoolState
 from shared.scheduling.job_table import gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer
 
@@ -35,7 +35,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
                 desk.amend(command)
     measured = [job for job in desk.state.live_jobs.values() if job.phase is Phase.PROFILING]
     for job in sorted(measured, key=lambda job: (job.decided_sequence, job.job_id)):
-        desk.decide_profiled(job.job_id, job.tenant, spec_of(job), job.deadline_s)
+        desk.decide_profiled(job)
     return tuple(desk.said)
 
 

@@ -184,20 +184,27 @@ def copy_rows(
         schedules.num_gpus_JM[new, :segments] = other_schedules.num_gpus_JM[old, :segments]
 
 
-class _Levels(NamedTuple):
+class Levels(NamedTuple):
+    """The levels of one job: GPUs, iterations/s, seconds of a change to it, iterations that failures may cost."""
+
     num_gpus_L: Integers
     rates_L: Floats
     costs_L: Floats
     lost_L: Floats
 
 
+def levels_of(job: SchedulableJob) -> Levels:
+    """The levels worth using of its curve."""
+    return _levels(job.curve, job.resize_cost, job.reserve_nodes, job.notice_s)
+
+
 @lru_cache(maxsize=4096)
-def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float) -> _Levels:
+def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float) -> Levels:
     """Each failure costs a stop, at the worst on the level where a stop costs most, up to each level."""
     rates_L = np.array([curve.rate_by_num_gpus[level] for level in curve.levels])
     costs_L = np.array([cost.seconds(level) for level in curve.levels])
     lost_L = reserve_nodes * np.maximum.accumulate(rates_L * (costs_L + notice_s))
-    return _Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L)
+    return Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L)
 
 
 def write_schedule(schedules: Schedules, row: int, numbers: Sequence[float]) -> None:

@@ -7,14 +7,17 @@ Axis: N = submissions, by the GPU-seconds that they asked for.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from shared.messages.demand import Demand
 from shared.messages.remembered import remembered
 from shared.scheduling.compiled import Floats, compiled
+from shared.scheduling.job_table import Levels, SchedulableJob, levels_of
+from shared.scheduling.profile import Profile, free_gpu_seconds
 
 IDLE_UTILIZATION = 0.25
 """Up to this part of the GPU-seconds in its window, its own included, a job crowds out nobody worth a refusal."""
@@ -26,33 +29,54 @@ SHORTEST_MEMORY_S = 3600.0
 MEMORY_PER_WINDOW = 0.75
 FEWEST_SUBMISSIONS = 20
 """Before so many were seen nothing is known about what will come."""
+LONGEST_S = 2.0**32
+
+
+class Asked(NamedTuple):
+    """What was asked for lately, the smallest first; observed_s: for how long that is known."""
+
+    gpu_seconds_N: Floats
+    age_s_N: Floats
+    observed_s: float
+    num_gpus: int
+    now_s: float
 
 
 class Selection:
     """What may be asked for at one instant. coming: GPU-seconds of the wishes at hand that are not decided yet."""
 
-    def __init__(self, demand: Demand, coming: Iterable[float], now_s: float, num_gpus: int) -> None:
+    def __init__(self, demand: Demand, coming: Sequence[float], now_s: float, num_gpus: int) -> None:
         newest = np.array(demand.newest, np.float64).reshape(-1, 2)
         numbers = np.concatenate((_in_chunks(demand.full), newest))
-        at_hand = np.fromiter(coming, np.float64)
-        gpu_seconds = np.concatenate((numbers[:, 1], at_hand))
+        gpu_seconds = np.concatenate((numbers[:, 1], np.array(coming, np.float64)))
         order = np.argsort(gpu_seconds, kind="stable")
-        self._gpu_seconds_N: Floats = gpu_seconds[order]
-        self._age_s_N: Floats = np.concatenate((now_s - numbers[:, 0], np.zeros(len(at_hand))))[order]
-        self._observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
-        self._num_gpus = num_gpus
+        age_s_N = np.concatenate((now_s - numbers[:, 0], np.zeros(len(coming))))[order]
+        observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
+        self._asked = Asked(gpu_seconds[order], age_s_N, observed_s, num_gpus, now_s)
 
     def dearest_gpu_seconds(self, window_s: float) -> float:
         """The most GPU-seconds for which a job with such a window is taken beside all others; inf if there is no limit.
 
         No job stands in its own way: whether it is among the submissions yet makes no difference.
         """
-        if len(self._gpu_seconds_N) < FEWEST_SUBMISSIONS:
-            return math.inf
-        memory_s = max(SHORTEST_MEMORY_S, MEMORY_PER_WINDOW * window_s)
-        observed_s = memory_s * -math.expm1(-self._observed_s / memory_s)
-        capacity = USABLE_CAPACITY * self._num_gpus * observed_s
-        return _dearest(self._gpu_seconds_N, self._age_s_N, memory_s, capacity)
+        return _dearest(self._asked, window_s)
+
+    def is_too_dear(self, job: SchedulableJob, free: Profile) -> bool:
+        """Whether it would crowd out more than it is worth; free: what no promise holds."""
+        levels = levels_of(job)
+        return _is_too_dear(self._asked, free, levels, job.remaining_iterations, job.deadline_s)
+
+    def first_worth_s(
+        self, job: SchedulableJob, from_s: float, within_s: float, free: Profile
+    ) -> float | None:
+        """The first deadline from this one on at which the job is not too dear, to so many seconds; None if none is."""
+        more_s = _first_worth(self._asked, free, levels_of(job), job.remaining_iterations, from_s, within_s)
+        return from_s + math.ceil(more_s) if more_s >= 0.0 else None
+
+
+def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
+    """To keep the deadline on an empty cluster, staying at one number of GPUs; inf if none is fast enough."""
+    return _least_gpu_seconds(levels_of(job), job.remaining_iterations, job.deadline_s - now_s)
 
 
 @remembered
@@ -61,12 +85,59 @@ def _in_chunks(full: tuple[tuple[float, ...], ...]) -> Floats:
 
 
 @compiled
-def _dearest(gpu_seconds_N: Floats, age_s_N: Floats, memory_s: float, capacity: float) -> float:
+def _least_gpu_seconds(levels: Levels, left: float, window_s: float) -> float:
+    least = np.inf
+    for level in range(levels.num_gpus_L.shape[0]):
+        num_gpus, rate = levels.num_gpus_L[level], levels.rates_L[level]
+        if left * num_gpus < least * rate and left / rate + levels.costs_L[level] <= window_s:
+            least = left * num_gpus / rate
+    return least
+
+
+@compiled
+def _dearest(asked: Asked, window_s: float) -> float:
     """The dearest job to which those that ask for less leave room."""
-    asked, dearest = 0.0, 0.0
-    for index in range(gpu_seconds_N.shape[0]):
-        if asked > capacity:
+    num_asked = asked.gpu_seconds_N.shape[0]
+    if num_asked < FEWEST_SUBMISSIONS:
+        return np.inf
+    memory_s = max(SHORTEST_MEMORY_S, MEMORY_PER_WINDOW * window_s)
+    observed_s = memory_s * -math.expm1(-asked.observed_s / memory_s)
+    capacity = USABLE_CAPACITY * asked.num_gpus * observed_s
+    gpu_seconds, dearest = 0.0, 0.0
+    for index in range(num_asked):
+        if gpu_seconds > capacity:
             return dearest
-        asked += gpu_seconds_N[index] * math.exp(-age_s_N[index] / memory_s)
-        dearest = gpu_seconds_N[index]
-    return math.inf if asked <= capacity else dearest
+        gpu_seconds += asked.gpu_seconds_N[index] * math.exp(-asked.age_s_N[index] / memory_s)
+        dearest = asked.gpu_seconds_N[index]
+    return np.inf if gpu_seconds <= capacity else dearest
+
+
+@compiled
+def _is_too_dear(asked: Asked, free: Profile, levels: Levels, left: float, deadline_s: float) -> bool:
+    window_s = deadline_s - asked.now_s
+    needed = _least_gpu_seconds(levels, left, window_s)
+    if needed <= _dearest(asked, window_s):
+        return False
+    total = asked.num_gpus * window_s
+    beside = 1.0 - free_gpu_seconds(free, deadline_s) / total if total > 0.0 else 1.0
+    return beside > IDLE_BESIDE and beside + needed / max(total, 1.0) > IDLE_UTILIZATION
+
+
+@compiled
+def _first_worth(
+    asked: Asked, free: Profile, levels: Levels, left: float, from_s: float, within_s: float
+) -> float:
+    """Seconds after from_s: the window doubles until the job is not too dear, then it is halved again; -1 if it is
+    always."""
+    low_s, high_s = 0.0, 0.0
+    while _is_too_dear(asked, free, levels, left, from_s + high_s):
+        low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(from_s - asked.now_s, 60.0)
+        if high_s > LONGEST_S:
+            return -1.0
+    while high_s - low_s > within_s:
+        middle_s = (low_s + high_s) / 2.0
+        if _is_too_dear(asked, free, levels, left, from_s + middle_s):
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return high_s

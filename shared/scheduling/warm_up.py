@@ -10,7 +10,7 @@ from shared.scheduling.compiled import compiling_alone, forget_older_code
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.quoting import earliest_deadline_s, most_iterations_by, schedule_from
 from shared.scheduling.scaling_curve import ScalingCurve
-from shared.scheduling.selection import Selection
+from shared.scheduling.selection import Selection, least_gpu_seconds
 
 
 def warm_up() -> None:
@@ -38,7 +38,11 @@ def _call_each_function() -> None:
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
     allocate(plan, [plan.table.append(job("opportunistic", 10.0, float("inf")))])
-    Selection(Demand().added(0.0, 10.0), [5.0], 1.0, 2).dearest_gpu_seconds(10.0)
+    selection = Selection(Demand().added(0.0, 10.0), [5.0], 1.0, 2)
+    selection.dearest_gpu_seconds(10.0)
+    least_gpu_seconds(asking := job("asking", 5.0, 60.0), 0.0)
+    selection.is_too_dear(asking, plan.profile)
+    selection.first_worth_s(asking, 60.0, 1.0, plan.profile)
 
 
 if __name__ == "__main__":

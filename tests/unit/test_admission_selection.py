@@ -192,11 +192,14 @@ def _earlier(numbers: tuple[float, ...], by_s: float) -> tuple[float, ...]:
     return tuple(number - by_s if index % 2 == 0 else number for index, number in enumerate(numbers))
 
 
+@pytest.mark.parametrize("fraction_s", [0.0, 0.37, 1e-7])
 def test_the_search_for_a_deadline_that_is_worth_it_ends_at_any_fraction_of_a_second(
-    monkeypatch: pytest.MonkeyPatch,
+    fraction_s: float,
 ) -> None:
-    now_s, from_s, worth_from_s = NOW_S + 0.37, NOW_S + 100.0, NOW_S + 199.0
-    promises = Promises(busy(SELDOM).state, now_s)
-    monkeypatch.setattr(promises, "is_too_dear", lambda job: job.deadline_s < worth_from_s)
-    job = SchedulableJob(job_id="job", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=1.0)
-    assert worth_from_s <= (promises.first_worth_s(job, from_s, 1.0) or 0.0) <= worth_from_s + 1.0
+    promises = Promises(busy(CHEAP_FILL_THE_POOL).state, NOW_S + fraction_s)
+    curve = ScalingCurve(tuple(CONCAVE), tuple(CONCAVE.values()))
+    job = SchedulableJob(job_id="job", curve=curve, remaining_iterations=2880.0)
+    first_s = promises.first_worth_s(job, NOW_S + 2000.0, 1.0)
+    assert first_s is not None
+    assert not promises.is_too_dear(replace(job, deadline_s=first_s))
+    assert promises.is_too_dear(replace(job, deadline_s=first_s - 3.0))

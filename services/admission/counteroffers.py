@@ -1,0 +1,148 @@
+"""What is answered instead of a promise: why not, a witness of it, and what would be promised if asked for now."""
+
+import math
+from dataclasses import dataclass, replace
+
+from services.admission.promises import Promises
+from services.admission.refusals import why_dear, why_late
+from shared.messages.events import RejectionReason
+from shared.messages.job import JobSpec
+from shared.messages.offer import Offer
+from shared.messages.witness import NotProved, TooDear, Witness
+from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.outlook import known_curve
+from shared.scheduling.quoting import most_iterations_by
+from shared.scheduling.scaling_curve import ScalingCurve
+from shared.scheduling.witness import find_witness
+
+MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """No promise, and what could have been one."""
+
+    reason: RejectionReason
+    explanation: str
+    witness: Witness
+    offers: tuple[Offer, ...]
+    earliest_deadline_s: float | None
+
+
+def refuse(promises: Promises, job: SchedulableJob, spec: JobSpec, *, dear: bool) -> Refusal:
+    """Why not, and what instead. dear: it would fit, but is not worth its price."""
+    thorough = promises.thorough
+    promises.num_refusals += 1
+    earliest_s = promises.earliest_deadline_s(job, tight=thorough)
+    offers = _offers(promises, job, spec, earliest_s, thorough=thorough)
+    if dear:
+        least, dearest = promises.least_gpu_seconds(job), promises.dearest_gpu_seconds(job)
+        reason: RejectionReason = "price"
+        why = why_dear(promises.state, least, dearest, earliest_s, promises.now_s)
+        witness = _too_dear(least, dearest)
+    else:
+        reason = "deadline"
+        why = why_late(promises.state, spec, job, earliest_s, promises.now_s)
+        witness = _witness(promises, job, earliest_s, thorough=thorough)
+    return Refusal(
+        reason=reason, explanation=why, witness=witness, offers=offers, earliest_deadline_s=earliest_s
+    )
+
+
+def _too_dear(gpu_seconds: float, dearest: float) -> TooDear:
+    price = 1.0 / max(dearest, 1e-9)
+    return TooDear(
+        gpu_seconds=gpu_seconds, price=price, worth=1.0, accepted_price=min(1.0 / gpu_seconds, price)
+    )
+
+
+def _witness(promises: Promises, job: SchedulableJob, earliest_s: float | None, *, thorough: bool) -> Witness:
+    if not thorough and math.isfinite(promises.least_gpu_seconds(job)):
+        return NotProved(earliest_deadline_s=earliest_s)
+    return find_witness(
+        job,
+        promises.promised() if thorough else [],
+        promises.plan.num_gpus,
+        promises.now_s,
+        job.resize_cost,
+        earliest_deadline_s=earliest_s,
+        max_variables=MAX_PROGRAM_VARIABLES,
+    )
+
+
+def _offers(
+    promises: Promises, job: SchedulableJob, spec: JobSpec, earliest_s: float | None, *, thorough: bool
+) -> tuple[Offer, ...]:
+    """A later deadline, fewer iterations, other batch sizes that are known: each would be promised if taken now."""
+    slack_s = promises.state.config.deadline_slack_s
+    offers = list[Offer]()
+    if earliest_s is not None:
+        offers.append(_offer(spec, earliest_s + slack_s))
+    fewer = _most_iterations(promises, job)
+    if fewer >= 1:
+        offers.append(_offer(spec, job.deadline_s + slack_s, max_iterations=fewer))
+    for batch_size, curve in _other_batch_sizes(promises, spec):
+        # as many samples in all
+        iterations = max(round(spec.max_iterations * spec.global_batch_size / batch_size), 1)
+        other = replace(job, curve=curve, remaining_iterations=float(iterations))
+        deadline_s = promises.earliest_deadline_s(other, tight=False)
+        if deadline_s is not None:
+            at_s = max(deadline_s, job.deadline_s)
+            if not promises.is_too_dear(replace(other, deadline_s=at_s)):
+                offers.append(_offer(spec, at_s + slack_s, iterations, batch_size))
+    if len(offers) < 3 and earliest_s is not None:
+        parts = (0.5, 0.75) if thorough else (0.5,)
+        offers += _between(promises, job, spec, earliest_s, fewer, parts)
+    return tuple(offers)
+
+
+def _between(
+    promises: Promises,
+    job: SchedulableJob,
+    spec: JobSpec,
+    earliest_s: float,
+    fewer: int,
+    parts: tuple[float, ...],
+) -> list[Offer]:
+    """Half the way to the later deadline, with as many iterations as fit by then."""
+    found, slack_s = list[Offer](), promises.state.config.deadline_slack_s
+    for part in parts:
+        between_s = float(math.ceil(job.deadline_s + part * (earliest_s - job.deadline_s)))
+        iterations = _most_iterations(promises, replace(job, deadline_s=between_s))
+        if fewer < iterations < spec.max_iterations and between_s > job.deadline_s:
+            found.append(_offer(spec, between_s + slack_s, max_iterations=iterations))
+    return found
+
+
+def _most_iterations(promises: Promises, job: SchedulableJob) -> int:
+    """As many iterations as are promised by the deadline without moving anybody; 0 if not one."""
+    fitting = most_iterations_by(promises.plan, job)
+    affordable = replace(job, remaining_iterations=float(fitting))
+    if fitting < 1 or not promises.is_too_dear(affordable):
+        return fitting
+    # in the same window less work needs no more GPU-seconds for each iteration
+    return int(fitting * promises.dearest_gpu_seconds(job) / promises.least_gpu_seconds(affordable))
+
+
+def _other_batch_sizes(promises: Promises, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
+    if not spec.model_name:
+        return []
+    prefix, state = f"{spec.model_name}/b", promises.state
+    found = list[tuple[int, ScalingCurve]]()
+    for key in state.curves:
+        size = key.removeprefix(prefix)
+        if key.startswith(prefix) and size.isdigit() and int(size) != spec.global_batch_size:
+            curve = known_curve(state, replace(spec, global_batch_size=int(size)))
+            if curve is not None:
+                found.append((int(size), curve))
+    return sorted(found, key=lambda known: abs(math.log(known[0] / spec.global_batch_size)))[:2]
+
+
+def _offer(
+    spec: JobSpec, deadline_s: float, max_iterations: int | None = None, batch_size: int | None = None
+) -> Offer:
+    return Offer(
+        deadline_s=deadline_s,
+        max_iterations=max_iterations or spec.max_iterations,
+        global_batch_size=batch_size or spec.global_batch_size,
+    )
