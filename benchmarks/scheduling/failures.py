@@ -1,11 +1,11 @@
 """Seeded lives of a cluster whose nodes fail: with one node in reserve and one down at most, no promise breaks."""
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
 from benchmarks.scheduling.timing import timed
+from benchmarks.scheduling.workers import new_workers
 from benchmarks.scheduling.workloads import cluster_of
 from simulator.trace_driven.failures import HOUR_S, Failures
 from simulator.trace_driven.trial import Trial, run
@@ -20,7 +20,7 @@ RUNS_AT_ONCE = 8  # that a worker is handed
 
 def measure_failures(known: Throughputs, num_runs: int, workers: int) -> dict[str, Any]:
     """Run `seed` is the same workload and the same failures at any number of runs."""
-    with ProcessPoolExecutor(workers) as pool:
+    with new_workers(workers) as pool:
         runs = list(pool.map(partial(_life, known), range(num_runs), chunksize=RUNS_AT_ONCE))
     return {
         "runs": num_runs,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.scheduling.timing import timed
+from benchmarks.scheduling.workers import new_workers
 from benchmarks.scheduling.workloads import Case, cluster_of
-from shared.scheduling.warm_up import warm_up
 from simulator.bound import hindsight_schedule
 from simulator.trace_driven.strategies import OURS
 from simulator.trace_driven.trial import Trial, run
@@ -63,7 +63,7 @@ def measure_quality(
     plan: Plan, workers: int, known: Sequence[dict[str, Any]] = ()
 ) -> Iterator[dict[str, Any]]:
     """A row for each case at each size, in this order, each as soon as it is there. known: rows of an earlier run."""
-    pool = ProcessPoolExecutor(workers, initializer=warm_up)
+    pool = new_workers(workers)
     try:
         rows = [(size, plan.row_of(size, known)) for size in plan.sizes()]
         started = [(size, row or _started(pool, plan, size)) for size, row in rows]
