@@ -4,25 +4,20 @@ import csv
 import html
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from shared.messages.commands import Command
-from shared.messages.events import PlanEvent
 from shared.messages.job import JobClass
-from shared.messages.pool_state import PoolState
 from simulator.__main__ import app
 from simulator.report.comparison import BEST_EFFORT_SEED, Comparison, Runner, loosened, mixed
-from simulator.trace_driven import trial
 from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.strategies import Strategy, strategy
 from simulator.workload.bundled import bundled_throughputs, bundled_trace
 from simulator.workload.jobs import Workload
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace, write_trace
+from tests.interruptions import interrupt_at
 
 
 def small(num_jobs: int = 25) -> Workload:
@@ -115,26 +110,6 @@ def test_loosened_deadlines_leave_that_many_times_the_time() -> None:
             3 * (before.deadline_s - job.submitted_at_s)
         )
         assert job.job_class is JobClass.SLO
-
-
-def interrupt_at(num_decisions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of the allocator's decision of this number, counted over all runs."""
-    count = 0
-
-    def interrupted(name: str, workload: Workload) -> Strategy:
-        chosen = strategy(name, workload)
-        allocator = chosen.policies["allocator"]
-
-        def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
-            nonlocal count
-            count += 1
-            if count == num_decisions:
-                signal.raise_signal(signal.SIGINT)
-            return allocator.decide(state, commands, now_s)
-
-        return replace(chosen, policies={**chosen.policies, "allocator": replace(allocator, decide=decide)})
-
-    monkeypatch.setattr(trial, "strategy", interrupted)
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,19 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from shared.messages.commands import Command
 from shared.messages.events import PlanEvent
 from shared.messages.pool_state import PoolState
 from simulator.__main__ import app
 from simulator.trace_driven import trial
-from simulator.trace_driven.strategies import Strategy, strategy
 from simulator.trace_driven.verification import Verification
 from simulator.workload.bundled import bundled_trace
-from simulator.workload.jobs import Workload
+from tests.interruptions import interrupt_at
 
 ROOT = Path(__file__).parents[2]
 HEADER = "submission_time,num_iteration,model_name,deadline,batch_size\n"
@@ -180,24 +177,7 @@ def test_out_writes_tables_that_agree_with_the_numbers_and_pictures(tmp_path: Pa
 
 
 def test_ctrl_c_shows_what_there_is_marked_partial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes in the middle of a decision, at the tenth."""
-    num_decisions = 0
-
-    def interrupted(name: str, workload: Workload) -> Strategy:
-        chosen = strategy(name, workload)
-        allocator = chosen.policies["allocator"]
-
-        def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
-            nonlocal num_decisions
-            num_decisions += 1
-            if num_decisions == 10:
-                signal.raise_signal(signal.SIGINT)
-            return allocator.decide(state, commands, now_s)
-
-        policies = {**chosen.policies, "allocator": replace(allocator, decide=decide)}
-        return replace(chosen, policies=policies)
-
-    monkeypatch.setattr(trial, "strategy", interrupted)
+    interrupt_at(10, monkeypatch)
     before = signal.getsignal(signal.SIGINT)
     result = simulate("--trace", "small", "--nodes", "2", "--json")
     assert result.exit_code == 130
