@@ -134,4 +134,4 @@ def share_at(schedule: Schedule, at_s: float) -> int:
 def fits_around(plan: AdmissionPlan, job: SchedulableJob) -> bool:
     """Whether it is promised without moving any other."""
     proposal = plan.propose(job)
-    return proposal is not None and len(proposal.schedules) == 1
+    return proposal is not None and not proposal.moved

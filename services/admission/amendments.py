@@ -232,7 +232,7 @@ class _Renegotiation:
     def _replanned(self, proposal: Proposal) -> dict[str, tuple[float, ...]]:
         """Schedules of others that change."""
         replanned, table = self.others.changed_schedules(), self.others.plan.table
-        for row, schedule in list(proposal.schedules.items())[:-1]:
+        for row, schedule in proposal.moved.items():
             replanned[table.job_ids[row]] = flat(schedule)
         return replanned
 

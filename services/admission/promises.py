@@ -84,7 +84,7 @@ class Promises:
     def accept(self, proposal: Proposal) -> dict[str, ShareSchedule]:
         """It was promised: the schedules of others that are not those of the ledger any more."""
         plan, replanned = self.plan, self.news()
-        for row, schedule in list(proposal.schedules.items())[:-1]:
+        for row, schedule in proposal.moved.items():
             replanned[plan.table.job_ids[row]] = flat(schedule)
         plan.accept(proposal)
         self._refused = []

@@ -19,10 +19,21 @@ from shared.scheduling.compiled import Flags, Floats, Integers
 from shared.scheduling.filling import fill
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, schedule_of
 from shared.scheduling.keeping import settle
-from shared.scheduling.planning import fill_anew, fill_around, fill_in, overloaded, take, unlike, write
+from shared.scheduling.planning import (
+    fill_anew,
+    fill_around,
+    fill_in,
+    overloaded,
+    picked,
+    put,
+    take,
+    unlike,
+    write,
+)
 from shared.scheduling.profile import (
     MAX_SEGMENTS,
     Profile,
+    Schedules,
     copy_into,
     empty_profile,
     empty_schedules,
@@ -38,15 +49,22 @@ _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """How one more job could be promised: the schedules that change, its own last, and what stays free."""
+    """How one more job could be promised: the rows whose schedules change, its own last, and what stays free."""
 
     job: SchedulableJob
-    schedules: Mapping[int, Schedule]  # by row
+    rows: Integers
+    found: Schedules  # of these rows, in their order
     profile: Profile
 
     @property
     def schedule(self) -> Schedule:
-        return list(self.schedules.values())[-1]
+        """Its own."""
+        return schedule_of(self.found, len(self.rows) - 1)
+
+    @property
+    def moved(self) -> dict[int, Schedule]:
+        """Those of others that change, by row."""
+        return {int(row): schedule_of(self.found, index) for index, row in enumerate(self.rows[:-1])}
 
 
 class AdmissionPlan:
@@ -132,9 +150,8 @@ class AdmissionPlan:
     def accept(self, proposal: Proposal) -> None:
         """Promise it."""
         row = self._append(proposal.job)
-        for changed, schedule in proposal.schedules.items():
-            self.table.write_schedule(changed, [number for segment in schedule for number in segment])
-            self.changed[changed] = True
+        put(self.table.schedules, proposal.found, proposal.rows)
+        self.changed[proposal.rows] = True
         self.profile = proposal.profile
         if len(self.profile.start_B) < self.profile.size[0] + 8 * MAX_SEGMENTS:
             self._make_space()
@@ -173,7 +190,8 @@ class AdmissionPlan:
         profile = empty_profile(len(self.profile.start_B))
         if not fill_around(self.profile, profile, self.filled, self.table.jobs, row, self.workspace):
             return None
-        return Proposal(job=job, schedules={row: schedule_of(self.filled, row)}, profile=profile)
+        rows = np.array([row], np.int64)
+        return Proposal(job=job, rows=rows, found=picked(self.filled, rows), profile=profile)
 
     def _making_room(self, row: int, job: SchedulableJob, tries: int) -> Proposal | None:
         """Fill all jobs anew, the newcomer among them."""
@@ -193,9 +211,9 @@ class AdmissionPlan:
         profile = empty_profile(len(self.profile.start_B))
         copy_into(profile, self.other_profile)
         others = order[num_kept:][order[num_kept:] != row]
-        moved: list[int] = unlike(self.table.schedules, self.filled, others).tolist()
-        changed = {other: schedule_of(self.filled, other) for other in (*moved, row)}
-        return Proposal(job=job, schedules=changed, profile=profile)
+        moved = unlike(self.table.schedules, self.filled, others)
+        rows = np.append(moved, row)
+        return Proposal(job=job, rows=rows, found=picked(self.filled, rows), profile=profile)
 
     def _fill_anew(self, order: Integers, num_kept: int, *, hurried: int = -1, tries: int = 1) -> int:
         return fill_anew(

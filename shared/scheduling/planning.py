@@ -157,6 +157,36 @@ def take(mine: Schedules, other: Schedules, rows: Integers) -> None:
 
 
 @compiled
+def picked(schedules: Schedules, rows: Integers) -> Schedules:
+    """The schedules of these rows, one after another."""
+    most = 1
+    for row in rows:
+        most = max(most, schedules.count_J[row])
+    shape = (rows.shape[0], most)
+    made = Schedules(
+        np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.empty(shape[0], np.int64)
+    )
+    for index in range(rows.shape[0]):
+        row = rows[index]
+        count = made.count_J[index] = schedules.count_J[row]
+        made.start_JM[index, :count] = schedules.start_JM[row, :count]
+        made.end_JM[index, :count] = schedules.end_JM[row, :count]
+        made.num_gpus_JM[index, :count] = schedules.num_gpus_JM[row, :count]
+    return made
+
+
+@compiled
+def put(schedules: Schedules, picked: Schedules, rows: Integers) -> None:
+    """Give these rows the schedules that were picked."""
+    for index in range(rows.shape[0]):
+        row, count = rows[index], picked.count_J[index]
+        schedules.start_JM[row, :count] = picked.start_JM[index, :count]
+        schedules.end_JM[row, :count] = picked.end_JM[index, :count]
+        schedules.num_gpus_JM[row, :count] = picked.num_gpus_JM[index, :count]
+        schedules.count_J[row] = count
+
+
+@compiled
 def overloaded(jobs: Jobs, order_K: Integers, from_position: int, now_s: float, num_gpus: int) -> bool:
     """Whether jobs by deadline need more GPU-seconds up to some deadline than there are, by lower bounds."""
     needed = 0.0

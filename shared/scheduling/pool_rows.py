@@ -3,6 +3,8 @@ for: with a thousand jobs, of which three changed, a decision costs three rows a
 
 import zlib
 from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
 
 import numpy as np
 from immutables import Map
@@ -34,6 +36,18 @@ from shared.scheduling.scaling_curve import ScalingCurve
 
 _SPARE_ROWS = 8  # for those that ask to come in
 OVERDUE_S = 1.0  # of work, at its speed, that a job is taken to need when it should have ended and did not
+_standing = attrgetter(  # what a report of progress leaves as it is
+    "spec",
+    "phase",
+    "deadline_s",
+    "gpus",
+    "started_at_s",
+    "placed_at_s",
+    "broken",
+    "outdated",
+    "planned_share",
+    "speed",
+)
 _ROUNDING = 1e-12  # of a job's iterations: below it nothing is left but the rounding of sums
 
 
@@ -70,15 +84,45 @@ class PoolRows:
             self._forget()
         if state.curves is not self._all_measured:
             self._forget_measured(state.curves)
-        jobs = list(state.live_jobs.values())
-        found = [self._slot_of_object.get(id(job)) for job in jobs]
-        if None in found:
-            written = zip(jobs, found, strict=True)
-            found = [self._write(state, job) if slot is None else slot for job, slot in written]
-        slots: Integers = np.array(found, np.int64)
+        slots = self._slots_of(state)
         slots = slots[self._counts[slots]]
         # not in the order of the map
         return self._gather(slots[np.lexsort((self._ties[slots], self._arrays.deadline_J[slots]))], now_s)
+
+    def _slots_of(self, state: PoolState) -> Integers:
+        """The slots of all jobs, written anew where something changed: all of the row, or how far the job is."""
+        jobs = list(state.live_jobs.values())
+        found = [self._slot_of_object.get(id(job)) for job in jobs]
+        if None not in found:
+            return np.array(found, np.int64)
+        slots, reported, progressed = list[int](), list[int](), list[Job]()
+        for job, slot in zip(jobs, found, strict=True):
+            if slot is None:
+                slot = self._slots.get(job.job_id)
+                if slot is not None and self._standing[slot] == _standing(job):
+                    reported.append(slot)
+                    progressed.append(job)
+                else:
+                    slot = self._write(state, job)
+            slots.append(slot)
+        self._write_progress(reported, progressed)
+        return np.array(slots, np.int64)
+
+    def _write_progress(self, slots: list[int], jobs: list[Job]) -> None:
+        for slot, job in zip(slots, jobs, strict=True):
+            self._replace(slot, job)
+        rows = np.array(slots, np.int64)
+        self._left[rows] = self._iterations[rows] - np.array([job.iteration for job in jobs])
+        self._progressed_at[rows] = np.array([job.progressed_at_s for job in jobs])
+        reported = [inf if (rate := job.iterations_per_s) is None else rate for job in jobs]
+        self._rates[rows] = np.minimum(self._curve_rates[rows], np.array(reported))
+
+    def _replace(self, slot: int, job: Job) -> Job:
+        """The job of a slot is another object now; which it was."""
+        before, self._jobs_of[slot] = self._jobs_of[slot], job
+        self._slot_of_object.pop(id(before), None)
+        self._slot_of_object[id(job)] = slot
+        return before
 
     def _gather(self, slots: Integers, now_s: float) -> PoolTable:
         assert self._config is not None
@@ -110,21 +154,20 @@ class PoolRows:
         slot = self._slots.get(job.job_id)
         if slot is None:
             slot = self._add(job)
-        before, self._jobs_of[slot] = self._jobs_of[slot], job
-        self._slot_of_object.pop(id(before), None)
-        self._slot_of_object[id(job)] = slot
-        spec = spec_of(job)
+        before, spec = self._replace(slot, job), spec_of(job)
         curve, key = self._curves[slot], spec.profile_key
         measured = state.curves.get(key)
         if measured is not self._measured[slot] or job.speed is not before.speed or curve is None:
             curve = self._write_curve(state, job, slot)
             self._curve_keys[slot], self._measured[slot] = key, measured
         counts = self._counts[slot] = curve is not None and job.phase is Phase.ADMITTED
+        self._standing[slot] = _standing(job) if counts else None
         if not counts or curve is None:
             return slot
         arrays = self._arrays
         self._iterations[slot] = spec.max_iterations
         self._left[slot] = spec.max_iterations - job.iteration
+        self._curve_rates[slot] = curve.throughput(len(job.gpus)) if job.training else 0.0
         self._rates[slot] = progress_rate(job, curve)
         self._progressed_at[slot] = job.progressed_at_s
         arrays.held_J[slot] = held_num_gpus(job)
@@ -144,6 +187,7 @@ class PoolRows:
         self._measured.append(None)
         self._curves.append(None)
         self._planned.append(None)
+        self._standing.append(None)
         if slot == len(self._left):
             self._grow()
         self._ties[slot] = zlib.crc32(job.job_id.encode())
@@ -169,9 +213,11 @@ class PoolRows:
         self._measured: list[MeasuredCurve | None] = []
         self._curves: list[ScalingCurve | None] = []
         self._planned: list[ShareSchedule | None] = []
+        self._standing: list[object] = []
         self._arrays: Jobs = empty_jobs(64, 8)
         self._schedules: Schedules = empty_schedules(64)
-        self._left, self._rates, self._progressed_at, self._iterations = (np.zeros(64) for _ in range(4))
+        self._left, self._iterations = np.zeros(64), np.zeros(64)
+        self._rates, self._curve_rates, self._progressed_at = np.zeros(64), np.zeros(64), np.zeros(64)
         self._ties, self._promised = np.zeros(64, np.int64), np.zeros(64, np.bool_)
         self._counts = np.zeros(64, np.bool_)
 
@@ -181,12 +227,14 @@ class PoolRows:
         for slot, job in enumerate(self._jobs_of):
             if curves.get(self._curve_keys[slot]) is not self._measured[slot]:
                 self._slot_of_object.pop(id(job), None)
+                self._standing[slot] = None
 
     def _grow(self) -> None:
         """Twice the rows."""
         num_rows = 2 * len(self._left)
         self._arrays = with_room(self._arrays, num_rows, self._arrays.levels_JL.shape[1])
         self._schedules = with_rows(self._schedules, num_rows)
-        for name in ("_left", "_rates", "_progressed_at", "_iterations", "_ties", "_promised", "_counts"):
+        single = ("_left", "_iterations", "_rates", "_curve_rates", "_progressed_at")
+        for name in (*single, "_ties", "_promised", "_counts"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))

@@ -115,8 +115,8 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
     if proposal is None:
         return
     plan.accept(proposal)
-    rows = {plan.table.job_ids[row]: schedule for row, schedule in proposal.schedules.items()}
-    assert plan.schedules == before | rows
+    moved = {plan.table.job_ids[row]: schedule for row, schedule in proposal.moved.items()}
+    assert plan.schedules == before | moved | {"new": proposal.schedule}
     assert plan.schedules["new"] == proposal.schedule
 
 
