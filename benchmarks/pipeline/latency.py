@@ -31,7 +31,10 @@ async def measure_latency(cluster: Cluster, *, rate_per_s: float, num_jobs: int)
         await asyncio.gather(*run.ending)
         following.cancel()
     cluster.stop_services()
-    placed_ms = 1e3 * np.array([run.placed_s[job_id] - run.sent_s[job_id] for job_id in run.placed_s])
+    placed_ms = 1e3 * np.array([run.placed_s[j] - run.sent_s[j] for j in run.placed_s])
+    at_once_ms = 1e3 * np.array(
+        [run.placed_s[j] - run.sent_s[j] for j in run.placed_s if j not in run.waited]
+    )
     answered_ms = 1e3 * np.array([run.answered_s[j] - run.sent_s[j] for j in run.answered_s])
     return {
         "rate_per_s": rate_per_s,
@@ -43,6 +46,9 @@ async def measure_latency(cluster: Cluster, *, rate_per_s: float, num_jobs: int)
         "submit_to_decided_p99_ms": float(np.percentile(answered_ms, 99)),
         "submit_to_placed_p50_ms": float(np.percentile(placed_ms, 50)),
         "submit_to_placed_p99_ms": float(np.percentile(placed_ms, 99)),
+        "waited_for_gpus": len(run.waited),
+        "at_once_submit_to_placed_p50_ms": float(np.percentile(at_once_ms, 50)),
+        "at_once_submit_to_placed_p99_ms": float(np.percentile(at_once_ms, 99)),
         "placed_p50_in_appends": float(np.percentile(placed_ms, 50)) / (1e3 * appended_s),
     }
 
@@ -67,6 +73,8 @@ class _Run:
         self.answered_s: dict[str, float] = {}
         self.placed_s: dict[str, float] = {}
         self.rejected = 0
+        self.waited: set[str] = set()  # promised a start later than at once: their GPUs were still held
+        self._unallocated: set[str] = set()
         self._expected: int | None = None
         self.all_decided = asyncio.Event()
         self.ending: set[asyncio.Task[None]] = set()
@@ -103,6 +111,10 @@ class _Run:
             match event:
                 case events.JobAdmitted():
                     self.answered_s[event.job_id] = at_s
+                    self._unallocated.add(event.job_id)
+                case events.AllocationDecided():
+                    self.waited |= {j for j in self._unallocated if not event.num_gpus_by_job.get(j)}
+                    self._unallocated.clear()
                 case events.JobRejected():
                     self.answered_s[event.job_id] = at_s
                     self.rejected += 1
