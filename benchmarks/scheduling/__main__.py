@@ -25,7 +25,7 @@ from simulator.workload.throughputs import Throughputs
 QUICK_JOBS, QUICK_MOVES, QUICK_SCALES = 30, 200, (1, 8)
 QUICK_SHARE = 0.01  # of the two months
 LONG_TRACE = "cluster01"
-WIDEST = 170  # columns of the widest table: no cell is folded
+WIDEST = 190  # columns of the widest table: no cell is folded
 
 
 class Part(StrEnum):
