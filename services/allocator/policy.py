@@ -29,8 +29,10 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     completed = _completed_profile(state, profiling, lent, now_s)
     if completed is not None and profiling is not None:
         pool, lent = _hold(state, pool, profiling, now_s)
-    urgent, padding = _by_urgency(state, pool)
-    allocation = allocate(pool.plan, urgent, num_lent=pool.num_lent, padding=padding)
+    others, padding = _shortest_first(pool)
+    allocation = allocate(
+        pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding
+    )
     shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
     if lent and profiling is not None:
         shares[profiling.job_id] = lent
@@ -50,19 +52,19 @@ def wake_at_s(state: PoolState) -> float | None:
     return state.allocation_valid_until_s
 
 
-def _by_urgency(state: PoolState, pool: PlannedPool) -> tuple[list[int], list[int]]:
-    """Rows without a promise: soft deadlines first, the earliest before all; then best effort, the shortest first.
-    And those of padding, the shortest first too.
+def _soft_deadlines(state: PoolState, pool: PlannedPool) -> dict[int, float]:
+    """The rows with a soft deadline, the earliest first, and the end to plan for."""
+    rows = [row for row in pool.others if spec_of(pool.listed[row]).job_class is JobClass.SOFT]
+    ends_s = {row: planned_deadline_s(state, pool.listed[row].deadline_s) for row in rows}
+    return dict(sorted(ends_s.items(), key=lambda end: (end[1], pool.listed[end[0]].job_id)))
 
-    Shortest first has the smallest mean completion time.
-    """
+
+def _shortest_first(pool: PlannedPool) -> tuple[list[int], list[int]]:
+    """Rows without a promise, and of these apart those of padding: so the mean completion time is smallest."""
     jobs = pool.plan.table.jobs
 
-    def order(row: int) -> tuple[bool, float, str]:
-        job = pool.listed[row]
-        soft = spec_of(job).job_class is JobClass.SOFT
-        left = float(jobs.remaining_J[row] / jobs.rates_JL[row, 0])
-        return (not soft, planned_deadline_s(state, job.deadline_s) if soft else left, job.job_id)
+    def order(row: int) -> tuple[float, str]:
+        return float(jobs.remaining_J[row] / jobs.rates_JL[row, 0]), pool.listed[row].job_id
 
     def is_padding(row: int) -> bool:
         return spec_of(pool.listed[row]).job_class is JobClass.PADDING

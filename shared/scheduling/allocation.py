@@ -7,15 +7,18 @@ Source: ElasticFlow, Algorithm 2, in continuous time: a step must also pay for t
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.compiled import Floats
-from shared.scheduling.profile import change
+from shared.scheduling.compiled import Floats, Integers
+from shared.scheduling.planning import fill_in
+from shared.scheduling.profile import Schedules, change
 from shared.scheduling.spending import hasten, spend, start
 
 IMMINENT_S = 0.05
+_NO_ROWS: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +34,14 @@ def allocate(
     opportunistic: Sequence[int],
     hysteresis_s: float = 1.0,
     *,
+    soft: Mapping[int, float] = _NO_ROWS,
     num_lent: int = 0,
     padding: Sequence[int] = (),
 ) -> Allocation:
     """Shares for now: the plan's, one level for each opportunistic row in order, then by marginal return.
 
+    soft: the end to plan for of rows with a soft deadline, which are planned around all promises in this order; whoever
+    finds no room on time is treated as the opportunistic job that it is one of.
     hysteresis_s: a resize beyond the plan must end the job at least this much earlier.
     num_lent: GPUs beside the plan's, which are kept in reserve for failures; opportunistic jobs alone may use them.
     padding: rows that get what none of all these has a use for, in the same way.
@@ -44,8 +50,9 @@ def allocate(
     jobs use are those that no promise holds, for as long as none does.
     """
     table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)
-    everybody = np.concatenate((plan.promised, rows))
+    planned, everybody = np.array(list(soft), np.int64), np.concatenate((plan.promised, rows))
     table.schedules.count_J[rows], table.schedules.count_J[last] = 0, 0
+    table.jobs.deadline_J[planned] = list(soft.values())
     profile, schedules, jobs, work, changed = (
         plan.profile,
         table.schedules,
@@ -54,11 +61,12 @@ def allocate(
         plan.changed,
     )
     hasten(profile, schedules, plan.promised, changed, IMMINENT_S)
-    start(profile, schedules, jobs, rows, work)
+    fill_in(profile, schedules, jobs, planned, changed, work)
+    start(profile, schedules, jobs, _without_schedule(schedules, rows), work)
     spend(profile, schedules, jobs, everybody, changed, hysteresis_s, work)
     if num_lent:
         change(profile, plan.now_s, math.inf, num_lent)
-        start(profile, schedules, jobs, rows[schedules.count_J[rows] == 0], work)
+        start(profile, schedules, jobs, _without_schedule(schedules, rows), work)
         spend(profile, schedules, jobs, rows, changed, hysteresis_s, work)
     start(profile, schedules, jobs, last, work)
     spend(profile, schedules, jobs, last, changed, hysteresis_s, work)
@@ -74,3 +82,7 @@ def allocate(
         },
         valid_until_s=float(changes_s.min(initial=math.inf)),
     )
+
+
+def _without_schedule(schedules: Schedules, rows: Integers) -> Integers:
+    return rows[schedules.count_J[rows] == 0]

@@ -150,6 +150,17 @@ def free_gpu_seconds(profile: Profile, until_s: float) -> float:
 
 
 @compiled
+def fewest_free(profile: Profile, start_s: float, end_s: float) -> int:
+    """GPUs that are free all the time between two instants."""
+    piece = piece_at(profile, start_s)
+    fewest = profile.free_B[piece]
+    while piece < profile.size[0] and profile.start_B[piece] < end_s:
+        fewest = min(fewest, profile.free_B[piece])
+        piece += 1
+    return fewest
+
+
+@compiled
 def piece_at(profile: Profile, at_s: float) -> int:
     """The piece in which an instant lies."""
     low, high = 0, profile.size[0]

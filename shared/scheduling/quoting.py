@@ -67,7 +67,7 @@ def keeps(plan: AdmissionPlan, job: SchedulableJob, schedule: Schedule) -> bool:
     with plan.trying(job) as row:
         plan.table.write_schedule(row, [number for segment in schedule for number in segment])
         ends_s = hold(plan.table.schedules, plan.table.jobs, row, plan.now_s)
-        return not math.isinf(ends_s) and ends_s <= job.deadline_s
+        return ends_s <= min(job.deadline_s, end_s(schedule) if schedule else plan.now_s)
 
 
 def _narrowed(

@@ -16,6 +16,7 @@ from shared.scheduling.profile import (
     Schedules,
     change,
     copy_into,
+    fewest_free,
     release,
     reserve,
 )
@@ -53,14 +54,12 @@ def hasten(
         if next_one == count or starts[next_one] > now_s + within_s:
             continue
         held = num_gpus[0] if next_one == 1 else 0
+        if num_gpus[next_one] < held:
+            continue  # less, and sooner, is later
         begins_s = starts[next_one]
         if next_one == 1 and schedules.end_JM[job, 0] < begins_s:
             continue
-        piece, lowest = 0, profile.free_B[0]
-        while piece < profile.size[0] and profile.start_B[piece] < begins_s:
-            lowest = min(lowest, profile.free_B[piece])
-            piece += 1
-        if lowest < num_gpus[next_one] - held:
+        if fewest_free(profile, now_s, begins_s) < num_gpus[next_one] - held:
             continue
         change(profile, now_s, begins_s, held - num_gpus[next_one])
         changed_J[job] = True

@@ -175,7 +175,9 @@ def held_until(job: SchedulableJob, schedule: Schedule, now_s: float = 0.0) -> t
 def test_when_a_job_ends_under_a_given_schedule() -> None:
     schedule: Schedule = (Segment(0.0, 4.0, 2), Segment(6.0, 9.0, 2))
     assert held_until(job(9.9, cost_s=1.0), schedule) == (9.0, schedule)
-    assert held_until(job(10.1, cost_s=1.0), schedule)[0] == math.inf
+    assert held_until(job(10.1, cost_s=1.0), schedule) == (pytest.approx(9.05, abs=0.01), schedule), (
+        "too late"
+    )
     assert held_until(job(11.9, cost_s=1.0, current_num_gpus=2), schedule) == (9.0, schedule)
     assert held_until(job(1.0, cost_s=1.0, current_num_gpus=2), schedule[1:])[0] < 7.51  # it stopped between
     assert held_until(job(0.0), schedule) == (0.0, ())
@@ -279,6 +281,27 @@ def test_schedules_that_still_hold_are_kept_where_filling_anew_would_lose_a_prom
     fewer = AdmissionPlan.build([steady, other], 3, 0.0, kept)
     assert fewer.late_jobs == ("other",)
     assert [fewer.table.job_ids[row] for row in fewer.changed_rows()] == ["steady", "other"]
+
+
+def test_who_is_a_little_behind_holds_its_share_for_a_little_longer() -> None:
+    behind = named("behind", 8.5, 20.0, current_num_gpus=4)
+    kept: dict[str, Schedule] = {"behind": (Segment(-1.0, 2.0, 4),)}
+    plan = AdmissionPlan.build([behind], 4, 0.0, kept)
+    assert_steps(plan.schedules["behind"], (0.0, 2.126, 4))
+    assert plan.changed_rows() == [0]
+
+
+def test_who_is_behind_is_filled_anew_where_others_hold_its_gpus_next_or_where_it_would_be_late() -> None:
+    behind = named("behind", 8.5, 20.0, current_num_gpus=4)
+    other = named("other", 16.0, 9.0, curve=ScalingCurve((4,), (4.0,)))
+    kept: dict[str, Schedule] = {"behind": (Segment(-1.0, 2.0, 4),), "other": (Segment(2.0, 6.1, 4),)}
+    plan = AdmissionPlan.build([behind, other], 4, 0.0, kept)
+    assert plan.schedules["other"] == kept["other"]
+    assert end_s(plan.schedules["behind"]) > 6.1
+    assert plan.late_jobs == ()
+    slow: dict[str, Schedule] = {"hurried": (Segment(-1.0, 8.0, 1),)}
+    hurried = named("hurried", 8.5, 8.2, current_num_gpus=1)
+    assert AdmissionPlan.build([hurried], 4, 0.0, slow).schedules["hurried"][0].num_gpus > 1
 
 
 def test_where_filling_by_deadline_fails_another_order_is_tried() -> None:

@@ -161,7 +161,8 @@ def test_a_start_that_is_due_in_a_moment_is_made_now() -> None:
 
 def test_a_change_that_is_due_in_a_moment_is_made_now() -> None:
     assert hastened((0.0, 0.5, 2, 0.5, 9.0, 4)) == [(Segment(0.0, 9.0, 4),)]
-    assert hastened((0.0, 0.5, 4, 0.5, 9.0, 2)) == [(Segment(0.0, 9.0, 2),)]
+    less: tuple[float, ...] = (0.0, 0.5, 4, 0.5, 9.0, 2)
+    assert hastened(less) == [(Segment(0.0, 0.5, 4), Segment(0.5, 9.0, 2))], "it counts on what it gives up"
     apart: tuple[float, ...] = (0.0, 0.2, 2, 0.5, 9.0, 4)
     assert hastened(apart) == [(Segment(0.0, 0.2, 2), Segment(0.5, 9.0, 4))]
 
@@ -180,6 +181,18 @@ def test_who_was_to_follow_a_job_that_ended_a_moment_early_starts_at_once() -> N
     allocation = allocate(plan, [])
     assert allocation.num_gpus_by_job == {"next": 1}
     assert plan.schedules["next"][0].start_s == 0.0
+
+
+def test_a_soft_deadline_is_planned_around_the_promises_and_a_hopeless_one_waits_its_turn() -> None:
+    promised = [job("promised", iterations=32.0, deadline_s=8.1)]
+    soft, free = job("soft", iterations=16.0), job("free", iterations=1.0)
+    plan, rows = planned(promised, [soft, free], num_gpus=8)
+    allocate(plan, rows[::-1], soft={rows[0]: 4.1})
+    assert end_s(plan.table.schedule(rows[0])) <= 4.1, "although the other is shorter"
+    assert end_s(plan.schedules["promised"]) <= 8.1
+    plan, rows = planned(promised, [soft, free], num_gpus=5)
+    shares = allocate(plan, rows[::-1], soft={rows[0]: 1.0}).num_gpus_by_job
+    assert shares == {"promised": 4, "soft": 0, "free": 1}
 
 
 def test_padding_gets_what_nobody_else_would_use_and_nothing_else() -> None:
