@@ -33,7 +33,7 @@ def refuse(promises: Promises, job: SchedulableJob, spec: JobSpec, *, dear: bool
     """Why not, and what instead. dear: it would fit, but is not worth its price."""
     thorough = promises.thorough
     promises.num_refusals += 1
-    earliest_s = promises.earliest_deadline_s(job, tight=thorough)
+    earliest_s = _first_worth_s(promises, job) if dear else promises.earliest_deadline_s(job, tight=thorough)
     offers = _offers(promises, job, spec, earliest_s, thorough=thorough)
     if dear:
         least, dearest = promises.least_gpu_seconds(job), promises.dearest_gpu_seconds(job)
@@ -47,6 +47,15 @@ def refuse(promises: Promises, job: SchedulableJob, spec: JobSpec, *, dear: bool
     return Refusal(
         reason=reason, explanation=why, witness=witness, offers=offers, earliest_deadline_s=earliest_s
     )
+
+
+def _first_worth_s(promises: Promises, job: SchedulableJob) -> float | None:
+    """The first deadline from the one asked for on at which a job that fits is worth its price too."""
+    first_s = promises.first_worth_s(job, math.ceil(job.deadline_s), 1.0)
+    if first_s is None or promises.plan.propose(replace(job, deadline_s=first_s)) is not None:
+        return first_s
+    around_s = promises.earliest_possible_s(job, tight=False)
+    return None if around_s is None else promises.first_worth_s(job, max(first_s, around_s), 1.0)
 
 
 def _too_dear(gpu_seconds: float, dearest: float) -> TooDear:
