@@ -20,7 +20,7 @@ TRAINS_S = 0.6  # how long a placed job holds its GPUs
 async def measure_latency(cluster: Cluster, *, rate_per_s: float, num_jobs: int) -> dict[str, Any]:
     """Latencies in ms at this rate of submissions, and the fsynced append that a submission cannot beat."""
     pool = "latency"
-    await cluster.open_pool(pool, num_nodes=16, gpus_per_node=8)
+    await cluster.open_pool(pool, num_nodes=64, gpus_per_node=8)
     await cluster.start_planners(pool)
     appended_s = await _one_append_s(cluster, pool)
     run = _Run(cluster, pool)
