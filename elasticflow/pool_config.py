@@ -2,8 +2,11 @@
 
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,6 +21,7 @@ from shared.runtime.outbox import decision_id
 from shared.runtime.streams import StreamLimits
 
 _CONNECT_WAIT_S = 5.0
+_AS_WANTED: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_config(file: Path) -> PoolConfig:
@@ -47,32 +51,31 @@ async def configure(
     wanted: PoolConfig | None,
     clock: Clock,
     *,
-    confidence: float | None = None,
+    changes: Mapping[str, Any] = _AS_WANTED,
     stream_replicas: int = 1,
 ) -> None:
     """Make the pool, and make its configuration the wanted one, by compare-and-set as every decision.
 
-    wanted: None leaves a configured pool as it is, and gives a new one the defaults. confidence: goes before theirs.
+    wanted: None leaves a configured pool as it is, and gives a new one the defaults. changes: single settings that
+    go before these.
     """
     limits = StreamLimits(replicas=stream_replicas)
     bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
     try:
         await bus.ensure_pool(pool)
-        while not await _configured(bus, pool, wanted, confidence, clock):
+        while not await _configured(bus, pool, wanted, changes, clock):
             pass
     finally:
         await bus.close()
 
 
 async def _configured(
-    bus: NatsBus, pool: str, wanted: PoolConfig | None, confidence: float | None, clock: Clock
+    bus: NatsBus, pool: str, wanted: PoolConfig | None, changes: Mapping[str, Any], clock: Clock
 ) -> bool:
     """True if the pool has the wanted configuration now; False if a rival decision came between."""
     plan_end = await bus.last_subject_sequence(subjects.plan(pool))
     state = await LedgerView(bus, pool).state()
-    wanted = wanted or (state.config if state.configured else PoolConfig())
-    if confidence is not None:
-        wanted = replace(wanted, confidence=confidence)
+    wanted = replace(wanted or (state.config if state.configured else PoolConfig()), **changes)
     if state.configured and state.config == wanted:
         return True
     now_s = clock.now_s()

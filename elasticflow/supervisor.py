@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -49,7 +50,7 @@ class UpPlan:
     device: str = "auto"
     replicas: Mapping[str, int] = field(default_factory=dict[str, int])
     config: PoolConfig | None = None  # None: as the pool was configured before
-    confidence: float | None = None  # None: as that says
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # single settings that go before these
     nats_url: str = ""
     nats_host: str = _HOST
     nats_port: int = 0
@@ -82,7 +83,7 @@ class Supervisor:
                     plan.pool,
                     plan.config,
                     self._clock,
-                    confidence=plan.confidence,
+                    changes=plan.changes,
                     stream_replicas=plan.stream_replicas,
                 )
                 await self._supervise(url, on_healthy)

@@ -64,6 +64,16 @@ def up(
             help="Promise what is kept with this probability.",
         ),
     ] = None,
+    reserve: Annotated[
+        int | None,
+        typer.Option(
+            "--reserve",
+            min=0,
+            max=2,
+            metavar="K",
+            help="Promise what is kept with K nodes down at once.",
+        ),
+    ] = None,
     replicas: Annotated[
         list[str] | None,
         typer.Option("--replicas", metavar="SERVICE=N", help=f"More than one of {', '.join(REPLICABLE)}."),
@@ -96,6 +106,7 @@ def up(
       eflow up
       eflow up --nodes 1 --slots 8 --detach
       eflow up --replicas admission=3 --config pool.toml
+      eflow up --nodes 4 --reserve 1   (one node may be down)
       eflow up --nats-host 0.0.0.0 --nats-port 4222   (for more nodes)
     """
     plan = UpPlan(
@@ -106,7 +117,11 @@ def up(
         device=device.value,
         replicas=dict(map(_parse_replicas, replicas or ())),
         config=read_config(config) if config is not None else None,
-        confidence=confidence,
+        changes={
+            name: value
+            for name, value in (("confidence", confidence), ("reserve_nodes", reserve))
+            if value is not None
+        },
         nats_url=nats_url,
         nats_host=nats_host,
         nats_port=nats_port,

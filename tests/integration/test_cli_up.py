@@ -81,7 +81,8 @@ async def laptop(tmp_path: Path) -> AsyncIterator[Laptop]:
 
 
 async def test_up_in_the_background_and_down_again(laptop: Laptop) -> None:
-    status, out, err = await laptop.eflow("up", "--detach", "--nodes", "0", "--json")
+    settings = ("--reserve", "1", "--confidence", "0.9")
+    status, out, err = await laptop.eflow("up", "--detach", "--nodes", "0", *settings, "--json")
     assert status == 0, err
     shown = json.loads(out)
     assert set(shown["processes"]) == SERVICES | {"nats-server"}
@@ -96,7 +97,10 @@ async def test_up_in_the_background_and_down_again(laptop: Laptop) -> None:
     status, _, err = await laptop.eflow("up", "--nodes", "0")
     assert (status, f"process {shown['pid']} already runs a pool" in err) == (2, True)
 
-    assert (await laptop.eflow("events", "--json"))[0] == 0
+    status, out, err = await laptop.eflow("events", "--json")
+    assert status == 0, err
+    assert '"reserve_nodes": 1' in out
+    assert '"confidence": 0.9' in out
     status, out, err = await laptop.eflow("down")
     assert (status, "stopped the pool" in out) == (0, True), err
     assert not any(_runs(pid) for pid in pids)
