@@ -43,8 +43,9 @@ class ElasticJob:
         job = Digits().set_hyperparameter(learning_rate=0.1).set_deadline(within=120)
 
     What is declared in the class holds for every job of it; the setters change one job.
-    The methods run on the nodes, in as many processes as the job has GPUs. Each sees one device and its part of
-    the global batch; how many there are changes while the job trains and must not matter to it.
+    The methods run on the nodes, in as many processes as the job has GPUs; how many that are changes while the job
+    trains. `train` is called once for each virtual node, a fixed part of the global batch, and the calls of one
+    process meet in `backward()` and in `optimizer.step()`: what they compute is the same bits on any number of GPUs.
 
     Only the state of the model and of the optimizer outlives such a change: tensors and plain numbers, as their
     `state_dict()` holds them. Attributes of `self` and learning-rate schedulers start anew; derive what changes with
@@ -63,7 +64,15 @@ class ElasticJob:
 
     evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
     data_workers: ClassVar[int] = 0  # processes that load data for each worker; 0: the worker itself
-    find_unused_parameters: ClassVar[bool] = False  # True if a step may leave parameters without gradient
+    reproducible: ClassVar[Literal["bitwise", "fast"]] = (
+        "bitwise"  # the same bits on any number of GPUs, or not
+    )
+    virtual_nodes: ClassVar[int] = (
+        0  # parts of a batch, so most GPUs of a bitwise job; 0: up to 8, by the batch
+    )
+    find_unused_parameters: ClassVar[bool] = (
+        False  # "fast": True if a step may leave parameters without gradient
+    )
 
     # --- set by the worker ---
 

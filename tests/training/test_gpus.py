@@ -75,6 +75,7 @@ from torch.nn.parallel import DistributedDataParallel
 from services.executor.worker.device import claim, finish_work
 from services.executor.worker.membership import Membership, meet
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.virtual_nodes import VirtualNodes
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
 
@@ -84,7 +85,7 @@ assignment = Assignment(
 )
 device = claim(assignment)
 meet(assignment, dist.FileStore(sys.argv[1], 1))
-members = Membership(assignment, Pacer(1.0))
+members = Membership(assignment, Pacer(1.0), VirtualNodes(count=1, global_batch_size=4))
 model = torch.nn.Linear(3, 1).to(device)
 parallel = DistributedDataParallel(model, device_ids=[device])
 parallel.register_comm_hook(None, members.weighted_sum)

@@ -1,5 +1,6 @@
 """What the tests train: tiny, and each with one thing to watch. Imported by workers only."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -58,6 +59,126 @@ class Points(ElasticJob):
                 file.write(f"{self.iteration} {' '.join(str(n) for n in numbers.tolist())}\n")
         time.sleep(self.hyperparameters["step_s"])
         return loss
+
+
+class Fast(Points):
+    reproducible = "fast"
+
+
+class Stateful(Points):
+    """All that could tell one number of workers from another: dropout, statistics, noise while loading and after the
+    backward pass, clipping, a schedule, a layer that only some batches use, uneven parts."""
+
+    data_workers = 1
+    evaluate_every = 10
+    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.05, "dies_at": -1, "record": ""}
+
+    def init_model(self):
+        return Branching()
+
+    def init_dataset(self):
+        return Noisy()
+
+    def init_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=self.hyperparameters["learning_rate"])
+
+    def train(self, batch, model, optimizer):
+        numbers, points, targets = batch
+        for group in optimizer.param_groups:
+            group["lr"] = self.hyperparameters["learning_rate"] / (1 + 0.1 * self.iteration)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        if self.iteration == self.hyperparameters["dies_at"]:
+            self.die_unless_another_has()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad += 1e-4 * torch.randn_like(parameter)
+        optimizer.step()
+        return {"loss": loss, "norm": norm, "noise": np.random.rand(), "first": float(numbers[0])}
+
+    def die_unless_another_has(self):
+        with contextlib.suppress(FileExistsError):
+            (Path(self.hyperparameters["record"]) / "dead").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def evaluate(self, model):
+        return {"evaluated": model(torch.randn(5, 4)).sum().item()}
+
+
+class Noisy(Numbered):
+    """Its points are augmented: a little noise at each reading."""
+
+    def __getitem__(self, index):
+        number, point, target = super().__getitem__(index)
+        return number, point + 0.1 * torch.randn(4), target
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(4, 33), nn.BatchNorm1d(33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 1)
+        )
+        self.extra = nn.Linear(4, 1)
+        self.register_buffer("constant", torch.tensor([0.1, 0.7]))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, points):
+        if self.training:
+            self.steps += 1
+        output = self.body(points)
+        return output + self.extra(points) if points.sum() > 0 else output
+
+
+class SaysNothing(Points):
+    def train(self, batch, model, optimizer):
+        super().train(batch, model, optimizer)
+        return {}
+
+
+class SkipsSomeParts(Points):
+    def train(self, batch, model, optimizer):
+        return super().train(batch, model, optimizer) if 3 not in batch[0] else 0.0
+
+
+class TooManyVirtualNodes(Points):
+    virtual_nodes = 17
+
+
+class Approximate(Points):
+    reproducible = "roughly"
+
+
+class Sparse(Points):
+    def init_model(self):
+        return nn.Embedding(NUM_SAMPLES, 1, sparse=True)
+
+    def train(self, batch, model, optimizer):
+        loss = model(batch[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+class Closure(Points):
+    def train(self, batch, model, optimizer):
+        optimizer.step(lambda: 0.0)
+        return 0.0
+
+
+class TwoBackwards(Points):
+    """The first loss, then a penalty on large outputs; gradients are not set to zero in between."""
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.mse_loss(model(points), targets).backward()
+        penalty = 0.01 * model(points).square().mean()
+        penalty.backward()
+        optimizer.step()
+        return penalty
 
 
 class DiskFull(Points):

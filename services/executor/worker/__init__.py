@@ -11,7 +11,15 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     membership.py         the other workers: meet, agree at each step, notice a loss
     training_function.py  what the user's class must offer, and how it is found
     device.py             the CPU slot or GPU that it works on
-    data_order.py         (seed, iteration) -> samples, at any number of workers
+    virtual_nodes.py      parts of a batch, fixed for life: who carries which, and their seeds (pure)
+    summation_tree.py     the one order in which they are summed (pure)
+    data_order.py         (seed, iteration, virtual node) -> samples (pure)
+    loading.py            reads them, ahead of time
+    bitwise.py            a step to the bit: train() for each virtual node, in lockstep
+    lockstep.py           calls that meet on their way (pure)
+    tree_reduce.py        sums of tensors along the tree, here and between workers
+    buffers.py            buffers by virtual nodes, and how they are combined
+    fast.py               a step with plain all-reduces
     checkpoint.py         whole or not at all, newest generation first
     pacing.py             a CPU slot is a fixed share of a core
     telemetry.py          how far, how fast, or that nothing moves

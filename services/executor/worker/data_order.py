@@ -1,29 +1,42 @@
-"""Which samples belong to which step: a function of (seed, iteration) and nothing else.
+"""Which samples belong to which virtual node in which step: a function of (seed, iteration, virtual node). Pure.
 
 The epochs' permutations stand one behind the other, and step t takes positions [t*G, (t+1)*G) of that line.
 So every batch has exactly G samples and every epoch has each sample exactly once, whatever the size of the data
-set: a batch may hold the last samples of one epoch and the first of the next. A worker takes its contiguous
-slice of each batch, so the number of workers changes who reads a sample, never when.
+set: a batch may hold the last samples of one epoch and the first of the next. A virtual node takes its contiguous
+slice of each batch, so the number of workers changes who reads a sample, never when; and where a job stands in its
+data is one integer, the iteration.
 """
+# pyright: strict
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.executor.worker.virtual_nodes import VirtualNodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one virtual node reads in one step."""
+
+    iteration: int
+    virtual_node: int
+    samples: tuple[int, ...]  # indices into the data set
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOrder:
     seed: int
     dataset_size: int  # samples
-    global_batch_size: int
+    virtual_nodes: VirtualNodes
 
     def global_batch(self, iteration: int) -> NDArray[np.int64]:
         """Sample indices of one step, shape (global_batch_size,)."""
-        position = iteration * self.global_batch_size
-        end = position + self.global_batch_size
+        position = iteration * self.virtual_nodes.global_batch_size
+        end = position + self.virtual_nodes.global_batch_size
         pieces: list[NDArray[np.int64]] = []
         while position < end:
             epoch, offset = divmod(position, self.dataset_size)
@@ -32,19 +45,15 @@ class DataOrder:
             position += length
         return np.concatenate(pieces)
 
-    def local_batches(self, local: slice, *, iteration: int) -> Iterator[list[int]]:
-        """This worker's part of each step from `iteration` on, without end."""
+    def parts(self, virtual_nodes: Iterable[int], *, iteration: int) -> Iterator[Part]:
+        """Step by step from `iteration` on, without end, what these virtual nodes read, one after another."""
+        mine = tuple(virtual_nodes)
         while True:
-            yield self.global_batch(iteration)[local].tolist()
+            batch = self.global_batch(iteration)
+            for virtual_node in mine:
+                samples = tuple(batch[self.virtual_nodes.samples(virtual_node)].tolist())
+                yield Part(iteration=iteration, virtual_node=virtual_node, samples=samples)
             iteration += 1
-
-
-def local_slice(global_batch_size: int, *, rank: int, world_size: int) -> slice:
-    """Rank's contiguous part of a batch; sizes differ by at most one."""
-    return slice(
-        rank * global_batch_size // world_size,
-        (rank + 1) * global_batch_size // world_size,
-    )
 
 
 @lru_cache(maxsize=2)  # a batch touches at most two epochs that are shorter than it

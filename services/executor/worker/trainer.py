@@ -1,26 +1,27 @@
 """One worker's training, one step at a time.
 
-The user's class sees one device and its part of the batch. The mean over the global batch, the other workers
+The user's class sees one device and parts of the batch. The mean over the global batch, the other workers
 and the state that outlives this generation are looked after here, between its calls.
 """
 
 import math
-import random  # noqa: TID251 - users' code may draw from it, so it is seeded like the others
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
+from services.executor.worker.bitwise import BitwiseSteps
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, state_of, unreadable_types
-from services.executor.worker.data_order import DataOrder, local_slice
-from services.executor.worker.device import claim, finish_work, moved
+from services.executor.worker.data_order import DataOrder
+from services.executor.worker.device import claim, finish_work, moved, prepare_thread
+from services.executor.worker.fast import FastSteps
+from services.executor.worker.loading import Parts, load, seed_generators
 from services.executor.worker.membership import Membership, join, open_rendezvous
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.telemetry import Telemetry
@@ -31,10 +32,22 @@ from services.executor.worker.training_function import (
     in_users_code,
     load_training_function,
 )
+from services.executor.worker.virtual_nodes import Phase, VirtualNodes, default_count, seed_of
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
 
 _LOOK_S = 0.2  # for a checkpoint that the shared storage does not show yet
+
+
+class Steps(Protocol):
+    """How the calls of train() in one step become one step of the whole job."""
+
+    model: nn.Module  # as the user's train() gets it
+    computed: range  # virtual nodes, one call for each
+
+    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
+    def changed_buffers(self) -> list[list[float]]: ...
+    def combine_buffers(self, changed: Sequence[int]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -42,9 +55,9 @@ class Trainer:
     spec: JobSpec
     function: TrainingFunction
     model: nn.Module  # as the user made it
-    parallel_model: nn.Module  # as the user's train() gets it
     optimizer: torch.optim.Optimizer
-    batches: Iterator[Any]
+    steps: Steps
+    batches: Iterator[Any]  # one for each virtual node computed here, step by step
     dataset_size: int
     device: torch.device
     members: Membership
@@ -53,7 +66,7 @@ class Trainer:
     checkpoints: CheckpointStore | None  # rank 0's, None for the others and for a pre-run
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
-    metric_names: tuple[str, ...] = ()  # what train() returned in the first step
+    metric_names: tuple[str, ...] | None = None  # what train() returned in the first step
 
     @property
     def is_rank_0(self) -> bool:
@@ -61,22 +74,31 @@ class Trainer:
 
     def step(self, *, stop: bool) -> bool:
         """One iteration on the global batch. True if some worker was told to stop."""
-        batch = moved(next(self.batches), self.device)
-        _seed(self.spec.seed, self.iteration, self.members.rank)
+        batches = [moved(next(self.batches), self.device) for _ in self.steps.computed]
         self.function.iteration = self.iteration
         self.model.train()
         with in_users_code(f"in iteration {self.iteration}"):
-            returned = self.function.train(batch, self.parallel_model, self.optimizer)
-            local_means = as_metrics(returned)
+            returned = self.steps.run(self.iteration, [partial(self._train, batch) for batch in batches])
             finish_work(self.device)
         self.pacer.pace()
-        self._check_names(tuple(local_means))
-        agreement = self.members.agree(stop=stop, local_means=list(local_means.values()))
-        self.metrics |= dict(zip(self.metric_names, agreement.means, strict=True))
+        names = self._checked_names([tuple(metrics) for metrics in returned])
+        agreement = self.members.agree(
+            stop=stop,
+            rows=[
+                (*metrics.values(), *changed)
+                for metrics, changed in zip(returned, self.steps.changed_buffers(), strict=True)
+            ],
+        )
+        means, changed_somewhere = agreement.means[: len(names)], agreement.means[len(names) :]
+        self.steps.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
+        self.metrics |= dict(zip(names, means, strict=True))
         self._check_loss()
         self.iteration += 1
         self.telemetry.step_ended(self.iteration, self.metrics)
         return agreement.stop
+
+    def _train(self, batch: Any) -> dict[str, float]:
+        return as_metrics(self.function.train(batch, self.steps.model, self.optimizer))
 
     def evaluation_is_due(self) -> bool:
         every = self.function.evaluate_every
@@ -90,6 +112,7 @@ class Trainer:
 
     def evaluate_here(self) -> None:
         self.model.eval()
+        seed_generators(seed_of(self.spec.seed, Phase.EVALUATE, iteration=self.iteration))
         with in_users_code(f"in evaluate after iteration {self.iteration}"), torch.no_grad():
             measured = self.function.evaluate(self.model)
             self.metrics |= {str(name): float(value) for name, value in measured.items()}
@@ -123,15 +146,18 @@ class Trainer:
                     "plain numbers only; use float(...) or int(...)"
                 )
 
-    def _check_names(self, names: tuple[str, ...]) -> None:
+    def _checked_names(self, returned: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Workers that sent vectors of different length to each other would end without a word."""
-        if not self.metric_names:
-            self.metric_names = self.members.from_rank_0(names)
-        if names != self.metric_names:
-            raise TrainingFailed(
-                f"train() returned the metrics {', '.join(names)} in iteration {self.iteration}, "
-                f"but {', '.join(self.metric_names)} in the first; return the same ones each time"
-            )
+        expected = self.metric_names
+        if expected is None:
+            self.metric_names = expected = self.members.from_rank_0(returned[0])
+        for names in returned:
+            if names != expected:
+                raise TrainingFailed(
+                    f"train() returned the metrics {', '.join(names)} in iteration {self.iteration}, "
+                    f"but {', '.join(expected)} in the first; return the same ones each time"
+                )
+        return expected
 
     def _check_loss(self) -> None:
         loss = self.metrics.get("loss", 0.0)
@@ -150,14 +176,15 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Tr
     pacer = Pacer(assignment.cpu_share)
     store = open_rendezvous(assignment, channel)
     function = load_training_function(spec, assignment.code_path)
-    _seed(spec.seed)
+    seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = function.init_model().to(device)
         dataset = function.init_dataset()
         optimizer = function.init_optimizer(model)
     dataset_size = _checked_size(dataset, spec, assignment.world_size)
+    virtual_nodes = _virtual_nodes(function, spec, assignment.world_size)
 
-    members = join(assignment, channel, store, pacer)
+    members = join(assignment, channel, store, pacer, virtual_nodes)
     checkpoints = None
     if assignment.rank == 0 and assignment.purpose == "train":
         checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
@@ -168,23 +195,39 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Tr
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    order = DataOrder(seed=spec.seed, dataset_size=dataset_size, global_batch_size=spec.global_batch_size)
-    local = local_slice(spec.global_batch_size, rank=assignment.rank, world_size=assignment.world_size)
-    loader = DataLoader(
-        dataset,
-        batch_sampler=order.local_batches(local, iteration=state["iteration"]),  # pyright: ignore[reportArgumentType]
-        collate_fn=function.collate,
-        num_workers=function.data_workers,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator().manual_seed(spec.seed),  # or it would draw from the global one
-    )
+    if function.reproducible == "bitwise":
+        members.share_state(model)
+        steps = BitwiseSteps(
+            model,
+            optimizer,
+            virtual_nodes=virtual_nodes,
+            rank=assignment.rank,
+            world_size=assignment.world_size,
+            job_seed=spec.seed,
+            pacer=pacer,
+            on_thread_start=partial(prepare_thread, device),
+        )
+    else:
+        steps = FastSteps(
+            model,
+            members=members,
+            device=device,
+            job_seed=spec.seed,
+            find_unused_parameters=function.find_unused_parameters,
+        )
+    order = DataOrder(seed=spec.seed, dataset_size=dataset_size, virtual_nodes=virtual_nodes)
     return Trainer(
         spec=spec,
         function=function,
         model=model,
-        parallel_model=members.wrap(model, device, find_unused_parameters=function.find_unused_parameters),
         optimizer=optimizer,
-        batches=iter(loader),
+        steps=steps,
+        batches=load(
+            Parts(dataset, function.collate, spec.seed),
+            order.parts(steps.computed, iteration=state["iteration"]),
+            num_processes=function.data_workers,
+            pin_memory=device.type == "cuda",
+        ),
         dataset_size=dataset_size,
         device=device,
         members=members,
@@ -194,6 +237,20 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Tr
         iteration=state["iteration"],
         metrics=state["metrics"],
     )
+
+
+def _virtual_nodes(function: TrainingFunction, spec: JobSpec, world_size: int) -> VirtualNodes:
+    """How the job's batch is cut: for life, unless the fast mode cuts it anew for each number of workers."""
+    if function.reproducible == "fast":
+        return VirtualNodes(count=world_size, global_batch_size=spec.global_batch_size)
+    if function.reproducible != "bitwise":
+        raise TrainingFailed(f'reproducible: must be "bitwise" or "fast", not {function.reproducible!r:.80}')
+    count = function.virtual_nodes or default_count(spec.global_batch_size)
+    if not 1 <= count <= spec.global_batch_size:
+        raise TrainingFailed(
+            f"virtual_nodes: must be from 1 to global_batch_size ({spec.global_batch_size}), not {count}"
+        )
+    return VirtualNodes(count=count, global_batch_size=spec.global_batch_size)
 
 
 def _newest(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | None:
@@ -225,11 +282,3 @@ def _checked_size(dataset: Any, spec: JobSpec, world_size: int) -> int:
             f"{world_size} workers cannot share a global batch of {spec.global_batch_size} samples"
         )
     return size
-
-
-def _seed(*key: int) -> None:
-    """All generators that users draw from, as a function of the key."""
-    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)

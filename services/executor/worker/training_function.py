@@ -32,6 +32,8 @@ class TrainingFunction(Protocol):
     iteration: int  # steps done before this one, set before each call of train
     evaluate_every: int  # iterations; 0: only at the end
     data_workers: int  # processes that load data for one worker; 0: the worker itself
+    reproducible: str  # "bitwise" or "fast"
+    virtual_nodes: int  # 0: chosen by the batch
     find_unused_parameters: bool  # as of DistributedDataParallel
 
     def init_model(self) -> nn.Module: ...

@@ -1,0 +1,196 @@
+"""A step that gives the same bits at any number of workers: the user's train() once for each virtual node.
+
+The calls go in lockstep. Where one has done its backward pass, its gradients are folded into the tree and the next
+one runs; after the last, the sum is finished between the workers and all go on with the gradient of the global batch,
+as on one device. The optimizer's step is taken once, when all of them have asked for it.
+"""
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.executor.worker.buffers import Buffers
+from services.executor.worker.loading import seed_generators
+from services.executor.worker.lockstep import Lockstep
+from services.executor.worker.pacing import Pacer
+from services.executor.worker.training_function import TrainingFailed
+from services.executor.worker.tree_reduce import Tensors, TensorSum
+from services.executor.worker.virtual_nodes import EVERYONE, Phase, VirtualNodes, seed_of
+
+_BACKWARD = "backward()"
+_STEP = "optimizer.step()"
+
+
+class BitwiseSteps:
+    """Takes over torch's backward() and the optimizer's step() in this process, for as long as train() runs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        virtual_nodes: VirtualNodes,
+        rank: int,
+        world_size: int,
+        job_seed: int,
+        pacer: Pacer,
+        on_thread_start: Callable[[], None],
+    ) -> None:
+        self.model = model
+        self.computed = virtual_nodes.computed_by(rank, world_size)
+        self._virtual_nodes = virtual_nodes
+        self._job_seed = job_seed
+        self._pacer = pacer
+        self._all_parameters = _parameters(model, optimizer)
+        self._trained: list[torch.Tensor] = []  # those of them that are not frozen
+        self._gradients = TensorSum(virtual_nodes, rank=rank, world_size=world_size)
+        self._buffers = Buffers(model, self.computed)
+        self._buffer_sum = TensorSum(virtual_nodes, rank=rank, world_size=world_size)
+        self._lockstep = Lockstep(
+            len(self.computed), on_start=on_thread_start, before=self._before, meeting=self._meeting
+        )
+        self._iteration = 0
+        self._num_meetings = 0
+        self._in_backward = False
+        self._before_backward: Tensors = []  # gradients that train() has not set to zero
+        self._shared: Tensors = []  # gradients as all calls find them after a backward pass
+        self._untouched: Tensors = []  # copies of those, for the calls after the first
+        self._versions: list[int] = []  # of those, as torch counts changes in place
+        self._backward_of_torch = torch.autograd.backward
+        self._step_of_optimizer = optimizer.step
+        torch.autograd.backward = self._backward  # Tensor.backward, too, ends here
+        optimizer.step = MethodType(self._step, optimizer)
+
+    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What each virtual node's call of train() returns."""
+        self._iteration = iteration
+        self._num_meetings = 0
+        results = self._lockstep.run(calls)
+        self._buffers.begin_turn(None)
+        return results
+
+    def changed_buffers(self) -> list[list[float]]:
+        """For each virtual node computed here and each buffer of the model: 1 if it was changed."""
+        return self._buffers.changes()
+
+    def combine_buffers(self, changed: Sequence[int]) -> None:
+        self._buffers.combine(changed, self._buffer_sum, self._virtual_nodes)
+
+    # --- between the calls ---
+
+    def _before(self, index: int) -> None:
+        self._buffers.begin_turn(index)
+        if self._num_meetings == 0:
+            phase, who = Phase.TRAIN, self.computed[index]
+        else:  # from here on they do the same, to the same gradients
+            phase, who = Phase.AFTER_MEETING + self._num_meetings - 1, EVERYONE
+            self._restore_gradients()
+        seed_generators(seed_of(self._job_seed, phase, iteration=self._iteration, virtual_node=who))
+
+    def _meeting(self, point: str) -> None:
+        self._num_meetings += 1
+        if point == _BACKWARD:
+            self._pacer.pace()
+            self._share(self._gradients.finish(self._trained))
+        else:
+            self._shared = []
+            self._step_of_optimizer()
+
+    def _share(self, gradients: Tensors) -> None:
+        with torch.no_grad():
+            for before, gradient in zip(self._before_backward, gradients, strict=True):
+                if before is not None and gradient is not None:
+                    gradient.add_(before)
+            self._shared = [
+                before if gradient is None else gradient
+                for before, gradient in zip(self._before_backward, gradients, strict=True)
+            ]
+        self._before_backward = []
+        if len(self.computed) > 1:  # a call may clip them in place; the next one must not see that
+            self._untouched = [None if g is None else g.clone() for g in self._shared]
+        self._versions = [0 if g is None else g._version for g in self._shared]
+
+    def _restore_gradients(self) -> None:
+        """Before each call goes on after a backward pass."""
+        if not self._shared:
+            return
+        for i, (parameter, gradient) in enumerate(zip(self._trained, self._shared, strict=True)):
+            parameter.grad = gradient
+            if gradient is not None and gradient._version != self._versions[i]:
+                untouched = self._untouched[i]
+                assert untouched is not None
+                gradient.copy_(untouched)
+                self._versions[i] = gradient._version
+
+    # --- within a call ---
+
+    def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        running = self._lockstep.running
+        if running is None or self._in_backward:  # e.g. in evaluate, or inside of a backward pass
+            self._backward_of_torch(tensors, grad_tensors, *args, **kwargs)
+            return
+        if running == 0:
+            self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
+        before = [parameter.grad for parameter in self._trained]
+        for parameter in self._trained:
+            parameter.grad = None
+        weight = self._virtual_nodes.weight(self.computed[running])
+        self._in_backward = True
+        try:
+            self._backward_of_torch(tensors, _weighted(tensors, grad_tensors, weight), *args, **kwargs)
+        finally:
+            self._in_backward = False
+        with torch.no_grad():
+            self._gradients.push(self.computed[running], [_dense_gradient(p) for p in self._trained])
+        for parameter, gradient in zip(self._trained, before, strict=True):
+            parameter.grad = gradient
+        if running == 0:
+            self._before_backward = [None if gradient is None else gradient.clone() for gradient in before]
+        self._lockstep.meet(_BACKWARD)
+
+    def _step(self, optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
+        if closure is not None:
+            raise TrainingFailed(
+                'optimizer.step(closure) runs more than one backward pass: set reproducible = "fast" for it'
+            )
+        if self._lockstep.running is None:
+            self._step_of_optimizer()
+        else:
+            self._lockstep.meet(_STEP)
+
+
+def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All that the job may train, each once: the model's, then what the optimizer has besides."""
+    groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list({id(p): p for p in (*model.parameters(), *groups)}.values())
+
+
+def _dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    if parameter.grad is None:
+        return None
+    if parameter.grad.layout is not torch.strided:
+        raise TrainingFailed(
+            'the model has sparse gradients: make them dense, or set reproducible = "fast" for them'
+        )
+    return parameter.grad.detach()
+
+
+def _weighted(tensors: Any, grad_tensors: Any, weight: float) -> Any:
+    """What the backward pass begins with, so that a mean over a part counts by its size in the global batch."""
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = (
+        [grad_tensors]
+        if isinstance(grad_tensors, torch.Tensor)
+        else list(grad_tensors or [None] * len(roots))
+    )
+    return [
+        torch.full_like(root, weight)
+        if grad is None and root.numel() == 1
+        else grad
+        if grad is None
+        else grad * weight
+        for root, grad in zip(roots, given, strict=True)
+    ]

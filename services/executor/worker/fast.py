@@ -1,0 +1,44 @@
+"""A step that sums as fast as the library can: equal to rounding, not to the bit, when the number of workers changes.
+
+Each worker is one virtual node with a part of the global batch of its own, and calls train() once, on PyTorch's
+DistributedDataParallel. Buffers are rank 0's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.executor.worker.loading import seed_generators
+from services.executor.worker.membership import Membership
+from services.executor.worker.virtual_nodes import Phase, seed_of
+
+
+class FastSteps:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        members: Membership,
+        device: torch.device,
+        job_seed: int,
+        find_unused_parameters: bool,
+    ) -> None:
+        self.model = members.wrap(model, device, find_unused_parameters=find_unused_parameters)
+        self.computed = range(members.rank, members.rank + 1)
+        self._job_seed = job_seed
+
+    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What train() returns, called once."""
+        (call,) = calls
+        (who,) = self.computed
+        seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=iteration, virtual_node=who))
+        return [call()]
+
+    def changed_buffers(self) -> list[list[float]]:
+        """None that need be combined."""
+        return [[]]
+
+    def combine_buffers(self, changed: Sequence[int]) -> None:
+        assert not changed

@@ -1,0 +1,70 @@
+"""One fixed binary tree over the virtual nodes, along which everything is summed. Pure.
+
+Sums of floating-point numbers depend on the order of additions. Here the order belongs to the virtual nodes: node
+(level, index) covers those from index * 2^level up to (index + 1) * 2^level, and is the sum of its two halves,
+the lower one on the left. Whoever holds both halves may add them; so a worker's contiguous block becomes a few
+subtrees (at most 2 log2 V, and one if it is aligned), and any other worker can finish from there.
+"""
+# pyright: strict
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A complete subtree. Leaf v is Node(0, v)."""
+
+    level: int
+    index: int
+
+
+class TreeSum(Generic[T]):
+    """A sum in progress; values come from left to right. Keeps about log2 of their number, not all of them.
+
+    add: the sum of a left and a right value; it may destroy both.
+    """
+
+    def __init__(self, add: Callable[[T, T], T]) -> None:
+        self._add = add
+        self._partials: list[tuple[Node, T]] = []
+
+    def push(self, node: Node, value: T) -> None:
+        """The next value on the right. It is added at once to the half that waits for it, if that is here."""
+        while self._partials and node.index % 2 and self._partials[-1][0] == Node(node.level, node.index - 1):
+            _, left = self._partials.pop()
+            node, value = Node(node.level + 1, node.index // 2), self._add(left, value)
+        self._partials.append((node, value))
+
+    def take(self) -> list[tuple[Node, T]]:
+        """The subtrees so far, from left to right. The next sum begins."""
+        partials, self._partials = self._partials, []
+        return partials
+
+    def total(self) -> T:
+        """The sum of all; where V is no power of two, the tree's missing right halves count nothing."""
+        partials = self.take()
+        _, value = partials.pop()
+        while partials:
+            _, left = partials.pop()
+            value = self._add(left, value)
+        return value
+
+
+def subtrees(block: Iterable[int]) -> list[Node]:
+    """What a contiguous block of virtual nodes comes to, from left to right."""
+    covered = TreeSum[None](lambda left, right: None)
+    for virtual_node in block:
+        covered.push(Node(0, virtual_node), None)
+    return [node for node, _ in covered.take()]
+
+
+def tree_sum(values: Sequence[float]) -> float:
+    """The sum of one number for each virtual node."""
+    summed = TreeSum[float](lambda left, right: left + right)
+    for virtual_node, value in enumerate(values):
+        summed.push(Node(0, virtual_node), value)
+    return summed.total()

@@ -1,0 +1,73 @@
+"""Who carries what: a job's virtual nodes, their samples and weights, and the seeds of their random numbers. Pure.
+
+A global batch is cut into V parts, one for each virtual node, and V is fixed for the life of a job. Workers carry
+contiguous blocks of virtual nodes, so their number decides who computes a part, never what is computed
+(VirtualFlow, section 3).
+"""
+# pyright: strict
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+_MOST_BY_DEFAULT = 8  # each one is a forward and a backward pass of its own: more of them cost more
+
+
+def default_count(global_batch_size: int) -> int:
+    """The largest power of two up to 8 and to the batch."""
+    return 1 << (min(global_batch_size, _MOST_BY_DEFAULT).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualNodes:
+    """How one job's global batch is cut, and dealt out to any number of workers."""
+
+    count: int
+    global_batch_size: int  # samples
+
+    def samples(self, virtual_node: int) -> slice:
+        """Its contiguous part of a global batch; sizes differ by at most one."""
+        return slice(
+            virtual_node * self.global_batch_size // self.count,
+            (virtual_node + 1) * self.global_batch_size // self.count,
+        )
+
+    def weight(self, virtual_node: int) -> float:
+        """Its part of the samples: what a mean over them counts in the mean over the global batch."""
+        part = self.samples(virtual_node)
+        return (part.stop - part.start) / self.global_batch_size
+
+    def block(self, rank: int, world_size: int) -> range:
+        """The virtual nodes that a worker answers for; empty for those that are more than there are parts."""
+        most = min(world_size, self.count)
+        if rank >= most:
+            return range(0)
+        return range(rank * self.count // most, (rank + 1) * self.count // most)
+
+    def computed_by(self, rank: int, world_size: int) -> range:
+        """Its block. A worker too many repeats a part that counts elsewhere, and so keeps the same state as all."""
+        repeated = rank % self.count
+        return self.block(rank, world_size) or range(repeated, repeated + 1)
+
+
+class Phase(IntEnum):
+    """What random numbers are drawn for. Phases from AFTER_MEETING on are counted: one for each meeting."""
+
+    INITIALIZE = 0
+    LOAD = 1
+    TRAIN = 2
+    EVALUATE = 3
+    AFTER_MEETING = 4
+
+
+EVERYONE = -1  # instead of a virtual node: all of them draw the same
+
+
+def seed_of(job_seed: int, phase: int, *, iteration: int = 0, virtual_node: int = EVERYONE) -> int:
+    """32 bits for the generators, independent of those for any other arguments. All are below 2^64."""
+    key = (job_seed, phase, iteration, virtual_node + 1)
+    words = [
+        word for number in key for word in (number & 0xFFFFFFFF, number >> 32)
+    ]  # so many for any numbers
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])

@@ -1,0 +1,142 @@
+"""The same bits at any number of workers, through resizes and crashes: weights, optimizer, buffers and metrics."""
+
+import hashlib
+import signal
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.executor.worker.checkpoint import CheckpointStore, state_of
+from shared.messages.worker_channel import ExitCode, Failed, Finished, Started
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LAST = 40  # iterations
+UNEVEN = 21  # samples over 8 virtual nodes
+
+
+async def run(node, spec, **launch) -> dict[str, float]:
+    """One generation, to its end. Its metrics."""
+    workers = await node.launch(spec, **launch)
+    finished = await workers.first(Finished)
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    return dict(finished.metrics)
+
+
+def digest_of(node, job_id: str) -> str:
+    """Of all that the job has come to."""
+    content = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    assert content is not None
+    digest = hashlib.sha256()
+    _add(digest, state_of(content))
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    match value:
+        case dict():
+            for key in sorted(value, key=str):
+                _add(digest, [str(key), value[key]])
+        case list() | tuple():
+            for item in value:
+                _add(digest, item)
+        case _ if hasattr(value, "numpy"):
+            digest.update(value.contiguous().numpy().tobytes())
+        case _:
+            digest.update(repr(value).encode())
+
+
+def stateful(spec_of, *, until: int = LAST, **hyperparameters: Any):
+    return spec_of(
+        "Stateful", global_batch_size=UNEVEN, max_iterations=until, hyperparameters=hyperparameters
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def one_worker(node) -> tuple[str, dict[str, float]]:
+    """What one worker comes to that nobody disturbs."""
+    from tests.training.conftest import job_spec
+
+    job_id = node.new_job_id()
+    metrics = await run(node, stateful(job_spec), job_id=job_id)
+    return digest_of(node, job_id), metrics
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
+async def test_any_number_of_workers_gives_the_same_bits(node, spec_of, one_worker, num_workers):
+    job_id = node.new_job_id()
+    metrics = await run(node, stateful(spec_of), job_id=job_id, num_workers=num_workers)
+    assert (digest_of(node, job_id), metrics) == one_worker
+
+
+async def test_a_worker_too_many_repeats_what_counts_elsewhere(node, spec_of, one_worker):
+    job_id = node.new_job_id()
+    metrics = await run(node, stateful(spec_of), job_id=job_id, num_workers=9)
+    assert (digest_of(node, job_id), metrics) == one_worker
+
+
+async def test_resizes_leave_no_trace(node, spec_of, one_worker):
+    job_id = node.new_job_id()
+    metrics = {}
+    for generation, (num_workers, until) in enumerate([(1, 11), (4, 23), (2, LAST)], start=1):
+        metrics = await run(
+            node,
+            stateful(spec_of, until=until),
+            job_id=job_id,
+            num_workers=num_workers,
+            generation=generation,
+        )
+    assert (digest_of(node, job_id), metrics) == one_worker
+
+
+async def test_a_killed_worker_leaves_no_trace(node, spec_of, one_worker, tmp_path):
+    """Between the backward pass and the optimizer's step, in the middle of its virtual nodes."""
+    job_id = node.new_job_id()
+    doomed = stateful(spec_of, dies_at=17, record=str(tmp_path))
+    workers = await node.launch(doomed, job_id=job_id, num_workers=3, checkpoint_every_s=1e-6)
+    exits = await workers.ended()
+    assert signal.SIGKILL in {exit_.signal for exit_ in exits.values()}
+    assert not workers.all_of(Finished)
+    workers = await node.launch(stateful(spec_of), job_id=job_id, num_workers=2, generation=2)
+    assert 0 < (await workers.first(Started)).iteration <= 17
+    metrics = dict((await workers.first(Finished)).metrics)
+    await workers.ended()
+    assert (digest_of(node, job_id), metrics) == one_worker
+
+
+async def test_parts_that_go_different_ways_are_told_so(node, spec_of):
+    workers = await node.launch(spec_of("SkipsSomeParts"), job_id=node.new_job_id())
+    failed = await workers.first(Failed)
+    await workers.ended()
+    assert "parts of one came to backward() and the end" in failed.error
+    assert 'set reproducible = "fast"' in failed.error
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("TooManyVirtualNodes", "virtual_nodes: must be from 1 to global_batch_size (16), not 17"),
+        ("Approximate", 'reproducible: must be "bitwise" or "fast", not \'roughly\''),
+        ("Sparse", "the model has sparse gradients"),
+        ("Closure", "optimizer.step(closure) runs more than one backward pass"),
+    ],
+)
+async def test_what_cannot_be_had_to_the_bit_is_named(node, spec_of, function, error):
+    workers = await node.launch(spec_of(function), job_id=node.new_job_id())
+    assert error in (await workers.first(Failed)).error
+    await workers.ended()
+
+
+async def test_a_job_without_metrics_ends_as_any_other(node, spec_of):
+    assert await run(node, spec_of("SaysNothing"), job_id=node.new_job_id(), num_workers=3) == {}
+
+
+async def test_two_backward_passes_in_one_step_add_up(node, spec_of):
+    """As on one device: the gradient of the sum, whether it comes at once or in two."""
+    digests = set()
+    for num_workers in (1, 3):
+        job_id = node.new_job_id()
+        await run(node, spec_of("TwoBackwards"), job_id=job_id, num_workers=num_workers)
+        digests.add(digest_of(node, job_id))
+    assert len(digests) == 1

@@ -1,0 +1,108 @@
+"""Buffers by virtual nodes: each begins a step with the same, and what they make of them is combined by one rule."""
+
+import pytest
+import torch
+from torch import nn
+
+from services.executor.worker.buffers import Buffers
+from services.executor.worker.tree_reduce import TensorSum
+from services.executor.worker.virtual_nodes import VirtualNodes
+
+TWO = VirtualNodes(count=2, global_batch_size=4)
+UNEVEN = VirtualNodes(count=2, global_batch_size=3)
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([10.0]))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("constant", torch.tensor([0.1]))
+        self.register_buffer("nothing", None)
+
+
+def one_step(model: nn.Module, virtual_nodes: VirtualNodes, turns) -> Buffers:
+    """turns: (virtual node, what it does), in order."""
+    buffers = Buffers(model, range(2))
+    for virtual_node, act in turns:
+        buffers.begin_turn(virtual_node)
+        act(model)
+    buffers.begin_turn(None)
+    changed = sorted({i for flags in buffers.changes() for i, flag in enumerate(flags) if flag})
+    buffers.combine(changed, TensorSum(virtual_nodes, rank=0, world_size=1), virtual_nodes)
+    return buffers
+
+
+def test_floats_are_averaged_by_samples_and_the_rest_is_virtual_node_0s():
+    def first(model):
+        model.mean += 3.0
+        model.count += 1
+
+    def second(model):
+        assert model.mean.item() == 10.0, "every virtual node begins with the same"
+        model.mean += 6.0
+        model.count += 7
+
+    model = Holder()
+    one_step(model, UNEVEN, [(0, first), (1, second)])  # 1 and 2 samples
+    assert model.mean.item() == pytest.approx(10.0 + 3.0 / 3 + 6.0 * 2 / 3)
+    assert model.count.item() == 1
+
+
+def test_each_finds_its_own_when_its_turn_comes_again():
+    def adds(amount, expected):
+        def act(model):
+            assert model.mean.item() == expected
+            model.mean += amount
+
+        return act
+
+    model = Holder()
+    one_step(
+        model, TWO, [(0, adds(1.0, 10.0)), (1, adds(2.0, 10.0)), (0, adds(1.0, 11.0)), (1, adds(2.0, 12.0))]
+    )
+    assert model.mean.item() == 13.0
+
+
+def test_what_nobody_changes_stays_to_the_bit_and_in_its_place():
+    model = Holder()
+    constant = model.constant
+    one_step(model, UNEVEN, [(0, lambda _: None), (1, lambda m: m.mean.add_(1.0))])
+    assert model.constant is constant
+    assert model.constant.item() == torch.tensor(0.1).item()
+
+
+def test_a_buffer_that_is_replaced_instead_of_written_counts_as_changed():
+    model = Holder()
+    mean = model.mean
+
+    def replace(model):
+        model.mean = model.mean + 2.0
+
+    one_step(model, TWO, [(0, replace), (1, replace)])
+    assert model.mean is mean
+    assert mean.item() == 12.0
+
+
+def test_statistics_that_torch_writes_without_counting_are_seen():
+    model = nn.BatchNorm1d(1, momentum=0.5)
+    one_step(
+        model,
+        TWO,
+        [(0, lambda m: m(torch.tensor([[1.0], [3.0]]))), (1, lambda m: m(torch.tensor([[5.0], [7.0]])))],
+    )
+    assert model.running_mean.item() == 0.5 * 4.0
+    assert model.num_batches_tracked.item() == 1
+
+
+def test_steps_follow_each_other():
+    model = Holder()
+    buffers = Buffers(model, range(2))
+    for step in range(3):
+        for virtual_node in range(2):
+            buffers.begin_turn(virtual_node)
+            assert model.mean.item() == 10.0 + step
+            model.mean += 1.0
+        buffers.begin_turn(None)
+        buffers.combine([0], TensorSum(TWO, rank=0, world_size=1), TWO)
+    assert model.mean.item() == 13.0

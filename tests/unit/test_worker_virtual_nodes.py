@@ -1,0 +1,61 @@
+"""How a global batch is cut into virtual nodes, and how they are dealt out to workers."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.executor.worker.virtual_nodes import Phase, VirtualNodes, default_count, seed_of
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> VirtualNodes:
+    global_batch_size = draw(st.integers(1, 200))
+    count = draw(st.integers(1, min(global_batch_size, 40)))
+    return VirtualNodes(count=count, global_batch_size=global_batch_size)
+
+
+@pytest.mark.parametrize(("batch", "count"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (1000, 8)])
+def test_by_default_a_power_of_two_up_to_eight(batch, count):
+    assert default_count(batch) == count
+
+
+@given(cuts(), st.integers(1, 50))
+def test_blocks_are_contiguous_and_hold_each_virtual_node_once(virtual_nodes, world_size):
+    blocks = [virtual_nodes.block(rank, world_size) for rank in range(world_size)]
+    assert [v for block in blocks for v in block] == list(range(virtual_nodes.count))
+    working = [len(block) for block in blocks if block]
+    assert len(working) == min(world_size, virtual_nodes.count)
+    assert max(working) - min(working) <= 1
+
+
+@given(cuts(), st.integers(1, 50))
+def test_every_worker_computes_something_that_exists(virtual_nodes, world_size):
+    for rank in range(world_size):
+        computed = virtual_nodes.computed_by(rank, world_size)
+        assert 0 <= computed.start < computed.stop <= virtual_nodes.count
+        assert computed == virtual_nodes.block(rank, world_size) or rank >= virtual_nodes.count
+
+
+@given(cuts())
+def test_parts_differ_by_at_most_one_sample_and_weigh_by_them(virtual_nodes):
+    parts = [virtual_nodes.samples(v) for v in range(virtual_nodes.count)]
+    sizes = [part.stop - part.start for part in parts]
+    assert sum(sizes) == virtual_nodes.global_batch_size
+    assert max(sizes) - min(sizes) <= 1
+    weights = [virtual_nodes.weight(v) for v in range(virtual_nodes.count)]
+    assert sum(weights) == pytest.approx(1.0)
+    assert all(
+        w * virtual_nodes.global_batch_size == pytest.approx(n) for w, n in zip(weights, sizes, strict=True)
+    )
+
+
+def test_seeds_differ_between_jobs_phases_steps_and_virtual_nodes():
+    seeds = {
+        seed_of(job, phase, iteration=iteration, virtual_node=virtual_node)
+        for job, phase, iteration, virtual_node in product(
+            (0, 1, 2**32, 2**63 - 1), (*Phase, Phase.AFTER_MEETING + 1), (0, 1, 2**32), (-1, 0, 1)
+        )
+    }
+    assert len(seeds) == 4 * 6 * 3 * 3
