@@ -115,10 +115,11 @@ class NotFound(Retry):
 
 @dataclass(eq=False)
 class WrongExpectedSequence(Reload):
-    """expected: the sequence that the writer had seen last on this subject."""
+    """expected: the sequence that the writer had seen last on this subject. found: what it is; None if not told."""
 
     subject: str
     expected: int
+    found: int | None = None
 
     SENTENCE: ClassVar[str] = "{subject} has moved on from sequence {expected}"
 

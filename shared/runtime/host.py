@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Generic
 
-from shared.errors import MaybeStored, Reload, Retry, TooLarge
+from shared.errors import MaybeStored, Retry, TooLarge, WrongExpectedSequence
 from shared.messages import codec, subjects
 from shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided
 from shared.messages.outcome import told_before
@@ -189,9 +189,9 @@ class Host(Generic[State]):
                     message_id=message_id,
                     expected_last_subject_sequence=max(folded.plan_sequence, self._plan_end),
                 )
-        except Reload:
+        except WrongExpectedSequence as rival:
             self._metrics.conflicts_total.inc()
-            await self._rival_folded()
+            await self._rival_folded(rival.found)
             return False
         except MaybeStored:
             if not await self._was_stored(message_id):
@@ -203,9 +203,10 @@ class Host(Generic[State]):
             self._log_decision(event, cause_id, sequence)
         return True
 
-    async def _rival_folded(self) -> None:
-        """Catch up with whoever wrote to the plan, be it something that nobody can read."""
-        end = await self._bus.last_subject_sequence(subjects.plan(self._pool))
+    async def _rival_folded(self, end: int | None) -> None:
+        """Catch up with whoever wrote to the plan, be it something that nobody can read. end: of the plan, if told."""
+        if end is None:
+            end = await self._bus.last_subject_sequence(subjects.plan(self._pool))
         await self._folding.up_to(end)
         self._plan_end = end
         self._news.set()

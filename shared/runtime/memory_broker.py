@@ -75,8 +75,8 @@ class Stream:
         now_s: float,
     ) -> int:
         """In JetStream's order: first the expectation, then the id."""
-        if expected is not None and self.last_of_subject.get(subject, 0) != expected:
-            raise WrongExpectedSequence(subject, expected)
+        if expected is not None and (found := self.last_of_subject.get(subject, 0)) != expected:
+            raise WrongExpectedSequence(subject, expected, found)
         sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
         if sequence and now_s < stored_at_s + DUPLICATE_WINDOW_S:
             return sequence

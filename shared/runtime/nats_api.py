@@ -54,7 +54,7 @@ async def publish_acked(
     ack = json.loads(answer.data)
     if (error := ack.get("error")) is not None:
         if error["err_code"] in _WRONG_SEQUENCE and expected is not None:
-            raise WrongExpectedSequence(subject, expected)
+            raise WrongExpectedSequence(subject, expected, _last_number(error.get("description", "")))
         raise failure(error, subject, connection.url)
     return ack["seq"]
 
@@ -117,6 +117,12 @@ async def last_message(connection: Connection, stream: str, subject: str) -> Val
     check(answer, subject, connection.url)
     message = answer["message"]
     return Value(data=base64.b64decode(message.get("data", "")), revision=message["seq"])
+
+
+def _last_number(description: str) -> int | None:
+    """The sequence that "wrong last sequence: 123" ends with, where the server says it."""
+    number = description.rsplit(" ", 1)[-1]
+    return int(number) if number.isascii() and number.isdigit() else None
 
 
 async def _why_nobody_stores(connection: Connection, subject: str) -> ElasticFlowError:

@@ -4,7 +4,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from shared.errors import Unavailable, UnknownStream
+from shared.errors import RequestTimeout, Unavailable, UnknownStream
 from shared.runtime import nats_api, nats_follow, nats_objects, streams
 from shared.runtime.bus import ACK_WAIT_S, DEFAULT_TIMEOUT_S, Bus, Message, Stored, Value, WorkQueue
 from shared.runtime.nats_connection import Connection, ConnectionBroke, OnState
@@ -102,7 +102,13 @@ class NatsBus(Bus):
 
     async def subscribe(self, subject: str, queue: str = "") -> "NatsSubscription":
         inbox = await self._connection.open_inbox(subject, queue)
-        await self._connection.flush()  # the server knows: what is published from now on arrives
+        try:
+            await self._connection.flush(DEFAULT_TIMEOUT_S)  # what is published from now on arrives
+        except BaseException as error:
+            await self._connection.close_inbox(inbox)
+            if isinstance(error, RequestTimeout | ConnectionBroke):
+                raise Unavailable(self._connection.url, str(error) or "connection broke") from None
+            raise
         return NatsSubscription(self._connection, inbox)
 
     async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:

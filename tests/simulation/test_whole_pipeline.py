@@ -35,6 +35,12 @@ def life(seed: int, faults: Faults = NO_FAULTS, curves_known: bool = True) -> Vi
     cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
     cluster.run(LONGEST_S)
     cluster.engine.run(cluster.engine.now_s + 2 * faults.max_outage_s)
+
+    def all_have_read_all() -> bool:
+        end = len(cluster.ledger.entries)
+        return all(replica.folded.sequence == end for replica in cluster.replicas)
+
+    cluster.engine.run(cluster.engine.now_s + LONGEST_S, all_have_read_all)
     return cluster
 
 
