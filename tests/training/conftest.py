@@ -133,6 +133,6 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     await node.launcher.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def spec_of() -> Any:
     return job_spec

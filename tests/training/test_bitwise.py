@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from examples.digits import Digits
+from examples.text import Text
+from examples.wine import Wine
 from services.executor.worker.checkpoint import CheckpointStore, state_of
 from shared.messages.worker_channel import ExitCode, Failed, Finished, Started
 
@@ -54,12 +57,10 @@ def stateful(spec_of, *, until: int = LAST, **hyperparameters: Any):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def one_worker(node) -> tuple[str, dict[str, float]]:
+async def one_worker(node, spec_of) -> tuple[str, dict[str, float]]:
     """What one worker comes to that nobody disturbs."""
-    from tests.training.conftest import job_spec
-
     job_id = node.new_job_id()
-    metrics = await run(node, stateful(job_spec), job_id=job_id)
+    metrics = await run(node, stateful(spec_of), job_id=job_id)
     return digest_of(node, job_id), metrics
 
 
@@ -103,6 +104,17 @@ async def test_a_killed_worker_leaves_no_trace(node, spec_of, one_worker, tmp_pa
     metrics = dict((await workers.first(Finished)).metrics)
     await workers.ended()
     assert (digest_of(node, job_id), metrics) == one_worker
+
+
+@pytest.mark.parametrize("job", [Digits(), Text(), Wine()], ids=lambda job: type(job).__name__)
+async def test_convolutions_attention_and_noise_of_the_examples_too(node, job):
+    spec = job.term_condition(max_iterations=10).set_deadline(within=600).spec()
+    ends = []
+    for num_workers in (1, 3):
+        job_id = node.new_job_id()
+        metrics = await run(node, spec, job_id=job_id, num_workers=num_workers)
+        ends.append((digest_of(node, job_id), metrics))
+    assert ends[0] == ends[1]
 
 
 async def test_parts_that_go_different_ways_are_told_so(node, spec_of):
