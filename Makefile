@@ -41,7 +41,7 @@ test: check  ## everything: check, then simulation, integration, fault and train
 	$(BIN)/pytest -q -n $(WORKERS) tests/simulation tests/integration tests/training tests/faults
 
 search: install  ## ten times the examples of the property tests, new ones each time (some minutes)
-	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search tests/properties
+	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
 
 demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlines
 	$(BIN)/python -m examples.demo

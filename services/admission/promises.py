@@ -76,7 +76,8 @@ class Promises:
         if proposal is None and self.thorough:
             earliest_s = self.earliest_possible_s(job, tight=True)
             if earliest_s is not None and earliest_s <= job.deadline_s:
-                proposal = self.plan.propose(replace(job, deadline_s=earliest_s))
+                sooner = self.plan.propose(replace(job, deadline_s=earliest_s))
+                proposal = sooner and replace(sooner, job=job)  # what is promised is what was asked for
         if proposal is None:
             self._refused.append(job)
         return proposal

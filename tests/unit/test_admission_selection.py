@@ -12,6 +12,7 @@ from shared.messages.commands import SubmitJob
 from shared.messages.demand import Demand
 from shared.messages.job import JobClass
 from shared.messages.witness import TooDear
+from shared.scheduling.admission_plan import AdmissionPlan, Proposal
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.scaling_curve import ScalingCurve
 from tests.histories import LINEAR, NOW_S, History, pool, submit
@@ -203,3 +204,23 @@ def test_the_search_for_a_deadline_that_is_worth_it_ends_at_any_fraction_of_a_se
     assert first_s is not None
     assert not promises.is_too_dear(replace(job, deadline_s=first_s))
     assert promises.is_too_dear(replace(job, deadline_s=first_s - 3.0))
+
+
+def test_who_fits_by_an_earlier_deadline_only_is_promised_the_one_it_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Greedy filling may know no way for the later one. What is judged next must not take the earlier one for it."""
+    asked = SchedulableJob(
+        job_id="job", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=100.0, deadline_s=NOW_S + 3000.0
+    )
+    propose = AdmissionPlan.propose
+
+    def no_way_for_the_later(plan: AdmissionPlan, job: SchedulableJob, **more: Any) -> Proposal | None:
+        return None if job.deadline_s == asked.deadline_s else propose(plan, job, **more)
+
+    monkeypatch.setattr(AdmissionPlan, "propose", no_way_for_the_later)
+    promises = Promises(busy(SELDOM).state, NOW_S)
+    proposal = promises.propose(asked)
+    assert proposal is not None
+    promises.accept(proposal)
+    assert {job.job_id: job.deadline_s for job in promises.promised()}["job"] == asked.deadline_s
