@@ -20,6 +20,7 @@ class Steps(ElasticJob):
 
     hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.02}
     max_iterations = 100
+    reproducible = "fast"  # one call of train is one step of a worker
 
     def init_model(self):
         return nn.Linear(4, 1)
