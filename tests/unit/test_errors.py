@@ -31,7 +31,7 @@ def test_the_docstring_draws_every_failure_under_its_branch() -> None:
 
 
 def test_every_sentence_is_made_of_the_fields() -> None:
-    samples = {str: "words", int: 7, float: 7.0, tuple[str, ...]: ("words",)}
+    samples = {str: "words", int: 7, int | None: 7, float: 7.0, tuple[str, ...]: ("words",)}
     for error in every_error():
         if fields := dataclasses.fields(error):
             sentence = str(error(*(samples[field.type] for field in fields)))
