@@ -14,7 +14,7 @@ from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, Qu
 from shared.messages.events import AdmissionEvent, DeadlineQuoted
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.pool_state import PoolState
 from shared.scheduling.job_table import gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer
 
@@ -33,20 +33,14 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
                 desk.hold(command)
             elif isinstance(command, AmendJob):
                 desk.amend(command)
-    measured = [job for job in desk.state.live_jobs.values() if job.phase is Phase.PROFILING]
-    for job in sorted(measured, key=lambda job: (job.decided_sequence, job.job_id)):
+    for job in desk.state.profiling_jobs:
         desk.decide_profiled(job)
     return tuple(desk.said)
 
 
 def wake_at_s(state: PoolState) -> float | None:
     """When the first job that still waits for its profile runs out of time."""
-    waiting = [
-        job.deadline_s
-        for job in state.live_jobs.values()
-        if job.phase is Phase.PROFILING and job.deadline_s is not None
-    ]
-    return min(waiting, default=None)
+    return min((job.deadline_s for job in state.profiling_jobs if job.deadline_s is not None), default=None)
 
 
 def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQuoted:

@@ -11,7 +11,7 @@ from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
-from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.messages.pool_state import Job, PoolState, spec_of
 from shared.scheduling.allocation import allocate
 from shared.scheduling.outlook import largest_level, planned_deadline_s, profile_known
 from shared.scheduling.planned_pool import PlannedPool, planned_pool
@@ -75,12 +75,7 @@ def _shortest_first(pool: PlannedPool) -> tuple[list[int], list[int]]:
 
 def _profiling_job(state: PoolState) -> Job | None:
     """The job whose pre-run is due: the oldest that waits for a curve nobody knows."""
-    waiting = [
-        job
-        for job in state.live_jobs.values()
-        if job.phase is Phase.PROFILING and not profile_known(state, spec_of(job))
-    ]
-    return min(waiting, key=lambda job: (job.decided_sequence, job.job_id), default=None)
+    return next((job for job in state.profiling_jobs if not profile_known(state, spec_of(job))), None)
 
 
 def _next_level(state: PoolState, job: Job) -> int:

@@ -25,19 +25,20 @@ LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the poo
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
     """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays."""
-    due, unplanned = set[str](), list[Job]()
-    for job_id, job in state.live_jobs.items():
-        if len(job.gpus) != job.num_gpus or (job.gpus and (job.broken or job.outdated)):
-            due.add(job_id)
-        elif not job.planned_share:
-            unplanned.append(job)
+    jobs = list(state.live_jobs.values())
+    due = {
+        job.job_id
+        for job in jobs
+        if len(job.gpus) != job.num_gpus or ((job.broken or job.outdated) and job.gpus)
+    }
+    unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     if not due and not unplanned:
         return ()
     topology = pool_topology(state)
     if not due and not any_spread(topology, {job.job_id: job.gpus for job in unplanned}):
         return ()
-    current = {job_id: job.gpus for job_id, job in state.live_jobs.items()}
-    wanted = {job_id: job.num_gpus for job_id, job in state.live_jobs.items()}
+    current = {job.job_id: job.gpus for job in jobs}
+    wanted = {job.job_id: job.num_gpus for job in jobs}
     for job_id in due:
         if not current[job_id] and not _is_allocated(state, state.live_jobs[job_id]):
             wanted[job_id] = 0

@@ -16,6 +16,7 @@ from shared.messages.demand import Demand
 from shared.messages.events import RejectionReason
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.offer import Offer
+from shared.messages.remembered import remembered
 from shared.messages.speed import UNSEEN, SpeedSeen
 
 
@@ -183,6 +184,11 @@ class PoolState:
     allocation_based_on: int = 0  # what the last allocation had seen
     allocation_valid_until_s: float | None = None
 
+    @property
+    def profiling_jobs(self) -> tuple[Job, ...]:
+        """Those that wait for their throughput profile, the oldest first."""
+        return _profiling(self.live_jobs)
+
     def job(self, job_id: str) -> Job | None:
         """A job by id, live or ended."""
         return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
@@ -213,3 +219,9 @@ def spec_of(job: Job) -> JobSpec:
     """The spec of a live job, which always has one."""
     assert job.spec is not None, job.job_id
     return job.spec
+
+
+@remembered
+def _profiling(live_jobs: Map[str, Job]) -> tuple[Job, ...]:
+    waiting = [job for job in live_jobs.values() if job.phase is Phase.PROFILING]
+    return tuple(sorted(waiting, key=lambda job: (job.decided_sequence, job.job_id)))

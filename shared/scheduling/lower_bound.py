@@ -151,7 +151,10 @@ def demands(jobs: Sequence[Request], num_gpus: int, now_s: float, resize_cost: R
         return np.concatenate(arrays)[row_U]
 
     def widened(arrays: Sequence[Floats]) -> Floats:
-        return stacked([np.pad(array, ((0, 0), (0, width - array.shape[1]))) for array in arrays])
+        wide = np.zeros((int(num_uses_C.sum()), width))
+        for first, array in zip(first_C.tolist(), arrays, strict=True):
+            wide[first : first + len(array), : array.shape[1]] = array
+        return wide[row_U]
 
     held_J = np.array([float(job.current_num_gpus) for job in jobs])
     held_rate_J = np.array([job.curve.throughput(job.current_num_gpus) or np.inf for job in jobs])
