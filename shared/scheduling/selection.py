@@ -27,7 +27,7 @@ USABLE_CAPACITY = 0.7
 """The part of all GPU-seconds that smaller jobs may ask for before a larger one has to stand back."""
 SHORTEST_MEMORY_S = 3600.0
 MEMORY_PER_WINDOW = 0.75
-FEWEST_SUBMISSIONS = 20
+FEWEST_SUBMISSIONS = 8
 """Before so many were seen nothing is known about what will come."""
 LONGEST_S = 2.0**32
 
