@@ -21,8 +21,6 @@ from shared.scheduling.profile import Profile, free_gpu_seconds
 
 IDLE_UTILIZATION = 0.25
 """Up to this part of the GPU-seconds in its window, its own included, a job crowds out nobody worth a refusal."""
-IDLE_BESIDE = 0.05
-"""Nor does any job that finds no more than this part of its window promised: the pool is as good as idle."""
 USABLE_CAPACITY = 0.7
 """The part of all GPU-seconds that smaller jobs may ask for before a larger one has to stand back."""
 SHORTEST_MEMORY_S = 3600.0
@@ -120,7 +118,7 @@ def _is_too_dear(asked: Asked, free: Profile, levels: Levels, left: float, deadl
         return False
     total = asked.num_gpus * window_s
     beside = 1.0 - free_gpu_seconds(free, deadline_s) / total if total > 0.0 else 1.0
-    return beside > IDLE_BESIDE and beside + needed / max(total, 1.0) > IDLE_UTILIZATION
+    return beside + needed / max(total, 1.0) > IDLE_UTILIZATION
 
 
 @compiled
