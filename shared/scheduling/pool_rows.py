@@ -155,15 +155,18 @@ class PoolRows:
         if slot is None:
             slot = self._add(job)
         before, spec = self._replace(slot, job), spec_of(job)
+        self._counts[slot], self._standing[slot] = False, None
+        if job.phase is not Phase.ADMITTED:  # what a promise asks of its row is written once there is one
+            self._curves[slot] = None
+            return slot
         curve, key = self._curves[slot], spec.profile_key
         measured = state.curves.get(key)
         if measured is not self._measured[slot] or job.speed is not before.speed or curve is None:
             curve = self._write_curve(state, job, slot)
             self._curve_keys[slot], self._measured[slot] = key, measured
-        counts = self._counts[slot] = curve is not None and job.phase is Phase.ADMITTED
-        self._standing[slot] = _standing(job) if counts else None
-        if not counts or curve is None:
+        if curve is None:
             return slot
+        self._counts[slot], self._standing[slot] = True, _standing(job)
         arrays = self._arrays
         self._iterations[slot] = spec.max_iterations
         self._left[slot] = spec.max_iterations - job.iteration

@@ -20,10 +20,12 @@ from shared.scheduling.outlook import (
     stalled_until_s,
 )
 from shared.scheduling.pool_rows import OVERDUE_S, PoolRows, PoolTable
+from tests.histories import spec
 from tests.properties.history_strategies import histories
 
 CURVES = {"linear/b64": {1: 1.0, 2: 2.0, 4: 3.0}}
-KNOWN = events.PoolConfigured(config=PoolConfig(curves=CURVES, progress_timeout_s=8.0), at_s=0.0)
+CONFIG = PoolConfig(curves=CURVES, progress_timeout_s=8.0, reserve_nodes=1)
+KNOWN = events.PoolConfigured(config=CONFIG, at_s=0.0)
 
 
 def rows_of(pool: PoolTable) -> dict[str, tuple[Any, ...]]:
@@ -31,7 +33,7 @@ def rows_of(pool: PoolTable) -> dict[str, tuple[Any, ...]]:
     table, found = pool.table, dict[str, tuple[Any, ...]]()
     for row, job_id in enumerate(table.job_ids):
         levels = int(table.jobs.num_levels_J[row])
-        by_level = (table.jobs.levels_JL, table.jobs.rates_JL, table.jobs.costs_JL)
+        by_level = (table.jobs.levels_JL, table.jobs.rates_JL, table.jobs.costs_JL, table.jobs.lost_JL)
         single = (
             table.jobs.remaining_J,
             table.jobs.held_J,
@@ -103,3 +105,26 @@ def test_what_a_planner_does_to_its_table_is_not_seen_by_the_next(messages: tupl
     for array in (*before.table.jobs, *before.table.schedules):
         array[:] = np.zeros_like(array)
     assert rows_of(rows.table(state, 5.0)) == was
+
+
+def test_who_waited_for_its_promise_counts_on_failures_from_then_on() -> None:
+    """Its speed may be known, and be asked for, before admission has decided."""
+    state, rows = lifecycle.evolve(PoolState(), KNOWN, 1), PoolRows()
+    joined = events.NodeJoined(node_id="n", incarnation="1", num_gpus=4, device="cpu", at_s=0.0)
+    asked = events.ProfileRequested(job_id="a", tenant="lab", spec=spec(), deadline_s=100.0, at_s=0.0)
+    promised = events.JobAdmitted(
+        job_id="a",
+        tenant="lab",
+        spec=spec(),
+        deadline_s=100.0,
+        minimum_satisfactory_share=(),
+        gpu_seconds=1.0,
+        at_s=0.0,
+    )
+    state = lifecycle.evolve(state, joined, 2)
+    for said in (asked, promised):
+        decision = events.PlanDecided(service="admission", based_on=state.sequence, now_s=1.0, events=(said,))
+        state = lifecycle.evolve(state, decision, state.sequence + 1)
+        kept = rows.table(state, 1.0)
+    assert rows_of(kept) == rows_of(PoolRows().table(state, 1.0))
+    assert kept.table.jobs.lost_JL[0, 0] > 0.0
