@@ -16,8 +16,8 @@ from shared.messages.policy import planner
 from shared.messages.pool_state import Job, NodeState, Phase, PoolState, spec_of
 from shared.messages.remembered import remembered
 from shared.scheduling.buddy import Mobility, any_spread, place
+from shared.scheduling.outlook import resize_cost
 from shared.scheduling.placement_curves import PlacementCurves, Stake, placement_curves
-from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.topology import CLUSTER, Node, Topology
 
 LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the pool changes
@@ -73,7 +73,7 @@ def _stake(state: PoolState, job: Job, now_s: float) -> Stake:
     """What its place is worth to a job that is to have `job.num_gpus` GPUs."""
     curves = placement_curves(state.curves, spec_of(job).profile_key)
     stay_s = _stay_s(job, curves, now_s)
-    stop_s = max(_resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
+    stop_s = max(resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
     if job.deadline_s is not None and now_s + stay_s <= job.deadline_s < now_s + stay_s + stop_s:
         stop_s = inf  # a soft deadline is tried too
     return Stake(curves=curves, num_gpus=job.num_gpus, stay_s=min(stay_s, LONGEST_STAY_S), stop_s=stop_s)
@@ -87,12 +87,6 @@ def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
     rate = curves.throughput(job.num_gpus, CLUSTER)
     left = max(spec_of(job).max_iterations - job.iteration, 0)
     return left / rate if rate and job.phase is Phase.ADMITTED else 0.0
-
-
-def _resize_cost(state: PoolState) -> ResizeCost:
-    config = state.config
-    by_num_gpus = sorted(config.resize_cost_s_by_num_gpus.items()) or [(1, config.resize_cost_s)]
-    return ResizeCost(tuple(n for n, _ in by_num_gpus), tuple(cost_s for _, cost_s in by_num_gpus))
 
 
 def pool_topology(state: PoolState) -> Topology:

@@ -37,7 +37,6 @@ from shared.scheduling.profile import (
     copy_into,
     empty_profile,
     empty_schedules,
-    free_gpu_seconds,
     reserve,
     sweep,
 )
@@ -179,11 +178,6 @@ class AdmissionPlan:
         rows = self.promised
         changed: list[int] = rows[self.changed[rows]].tolist()
         return changed
-
-    def utilization(self, until_s: float) -> float:
-        """The part of all GPU-seconds until an instant that is promised."""
-        total = self.num_gpus * (until_s - self.now_s)
-        return 1.0 - free_gpu_seconds(self.profile, until_s) / total if total > 0 else 1.0
 
     def _around(self, row: int, job: SchedulableJob) -> Proposal | None:
         """Without moving anybody."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from shared.scheduling.compiled import Floats, Integers, compiled
 from shared.scheduling.filling import Jobs
-from shared.scheduling.profile import MAX_SEGMENTS, Schedules, empty_schedules
+from shared.scheduling.profile import MAX_SEGMENTS, Schedules, copy_schedule, empty_schedules
 from shared.scheduling.resize_cost import FREE, ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 
@@ -169,8 +169,7 @@ def copy_rows(
     """Make the first rows of `jobs` and `schedules` those of the others, in this order; no deeper than they are."""
     for new in range(rows.shape[0]):
         old = rows[new]
-        levels, segments = other_jobs.num_levels_J[old], other_schedules.count_J[old]
-        jobs.num_levels_J[new], schedules.count_J[new] = levels, segments
+        levels = jobs.num_levels_J[new] = other_jobs.num_levels_J[old]
         jobs.levels_JL[new, :levels] = other_jobs.levels_JL[old, :levels]
         jobs.rates_JL[new, :levels] = other_jobs.rates_JL[old, :levels]
         jobs.costs_JL[new, :levels] = other_jobs.costs_JL[old, :levels]
@@ -179,9 +178,7 @@ def copy_rows(
         jobs.held_J[new] = other_jobs.held_J[old]
         jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
         jobs.deadline_J[new] = other_jobs.deadline_J[old]
-        schedules.start_JM[new, :segments] = other_schedules.start_JM[old, :segments]
-        schedules.end_JM[new, :segments] = other_schedules.end_JM[old, :segments]
-        schedules.num_gpus_JM[new, :segments] = other_schedules.num_gpus_JM[old, :segments]
+        copy_schedule(schedules, new, other_schedules, old)
 
 
 class Levels(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 
 from shared.scheduling.compiled import Flags, Integers, compiled
 from shared.scheduling.filling import Jobs, Segments, fill, minimum_share
-from shared.scheduling.profile import Profile, Schedules, copy_into, reserve, sweep
+from shared.scheduling.profile import Profile, Schedules, copy_into, copy_schedule, reserve, sweep
 from shared.scheduling.workspace import Workspace
 
 
@@ -149,11 +149,7 @@ def unlike(mine: Schedules, other: Schedules, rows: Integers) -> Integers:
 def take(mine: Schedules, other: Schedules, rows: Integers) -> None:
     """Give these rows the schedules that they have in `other`."""
     for row in rows:
-        count = other.count_J[row]
-        mine.start_JM[row, :count] = other.start_JM[row, :count]
-        mine.end_JM[row, :count] = other.end_JM[row, :count]
-        mine.num_gpus_JM[row, :count] = other.num_gpus_JM[row, :count]
-        mine.count_J[row] = count
+        copy_schedule(mine, row, other, row)
 
 
 @compiled
@@ -167,11 +163,7 @@ def picked(schedules: Schedules, rows: Integers) -> Schedules:
         np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.empty(shape[0], np.int64)
     )
     for index in range(rows.shape[0]):
-        row = rows[index]
-        count = made.count_J[index] = schedules.count_J[row]
-        made.start_JM[index, :count] = schedules.start_JM[row, :count]
-        made.end_JM[index, :count] = schedules.end_JM[row, :count]
-        made.num_gpus_JM[index, :count] = schedules.num_gpus_JM[row, :count]
+        copy_schedule(made, index, schedules, rows[index])
     return made
 
 
@@ -179,11 +171,7 @@ def picked(schedules: Schedules, rows: Integers) -> Schedules:
 def put(schedules: Schedules, picked: Schedules, rows: Integers) -> None:
     """Give these rows the schedules that were picked."""
     for index in range(rows.shape[0]):
-        row, count = rows[index], picked.count_J[index]
-        schedules.start_JM[row, :count] = picked.start_JM[index, :count]
-        schedules.end_JM[row, :count] = picked.end_JM[index, :count]
-        schedules.num_gpus_JM[row, :count] = picked.num_gpus_JM[index, :count]
-        schedules.count_J[row] = count
+        copy_schedule(schedules, rows[index], picked, index)
 
 
 @compiled

@@ -31,7 +31,7 @@ from shared.scheduling.outlook import (
     stalled_until_s,
 )
 from shared.scheduling.profile import Schedules, empty_schedules
-from shared.scheduling.resize_cost import ResizeCost
+from shared.scheduling.resize_cost import FREE, ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 
 _SPARE_ROWS = 8  # for those that ask to come in
@@ -71,7 +71,7 @@ class PoolRows:
     def __init__(self) -> None:
         self._config: PoolConfig | None = None
         self._num_gpus = 0
-        self._cost: ResizeCost = ResizeCost()
+        self._cost: ResizeCost = FREE
         self._forget()
 
     def table(self, state: PoolState, now_s: float) -> PoolTable:

@@ -93,6 +93,16 @@ def release(profile: Profile, schedules: Schedules, job: int) -> None:
 
 
 @compiled
+def copy_schedule(schedules: Schedules, job: int, other: Schedules, other_job: int) -> None:
+    """Give a job the schedule that one has elsewhere."""
+    count = other.count_J[other_job]
+    schedules.start_JM[job, :count] = other.start_JM[other_job, :count]
+    schedules.end_JM[job, :count] = other.end_JM[other_job, :count]
+    schedules.num_gpus_JM[job, :count] = other.num_gpus_JM[other_job, :count]
+    schedules.count_J[job] = count
+
+
+@compiled
 def sweep(profile: Profile, schedules: Schedules, jobs_K: Integers, now_s: float, num_gpus: int) -> int:
     """What some jobs leave of `num_gpus` GPUs, in one sweep: much faster than many reservations.
 
@@ -134,6 +144,13 @@ def copy_into(profile: Profile, other: Profile) -> None:
     profile.start_B[:num_pieces] = other.start_B[:num_pieces]
     profile.free_B[:num_pieces] = other.free_B[:num_pieces]
     profile.size[0] = num_pieces
+
+
+@compiled
+def utilization(profile: Profile, num_gpus: int, now_s: float, until_s: float) -> float:
+    """The part of all GPU-seconds from now until an instant that is not free."""
+    total = num_gpus * (until_s - now_s)
+    return 1.0 - free_gpu_seconds(profile, until_s) / total if total > 0.0 else 1.0
 
 
 @compiled

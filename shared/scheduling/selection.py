@@ -17,7 +17,7 @@ from shared.messages.demand import Demand
 from shared.messages.remembered import remembered
 from shared.scheduling.compiled import Floats, compiled
 from shared.scheduling.job_table import Levels, SchedulableJob, levels_of
-from shared.scheduling.profile import Profile, free_gpu_seconds
+from shared.scheduling.profile import Profile, utilization
 
 IDLE_UTILIZATION = 0.25
 """Up to this part of the GPU-seconds in its window, its own included, a job crowds out nobody worth a refusal."""
@@ -116,9 +116,8 @@ def _is_too_dear(asked: Asked, free: Profile, levels: Levels, left: float, deadl
     needed = _least_gpu_seconds(levels, left, window_s)
     if needed <= _dearest(asked, window_s):
         return False
-    total = asked.num_gpus * window_s
-    beside = 1.0 - free_gpu_seconds(free, deadline_s) / total if total > 0.0 else 1.0
-    return beside + needed / max(total, 1.0) > IDLE_UTILIZATION
+    beside = utilization(free, asked.num_gpus, asked.now_s, deadline_s)
+    return beside + needed / max(asked.num_gpus * window_s, 1.0) > IDLE_UTILIZATION
 
 
 @compiled

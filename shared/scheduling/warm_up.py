@@ -34,7 +34,6 @@ def _call_each_function() -> None:
     earliest_deadline_s(plan, job("quoted", 10.0, 20.0))
     most_iterations_by(plan, job("shorter", 99.0, 60.0))
     schedule_from(plan, job("later", 5.0, 400.0), 200.0)
-    plan.utilization(10.0)
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
     allocate(plan, [plan.table.append(job("opportunistic", 10.0, float("inf")))])

@@ -159,12 +159,6 @@ class _Timetable:
         self._cost_J[job] = cost if segments else 0.0
         return cost
 
-    def cost_alone(self, job: int) -> float:
-        """What it costs while nobody else is there."""
-        cost = self.insert(job)
-        self.remove(job)
-        return cost
-
     def remove(self, job: int) -> None:
         self._num_held_J[job] = 0
         self._cost_J[job] = 0.0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
+from shared.scheduling.profile import utilization
 from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
 from tests.exact_replay import (
     advanced,
@@ -76,7 +77,10 @@ def test_a_plan_never_promises_more_gpus_than_exist(jobs: list[SchedulableJob]) 
         if segment.start_s < 5000.0
     )
     assert math.isclose(
-        plan.utilization(5000.0), promised_gpu_seconds / (5000.0 * NUM_GPUS), rel_tol=1e-9, abs_tol=1e-9
+        utilization(plan.profile, plan.num_gpus, plan.now_s, 5000.0),
+        promised_gpu_seconds / (5000.0 * NUM_GPUS),
+        rel_tol=1e-9,
+        abs_tol=1e-9,
     )
 
 
@@ -105,12 +109,12 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
-    before, free_before = plan.schedules, plan.utilization(1000.0)
+    before, free_before = plan.schedules, utilization(plan.profile, plan.num_gpus, plan.now_s, 1000.0)
     proposal = plan.propose(new)
     fits_around(plan, new)
     earliest_deadline_s(plan, new)
     assert plan.schedules == before
-    assert plan.utilization(1000.0) == free_before
+    assert utilization(plan.profile, plan.num_gpus, plan.now_s, 1000.0) == free_before
     assert (plan.table.num_jobs, plan.late_jobs) == (len(promised), ())
     if proposal is None:
         return

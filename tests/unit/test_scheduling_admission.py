@@ -18,7 +18,7 @@ from shared.scheduling.job_table import (
     gpu_seconds,
 )
 from shared.scheduling.keeping import forget_past, hold
-from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile
+from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile, utilization
 from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -317,4 +317,4 @@ def test_a_plan_has_room_for_any_number_of_promises() -> None:
     for number in range(300):
         assert plan.admit(named(f"job-{number:03d}", 4.0, 1.1 * (number + 1) + 1.0, cost_s=0.01))
     assert len(plan.schedules) == 300
-    assert plan.utilization(300.0) == pytest.approx(1.0, abs=0.1)
+    assert utilization(plan.profile, plan.num_gpus, plan.now_s, 300.0) == pytest.approx(1.0, abs=0.1)
