@@ -31,11 +31,11 @@ class PoolGauges:
         for gauge in (self._jobs, self._num_gpus, self._rate, self._margin):
             gauge.clear()
         for phase, count in Counter(job.phase for job in (*live, *pool.ended_jobs.values())).items():
-            self._jobs.labels(phase.value).set(count)
+            self._jobs.set(phase.value, count)
         for job in sorted(live, key=lambda job: job.job_id)[:MAX_JOBS]:
-            self._num_gpus.labels(job.job_id).set(len(job.gpus))
+            self._num_gpus.set(job.job_id, len(job.gpus))
             if job.iterations_per_s and job.spec is not None:
-                self._rate.labels(job.job_id).set(job.iterations_per_s)
+                self._rate.set(job.job_id, job.iterations_per_s)
                 remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
                 if job.deadline_s is not None:
-                    self._margin.labels(job.job_id).set(job.deadline_s - now_s - remaining_s)
+                    self._margin.set(job.job_id, job.deadline_s - now_s - remaining_s)

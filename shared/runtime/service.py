@@ -95,7 +95,7 @@ async def _connected(service: str, settings: Settings, log: Any, metrics: Metric
     """The bus, as soon as there is one: a service may be started before its NATS."""
 
     def on_state(state: str) -> None:
-        metrics.connected.set(state == "connected")
+        metrics.connected.set(state in ("connected", "reconnected"))
         say = log.warning if state == "disconnected" else log.info
         say("nats", state=state, url=masked(settings.nats_url))
 

@@ -47,13 +47,28 @@ class Metrics:
         metric = Gauge(name, documentation, tuple(self._labels), registry=self.registry)
         return metric.labels(**self._labels)
 
-    def gauge_by(self, name: str, documentation: str, *label_names: str) -> Gauge:
-        """A gauge with labels of its own besides service and pool (which every sample carries as text)."""
-        return Gauge(name, documentation, label_names, registry=self.registry)
+    def gauge_by(self, name: str, documentation: str, label_name: str) -> "GaugeBy":
+        """A gauge with a label of its own besides service and pool."""
+        gauge = Gauge(name, documentation, (*self._labels, label_name), registry=self.registry)
+        return GaugeBy(gauge, tuple(self._labels.values()))
 
     def histogram(self, name: str, documentation: str) -> Histogram:
         metric = Histogram(name, documentation, tuple(self._labels), registry=self.registry, buckets=_SECONDS)
         return metric.labels(**self._labels)
+
+
+class GaugeBy:
+    """A gauge with one series for each value of its last label; service_and_pool: values of the labels before it."""
+
+    def __init__(self, gauge: Gauge, service_and_pool: tuple[str, ...]) -> None:
+        self._gauge, self._service_and_pool = gauge, service_and_pool
+
+    def set(self, label: str, value: float) -> None:
+        self._gauge.labels(*self._service_and_pool, label).set(value)
+
+    def clear(self) -> None:
+        """Forget every series: of what is not set again there is none."""
+        self._gauge.clear()
 
 
 async def serve_metrics(

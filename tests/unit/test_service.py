@@ -3,9 +3,13 @@
 from typing import Any
 
 import pytest
+import structlog
+from prometheus_client import generate_latest
 
 from shared.errors import BadCredentials, ElasticFlowError, Unavailable
 from shared.runtime import service
+from shared.runtime.settings import Settings
+from shared.runtime.telemetry import Metrics
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,28 @@ def test_only_what_another_start_cannot_mend_ends_with_2(
         service.run_service("admission", fail)
     assert ended.value.code == status
     assert str(failure) in capsys.readouterr().err
+
+
+class FakeBus:
+    async def ensure_pool(self, pool: str) -> None: ...
+
+
+async def test_the_metric_of_the_connection_follows_a_break_and_the_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: dict[str, Any] = {}
+
+    async def connect(url: str, **options: Any) -> FakeBus:
+        told.update(options)
+        return FakeBus()
+
+    monkeypatch.setattr(service, "connect_nats", connect)
+    metrics = Metrics("monitor", "lab")
+    await service._connected("monitor", Settings.from_environment({}), structlog.get_logger(), metrics)
+    shown: list[bool] = []
+    for state in ("connected", "disconnected", "reconnected", "closed"):
+        told["on_state"](state)
+        shown.append(
+            b'ef_nats_connected{pool="lab",service="monitor"} 1.0' in generate_latest(metrics.registry)
+        )
+    assert shown == [True, False, True, False]
