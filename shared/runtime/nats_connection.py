@@ -121,9 +121,10 @@ class Connection:
             self._connected.set()
         if self._on_state is not None:
             self._on_state(state)
-        else:  # whoever listens says it in its own words, once
-            level = "warning" if state == "disconnected" else "info"
-            getattr(log, level)("bus_" + state, url=self.url)
+        elif state == "disconnected":  # to open and to close was the caller's own doing
+            log.warning("bus_disconnected", url=self.url)
+        elif state == "reconnected":
+            log.info("bus_reconnected", url=self.url)
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()

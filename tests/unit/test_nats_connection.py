@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from shared.errors import BadSettings, BusClosed
 from shared.runtime import nats_connection
@@ -31,6 +32,8 @@ class FakeClient:
 
     def new_inbox(self) -> str:
         return "_INBOX.1"
+
+    async def drain(self) -> None: ...
 
     async def close(self) -> None:
         self.is_connected, self.is_closed = False, True
@@ -71,6 +74,17 @@ async def test_a_url_that_is_none_is_refused_before_there_is_a_connection() -> N
         await Connection("s3cret", None).open(
             "s3cret", name="reader", wait_s=1.0, tls=None, credentials_file=None
         )
+
+
+async def test_only_what_its_caller_did_not_do_is_told_where_nobody_listens(
+    client: FakeClient, connection: Connection
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        await connection.open(URL, name="reader", wait_s=1.0, tls=None, credentials_file=None)
+        await client.tell["disconnected_cb"]()
+        await client.tell["reconnected_cb"]()
+        await connection.close()
+    assert [entry["event"] for entry in logs] == ["bus_disconnected", "bus_reconnected"]
 
 
 async def test_a_break_that_is_known_but_not_yet_told_makes_no_reader_spin(
