@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from services.admission.amendments import amend
 from services.admission.counteroffers import Refusal, refuse
 from services.admission.promises import Promises
-from services.admission.quotes import hold, take
+from services.admission.quotes import hold, take, why_not_taken
 from services.admission.refusals import problems_of, size_problems
 from services.admission.rules import Request, objection
 from shared.messages.commands import AmendJob, CancelJob, HoldQuote, SubmitJob
@@ -183,7 +183,8 @@ class Desk:
         if proposal is None or dear:
             refusal = refuse(self.promises, job, wish.spec, dear=dear)
             asked = least if math.isfinite(least) else 0.0
-            self._reject(wish, refusal.reason, refusal.explanation, refusal, asked)
+            why = why_not_taken(self.state, self.promises, job, self.now_s) + refusal.explanation
+            self._reject(wish, refusal.reason, why, refusal, asked)
             return
         needed = gpu_seconds(proposal.schedule)
         if not self._objected(wish, needed):

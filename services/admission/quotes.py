@@ -91,11 +91,8 @@ def take(state: PoolState, promises: Promises, wish: SubmitJob, now_s: float) ->
     curve = known_curve(state, wish.spec)
     if quote is None or deadline_s is None or curve is None or wish.spec.job_class is not JobClass.SLO:
         return None
-    if quote not in promises.held_quotes:  # the GPUs for it are gone: a node was lost, say
-        return None
-    job, quoted = newcomer(state, wish.job_id, wish.spec, curve, deadline_s), quoted_job(state, quote)
-    schedule = unflat(quote.schedule)
-    if quoted is None or not asks_no_less(quoted, job) or not keeps(promises.plan, job, schedule):
+    job = newcomer(state, wish.job_id, wish.spec, curve, deadline_s)
+    if _shortfall(state, promises, quote, job):
         return None
     return JobAdmitted(
         job_id=wish.job_id,
@@ -108,6 +105,26 @@ def take(state: PoolState, promises: Promises, wish: SubmitJob, now_s: float) ->
         replanned=promises.news(),
         at_s=now_s,
     )
+
+
+def why_not_taken(state: PoolState, promises: Promises, job: SchedulableJob, now_s: float) -> str:
+    """Beginning of a rejection under the name of a quote that is held; "" if none is."""
+    quote = state.held_quotes.get(job.job_id)
+    if quote is None or now_s >= quote.until_s:
+        return ""
+    return f"the quote held for it cannot be taken: {_shortfall(state, promises, quote, job)}; "
+
+
+def _shortfall(state: PoolState, promises: Promises, quote: HeldQuote, job: SchedulableJob) -> str:
+    """Why what is reserved does not do for a job; "" if it does."""
+    if quote not in promises.held_quotes:  # a node was lost, say
+        return "the GPUs for it are gone"
+    quoted = quoted_job(state, quote)
+    if quoted is None or not asks_no_less(quoted, job):
+        return "it asks for more than was quoted"
+    if not keeps(promises.plan, job, unflat(quote.schedule)):
+        return "measured since, it is slower than was quoted on"
+    return ""
 
 
 def quote_of(state: PoolState, wish: SubmitJob, now_s: float) -> HeldQuote | None:

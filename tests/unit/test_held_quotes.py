@@ -84,8 +84,29 @@ def test_who_asks_for_less_takes_it_too_and_who_asks_for_more_is_judged_like_any
     assert isinstance(decision(History(before.state), less), events.JobAdmitted)
     more = decision(before, submit("a", max_iterations=101, deadline_s=quote.deadline_s))
     assert isinstance(more, events.JobRejected)
+    assert more.explanation.startswith(
+        "the quote held for it cannot be taken: it asks for more than was quoted;"
+    )
     again = decision(before, submit("a", deadline_s=quote.deadline_s))
     assert isinstance(again, events.JobAdmitted), "the quote is still held"
+
+
+def test_a_job_that_turns_out_slower_than_it_was_quoted_on_is_told_so() -> None:
+    history = pool(1)
+    quote = held(history, hold("a"))
+    slower = events.ThroughputMeasured(
+        profile_key="linear/b64",
+        num_gpus=1,
+        iterations_per_s=0.5,
+        job_id="other",
+        generation=1,
+        source="training",
+        at_s=NOW_S + 1.0,
+    )
+    history.then(slower)
+    late = decision(history, submit("a", deadline_s=quote.deadline_s), now_s=NOW_S + 1.0)
+    assert isinstance(late, events.JobRejected)
+    assert late.explanation.startswith("the quote held for it cannot be taken: measured since, it is slower")
 
 
 def test_a_quote_belongs_to_its_tenant() -> None:
