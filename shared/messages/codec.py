@@ -20,7 +20,15 @@ from pydantic import TypeAdapter, ValidationError
 from shared.errors import TooLarge
 from shared.messages.commands import Command, QuoteDeadline
 from shared.messages.events import Answer, Event, PlanDecided, PlanEvent, Telemetry
-from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TIME_S, TOKEN_PATTERN, Sequence, TimeS, Token
+from shared.messages.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_TIME_S,
+    PATTERNS_IN_WORDS,
+    TOKEN_PATTERN,
+    Sequence,
+    TimeS,
+    Token,
+)
 from shared.messages.registry import MESSAGE_TYPES
 from shared.messages.remembered import remembered
 from shared.messages.upcasters import UPCASTERS, Fields
@@ -183,7 +191,11 @@ def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
 def _problem(details: Any) -> str:
     place = ".".join(str(part) for part in details["loc"])
     given = "" if details["type"] == "missing" else f", not {_shown(details['input'])}"
-    return f"{place}: {details['msg'].replace('Input should be', 'must be')}{given}"
+    if details["type"] == "string_pattern_mismatch":
+        said = PATTERNS_IN_WORDS[details["ctx"]["pattern"]]
+    else:
+        said = details["msg"].replace("Input should be", "must be")
+    return f"{place}: {said}{given}"
 
 
 def _shown(value: object) -> str:

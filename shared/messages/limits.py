@@ -15,15 +15,23 @@ MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
 MAX_TIME_S = 1e11  # some 3,000 years after 1970: later is a mistake in units
 
-# One token of a NATS subject: no dots, spaces or wildcards.
-TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
+_LINE_PATTERN = r"^[^\x00-\x1f]*$"
+_DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
+_FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
+PATTERNS_IN_WORDS = {
+    TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
+    _LINE_PATTERN: "must be without control characters",
+    _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
+    _FUNCTION_PATTERN: "must be like package.module:Class",
+}
+
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
-Rack = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*$")]  # "": not known
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_LINE_PATTERN)]
+Rack = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": not known
 Text = Annotated[str, StringConstraints(max_length=20_000)]
-Digest = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
-# "package.module:Class", as in entry points.
-FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
+FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 
 NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]
 NumGpus = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]

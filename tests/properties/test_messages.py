@@ -188,6 +188,18 @@ def test_thousands_of_wrong_fields_are_counted_not_listed() -> None:
     assert refused.value.problems == ("payload: wrong in 20,000 places",)
 
 
+def test_a_text_of_another_form_is_told_the_form_in_words() -> None:
+    spec = {"training_function": "train", "code_digest": "f00", "global_batch_size": 1, "max_iterations": 1}
+    wish = {"job_id": "no spaces", "tenant": "lab", "spec": spec}
+    with pytest.raises(Undecodable) as refused:
+        codec.decode(msgpack.packb({"type": "SubmitJob", "payload": wish}))
+    assert refused.value.problems == (
+        "job_id: must be 1 to 64 letters, digits, _ and -, not 'no spaces'",
+        "spec.training_function: must be like package.module:Class, not 'train'",
+        "spec.code_digest: must be the 64 hexadecimal digits of a SHA-256, not 'f00'",
+    )
+
+
 @pytest.mark.parametrize("field", ["id", "cause_id", "type", "payload", "recorded_at_s"])
 def test_json_that_no_msgpack_could_carry_is_refused(field: str) -> None:
     envelope: dict[str, Any] = {"type": "CancelJob", "payload": {"job_id": "a", "tenant": "b"}}
