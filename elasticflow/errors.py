@@ -31,10 +31,13 @@ class UnknownPool(Stop):
 
 @dataclass(eq=False)
 class UnknownJob(Park):
-    job_id: str
-    pool: str
+    """where: a pool, or an exported ledger; listed_by: the command that shows the jobs there are."""
 
-    SENTENCE: ClassVar[str] = "no job {job_id!r} in pool {pool}; `eflow jobs --all` lists them"
+    job_id: str
+    where: str
+    listed_by: str = "eflow jobs --all"
+
+    SENTENCE: ClassVar[str] = "no job {job_id!r} in {where}; `{listed_by}` lists them"
 
 
 @dataclass(eq=False)

@@ -76,7 +76,7 @@ class LedgerView:
     def _known(self, state: PoolState, job_id: str) -> Job:
         job = state.job(job_id)
         if job is None:
-            raise UnknownJob(job_id, self._pool)
+            raise UnknownJob(job_id, f"pool {self._pool}")
         return job
 
 

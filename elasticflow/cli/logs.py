@@ -55,7 +55,7 @@ def logs(
     if reader.silent:
         _explain_silence(job, folder)
     if job.explanation:  # the workers may not know it: that they stood still, or were cancelled
-        note(f"eflow: job {job_id} is {job.phase.value}: {job.explanation}")
+        note(f"eflow: job {job_id} {job.phase.value}: {job.explanation}")
 
 
 def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader") -> Job:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run_at
 from elasticflow.cli.output import print_json, say_line
 from elasticflow.client import Client
+from elasticflow.endpoint import find_endpoint
 from elasticflow.errors import UnknownJob
 from elasticflow.ledger_file import read_ledger
 from elasticflow.ledger_view import LedgerEntry
@@ -36,14 +37,14 @@ def why(
       eflow why digits-3f9a1c --file run.ledger
       eflow why digits-3f9a1c --json | jq -r '.[].text'
     """
-    entries = (
-        read_ledger(file)
-        if file is not None
-        else run(_ledger, nats_url=nats_url, pool=pool, data_dir=data_dir)
-    )
+    if file is not None:
+        entries, unknown = read_ledger(file), UnknownJob(job_id, str(file), f"eflow replay {file}")
+    else:
+        endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+        entries, unknown = run_at(endpoint, _ledger), UnknownJob(job_id, f"pool {endpoint.pool}")
     told = story(((stored.sequence, stored.stored_at_s, message) for stored, message in entries), job_id)
     if not told:
-        raise UnknownJob(job_id, str(file) if file is not None else pool or "default")
+        raise unknown
     if as_json:
         print_json(list(told))
         return

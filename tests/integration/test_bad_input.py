@@ -203,7 +203,7 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
         assert logs.status == 0
         assert "Traceback (most recent call last):" in logs.out
         assert 'raise RuntimeError("this is the 10th iteration")' in logs.out
-        assert f"job {job_id} is failed: RuntimeError: this is the 10th iteration" in logs.err
+        assert f"job {job_id} failed: RuntimeError: this is the 10th iteration" in logs.err
 
 
 async def test_a_loss_that_becomes_nan(user: User) -> None:

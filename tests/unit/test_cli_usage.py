@@ -12,6 +12,7 @@ from elasticflow.pool_config import read_config
 from elasticflow.submission import load
 from shared.errors import BadSettings
 from shared.messages.cluster import TenantQuota
+from shared.messages.export import ExportWriter
 
 COMMANDS = (
     ("up",),
@@ -141,6 +142,14 @@ def test_a_foreign_or_cut_file_is_named(nowhere: Path, content: bytes) -> None:
     status, shown = eflow("why", "j1", "--file", "run.ledger")
     assert status == 2
     assert "run.ledger cannot be read" in shown
+
+
+def test_a_job_that_a_file_does_not_know_is_looked_for_in_that_file(nowhere: Path) -> None:
+    with (nowhere / "run.ledger").open("wb") as file:
+        ExportWriter(file).finish()
+    status, shown = eflow("why", "j1", "--file", "run.ledger")
+    assert status == 1
+    assert "no job 'j1' in run.ledger; `eflow replay run.ledger` lists them" in shown
 
 
 def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
