@@ -87,9 +87,9 @@ class Client(LedgerView):
         The same job_id with the same spec may come any number of times: the answer is the same.
         timeout_s: for the first sign of an answer. Raises InvalidJob, Undecided.
         """
-        job_id = job_id or fresh_job_id(spec)
-        async with self._listening(job_id) as answers:
-            await self.post(spec, job_id=job_id, code=code)
+        wish = self._submission(spec, job_id)
+        async with self._listening(wish.job_id) as answers:
+            await self._hand_in(wish, code)
             patience = asyncio.timeout(timeout_s)
             try:
                 async with patience:
@@ -106,17 +106,24 @@ class Client(LedgerView):
                             case _:
                                 pass
             except TimeoutError:
-                raise Undecided(job_id, timeout_s) from None
+                raise Undecided(wish.job_id, timeout_s) from None
 
     async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
         """Hand a job in without waiting for anybody; its id. Raises InvalidJob, naming every bad field."""
+        wish = self._submission(spec, job_id)
+        await self._hand_in(wish, code)
+        return wish.job_id
+
+    def _submission(self, spec: JobSpec, job_id: str) -> SubmitJob:
         wish = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
         _check(wish)
+        return wish
+
+    async def _hand_in(self, wish: SubmitJob, code: Package | None) -> None:
         if code is not None:
             bucket = streams.code_bucket(self._pool)
             await patiently(self._bus.put_object, bucket, code.code_digest, code.archive)
         await self._publish(wish)
-        return wish.job_id
 
     async def quote(self, spec: JobSpec, *, timeout_s: float = ANSWER_TIMEOUT_S) -> DeadlineQuoted:
         """The earliest deadline that would be promised now; nothing is submitted. Raises InvalidJob."""

@@ -49,6 +49,16 @@ async def test_a_rejection_offers_commands_that_are_admitted(door: FrontDoor) ->
         assert (await door.eflow("cancel", name)).status == 0
 
 
+@pytest.mark.parametrize(("option", "field"), [("--name", "job_id"), ("--tenant", "tenant")])
+async def test_a_name_that_is_no_token_is_refused_before_anything_is_sent(
+    door: FrontDoor, option: str, field: str
+) -> None:
+    ran = await door.eflow("submit", "line.py", "--deadline", "300s", option, "no spaces")
+    assert ran.status == 1
+    assert ran.err == f"eflow: {field}: must be 1 to 64 letters, digits, _ and -, not 'no spaces'\n"
+    assert (await door.eflow("jobs", "--all", "--json")).value == []
+
+
 async def test_the_same_id_twice_is_one_job(door: FrontDoor) -> None:
     wish = ("submit", "line.py", "--deadline", "300s", "--name", "j1", "--json")
     first, again = await door.eflow(*wish), await door.eflow(*wish)
