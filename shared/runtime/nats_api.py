@@ -18,7 +18,8 @@ from shared.errors import (
     WrongExpectedSequence,
 )
 from shared.runtime.bus import Value
-from shared.runtime.nats_connection import Connection, ConnectionBroke
+from shared.runtime.nats_answers import ConnectionBroke
+from shared.runtime.nats_connection import Connection
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"

@@ -7,7 +7,8 @@ from pathlib import Path
 from shared.errors import RequestTimeout, Unavailable, UnknownStream
 from shared.runtime import nats_api, nats_follow, nats_objects, streams
 from shared.runtime.bus import ACK_WAIT_S, DEFAULT_TIMEOUT_S, Bus, Message, Stored, Value, WorkQueue
-from shared.runtime.nats_connection import Connection, ConnectionBroke, OnState
+from shared.runtime.nats_answers import ConnectionBroke
+from shared.runtime.nats_connection import Connection, OnState
 from shared.runtime.nats_inbox import Inbox
 from shared.runtime.nats_work import NatsWorkQueue
 

@@ -7,10 +7,9 @@ long given up; readers are woken on reconnection; who is cancelled hears it; sec
 
 import asyncio
 import contextlib
-import itertools
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,6 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from shared.errors import BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
+from shared.runtime.nats_answers import Answers, ConnectionBroke
 from shared.runtime.nats_client import connect_client
 from shared.runtime.nats_inbox import Inbox, status_of
 from shared.runtime.nats_url import check_url, masked
@@ -30,10 +30,6 @@ OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or
 _HEADER_LINE_BYTES = 14  # "NATS/1.0\r\n", and the empty line at the end
 
 log = structlog.get_logger()
-
-
-class ConnectionBroke(Exception):
-    """Between request and answer; inside this package only: what it means depends on the request."""
 
 
 class Connection:
@@ -47,9 +43,7 @@ class Connection:
         self._closing = False
         self._connected = asyncio.Event()
         self._inboxes: dict[Inbox, Any] = {}
-        self._answers: dict[str, asyncio.Future[Msg]] = {}
-        self._tickets = itertools.count()
-        self._reply_prefix = ""
+        self._answers = Answers()
 
     async def open(
         self,
@@ -77,8 +71,8 @@ class Connection:
         except BaseException:
             await self.close()
             raise
-        self._reply_prefix = self.client.new_inbox() + "."
-        await self.client.subscribe(self._reply_prefix + "*", cb=self._on_answer)
+        self._answers.prefix = self.client.new_inbox() + "."
+        await self.client.subscribe(self._answers.prefix + "*", cb=self._answers.on_message)
         self._say("connected")
 
     # -- states
@@ -146,9 +140,7 @@ class Connection:
             self._say("closed")
 
     def _let_go(self) -> None:
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(ConnectionBroke)
+        self._answers.let_go()
         for inbox in self._inboxes:
             inbox.wake()
 
@@ -175,7 +167,7 @@ class Connection:
         An echo of our own: nats-py's ping overtakes a subscription that it has not written yet, and the first messages
         would be lost.
         """
-        with self._expected("an echo", timeout_s) as (reply, answer):
+        with self._answers.expected("an echo", timeout_s) as (reply, answer):
             await self.publish(reply, b"")
             await answer
 
@@ -183,31 +175,12 @@ class Connection:
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Msg:
         """Raises NoResponder, RequestTimeout, ConnectionBroke, and what publish raises."""
-        with self._expected(subject, timeout_s) as (reply, answer):
+        with self._answers.expected(subject, timeout_s) as (reply, answer):
             await self.publish(subject, data, reply=reply, headers=headers)
             message = await answer
         if status_of(message) == "503":
             raise NoResponder(subject)
         return message
-
-    @contextlib.contextmanager
-    def _expected(self, subject: str, timeout_s: float) -> Generator[tuple[str, asyncio.Future[Msg]]]:
-        """Where an answer is to be sent, and the answer."""
-        loop = asyncio.get_running_loop()
-        ticket = str(next(self._tickets))
-        answer: asyncio.Future[Msg] = loop.create_future()
-        self._answers[ticket] = answer
-        timer = loop.call_later(timeout_s, _give_up, answer, subject, timeout_s)
-        try:
-            yield self._reply_prefix + ticket, answer
-        finally:
-            timer.cancel()
-            del self._answers[ticket]
-
-    async def _on_answer(self, message: Msg) -> None:
-        answer = self._answers.get(message.subject[len(self._reply_prefix) :])
-        if answer is not None and not answer.done():
-            answer.set_result(message)
 
     async def api(
         self, call: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0
@@ -259,8 +232,3 @@ def _header_bytes(headers: Mapping[str, str] | None) -> int:
     if not headers:
         return 0
     return _HEADER_LINE_BYTES + sum(len(key) + len(value.encode()) + 4 for key, value in headers.items())
-
-
-def _give_up(answer: asyncio.Future[Msg], subject: str, timeout_s: float) -> None:
-    if not answer.done():
-        answer.set_exception(RequestTimeout(subject, timeout_s))

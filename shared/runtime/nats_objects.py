@@ -12,7 +12,8 @@ from typing import Any
 from shared.errors import NoResponder, NotFound, RequestTimeout, Unavailable, UnknownStream
 from shared.runtime import nats_api
 from shared.runtime.clock import fresh_id
-from shared.runtime.nats_connection import Connection, ConnectionBroke
+from shared.runtime.nats_answers import ConnectionBroke
+from shared.runtime.nats_connection import Connection
 from shared.runtime.nats_inbox import status_of
 
 _CHUNK_BYTES = 512 * 1024  # below the default max_payload of 1 MiB
