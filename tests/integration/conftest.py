@@ -1,6 +1,6 @@
 """One contract, two buses: every test that takes `connect` runs over memory and over a real nats-server."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,7 @@ from shared.runtime.memory_bus import MemoryBus
 from shared.runtime.nats_bus import connect_nats
 from shared.runtime.nats_server import EmbeddedServer
 from tests.front_door import FrontDoor, front_door
-
-POOL = "pool-a"
-Connect = Callable[[], Awaitable[Bus]]
+from tests.one_pool import POOL, Connect
 
 
 @pytest.fixture(params=["memory", "nats"])

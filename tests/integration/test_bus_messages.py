@@ -1,0 +1,109 @@
+"""What every bus keeps, whatever it is made of: plain messages, requests, and the end of a connection."""
+
+import asyncio
+
+import pytest
+
+from shared.errors import (
+    BusClosed,
+    NoResponder,
+    RequestTimeout,
+)
+from shared.runtime.bus import Bus
+from tests.one_pool import PLAN, POOL, Connect, next_of
+
+
+async def test_plain_messages_reach_listeners_and_one_of_each_queue(connect: Connect, bus: Bus) -> None:
+    everyone = await bus.subscribe("ef.telemetry.>")
+    shared = [await (await connect()).subscribe("ef.telemetry.*.n1", queue="monitors") for _ in range(2)]
+    sender = await connect()
+    for i in range(20):
+        await sender.publish("ef.telemetry.pool-a.n1", b"%d" % i, reply="back")
+    await sender.publish("ef.telemetry.pool-a.n2", b"other")
+    heard = [await next_of(everyone) for _ in range(21)]
+    assert [message.data for message in heard] == [b"%d" % i for i in range(20)] + [b"other"]
+    assert (heard[0].subject, heard[0].reply, heard[20].reply) == ("ef.telemetry.pool-a.n1", "back", "")
+    got: list[bytes] = []
+    all_heard = asyncio.Event()
+
+    async def collect(number: int) -> None:
+        async for message in shared[number]:
+            got.append(message.data)
+            if len(got) == 20:
+                all_heard.set()
+
+    collectors = [asyncio.create_task(collect(number)) for number in range(2)]
+    async with asyncio.timeout(10):
+        await all_heard.wait()
+    for subscription in shared:
+        await subscription.close()
+    await asyncio.gather(*collectors)
+    assert sorted(got) == sorted(b"%d" % i for i in range(20))
+
+
+async def test_a_request_is_answered(connect: Connect, bus: Bus) -> None:
+    questions = await bus.subscribe("ef.quote.pool-a", queue="admission")
+
+    async def answer() -> None:
+        async for question in questions:
+            await bus.publish(question.reply, b"re: " + question.data)
+
+    answering = asyncio.create_task(answer())
+    asker = await connect()
+    answers = await asyncio.gather(*(asker.request("ef.quote.pool-a", b"%d" % i, 10.0) for i in range(20)))
+    assert answers == [b"re: %d" % i for i in range(20)]
+    await questions.close()
+    await answering
+
+
+async def test_a_request_that_nobody_answers_says_why(bus: Bus) -> None:
+    with pytest.raises(NoResponder) as nobody:
+        await bus.request("ef.quote.nobody", b"", 5.0)
+    assert nobody.value.subject == "ef.quote.nobody"
+    deaf = await bus.subscribe("ef.quote.deaf")
+    with pytest.raises(RequestTimeout) as late:
+        await bus.request("ef.quote.deaf", b"", 0.05)
+    assert late.value.timeout_s == 0.05
+    await deaf.close()
+
+
+async def test_whoever_has_subscribed_gets_what_another_publishes_next(connect: Connect, bus: Bus) -> None:
+    """An answer, say, that comes at once. It is a race: each round is another chance to lose it."""
+    async with asyncio.timeout(60):
+        for number in range(150):
+            listener = await connect()
+            subscription = await listener.subscribe("ef.telemetry.>")
+            await bus.publish("ef.telemetry.next", b"%d" % number)
+            assert (await anext(subscription)).data == b"%d" % number
+            await listener.close()
+
+
+@pytest.mark.parametrize("num_turns", range(1, 8))
+async def test_who_is_cancelled_while_subscribing_hears_it(bus: Bus, num_turns: int) -> None:
+    """Otherwise a service that is told to stop just after its start would go on for ever."""
+    subscribing = asyncio.ensure_future(bus.subscribe("ef.telemetry.>"))
+    for _ in range(num_turns):  # of the event loop
+        await asyncio.sleep(0)
+    if subscribing.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await subscribing
+
+
+async def test_a_closed_bus_lets_everybody_go(connect: Connect, bus: Bus) -> None:
+    doomed = await connect()
+    queue = await doomed.work(POOL, "admission")
+    subscription = await doomed.subscribe("ef.telemetry.>")
+    following = asyncio.create_task(anext(doomed.follow(POOL, after_sequence=0)))
+    pulling = asyncio.create_task(queue.pull(1, 60.0))
+    listening = asyncio.create_task(anext(subscription))
+    await bus.publish("ef.telemetry.warm", b"")
+    async with asyncio.timeout(10):
+        await listening
+        listening = asyncio.create_task(anext(subscription))
+        await doomed.close()
+        results = await asyncio.gather(following, pulling, listening, return_exceptions=True)
+    assert [type(result) for result in results[:2]] == [BusClosed, BusClosed]
+    assert isinstance(results[2], StopAsyncIteration)
+    with pytest.raises(BusClosed):
+        await doomed.append(PLAN, b"", message_id="1")
+    await doomed.close()

@@ -1,0 +1,80 @@
+"""What every bus keeps, whatever it is made of: objects, values and leases."""
+
+import asyncio
+
+import pytest
+
+from shared.errors import (
+    NotFound,
+    WrongExpectedSequence,
+)
+from shared.runtime import streams
+from shared.runtime.bus import Bus
+from shared.runtime.clock import SystemClock
+from shared.runtime.lease import Lease
+from tests.one_pool import POOL, Connect
+
+
+async def test_objects_come_back_whole(connect: Connect, bus: Bus) -> None:
+    bucket = streams.code_bucket(POOL)
+    big = bytes(range(256)) * (20 * 4096)  # 20 MiB
+    await bus.put_object(bucket, "empty", b"")
+    await bus.put_object(bucket, "code/train.py", b"old")
+    await bus.put_object(bucket, "code/train.py", big)
+    await bus.put_object(bucket, "code/train.py", big)
+    other = await connect()
+    assert await other.get_object(bucket, "empty") == b""
+    assert await other.get_object(bucket, "code/train.py") == big
+    with pytest.raises(NotFound):
+        await other.get_object(bucket, "nothing")
+    with pytest.raises(NotFound):
+        await other.get_object("EF_CODE_nowhere", "nothing")
+
+
+async def test_values_change_only_from_the_revision_that_was_seen(bus: Bus) -> None:
+    bucket = streams.state_bucket(POOL)
+    assert await bus.get_value(bucket, "profile.cnn") is None
+    first = await bus.put_value(bucket, "profile.cnn", b"1", expected_revision=0)
+    with pytest.raises(WrongExpectedSequence):
+        await bus.put_value(bucket, "profile.cnn", b"x", expected_revision=0)
+    second = await bus.put_value(bucket, "profile.cnn", b"2", expected_revision=first)
+    with pytest.raises(WrongExpectedSequence):
+        await bus.put_value(bucket, "profile.cnn", b"x", expected_revision=first)
+    third = await bus.put_value(bucket, "profile.cnn", b"3")
+    assert first < second < third
+    value = await bus.get_value(bucket, "profile.cnn")
+    assert value is not None
+    assert (value.data, value.revision) == (b"3", third)
+
+
+async def test_a_lease_has_one_holder_and_passes_on(connect: Connect, bus: Bus) -> None:
+    first = Lease(bus, POOL, "allocator", "first", ttl_s=1, clock=SystemClock())
+    second = Lease(await connect(), POOL, "allocator", "second", ttl_s=1, clock=SystemClock())
+    assert await first.try_acquire()
+    assert first.held
+    assert not await second.try_acquire()
+    assert not second.held
+    await first.renew()
+    assert first.held
+    assert not await second.try_acquire()
+    await first.release()
+    assert not first.held
+    assert await second.try_acquire()
+    assert not await first.try_acquire()
+
+
+async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bus) -> None:
+    doomed = await connect()
+    first = Lease(doomed, POOL, "allocator", "first", ttl_s=1, clock=SystemClock())
+    assert await first.try_acquire()
+    await doomed.close()
+    second = Lease(bus, POOL, "allocator", "second", ttl_s=1, clock=SystemClock())
+    told: asyncio.Queue[bool] = asyncio.Queue()
+    holding = asyncio.create_task(second.hold(told.put_nowait))
+    async with asyncio.timeout(20):
+        assert await told.get()
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    assert not await told.get()
+    third = Lease(bus, POOL, "allocator", "third", ttl_s=1, clock=SystemClock())
+    assert await third.try_acquire(), "released by the one that was cancelled"

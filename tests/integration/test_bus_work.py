@@ -1,0 +1,99 @@
+"""What every bus keeps, whatever it is made of: each wish in the work queue is done, by one replica."""
+
+import asyncio
+
+from shared.runtime.bus import Bus, WorkItem, WorkQueue
+from tests.one_pool import POOL, SUBMIT, Connect
+
+
+async def pull_all(queue: WorkQueue, count: int) -> list[WorkItem]:
+    items: list[WorkItem] = []
+    async with asyncio.timeout(20):
+        while len(items) < count:
+            items += await queue.pull(count - len(items), 5.0)
+    return items
+
+
+async def test_work_comes_with_everything_it_was_sent_with(bus: Bus) -> None:
+    queue = await bus.work(POOL, "admission")
+    waiting = asyncio.create_task(queue.pull(10, 10.0))
+    await bus.append(SUBMIT, b"job", message_id="id-1", headers={"Answer-To": "ef.answer"})
+    (item,) = await waiting
+    assert (item.subject, item.data, item.sequence, item.num_delivered) == (SUBMIT, b"job", 1, 1)
+    assert item.headers["Answer-To"] == "ef.answer"
+    assert item.headers["Nats-Msg-Id"] == "id-1"
+    await item.ack()
+    await queue.close()
+
+
+async def test_a_pull_brings_all_there_is_up_to_its_limit(bus: Bus) -> None:
+    for i in range(5):
+        await bus.append(SUBMIT, b"%d" % i, message_id=str(i))
+    queue = await bus.work(POOL, "admission")
+    assert [item.data for item in await queue.pull(3, 5.0)] == [b"0", b"1", b"2"]
+    assert [item.data for item in await queue.pull(3, 5.0)] == [b"3", b"4"]
+    assert await queue.pull(3, 0.05) == []
+
+
+async def test_replicas_share_the_work_and_each_item_goes_to_one(connect: Connect, bus: Bus) -> None:
+    queues = [await (await connect()).work(POOL, "admission") for _ in range(2)]
+    done: list[list[bytes]] = [[], []]
+    all_done = asyncio.Event()
+
+    async def replica(number: int) -> None:
+        while True:
+            for item in await queues[number].pull(4, 5.0):
+                done[number].append(item.data)
+                await item.ack()
+            if len(done[0]) + len(done[1]) == 100:
+                all_done.set()
+
+    replicas = [asyncio.create_task(replica(number)) for number in range(2)]
+    await asyncio.gather(*(bus.append(SUBMIT, b"%d" % i, message_id=str(i)) for i in range(100)))
+    async with asyncio.timeout(20):
+        await all_done.wait()
+    for task in replicas:
+        task.cancel()
+    await asyncio.gather(*replicas, return_exceptions=True)
+    assert sorted(done[0] + done[1]) == sorted(b"%d" % i for i in range(100))
+    assert done[0]
+    assert done[1]
+
+
+async def test_work_handed_back_comes_again(bus: Bus) -> None:
+    queue = await bus.work(POOL, "admission")
+    await bus.append(SUBMIT, b"job", message_id="1")
+    (item,) = await queue.pull(1, 5.0)
+    await item.nak(delay_s=0.2)
+    assert await queue.pull(1, 0.05) == []
+    (again,) = await queue.pull(1, 10.0)
+    assert (again.data, again.sequence, again.num_delivered) == (b"job", 1, 2)
+    await again.nak()
+    (third,) = await queue.pull(1, 10.0)
+    assert third.num_delivered == 3
+    await third.term()
+    assert await queue.pull(1, 0.2) == []
+
+
+async def test_work_of_a_replica_that_died_goes_to_another(connect: Connect, bus: Bus) -> None:
+    doomed = await connect()
+    queue = await doomed.work(POOL, "admission", ack_wait_s=1.0)
+    await bus.append(SUBMIT, b"job", message_id="1")
+    (item,) = await queue.pull(1, 5.0)
+    assert item.num_delivered == 1
+    await doomed.close()
+    survivor = await bus.work(POOL, "admission", ack_wait_s=1.0)
+    (again,) = await survivor.pull(1, 20.0)
+    assert (again.data, again.num_delivered) == (b"job", 2)
+
+
+async def test_work_in_progress_stays_with_its_replica(connect: Connect, bus: Bus) -> None:
+    queue = await bus.work(POOL, "admission", ack_wait_s=1.0)
+    await bus.append(SUBMIT, b"job", message_id="1")
+    (item,) = await queue.pull(1, 5.0)
+    other = await (await connect()).work(POOL, "admission", ack_wait_s=1.0)
+    for _ in range(4):
+        await item.in_progress()
+        assert await other.pull(1, 0.4) == []
+    await item.ack()
+    assert await other.pull(1, 1.2) == []
