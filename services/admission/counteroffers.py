@@ -16,6 +16,7 @@ from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.witness import find_witness
 
 MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a refusal
+FEWEST_OFFERS = 3  # with each refusal, where any deadline would do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ def refuse(promises: Promises, job: SchedulableJob, spec: JobSpec, *, dear: bool
     """Why not, and what instead. dear: it would fit, but is not worth its price."""
     thorough = promises.thorough
     promises.num_refusals += 1
+    promises.expect_another()
     earliest_s = _first_worth_s(promises, job) if dear else promises.earliest_deadline_s(job, tight=thorough)
     offers = _offers(promises, job, spec, earliest_s, thorough=thorough)
     if dear:
@@ -82,7 +84,8 @@ def _witness(promises: Promises, job: SchedulableJob, earliest_s: float | None, 
 def _offers(
     promises: Promises, job: SchedulableJob, spec: JobSpec, earliest_s: float | None, *, thorough: bool
 ) -> tuple[Offer, ...]:
-    """A later deadline, fewer iterations, other batch sizes that are known: each would be promised if taken now."""
+    """A later deadline, fewer iterations, other batch sizes that are known: each would be promised if taken now. Where
+    these are fewer than three, also fewer iterations by a later deadline, or still later ones."""
     slack_s = promises.state.config.deadline_slack_s
     offers = list[Offer]()
     if earliest_s is not None:
@@ -99,9 +102,10 @@ def _offers(
             at_s = max(deadline_s, job.deadline_s)
             if not promises.is_too_dear(replace(other, deadline_s=at_s)):
                 offers.append(_offer(spec, at_s + slack_s, iterations, batch_size))
-    if len(offers) < 3 and earliest_s is not None:
-        parts = (0.5, 0.75) if thorough else (0.5,)
-        offers += _between(promises, job, spec, earliest_s, fewer, parts)
+    if earliest_s is not None:
+        missing = FEWEST_OFFERS - len(offers)
+        offers += _between(promises, job, spec, earliest_s, fewer, missing, thorough=thorough)
+        offers += _later(promises, job, spec, earliest_s, FEWEST_OFFERS - len(offers))
     return tuple(offers)
 
 
@@ -111,15 +115,34 @@ def _between(
     spec: JobSpec,
     earliest_s: float,
     fewer: int,
-    parts: tuple[float, ...],
+    most: int,
+    *,
+    thorough: bool,
 ) -> list[Offer]:
-    """Half the way to the later deadline, with as many iterations as fit by then."""
+    """Parts of the iterations that do not fit by the deadline, each as early as can be: at most so many offers."""
     found, slack_s = list[Offer](), promises.state.config.deadline_slack_s
-    for part in parts:
-        between_s = float(math.ceil(job.deadline_s + part * (earliest_s - job.deadline_s)))
-        iterations = _most_iterations(promises, replace(job, deadline_s=between_s))
-        if fewer < iterations < spec.max_iterations and between_s > job.deadline_s:
-            found.append(_offer(spec, between_s + slack_s, max_iterations=iterations))
+    for part in range(1, most + 1):
+        iterations = fewer + (spec.max_iterations - fewer) * part // (most + 1)
+        if fewer < iterations < spec.max_iterations:
+            shorter = replace(job, remaining_iterations=float(iterations))
+            deadline_s = promises.earliest_deadline_s(shorter, tight=thorough)
+            if deadline_s is not None and job.deadline_s < deadline_s < earliest_s:
+                found.append(_offer(spec, deadline_s + slack_s, max_iterations=iterations))
+    return found
+
+
+def _later(
+    promises: Promises, job: SchedulableJob, spec: JobSpec, earliest_s: float, most: int
+) -> list[Offer]:
+    """Deadlines beyond the earliest that move nobody, for jobs of which no part ends much sooner."""
+    found, slack_s = list[Offer](), promises.state.config.deadline_slack_s
+    deadline_s = promises.earliest_possible_s(job, tight=False)
+    deadline_s = None if deadline_s is None else max(deadline_s, earliest_s)
+    while len(found) < most and deadline_s is not None:
+        window_s = math.ceil(deadline_s - promises.now_s)
+        deadline_s = promises.first_worth_s(job, deadline_s + window_s, 1.0)
+        if deadline_s is not None:
+            found.append(_offer(spec, deadline_s + slack_s))
     return found
 
 

@@ -56,7 +56,7 @@ class Desk:
     def in_order(self, submissions: Sequence[SubmitJob]) -> list[SubmitJob]:
         """Wishes that came together, as they are to be judged: selective admission judges the smallest first."""
         asked = [self._least_gpu_seconds(submission) for submission in submissions]
-        self.promises.expect(least for least in asked if 0 < least < math.inf)
+        self.promises.expect(least for least in asked if least > 0)
         if self.state.config.admission == "first-come":
             return list(submissions)
         order = sorted(range(len(submissions)), key=lambda index: asked[index])

@@ -55,6 +55,7 @@ def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQu
         )
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
     job = newcomer(state, "quote", spec, curve, math.inf)
+    desk.promises.expect_another()
     planned_s = desk.promises.earliest_deadline_s(job)
     if planned_s is None:
         why = f"no deadline would do on {state.num_gpus} GPUs"

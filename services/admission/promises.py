@@ -41,9 +41,15 @@ class Promises:
         self._is_told = False
 
     def expect(self, asked: Iterable[float]) -> None:
-        """The GPU-seconds of the wishes at hand, which all count as demand from now on."""
+        """The GPU-seconds of the wishes at hand, which all count as demand from now on; of one with inf only that it
+        is there."""
         self._coming = list(asked)
         self._selection = None
+
+    def expect_another(self) -> None:
+        """Who takes an offer or a quote asks once more; what is priced then must be priced now."""
+        if self._is_selective and not self._selected.knows_enough:
+            self.expect([*self._coming, math.inf])
 
     @property
     def plan(self) -> AdmissionPlan:

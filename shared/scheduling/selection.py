@@ -52,6 +52,11 @@ class Selection:
         observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
         self._asked = Asked(gpu_seconds[order], age_s_N, observed_s, num_gpus, now_s)
 
+    @property
+    def knows_enough(self) -> bool:
+        """Whether one submission more makes no difference to what is priced at all."""
+        return len(self._asked.gpu_seconds_N) >= FEWEST_SUBMISSIONS
+
     def dearest_gpu_seconds(self, window_s: float) -> float:
         """The most GPU-seconds for which a job with such a window is taken beside all others; inf if there is no limit.
 
@@ -67,9 +72,12 @@ class Selection:
     def first_worth_s(
         self, job: SchedulableJob, from_s: float, within_s: float, free: Profile
     ) -> float | None:
-        """The first deadline from this one on at which the job is not too dear, to so many seconds; None if none is."""
+        """The first deadline from this one on, in steps of a second, at which the job is not too dear; None if none is.
+
+        within_s: to so many seconds, 1 at least.
+        """
         more_s = _first_worth(self._asked, free, levels_of(job), job.remaining_iterations, from_s, within_s)
-        return from_s + math.ceil(more_s) if more_s >= 0.0 else None
+        return from_s + more_s if more_s >= 0.0 else None
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
@@ -124,15 +132,15 @@ def _is_too_dear(asked: Asked, free: Profile, levels: Levels, left: float, deadl
 def _first_worth(
     asked: Asked, free: Profile, levels: Levels, left: float, from_s: float, within_s: float
 ) -> float:
-    """Seconds after from_s: the window doubles until the job is not too dear, then it is halved again; -1 if it is
-    always."""
+    """Whole seconds after from_s: the window doubles until the job is not too dear, then it is halved again; -1 if it
+    is always."""
     low_s, high_s = 0.0, 0.0
     while _is_too_dear(asked, free, levels, left, from_s + high_s):
-        low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(from_s - asked.now_s, 60.0)
+        low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - asked.now_s), 60.0)
         if high_s > LONGEST_S:
             return -1.0
     while high_s - low_s > within_s:
-        middle_s = (low_s + high_s) / 2.0
+        middle_s = (low_s + high_s) // 2.0
         if _is_too_dear(asked, free, levels, left, from_s + middle_s):
             low_s = middle_s
         else:

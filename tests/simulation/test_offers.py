@@ -1,0 +1,93 @@
+"""Wishes at instants of a whole simulation: a refusal offers three other ways, a quote is tight, and both hold."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from services.admission.policy import POLICY, quote
+from shared.messages.commands import QuoteDeadline, SubmitJob
+from shared.messages.events import JobAdmitted, JobRejected, PlanEvent
+from shared.messages.job import JobClass, JobSpec
+from shared.messages.pool_state import PoolState
+from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
+from simulator.trace_driven.simulation import Simulation
+from simulator.workload.bundled import bundled_throughputs, bundled_trace
+from simulator.workload.overhead import overhead_model
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace
+
+NUM_WISHES = 60
+WINDOWS_S = (5.0, 60.0, 600.0, 3_600.0, 20_000.0, 60_000.0)
+
+Moment = tuple[PoolState, JobSpec, float]
+
+
+class Onlooker:
+    """Remembers what each decision of admission rested on."""
+
+    def __init__(self) -> None:
+        self.moments: list[Moment] = []
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        for event in events:
+            spec = event.spec if isinstance(event, JobAdmitted | JobRejected) else None
+            if spec is not None and spec.job_class is JobClass.SLO:
+                self.moments.append((before, spec, now_s))
+
+
+@cache
+def moments(admission: AdmissionPolicy) -> tuple[Moment, ...]:
+    """Of a crowded trace; any wish at any moment, with any window."""
+    workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
+    onlooker, cluster = Onlooker(), ClusterShape(num_nodes=1, gpus_per_node=8)
+    cost = overhead_model("reference", cluster.num_gpus)
+    Simulation(workload, cluster, resize_cost=cost, admission=admission, observers=[onlooker]).run()
+    chance, found = np.random.default_rng(7), list[Moment]()
+    for _ in range(NUM_WISHES):
+        state, _, now_s = onlooker.moments[chance.integers(len(onlooker.moments))]
+        spec = onlooker.moments[chance.integers(len(onlooker.moments))][1]
+        window_s = float(chance.choice(WINDOWS_S) * chance.uniform(0.5, 2.0))
+        found.append((state, replace(spec, deadline_s=now_s + window_s), now_s))
+    return tuple(found)
+
+
+def answered(state: PoolState, spec: JobSpec, now_s: float) -> PlanEvent:
+    wish = SubmitJob(job_id="wish", tenant="trace", spec=spec)
+    (answer,) = POLICY.decide(state, (wish,), now_s)
+    return answer
+
+
+@pytest.mark.parametrize("admission", ["first-come", "selective"])
+def test_a_refusal_offers_three_other_ways_and_each_is_promised_if_taken_at_once(
+    admission: AdmissionPolicy,
+) -> None:
+    num_refused = 0
+    for state, spec, now_s in moments(admission):
+        refused = answered(state, spec, now_s)
+        if not isinstance(refused, JobRejected):
+            continue
+        num_refused += 1
+        assert len(set(refused.offers)) >= 3
+        for offer in refused.offers:
+            other = replace(
+                spec,
+                deadline_s=offer.deadline_s,
+                max_iterations=offer.max_iterations,
+                global_batch_size=offer.global_batch_size,
+            )
+            assert isinstance(answered(state, other, now_s), JobAdmitted), offer
+    assert num_refused >= NUM_WISHES // 4
+
+
+@pytest.mark.parametrize("admission", ["first-come", "selective"])
+def test_a_quote_is_promised_if_taken_at_once_and_a_second_less_is_refused(
+    admission: AdmissionPolicy,
+) -> None:
+    for state, spec, now_s in moments(admission):
+        question = QuoteDeadline(tenant="trace", spec=replace(spec, deadline_s=None))
+        quoted_s = quote(state, question, now_s).earliest_deadline_s
+        assert quoted_s is not None
+        assert isinstance(answered(state, replace(spec, deadline_s=quoted_s), now_s), JobAdmitted)
+        assert isinstance(answered(state, replace(spec, deadline_s=quoted_s - 1.0), now_s), JobRejected)
