@@ -2,12 +2,14 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -82,6 +84,16 @@ def test_eflow_hands_over_arguments_output_and_exit_code() -> None:
     helped = eflow("--help")
     assert helped.returncode == 0
     assert "eflow simulate --trace" in helped.stdout
+
+
+def test_a_signal_to_eflow_is_one_to_the_simulation(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    os.mkfifo(trace)
+    command = [sys.executable, "-m", "elasticflow", "simulate", "--trace", str(trace), "--json"]
+    with subprocess.Popen(command, cwd=ROOT) as eflow, trace.open("w"):  # open once it is read
+        assert "simulator" in psutil.Process(eflow.pid).cmdline()
+        eflow.terminate()
+        assert eflow.wait(timeout=60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
