@@ -38,7 +38,7 @@ def read_config(file: Path) -> PoolConfig:
     try:
         config = TypeAdapter(PoolConfig).validate_python(fields)
     except ValidationError as error:
-        problems += [f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        problems += [f"{file}: {codec.problem_in(details)}" for details in error.errors()]
         raise BadSettings(tuple(problems)) from None
     if problems:
         raise BadSettings(tuple(problems))

@@ -185,10 +185,11 @@ def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
     except ValidationError as error:
         if error.error_count() > _MAX_PROBLEMS:  # millions of them would take minutes to spell out
             raise Undecodable(f"payload: wrong in {error.error_count():,} places") from error
-        raise Undecodable(*(_problem(details) for details in error.errors(include_url=False))) from error
+        raise Undecodable(*(problem_in(details) for details in error.errors(include_url=False))) from error
 
 
-def _problem(details: Any) -> str:
+def problem_in(details: Any) -> str:
+    """What pydantic found wrong in one field, in a line: "spec.seed: must be ..., not ..."."""
     place = ".".join(str(part) for part in details["loc"])
     given = "" if details["type"] == "missing" else f", not {_shown(details['input'])}"
     if details["type"] == "string_pattern_mismatch":
