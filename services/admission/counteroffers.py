@@ -104,7 +104,7 @@ def _offers(
                 offers.append(_offer(spec, at_s + slack_s, iterations, batch_size))
     if earliest_s is not None:
         missing = FEWEST_OFFERS - len(offers)
-        offers += _between(promises, job, spec, earliest_s, fewer, missing, thorough=thorough)
+        offers += _between(promises, job, spec, earliest_s, fewer, missing)
         offers += _later(promises, job, spec, earliest_s, FEWEST_OFFERS - len(offers))
     return tuple(offers)
 
@@ -116,16 +116,14 @@ def _between(
     earliest_s: float,
     fewer: int,
     most: int,
-    *,
-    thorough: bool,
 ) -> list[Offer]:
-    """Parts of the iterations that do not fit by the deadline, each as early as can be: at most so many offers."""
+    """Parts of the iterations that do not fit by the deadline, each as early as moves nobody: at most so many offers."""
     found, slack_s = list[Offer](), promises.state.config.deadline_slack_s
     for part in range(1, most + 1):
         iterations = fewer + (spec.max_iterations - fewer) * part // (most + 1)
         if fewer < iterations < spec.max_iterations:
             shorter = replace(job, remaining_iterations=float(iterations))
-            deadline_s = promises.earliest_deadline_s(shorter, tight=thorough)
+            deadline_s = promises.earliest_deadline_s(shorter, tight=False)
             if deadline_s is not None and job.deadline_s < deadline_s < earliest_s:
                 found.append(_offer(spec, deadline_s + slack_s, max_iterations=iterations))
     return found
