@@ -11,7 +11,7 @@ from shared.messages.offer import Offer
 from shared.messages.witness import NotProved, TooDear, Witness
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.outlook import known_curve
-from shared.scheduling.quoting import most_iterations_by
+from shared.scheduling.quoting import earliest_deadline_around_s, most_iterations_by
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.witness import find_witness
 
@@ -117,7 +117,7 @@ def _between(
     fewer: int,
     most: int,
 ) -> list[Offer]:
-    """Parts of the iterations that do not fit by the deadline, each as early as moves nobody: at most so many offers."""
+    """Parts of the iterations that do not fit by the deadline, each as early as moves nobody."""
     found, slack_s = list[Offer](), promises.state.config.deadline_slack_s
     for part in range(1, most + 1):
         iterations = fewer + (spec.max_iterations - fewer) * part // (most + 1)
@@ -134,8 +134,8 @@ def _later(
 ) -> list[Offer]:
     """Deadlines beyond the earliest that move nobody, for jobs of which no part ends much sooner."""
     found, slack_s = list[Offer](), promises.state.config.deadline_slack_s
-    deadline_s = promises.earliest_possible_s(job, tight=False)
-    deadline_s = None if deadline_s is None else max(deadline_s, earliest_s)
+    around_s = earliest_deadline_around_s(promises.plan, job)
+    deadline_s = None if around_s is None else max(around_s, earliest_s)
     while len(found) < most and deadline_s is not None:
         window_s = math.ceil(deadline_s - promises.now_s)
         deadline_s = promises.first_worth_s(job, deadline_s + window_s, 1.0)
