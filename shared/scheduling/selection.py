@@ -76,6 +76,7 @@ class Selection:
 
         within_s: to so many seconds, 1 at least.
         """
+        from_s = float(from_s)  # a whole number would be compiled apart
         more_s = _first_worth(self._asked, free, levels_of(job), job.remaining_iterations, from_s, within_s)
         return from_s + more_s if more_s >= 0.0 else None
 

@@ -3,11 +3,14 @@
 The machine code is kept beside the sources (`compiled`), so that no service has to compile before its first decision.
 """
 
+import numpy as np
+
 from shared.messages.demand import Demand
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.compiled import compiling_alone, forget_older_code
-from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.job_table import SchedulableJob, copy_rows, empty_jobs
+from shared.scheduling.profile import empty_schedules
 from shared.scheduling.quoting import earliest_deadline_s, most_iterations_by, schedule_from
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import Selection, least_gpu_seconds
@@ -27,6 +30,9 @@ def _call_each_function() -> None:
             job_id=name, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s
         )
 
+    copy_rows(
+        empty_jobs(1, 1), empty_schedules(1), empty_jobs(1, 1), empty_schedules(1), np.empty(0, np.int64)
+    )
     plan = AdmissionPlan.build([job("kept", 50.0, 200.0), job("late", 99.0, 10.0)], 2, 0.0)
     plan.admit(job("around", 10.0, 300.0))
     plan.admit(job("making-room", 60.0, 70.0))

@@ -1,0 +1,65 @@
+"""What `warm_up` compiles is all that any decision runs: the first one after an installation waits for no compiler."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.admission.policy import POLICY, quote
+from shared.messages.commands import AmendJob, HoldQuote, QuoteDeadline
+from shared.scheduling.resize_cost import ResizeCost
+from simulator.trace_driven.failures import Failures
+from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
+from simulator.trace_driven.simulation import Simulation
+from simulator.workload.bundled import bundled_throughputs
+from simulator.workload.generator import Recipe, generate
+from simulator.workload.throughputs import read_throughputs
+from tests.histories import NOW_S, pool, spec, submit
+
+WARM_UP = ("-m", "shared.scheduling.warm_up")
+DECIDE = ("-c", "from tests.simulation.test_warm_up import decide_in_all_ways; decide_in_all_ways()")
+
+
+def decide_in_all_ways() -> None:
+    """Yes and no to jobs of all classes under both policies, with failures and a reserve; quotes and amendments."""
+    recipe = Recipe(num_jobs=60, cluster_gpus=8, load=4.0, soft_share=0.2, best_effort_share=0.2)
+    workload = generate(recipe, read_throughputs(bundled_throughputs()), seed=1)
+    configured: tuple[tuple[AdmissionPolicy, int], ...] = (("first-come", 0), ("selective", 1))
+    for admission, reserve_nodes in configured:
+        result = Simulation(
+            workload,
+            ClusterShape(num_nodes=2, gpus_per_node=4),
+            resize_cost=ResizeCost((1,), (5.0,)),
+            admission=admission,
+            reserve_nodes=reserve_nodes,
+            failures=Failures(seed=1, mean_up_s=36_000.0),
+        ).run()
+        assert result.num_met() > 0
+        assert result.numbers()["rejected"]
+    asked = spec(deadline_s=None)
+    history = pool(4)
+    history.decided(POLICY, HoldQuote(job_id="a", tenant="lab", spec=asked, hold_s=60.0))
+    assert quote(history.state, QuoteDeadline(tenant="lab", spec=asked), NOW_S).earliest_deadline_s
+    history.decided(POLICY, submit("b", deadline_s=NOW_S + 300.0))
+    history.decided(POLICY, AmendJob(job_id="b", tenant="lab", max_iterations=200))
+    history.decided(POLICY, AmendJob(job_id="b", tenant="lab", deadline_s=NOW_S + 3.0))
+
+
+def machine_code(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*.nb?")}
+
+
+@pytest.mark.timeout(900)  # half a minute of compilation, several times that on a busy machine
+def test_no_decision_compiles_anything_after_the_warm_up(tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def run(*arguments: str) -> None:
+        subprocess.run([sys.executable, *arguments], env=environment, check=True)
+
+    run(*WARM_UP)
+    compiled = machine_code(tmp_path)
+    run(*DECIDE)
+    assert compiled
+    assert machine_code(tmp_path) == compiled
