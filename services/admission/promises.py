@@ -12,6 +12,7 @@ from dataclasses import replace
 from shared.messages.cluster import ShareSchedule
 from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan, Proposal
+from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
 from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
@@ -20,6 +21,7 @@ from shared.scheduling.selection import Selection, least_gpu_seconds
 MAX_THOROUGH_REFUSALS = (
     1  # of one decision: a thorough one costs as much as ten wishes, which all wait for it
 )
+MAX_EFFORTS = 16  # of one decision after that: wishes for which other orders are tried
 
 
 class Promises:
@@ -27,7 +29,7 @@ class Promises:
 
     def __init__(self, state: PoolState, now_s: float) -> None:
         self.now_s = now_s
-        self.num_refusals = 0
+        self.num_refusals, self._num_efforts = 0, 0
         self._coming: list[float] = []
         self._earliest: tuple[SchedulableJob, float | None] | None = None
         self._selection: Selection | None = None
@@ -62,6 +64,10 @@ class Promises:
         return self._pool
 
     @property
+    def _insists(self) -> Insistence:
+        return Insistence(self.plan, self.promised)
+
+    @property
     def held_quotes(self) -> tuple[HeldQuote, ...]:
         """Those that the plan keeps."""
         return self._planned.held
@@ -72,21 +78,31 @@ class Promises:
         return self.num_refusals < MAX_THOROUGH_REFUSALS
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
-        """A way to keep this promise too; None at once if less was refused already.
-
-        Filling is greedy: where it finds no way for the deadline, it may for an earlier one, and that will do.
-        """
+        """A way to keep this promise too; None at once if less was refused already."""
         if any(asks_no_less(job, refused) for refused in self._refused):
             return None
-        proposal = self.plan.propose(job)
-        if proposal is None and self.thorough:
-            earliest_s = self.earliest_possible_s(job, tight=True)
-            if earliest_s is not None and earliest_s <= job.deadline_s:
-                sooner = self.plan.propose(replace(job, deadline_s=earliest_s))
-                proposal = sooner and replace(sooner, job=job)  # what is promised is what was asked for
+        if self.thorough:
+            proposal = self.propose_with_effort(job) or self._sooner(job)
+        elif self._is_selective or self._num_efforts == MAX_EFFORTS:
+            proposal = self.plan.propose(job)
+        else:
+            self._num_efforts += 1
+            proposal = self._insists.propose_in_other_orders(job)
         if proposal is None:
             self._refused.append(job)
         return proposal
+
+    def _sooner(self, job: SchedulableJob) -> Proposal | None:
+        """Where there is no way for the deadline, there may be for an earlier one: greedy filling is not monotone."""
+        earliest_s = self.earliest_possible_s(job, tight=True)
+        if earliest_s is None or earliest_s > job.deadline_s:
+            return None
+        proposal = self.propose_with_effort(replace(job, deadline_s=earliest_s))
+        return proposal and replace(proposal, job=job)  # what is promised is what was asked for
+
+    def propose_with_effort(self, job: SchedulableJob) -> Proposal | None:
+        """For this very deadline: who refuses only what cannot be kept tries harder before a no (docs/adr/0017)."""
+        return (self.plan if self._is_selective else self._insists).propose(job)
 
     def accept(self, proposal: Proposal) -> dict[str, ShareSchedule]:
         """It was promised: the schedules of others that are not those of the ledger any more."""
@@ -138,7 +154,8 @@ class Promises:
             return self._earliest[1]
         if not tight:
             return earliest_deadline_around_s(self.plan, job)
-        self._earliest = job, earliest_deadline_s(self.plan, job)
+        efforts = () if self._is_selective else (self._insists.propose_in_other_orders, self._insists.propose)
+        self._earliest = job, earliest_deadline_s(self.plan, job, *efforts)
         return self._earliest[1]
 
     # -- at what price -----------------------------------------------------------------------------------

@@ -189,23 +189,37 @@ class AdmissionPlan:
 
     def _making_room(self, row: int, job: SchedulableJob, tries: int) -> Proposal | None:
         """Fill all jobs anew, the newcomer among them."""
-        position = self._position(row)
-        order = _inserted(self._order, position, row)
-        jobs = self.table.jobs
-        if overloaded(jobs, order, position, self.now_s, self.num_gpus):
+        order = self.order_with(row)
+        if self.is_overloaded(row, order):
             return None
-        by_deadline = order.copy()
+        position, by_deadline = self._position(row), order.copy()
         num_kept = self._fill_anew(order, position)  # those with earlier deadlines stay as they are
         if num_kept < 0 and tries > 1:
             num_kept = self._fill_anew(order, 0, tries=tries - 1)
         if num_kept < 0 and tries > 1:
             num_kept = self._fill_anew(order := by_deadline, position, hurried=row)
-        if num_kept < 0:
-            return None
+        return None if num_kept < 0 else self._filled_anew(job, row, order[num_kept:])
+
+    def order_with(self, row: int) -> Integers:
+        """The rows that can be filled anew, by deadline, with that of a job that asks."""
+        return _inserted(self._order, self._position(row), row)
+
+    def is_overloaded(self, row: int, order: Integers) -> bool:
+        """Whether lower bounds rule out that it is promised too."""
+        return overloaded(self.table.jobs, order, self._position(row), self.now_s, self.num_gpus)
+
+    def propose_in_order(
+        self, job: SchedulableJob, row: int, order: Integers, *, hurried: bool
+    ) -> Proposal | None:
+        """The same, all jobs filled anew in an order. row: that is tried; hurried: it ends as soon as it can."""
+        num_kept = self._fill_anew(order, 0, hurried=row if hurried else -1, tries=TRIES)
+        return None if num_kept < 0 else self._filled_anew(job, row, order)
+
+    def _filled_anew(self, job: SchedulableJob, row: int, rows: Integers) -> Proposal:
+        """What was just found for these rows."""
         profile = empty_profile(len(self.profile.start_B))
         copy_into(profile, self.other_profile)
-        others = order[num_kept:][order[num_kept:] != row]
-        moved = unlike(self.table.schedules, self.filled, others)
+        moved = unlike(self.table.schedules, self.filled, rows[rows != row])
         rows = np.append(moved, row)
         return Proposal(job=job, rows=rows, found=picked(self.filled, rows), profile=profile)
 

@@ -4,38 +4,42 @@ Nothing here changes the plan. Deadlines are in whole seconds.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from shared.scheduling.admission_plan import TRIES, AdmissionPlan
+from shared.scheduling.admission_plan import AdmissionPlan, Proposal
 from shared.scheduling.filling import fill, minimum_share, most_iterations
 from shared.scheduling.job_table import SchedulableJob, Schedule, end_s, schedule_of
 from shared.scheduling.keeping import hold
 from shared.scheduling.planning import write
 from shared.scheduling.profile import sweep
 
+Proposer = Callable[[SchedulableJob], Proposal | None]
+NUM_WINDOWS = 16  # that are looked at before the search for the earliest deadline
 _NOBODY = np.empty(0, np.int64)
 
 
-def earliest_deadline_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
-    """The earliest deadline that `propose` accepts now; None if it accepts none.
+def earliest_deadline_s(plan: AdmissionPlan, job: SchedulableJob, *harder: Proposer) -> float | None:
+    """The earliest deadline that is accepted now; None if none is.
 
-    What is returned is accepted and one second less is refused. Where acceptance is not monotone in the deadline
-    (greedy filling of several jobs does not rule that out) an even earlier one may exist.
+    harder: who accepts what `plan.propose` refuses, each more than the one before. What is returned the last of them
+    accepts, and one second less it refuses. Where acceptance is not monotone in the deadline (greedy filling of several
+    jobs does not rule that out) an even earlier one may exist.
     """
     accepted_s = earliest_deadline_around_s(plan, job)
     alone_s = _fastest_s(plan, job, alone=True)
     if accepted_s is None or alone_s is None:
         return None
     refused_s = math.ceil(alone_s) - 1.0
-    accepted_s = _narrowed(plan, job, refused_s, accepted_s, tries=1)
-    step_s = 1.0  # then with all tries: from there on down, as long as it helps
-    while accepted_s - step_s > refused_s:
-        if plan.propose(replace(job, deadline_s=accepted_s - step_s)) is None:
-            return _narrowed(plan, job, accepted_s - step_s, accepted_s, tries=TRIES)
-        accepted_s, step_s = accepted_s - step_s, 2 * step_s
-    return _narrowed(plan, job, refused_s, accepted_s, tries=TRIES)
+    if harder:
+        accepted_s = _sooner(plan, job, alone_s, accepted_s)
+    accepted_s = _narrowed(partial(plan.propose, tries=1), job, refused_s, accepted_s)
+    for propose in (plan.propose, *harder):
+        accepted_s = _lowered(propose, job, refused_s, accepted_s)
+    return accepted_s
 
 
 def earliest_deadline_around_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
@@ -70,13 +74,35 @@ def keeps(plan: AdmissionPlan, job: SchedulableJob, schedule: Schedule) -> bool:
         return ends_s <= min(job.deadline_s, end_s(schedule) if schedule else plan.now_s)
 
 
-def _narrowed(
-    plan: AdmissionPlan, job: SchedulableJob, refused_s: float, accepted_s: float, tries: int
-) -> float:
+def _sooner(plan: AdmissionPlan, job: SchedulableJob, alone_s: float, accepted_s: float) -> float:
+    """The first accepted deadline of some, from a window that is hardly enough to one that is.
+
+    A job in a hurry can fit where one that may take its time is in the way of others: what is accepted early is not
+    refused later.
+    """
+    now_s, windows_s = plan.now_s, (max(alone_s - plan.now_s, 1.0), max(accepted_s - plan.now_s, 1.0))
+    ends_s: list[float] = np.ceil(now_s + np.geomspace(*windows_s, NUM_WINDOWS)[1:-1]).tolist()
+    for sooner_s in ends_s:
+        if sooner_s < accepted_s and plan.propose(replace(job, deadline_s=sooner_s)) is not None:
+            return sooner_s
+    return accepted_s
+
+
+def _lowered(propose: Proposer, job: SchedulableJob, refused_s: float, accepted_s: float) -> float:
+    """The earliest deadline from an accepted one on down: in steps that double for as long as it helps."""
+    step_s = 1.0
+    while accepted_s - step_s > refused_s:
+        if propose(replace(job, deadline_s=accepted_s - step_s)) is None:
+            return _narrowed(propose, job, accepted_s - step_s, accepted_s)
+        accepted_s, step_s = accepted_s - step_s, 2 * step_s
+    return _narrowed(propose, job, refused_s, accepted_s)
+
+
+def _narrowed(propose: Proposer, job: SchedulableJob, refused_s: float, accepted_s: float) -> float:
     """Bisect between a refused and an accepted deadline, to one second: the accepted one."""
     while accepted_s - refused_s > 1.0:
         middle_s = float((accepted_s + refused_s) // 2)
-        if plan.propose(replace(job, deadline_s=middle_s), tries=tries) is None:
+        if propose(replace(job, deadline_s=middle_s)) is None:
             refused_s = middle_s
         else:
             accepted_s = middle_s

@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
+from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
 from shared.scheduling.profile import utilization
 from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
@@ -122,6 +123,42 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
     moved = {plan.table.job_ids[row]: schedule for row, schedule in proposal.moved.items()}
     assert plan.schedules == before | moved | {"new": proposal.schedule}
     assert plan.schedules["new"] == proposal.schedule
+
+
+def insisting(plan: AdmissionPlan, promised: Mapping[str, SchedulableJob]) -> Insistence:
+    return Insistence(plan, lambda: [promised[plan.table.job_ids[row]] for row in plan.promised])
+
+
+@given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
+def test_a_job_admitted_with_more_effort_never_makes_another_late(
+    jobs: list[SchedulableJob], new: SchedulableJob
+) -> None:
+    plan, promised = admitted_one_by_one([job for job in jobs if math.isfinite(job.deadline_s)])
+    assume(math.isfinite(new.deadline_s))
+    before, proposal = plan.schedules, insisting(plan, promised).propose(new)
+    assert plan.schedules == before
+    if plan.propose(new) is not None:
+        assert proposal is not None, "effort only adds"
+    if proposal is not None:
+        plan.accept(proposal)
+        assert_kept(plan, promised | {"new": new})
+        assert plan.late_jobs == ()
+
+
+@given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
+@settings(max_examples=30)
+def test_a_deadline_quoted_with_effort_is_no_later_and_as_tight(
+    jobs: list[SchedulableJob], new: SchedulableJob
+) -> None:
+    plan, promised = admitted_one_by_one([job for job in jobs if math.isfinite(job.deadline_s)])
+    harder = insisting(plan, promised)
+    quoted_s = earliest_deadline_s(plan, new, harder.propose_in_other_orders, harder.propose)
+    if quoted_s is None:
+        assert min(new.curve.levels) > NUM_GPUS
+        return
+    assert quoted_s <= (earliest_deadline_around_s(plan, new) or 0.0)
+    assert harder.propose(replace(new, deadline_s=quoted_s)) is not None
+    assert harder.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
 
 
 @given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))

@@ -19,6 +19,7 @@ from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
 
 NUM_WISHES = 60
+LATER_S = (1.0, 30.0, 1_000.0, 30_000.0)
 WINDOWS_S = (5.0, 60.0, 600.0, 3_600.0, 20_000.0, 60_000.0)
 
 Moment = tuple[PoolState, JobSpec, float]
@@ -91,3 +92,14 @@ def test_a_quote_is_promised_if_taken_at_once_and_a_second_less_is_refused(
         assert quoted_s is not None
         assert isinstance(answered(state, replace(spec, deadline_s=quoted_s), now_s), JobAdmitted)
         assert isinstance(answered(state, replace(spec, deadline_s=quoted_s - 1.0), now_s), JobRejected)
+
+
+def test_first_come_admission_promises_whatever_is_due_later_than_a_quote() -> None:
+    for state, spec, now_s in moments("first-come"):
+        question = QuoteDeadline(tenant="trace", spec=replace(spec, deadline_s=None))
+        quoted_s = quote(state, question, now_s).earliest_deadline_s
+        assert quoted_s is not None
+        for more_s in LATER_S:
+            assert isinstance(
+                answered(state, replace(spec, deadline_s=quoted_s + more_s), now_s), JobAdmitted
+            )
