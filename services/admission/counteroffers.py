@@ -165,7 +165,10 @@ def _other_batch_sizes(promises: Promises, spec: JobSpec) -> list[tuple[int, Sca
             curve = known_curve(state, replace(spec, global_batch_size=int(size)))
             if curve is not None:
                 found.append((int(size), curve))
-    return sorted(found, key=lambda known: abs(math.log(known[0] / spec.global_batch_size)))[:2]
+    by_likeness = sorted(
+        found, key=lambda known: (abs(math.log(known[0] / spec.global_batch_size)), known[0])
+    )
+    return by_likeness[:2]  # of two equally far the smaller first: the order of the map is chance
 
 
 def _offer(

@@ -1,0 +1,53 @@
+"""The same trace gives the same facts in every process: nothing hangs on the order of a hash."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+from shared.messages.events import PlanEvent
+from shared.messages.pool_state import PoolState
+from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
+from simulator.trace_driven.simulation import Simulation
+from simulator.workload.bundled import bundled_throughputs, bundled_trace
+from simulator.workload.overhead import overhead_model
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace
+
+PROGRAM = "from tests.simulation.test_determinism import digest; print(digest())"
+HASH_SEEDS = ("1", "2", "3", "4")
+
+
+class Digest:
+    """Of all that was decided, to the last digit."""
+
+    def __init__(self) -> None:
+        self.of_events = hashlib.sha256()
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        self.of_events.update(repr((now_s, events)).encode())
+
+
+def digest() -> str:
+    workload = read_trace(bundled_trace("bursty"), read_throughputs(bundled_throughputs()))
+    cluster, seen = ClusterShape(num_nodes=2, gpus_per_node=8), Digest()
+    policies: tuple[AdmissionPolicy, ...] = ("first-come", "selective")
+    for admission in policies:
+        cost = overhead_model("reference", cluster.num_gpus)
+        Simulation(workload, cluster, resize_cost=cost, admission=admission, observers=[seen]).run()
+    return seen.of_events.hexdigest()
+
+
+def test_every_process_decides_the_same_to_the_byte() -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in HASH_SEEDS
+    ]
+    digests = [process.communicate()[0].strip() for process in processes]
+    assert all(digests)
+    assert len(set(digests)) == 1
