@@ -30,6 +30,7 @@ from shared.messages.limits import (
     Text,
     Token,
 )
+from shared.messages.resize_timeline import ResizeTimeline
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
 Pid = Annotated[int, Strict(), Gt(0)]
@@ -57,6 +58,8 @@ class Assignment:
     gpu_index: number of the GPU on this node.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; no limit from 1 on.
     rendezvous: host:port of rank 0, "" if `JoinRendezvous` brings it; rank 0 listens on advertise_host.
+    meeting_size: of all who meet where this worker joins others that train: they hand it the state of the job;
+        0: all are new, and the state is in the checkpoint.
     checkpoint_iteration: a whole checkpoint of so many steps exists; a start from an older one would lose work.
     fence_s: without a LeaseExtended for so long the worker ends itself; None: it has all the time in the world.
     """
@@ -74,6 +77,7 @@ class Assignment:
     cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
     advertise_host: str = "127.0.0.1"
     rendezvous: str = ""
+    meeting_size: Annotated[int, Strict(), Ge(0)] = 0
     checkpoint_iteration: Iterations = 0
     fence_s: PositiveDurationS | None = None
     checkpoint_every_s: PositiveDurationS = 30.0
@@ -85,9 +89,26 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinRendezvous:
-    """Rank 0 listens here; only for workers whose assignment did not know it yet."""
+class ChangeMembership:
+    """Train on, prepare another generation in the background, and go over to it at the boundary where all are ready.
 
+    place: at the meeting of those who are there and those who come: the rank in the new generation, or from world_size
+        on for those who leave with it.
+    rendezvous: host:port of place 0, "" if `JoinRendezvous` brings it; place 0 listens as rank 0 of a start does.
+    """
+
+    generation: Generation
+    place: Index
+    world_size: Annotated[int, Strict(), Gt(0)]
+    meeting_size: Annotated[int, Strict(), Gt(0)]
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRendezvous:
+    """Rank 0 of this generation listens here; for workers that were not told with their assignment or change."""
+
+    generation: Generation
     address: Name  # host:port
 
 
@@ -109,16 +130,36 @@ class LeaseExtended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousListening:
-    """Rank 0 waits on this port of its advertise_host. Never sent by a worker that is alone."""
+    """Rank 0 of this generation waits on this port of its advertise_host. Never sent by a worker that is alone."""
 
+    generation: Generation
     port: Port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """All workers have joined and hold the same state; the next step is `iteration`."""
+    """All workers of the generation have joined and hold the same state; the first step is `iteration`.
+
+    resize: how it joined others that trained; None: it started with all others from the checkpoint of `iteration`, or
+        from nothing.
+    """
 
     iteration: Iterations
+    resize: ResizeTimeline | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switched:
+    """This worker has gone over to another generation, and has done its first step there. From now on it is this rank
+    of it. Whoever leaves says nothing, and ends with `ExitCode.DONE`.
+
+    iteration: the first of the new generation.
+    """
+
+    generation: Generation
+    rank: Index
+    iteration: Iterations
+    resize: ResizeTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +252,18 @@ class WorkerReaped:
     signal: int | None
 
 
-ToWorker = Assignment | JoinRendezvous | StopAtBoundary | LeaseExtended
-FromWorker = RendezvousListening | Started | Progressed | Alive | Checkpointed | Profiled | Finished | Failed
+ToWorker = Assignment | ChangeMembership | JoinRendezvous | StopAtBoundary | LeaseExtended
+FromWorker = (
+    RendezvousListening
+    | Started
+    | Switched
+    | Progressed
+    | Alive
+    | Checkpointed
+    | Profiled
+    | Finished
+    | Failed
+)
 ToForkServer = ForkWorker
 FromForkServer = ForkServerReady | WorkerForked | ForkRefused | WorkerReaped
 ChannelMessage = ToWorker | FromWorker | ToForkServer | FromForkServer
