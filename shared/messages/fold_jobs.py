@@ -1,10 +1,12 @@
 """Small steps that every part of the fold takes: a job changed, ended, broken; whom a generation waits for."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from shared.messages.changed import changed
+from shared.messages.cluster import GpuId
 from shared.messages.events import JobFinished
-from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers, spec_of
+from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers, nodes_of, spec_of
 
 # What the state keeps of jobs that ended (decision record 0010); all of it is in the ledger, and in the jobs' logs.
 MAX_ENDED_JOBS = 10_000
@@ -23,6 +25,8 @@ def scheduling_event(state: PoolState, sequence: int) -> PoolState:
 
 def speaks_for(job: Job, generation: int) -> bool:
     """A generation may report its end while it runs, or while it is being replaced and not yet gone."""
+    if job.predecessor is not None and generation == job.predecessor.generation:
+        return True
     return generation == job.generation or any(s.generation == generation for s in job.stopping)
 
 
@@ -48,6 +52,7 @@ def ended(
         num_gpus=0,
         gpus=(),
         stopping=all_stopping(state, job),
+        predecessor=None,
     )
     state = changed(
         _with_speed(state, job),
@@ -81,12 +86,18 @@ def _without_the_oldest(state: PoolState) -> PoolState:
 
 def all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
     """Whom the next generation waits for: a node that is gone has no workers, and nobody to say so."""
-    current = (
-        StoppingWorkers(generation=job.generation, node_id=node_id)
-        for node_id in job.nodes
+    before = job.predecessor
+    preceding = () if before is None else workers_on(state, before.generation, before.gpus)
+    return (*job.stopping, *preceding, *workers_on(state, job.generation, job.gpus))
+
+
+def workers_on(state: PoolState, generation: int, gpus: Iterable[GpuId]) -> tuple[StoppingWorkers, ...]:
+    """Of a generation, on the nodes of these GPUs that are alive."""
+    return tuple(
+        StoppingWorkers(generation=generation, node_id=node_id)
+        for node_id in nodes_of(gpus)
         if alive(state, node_id)
     )
-    return (*job.stopping, *current)
 
 
 def alive(state: PoolState, node_id: str) -> bool:
@@ -101,10 +112,15 @@ def checkpointed(job: Job, iteration: int) -> Job:
     return changed(job, checkpoint_iteration=iteration, restarts=0)
 
 
-def broken(job: Job, *, crashes: int) -> Job:
+def broken(job: Job, *, crashes: int, predecessor: bool = False) -> Job:
+    """It cannot go on in its current generation. predecessor: nor in the one before, which trained on."""
+    before = job.predecessor
+    if before is not None and predecessor:
+        before = replace(before, broken=True)
     return changed(
         job,
         broken=True,
+        predecessor=before,
         started_at_s=None,
         iteration=job.checkpoint_iteration,
         iterations_per_s=None,

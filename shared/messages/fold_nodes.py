@@ -5,7 +5,7 @@ from dataclasses import replace
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.fold_jobs import broken, scheduling_event, with_job
-from shared.messages.pool_state import NodeState, PoolState
+from shared.messages.pool_state import NodeState, PoolState, nodes_of
 
 KEEP_LEFT_S = 3_600.0
 KEEP_LOST_S = 86_400.0
@@ -67,7 +67,8 @@ def without_workers_on(state: PoolState, node_id: str) -> PoolState:
         if job.stopping:
             job = changed(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
         if node_id in job.nodes:
-            job = broken(job, crashes=0)
+            before = job.predecessor
+            job = broken(job, crashes=0, predecessor=before is not None and node_id in nodes_of(before.gpus))
         state = with_job(state, job)
     for job in state.ended_jobs.values():
         if any(s.node_id == node_id for s in job.stopping):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.fold_jobs import alive, all_stopping, scheduling_event
-from shared.messages.pool_state import Job, MeasuredCurve, PoolState
+from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, Predecessor
 
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
@@ -37,25 +37,45 @@ def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:
     for placement in event.placements:
         job = live_jobs.get(placement.job_id)
         if job is not None and placement.generation > job.generation:
-            live_jobs[job.job_id] = _moved(state, job, placement, event.at_s)
+            live_jobs[job.job_id] = _moved(state, job, placement, event)
     return changed(state, live_jobs=live_jobs.finish())
 
 
-def _moved(state: PoolState, job: Job, placement: events.PlacedJob, at_s: float) -> Job:
+def _moved(state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> Job:
+    alive_everywhere = all(alive(state, gpu.node_id) for gpu in placement.gpus)
+    goes_over = state.config.stop_free and alive_everywhere and _goes_over(job, placement, decided)
     return changed(
         job,
-        stopping=all_stopping(state, job),
+        predecessor=Predecessor(generation=job.generation, gpus=job.gpus) if goes_over else None,
+        stopping=job.stopping if goes_over else all_stopping(state, job),
         generation=placement.generation,
         gpus=placement.gpus,
-        placed_at_s=at_s,
+        placed_at_s=decided.at_s,
         started_at_s=None,
-        broken=not all(alive(state, gpu.node_id) for gpu in placement.gpus),  # lost while this was decided
+        broken=not alive_everywhere,  # a node was lost while this was decided
         rendezvous="",
         iterations_per_s=None,
         at_risk=False,
         earliest_deadline_s=None,
         outdated=False,
     )
+
+
+def _goes_over(job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> bool:
+    """Whether the workers of the job can go over to its next generation without a stop (decision record 0017).
+
+    Newcomers wait for the GPUs that other jobs leave, and leavers leave theirs when all newcomers are ready. So of the
+    jobs of one decision, whoever both takes and leaves GPUs must leave them to nobody: then those that take wait for
+    those that only leave, these for nobody, and nobody waits in a circle. Between decisions the later wait for
+    the earlier.
+    """
+    if not job.training or job.phase is not Phase.ADMITTED or job.outdated:
+        return False  # a pre-run keeps no work: it is broken once its job is admitted
+    left, taken = set(job.gpus).difference(placement.gpus), set(placement.gpus).difference(job.gpus)
+    others = (other for other in decided.placements if other.job_id != job.job_id)
+    if left and taken and any(not left.isdisjoint(other.gpus) for other in others):
+        return False
+    return bool(placement.gpus)
 
 
 def measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:

@@ -3,7 +3,7 @@
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event
-from shared.messages.fold_jobs import checkpointed, scheduling_event, whole, with_job
+from shared.messages.fold_jobs import broken, checkpointed, scheduling_event, whole, with_job, workers_on
 from shared.messages.pool_state import Job, PoolState, StoppingWorkers, spec_of
 
 MAX_START_COST_S = 120.0
@@ -11,20 +11,39 @@ FASTER_START_WEIGHT = 0.2
 
 
 def start_seen(state: PoolState, job: Job, event: events.GenerationStarted) -> PoolState:
-    """Learn what a start costs here: a slower one at once, a faster one by and by."""
+    """Learn what a start costs here: a slower one at once, a faster one by and by.
+
+    How soon workers went over says nothing of those that have to stop first; only how late.
+    """
     if not whole(job, event.generation) or job.started_at_s is not None:
         return state
     cost_s = min(max(event.at_s - job.placed_at_s, 0.0), MAX_START_COST_S)
     if cost_s < state.start_cost_s:
+        if job.predecessor is not None:
+            return state
         cost_s = state.start_cost_s + FASTER_START_WEIGHT * (cost_s - state.start_cost_s)
     return changed(state, start_cost_s=cost_s)
 
 
-def generation_started(job: Job, event: events.GenerationStarted) -> Job:
+def generation_started(state: PoolState, job: Job, event: events.GenerationStarted) -> Job:
+    """All train in it. What is left of its predecessor are the workers on the GPUs that it does not have."""
     if not whole(job, event.generation) or job.started_at_s is not None:
         return job
-    job = checkpointed(job, event.iteration)
-    return changed(job, started_at_s=event.at_s, iteration=event.iteration, progressed_at_s=event.at_s)
+    before, stopping = job.predecessor, job.stopping
+    if before is not None:
+        left = (gpu for gpu in before.gpus if gpu not in job.gpus)
+        stopping = (*stopping, *workers_on(state, before.generation, left))
+    if event.resize is None:
+        job = checkpointed(job, event.iteration)
+    return changed(
+        job,
+        started_at_s=event.at_s,
+        iteration=event.iteration,
+        iterations_per_s=None,
+        progressed_at_s=event.at_s,
+        predecessor=None,
+        stopping=stopping,
+    )
 
 
 def speed_seen(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:
@@ -40,7 +59,7 @@ def speed_seen(state: PoolState, job: Job, event: events.JobProgressed, sequence
 
 def progressed(job: Job, event: events.JobProgressed) -> Job:
     """Reports of a generation are ordered by iteration first: their writer's clock is not that of its start."""
-    if event.generation != job.generation or not job.training:
+    if event.generation != job.training_generation:
         return job
     if (event.iteration, event.at_s) <= (job.iteration, job.progressed_at_s):
         return job
@@ -61,7 +80,16 @@ def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     if event.iteration is None:
         return job
     job = checkpointed(job, event.iteration)
-    return job if job.started_at_s is not None else changed(job, iteration=job.checkpoint_iteration)
+    return job if job.training_generation is not None else changed(job, iteration=job.checkpoint_iteration)
+
+
+def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequence: int) -> PoolState:
+    """It breaks the current generation, also from the predecessor, whose workers were to go over to it."""
+    before = job.predecessor
+    incumbent = before is not None and event.generation == before.generation
+    if not whole(job, job.generation if incumbent else event.generation):
+        return state
+    return scheduling_event(with_job(state, broken(job, crashes=1, predecessor=incumbent)), sequence)
 
 
 def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:

@@ -11,7 +11,6 @@ from shared.messages.changed import changed
 from shared.messages.events import Event, PlanDecided
 from shared.messages.fold_admission import accepted, amended, configured, quote_held, rejected
 from shared.messages.fold_jobs import (
-    broken,
     ended,
     scheduling_event,
     speaks_for,
@@ -26,12 +25,13 @@ from shared.messages.fold_workers import (
     progressed,
     speed_seen,
     start_seen,
+    worker_crashed,
     workers_gone_after_the_end,
     workers_stopped,
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 6  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 7  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -118,15 +118,13 @@ def _of_a_job(
         case events.WorkersStopped():
             return with_job(state, workers_stopped(job, event))
         case events.WorkerCrashed():
-            if not whole(job, event.generation):
-                return state
-            return scheduling_event(with_job(state, broken(job, crashes=1)), sequence)
+            return worker_crashed(state, job, event, sequence)
         case events.RendezvousOpened():
             if not whole(job, event.generation) or job.rendezvous:
                 return state
             return with_job(state, changed(job, rendezvous=event.address))
         case events.GenerationStarted():
-            return with_job(start_seen(state, job, event), generation_started(job, event))
+            return with_job(start_seen(state, job, event), generation_started(state, job, event))
         case events.JobProgressed():
             after = progressed(job, event)
             return state if after is job else speed_seen(with_job(state, after), after, event, sequence)

@@ -4,7 +4,7 @@ Every service folds the same facts into this one value (`lifecycle.evolve`) and 
 persistent (immutables.Map): a fold step costs the same with ten jobs and with a hundred thousand.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
@@ -48,6 +48,18 @@ class StoppingWorkers:
     node_id: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predecessor:
+    """The generation that trains on until the current one, to which its workers go over, has started.
+
+    gpus: in rank order. broken: it lost a worker or node itself, and cannot go on.
+    """
+
+    generation: int
+    gpus: tuple[GpuId, ...]
+    broken: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `changed`
 class Job:
     """One job, from its first decision to its end."""
@@ -77,6 +89,7 @@ class Job:
     started_at_s: float | None = None  # when the current generation began to train, None before
     broken: bool = False  # the current generation lost a worker or node and cannot go on
     stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty
+    predecessor: Predecessor | None = None  # while the job is handed over, see decision record 0017
     rendezvous: str = ""  # host:port of the current generation
 
     iteration: int = 0
@@ -99,14 +112,32 @@ class Job:
         return self.started_at_s is not None and not self.broken and bool(self.gpus)
 
     @property
+    def handed_over(self) -> bool:
+        """Its workers train on while those of the current generation prepare."""
+        return self.predecessor is not None and not self.broken
+
+    @property
+    def training_generation(self) -> int | None:
+        """Whose workers take steps; None if nobody's."""
+        if self.predecessor is not None and not self.broken:
+            return self.predecessor.generation
+        return self.generation if self.training else None
+
+    @property
     def promised(self) -> bool:
         """Its deadline is guaranteed."""
         return self.phase is Phase.ADMITTED and self.spec is not None and self.spec.job_class is JobClass.SLO
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes of the current generation, in rank order."""
-        return tuple(dict.fromkeys(gpu.node_id for gpu in self.gpus))
+        """The nodes of the current generation, in rank order; then those that only its predecessor has."""
+        gpus = self.gpus if self.predecessor is None else (*self.gpus, *self.predecessor.gpus)
+        return nodes_of(gpus)
+
+
+def nodes_of(gpus: Iterable[GpuId]) -> tuple[str, ...]:
+    """In the order of their first GPU."""
+    return tuple(dict.fromkeys(gpu.node_id for gpu in gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from shared.messages.pool_state import (
     MeasuredCurve,
     NodeState,
     PoolState,
+    Predecessor,
     StoppingWorkers,
     Usage,
 )
@@ -57,7 +58,7 @@ _ADAPTER = TypeAdapter(_Flat)
 _MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "curves", "usage")
 _STATE = (
     *(PoolState, Job, HeldQuote, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
-    *(TenantQuota, GpuHourBudget, StoppingWorkers, JobSpec, MetricCondition, SpeedSeen),
+    *(TenantQuota, GpuHourBudget, StoppingWorkers, Predecessor, JobSpec, MetricCondition, SpeedSeen),
 )
 _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]
 SHAPE = hashlib.sha256(repr((FOLD, _FIELDS)).encode()).hexdigest()[:16]

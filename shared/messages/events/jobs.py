@@ -17,6 +17,7 @@ from shared.messages.limits import (
     TimeS,
     Token,
 )
+from shared.messages.resize_timeline import ResizeTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +32,18 @@ class RendezvousOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStarted:
-    """All workers of the generation train. From the executor of rank 0."""
+    """All workers of the generation train. From the executor of rank 0.
+
+    iteration: the first; a whole checkpoint of so many steps exists, unless workers went over without a stop.
+    resize: how they did, as rank 0 saw it.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     generation: Generation
     num_gpus: NumGpus
     iteration: Iterations
+    resize: ResizeTimeline | None = None
     at_s: TimeS
 
 
