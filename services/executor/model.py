@@ -12,12 +12,13 @@ from typing import Literal, cast
 
 from immutables import Map
 
-from services.executor.notes import Ended, Purpose, WorkerId
+from services.executor.notes import ChangeMembers, Ended, Purpose, WorkerId
 from shared.messages import events, lifecycle
 from shared.messages import worker_channel as channel
 from shared.messages.events import PlanDecided
 from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.pool_state import Job, PoolState, nodes_of
+from shared.messages.resize_timeline import ResizeTimeline
 
 # --- state ----------------------------------------------------------------------------------------------
 
@@ -46,15 +47,22 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One process of this node, as far as it is known here."""
+    """One process of this node, as far as it is known here.
+
+    rendezvous, port: of the newest meeting it was told of, that of `change` or else of its own generation.
+    """
 
     id: WorkerId
     gpu_index: int
     purpose: Purpose
     asked_for_at_s: float
+    joins: bool = False  # it was started beside workers that train
+    change: ChangeMembers | None = None  # the newest that it was told
     rendezvous: str = ""  # as it was told
-    port: int | None = None  # rank 0 listens here
+    port: int | None = None  # whoever is in place 0 listens here
     trains: bool = False  # it has met its peers
+    first_iteration: int = 0  # of its generation
+    resize: ResizeTimeline | None = None  # how its generation began, if nobody stopped for it
     iteration: int = 0
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0
@@ -71,6 +79,25 @@ class Worker:
     def runs(self) -> bool:
         """Its process exists, or will in a moment."""
         return self.ended is None
+
+    @property
+    def place(self) -> WorkerId:
+        """Where it meets others next, or did: its place in the newest generation that it was told of."""
+        if self.change is None or self.change.generation <= self.id.generation:
+            return self.id
+        return WorkerId(self.id.job_id, self.change.generation, self.change.place)
+
+    @property
+    def becomes(self) -> WorkerId | None:
+        """Who it is once it has gone over; it may have, and not yet said so. None if it does not, or leaves."""
+        return None if self.place == self.id or self.change is None else self.change.member
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Those of which it may be a worker right now."""
+        return (
+            (self.id.generation,) if self.becomes is None else (self.id.generation, self.becomes.generation)
+        )
 
     @property
     def end_was_asked(self) -> bool:
@@ -170,11 +197,17 @@ def _concerns(node_id: str, job: Job) -> bool:
 
 
 def is_awaited(state: State, job: Job | None, generation: int) -> bool:
-    """The ledger still waits for this node's word on the generation: it is the newest, or being stopped."""
+    """The ledger still waits for this node's word on the generation: it is the newest, or its predecessor, or being
+    stopped."""
     if job is None:
         return False
-    newest = job.live and generation == job.generation and state.node_id in job.nodes
-    return newest or any((s.generation, s.node_id) == (generation, state.node_id) for s in job.stopping)
+    before = job.predecessor
+    newest = job.live and generation == job.generation and state.node_id in nodes_of(job.gpus)
+    precedes = (
+        before is not None and generation == before.generation and state.node_id in nodes_of(before.gpus)
+    )
+    stopping = any((s.generation, s.node_id) == (generation, state.node_id) for s in job.stopping)
+    return newest or precedes or stopping
 
 
 def is_current(job: Job) -> bool:
@@ -183,6 +216,7 @@ def is_current(job: Job) -> bool:
 
 
 def forgotten_if_over(state: State, worker: Worker) -> State:
-    if worker.runs or is_awaited(state, state.pool.job(worker.id.job_id), worker.id.generation):
+    job = state.pool.job(worker.id.job_id)
+    if worker.runs or any(is_awaited(state, job, generation) for generation in worker.generations):
         return state
     return replace(state, workers=state.workers.delete(worker.id))

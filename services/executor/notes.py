@@ -64,6 +64,7 @@ class StartWorker:
     """checkpoint_iteration: the ledger knows of a whole checkpoint of so many steps.
     fence_s: how long the worker goes on without hearing that the ledger is in sight.
     rendezvous: host:port of rank 0, "" if it is not known yet or not needed.
+    meeting_size: of all who meet, where it joins workers that train; 0: all are new.
     """
 
     worker: WorkerId
@@ -74,11 +75,31 @@ class StartWorker:
     checkpoint_iteration: int
     fence_s: float
     rendezvous: str = ""
+    meeting_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeMembers:
+    """Let a worker that trains go over to the next generation, or leave with it: `ChangeMembership` says how."""
+
+    worker: WorkerId
+    generation: int
+    place: int
+    world_size: int
+    meeting_size: int
+    rendezvous: str = ""
+
+    @property
+    def member(self) -> WorkerId | None:
+        """Who it is in that generation; None if it leaves."""
+        if self.place >= self.world_size:
+            return None
+        return WorkerId(self.worker.job_id, self.generation, self.place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellRendezvous:
-    """To the local workers of the generation, rank 0 excepted."""
+    """To the local workers that are in the generation or go over to it, whoever is in place 0 excepted."""
 
     job_id: str
     generation: int
@@ -109,4 +130,4 @@ class Depart:
 
 
 Note = Said | Ended | ContactLost | ContactRestored | LeaveRequested
-Action = StartWorker | TellRendezvous | StopWorkers | KillWorkers | Depart
+Action = StartWorker | ChangeMembers | TellRendezvous | StopWorkers | KillWorkers | Depart

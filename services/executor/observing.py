@@ -10,6 +10,7 @@ from typing import Any, assert_never, cast
 from services.executor.model import State, Worker, forgotten_if_over
 from services.executor.notes import (
     Action,
+    ChangeMembers,
     ContactLost,
     ContactRestored,
     Depart,
@@ -25,6 +26,7 @@ from services.executor.notes import (
 )
 from shared.messages import events
 from shared.messages import worker_channel as channel
+from shared.messages.resize_timeline import ResizeTimeline
 
 
 def observe(state: State, note: Any, now_s: float) -> State:
@@ -49,8 +51,12 @@ def observe(state: State, note: Any, now_s: float) -> State:
             return replace(state, leaving=True)
         case StartWorker():
             return _with_worker(state, _asked_for(noted, now_s))
+        case ChangeMembers():
+            return _each(state, (noted.worker,), change=noted, rendezvous=noted.rendezvous, port=None)
         case TellRendezvous():
-            return _each(state, _running_ids(state, noted), rendezvous=noted.address)
+            meeting = (noted.job_id, noted.generation)
+            told = [w.id for w in state.workers.values() if w.runs and w.place[:2] == meeting]
+            return _each(state, told, rendezvous=noted.address)
         case StopWorkers():
             return _each(state, _running_ids(state, noted), stop_asked_at_s=now_s)
         case KillWorkers():
@@ -67,6 +73,7 @@ def _asked_for(action: StartWorker, now_s: float) -> Worker:
         gpu_index=action.gpu_index,
         purpose=action.purpose,
         asked_for_at_s=now_s,
+        joins=action.meeting_size > 0,
         rendezvous=action.rendezvous,
     )
 
@@ -76,17 +83,17 @@ def _heard(state: State, note: Said, now_s: float) -> State:
     if worker is None:
         return state
     match note.message:
-        case channel.RendezvousListening(port=port):
-            worker = replace(worker, port=port)
-        case channel.Started(iteration=iteration):  # from a checkpoint of that iteration, or from nothing
-            checkpoint = iteration if worker.id.rank == 0 else None
+        case channel.RendezvousListening(generation=generation, port=port):
+            if generation == worker.place.generation:
+                worker = replace(worker, port=port)
+        case channel.Started(iteration=iteration, resize=resize):
+            from_checkpoint = worker.id.rank == 0 and resize is None  # or from nothing
             worker = replace(
-                worker,
-                trains=True,
-                iteration=iteration,
-                checkpoint_iteration=checkpoint,
-                progressed_at_s=now_s,
+                _begun(worker, iteration, resize, now_s),
+                checkpoint_iteration=iteration if from_checkpoint else None,
             )
+        case channel.Switched():
+            return _switched(state, worker, note.message, now_s)
         case channel.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
             worker = replace(
                 worker,
@@ -106,7 +113,26 @@ def _heard(state: State, note: Said, now_s: float) -> State:
     return _with_worker(state, worker)
 
 
-def _running_ids(state: State, action: TellRendezvous | StopWorkers | KillWorkers) -> tuple[WorkerId, ...]:
+def _begun(worker: Worker, iteration: int, resize: ResizeTimeline | None, now_s: float) -> Worker:
+    return replace(
+        worker,
+        trains=True,
+        first_iteration=iteration,
+        resize=resize,
+        iteration=iteration,
+        progressed_at_s=now_s,
+    )
+
+
+def _switched(state: State, worker: Worker, switched: channel.Switched, now_s: float) -> State:
+    """The process is another worker from now on."""
+    member = WorkerId(worker.id.job_id, switched.generation, switched.rank)
+    state = replace(state, workers=state.workers.delete(worker.id))
+    worker = replace(_begun(worker, switched.iteration, switched.resize, now_s), id=member)
+    return _with_worker(state, worker if member.rank == 0 else replace(worker, checkpoint_iteration=None))
+
+
+def _running_ids(state: State, action: StopWorkers | KillWorkers) -> tuple[WorkerId, ...]:
     generation = (action.job_id, action.generation)
     return tuple(w.id for w in state.workers.values() if w.runs and w.id[:2] == generation)
 

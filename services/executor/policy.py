@@ -106,7 +106,7 @@ def _of_a_job(state: State, job_id: str, now_s: float) -> list[Output]:
         outputs += _milestones(state, job, now_s)
     if (end := end_of_job(state, job, workers, now_s)) is not None:
         outputs.append(end)
-    still_here = {worker.id.generation for worker in workers if worker.runs}
+    still_here = {generation for worker in workers if worker.runs for generation in worker.generations}
     outputs += [
         _stopped(state, job, stopping.generation, now_s)
         for stopping in job.stopping
@@ -127,21 +127,24 @@ def _stopped(state: State, job: Job, generation: int, now_s: float) -> WorkersSt
 
 
 def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
-    """What rank 0 of the newest generation has reached, if it is here."""
-    rank0 = state.workers.get(WorkerId(job.job_id, job.generation, 0))
-    if rank0 is None:
-        return []
+    """What rank 0 of the newest generation has reached, if it is here; before it goes over, where it listens."""
+    rank0_id = WorkerId(job.job_id, job.generation, 0)
     facts: list[Output] = []
-    if rank0.runs and rank0.port is not None and not job.rendezvous:
-        address = f"{state.offer.advertise_host}:{rank0.port}"
+    first = next((w for w in state.workers_of(job.job_id) if w.runs and w.place == rank0_id), None)
+    if first is not None and first.port is not None and not job.rendezvous:
+        address = f"{state.offer.advertise_host}:{first.port}"
         facts.append(RendezvousOpened(job_id=job.job_id, generation=job.generation, address=address))
+    rank0 = state.workers.get(rank0_id)
+    if rank0 is None:
+        return facts
     if rank0.trains and job.started_at_s is None:
         facts.append(
             GenerationStarted(
                 job_id=job.job_id,
                 generation=job.generation,
                 num_gpus=len(job.gpus),
-                iteration=rank0.checkpoint_iteration or 0,  # not how far it came since: that is on no disk
+                iteration=rank0.first_iteration,  # not how far it came since: that is on no disk
+                resize=rank0.resize,
                 at_s=now_s,
             )
         )

@@ -2,8 +2,15 @@
 # pyright: strict
 
 from services.executor.model import State, Worker, is_current
-from services.executor.notes import KillWorkers, StartWorker, StopWorkers, TellRendezvous, WorkerId
-from shared.messages.cluster import PoolConfig
+from services.executor.notes import (
+    ChangeMembers,
+    KillWorkers,
+    StartWorker,
+    StopWorkers,
+    TellRendezvous,
+    WorkerId,
+)
+from shared.messages.cluster import GpuId, PoolConfig
 from shared.messages.pool_state import Job, Phase, spec_of
 
 FENCE_PART = 0.5  # of heartbeat_timeout_s: the rest is for killing, and for clocks that differ in speed
@@ -20,9 +27,10 @@ def ends(
     """Which running workers should not run: in their own time where that saves something, else at once."""
     outputs: list[StopWorkers | KillWorkers] = []
     for generation in sorted({worker.id.generation for worker in workers if worker.runs}):
-        if _is_wanted(state, job, generation):
-            continue
         group = [worker for worker in workers if worker.runs and worker.id.generation == generation]
+        # Whoever goes over with the newest generation, which trains, has done so and is about to say it.
+        if any(_is_wanted(state, job, wanted) for worker in group for wanted in worker.generations):
+            continue
         job_id = group[0].id.job_id
         overdue = any((at_s := kill_due_s(state, w)) is not None and at_s <= now_s for w in group)
         if overdue or not _may_take_time(job, group):
@@ -37,8 +45,16 @@ def _may_take_time(job: Job | None, group: list[Worker]) -> bool:
     """There are steps to save, or last lines to write."""
     if job is None or not job.live:
         return job is not None and job.phase is Phase.FINISHED
-    broken = job.broken and group[0].id.generation == job.generation
-    return not broken and any(worker.trains and worker.purpose == "train" for worker in group)
+    if _is_broken(job, group[0].id.generation):
+        return False
+    return any((worker.trains or worker.joins) and worker.purpose == "train" for worker in group)
+
+
+def _is_broken(job: Job, generation: int) -> bool:
+    before = job.predecessor
+    if before is not None and generation == before.generation:
+        return before.broken
+    return job.broken and generation == job.generation
 
 
 def kill_due_s(state: State, worker: Worker) -> float | None:
@@ -48,28 +64,77 @@ def kill_due_s(state: State, worker: Worker) -> float | None:
     return worker.stop_asked_at_s + state.offer.stop_grace_s
 
 
-def starts(state: State) -> list[StartWorker | TellRendezvous]:
-    """Workers that are placed here and may begin; and the address of rank 0 for those who wait for it."""
-    outputs: list[StartWorker | TellRendezvous] = []
+def starts(state: State) -> list[StartWorker | ChangeMembers | TellRendezvous]:
+    """Workers that are placed here and may begin, or go over from the generation before; and the address of place 0
+    for those who wait for it."""
+    outputs: list[StartWorker | ChangeMembers | TellRendezvous] = []
     taken = {worker.gpu_index for worker in state.running}
     for job_id in sorted(state.job_ids):
         job = state.pool.live_jobs.get(job_id)
-        if job is None or not _may_start(state, job):
+        if job is None or not _is_wanted(state, job, job.generation) or state.cut_off:
             continue
-        for rank, gpu in enumerate(job.gpus):
+        outputs += _changes(state, job)
+        for rank, gpu in enumerate(job.gpus) if _may_start(state, job) else ():
             worker_id = WorkerId(job_id, job.generation, rank)
-            if gpu.node_id == state.node_id and worker_id not in state.workers and gpu.gpu_index not in taken:
-                taken.add(gpu.gpu_index)
-                outputs.append(_start(state, job, worker_id, gpu.gpu_index))
-        if job.rendezvous and any(_waits_for_address(worker) for worker in state.workers_of(job_id)):
+            if not _is_due_here(state, job, gpu) or worker_id in state.workers or gpu.gpu_index in taken:
+                continue
+            taken.add(gpu.gpu_index)
+            outputs.append(_start(state, job, worker_id, gpu.gpu_index))
+        if job.rendezvous and any(_waits_for_address(job, worker) for worker in state.workers_of(job_id)):
             outputs.append(TellRendezvous(job_id=job_id, generation=job.generation, address=job.rendezvous))
     return outputs
 
 
 def _may_start(state: State, job: Job) -> bool:
-    """The fence: nothing of an older generation is left anywhere, here least of all."""
-    older = any(w.runs and w.id.generation != job.generation for w in state.workers_of(job.job_id))
-    return _is_wanted(state, job, job.generation) and not job.stopping and not older and not state.cut_off
+    """The fence: nothing of an older generation is left anywhere, here least of all, but for the predecessor.
+
+    Whoever began has met all others: nobody is started for that generation any more. And nobody joins workers that
+    know another spec.
+    """
+    allowed = {job.generation} if job.predecessor is None else {job.generation, job.predecessor.generation}
+    older = any(w.runs and w.id.generation not in allowed for w in state.workers_of(job.job_id))
+    unlike = job.outdated and job.predecessor is not None
+    return not job.stopping and not older and not unlike and job.started_at_s is None
+
+
+def _is_due_here(state: State, job: Job, gpu: GpuId) -> bool:
+    """A worker of the newest generation is to be started on this GPU: none of its predecessor goes over there."""
+    return gpu.node_id == state.node_id and (job.predecessor is None or gpu not in job.predecessor.gpus)
+
+
+def _meeting(job: Job) -> tuple[GpuId, ...]:
+    """GPUs of all who meet where workers go over to another generation, by place: its ranks, then whoever leaves."""
+    before = job.predecessor
+    return () if before is None else (*job.gpus, *(gpu for gpu in before.gpus if gpu not in job.gpus))
+
+
+def _changes(state: State, job: Job) -> list[ChangeMembers]:
+    """What workers of the predecessor here are to be told, once each."""
+    before, meeting = job.predecessor, _meeting(job)
+    if before is None or job.outdated:
+        return []
+    changes: list[ChangeMembers] = []
+    for rank, gpu in enumerate(before.gpus):
+        worker = state.workers.get(WorkerId(job.job_id, before.generation, rank))
+        if gpu.node_id != state.node_id or worker is None or not _may_change(worker, job.generation):
+            continue
+        place = meeting.index(gpu)
+        changes.append(
+            ChangeMembers(
+                worker=worker.id,
+                generation=job.generation,
+                place=place,
+                world_size=len(job.gpus),
+                meeting_size=len(meeting),
+                rendezvous=job.rendezvous if place else "",
+            )
+        )
+    return changes
+
+
+def _may_change(worker: Worker, generation: int) -> bool:
+    """It trains, nobody wants it to end, and it does not know of the generation yet."""
+    return worker.runs and worker.trains and not worker.end_was_asked and worker.place.generation < generation
 
 
 def _start(state: State, job: Job, worker_id: WorkerId, gpu_index: int) -> StartWorker:
@@ -82,13 +147,18 @@ def _start(state: State, job: Job, worker_id: WorkerId, gpu_index: int) -> Start
         checkpoint_iteration=job.checkpoint_iteration,
         fence_s=fence_s(state.pool.config),
         rendezvous=job.rendezvous if worker_id.rank else "",
+        meeting_size=len(_meeting(job)),
     )
 
 
-def _waits_for_address(worker: Worker) -> bool:
-    return worker.runs and worker.id.rank != 0 and not worker.rendezvous
+def _waits_for_address(job: Job, worker: Worker) -> bool:
+    _, generation, place = worker.place
+    return worker.runs and generation == job.generation and place != 0 and not worker.rendezvous
 
 
 def _is_wanted(state: State, job: Job | None, generation: int) -> bool:
     """Workers of this generation should run here."""
-    return job is not None and is_current(job) and generation == job.generation and not state.leaving
+    if job is None or not is_current(job) or state.leaving:
+        return False
+    before = job.predecessor
+    return generation == job.generation or (before is not None and generation == before.generation)

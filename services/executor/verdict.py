@@ -4,6 +4,7 @@
 import signal
 
 from services.executor.model import State, Worker, is_awaited, is_current
+from services.executor.notes import WorkerId
 from shared.messages import worker_channel as channel
 from shared.messages.events import JobFailed, JobFinished, WorkerCrashed
 from shared.messages.fold_jobs import stopped_short
@@ -63,26 +64,41 @@ def overdue_at_s(job: Job | None, worker: Worker) -> float | None:
 
 def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
     """When the end of this worker counts as a crash of its generation; None if it does not."""
-    if job is None or worker.ended is None or worker.end_was_asked:
+    if job is None or worker.end_was_asked or not is_current(job) or _seat(job, worker) is None:
         return None
-    if not is_current(job) or worker.id.generation != job.generation:
-        return None
+    if worker.ended is None:
+        joins = worker.joins and not worker.trains
+        return worker.asked_for_at_s + state.pool.config.stall_timeout_s if joins else None
     if isinstance(worker.outcome, channel.Profiled):
         return None
     if worker.ended.exit_code not in (ExitCode.DONE, ExitCode.SUPERSEDED):
         return worker.ended_at_s
-    return worker.ended_at_s + QUIET_EXIT_S if worker.id.rank == 0 else None
+    leaves = worker.place != worker.id and worker.becomes is None
+    return worker.ended_at_s + QUIET_EXIT_S if worker.id.rank == 0 and not leaves else None
+
+
+def _seat(job: Job, worker: Worker) -> WorkerId | None:
+    """Where the worker is missed: in the newest generation, in the one before while that trains on, or where it went
+    with all others and could not say so any more."""
+    before = job.predecessor
+    if worker.id.generation == job.generation or (
+        before is not None and worker.id.generation == before.generation
+    ):
+        return worker.id
+    went_over = worker.becomes is not None and worker.becomes.generation == job.generation
+    return worker.becomes if went_over else None
 
 
 def _directness(worker: Worker) -> tuple[bool, int]:
     """Who lost a peer is a witness at most: the peer's own end explains more."""
-    assert worker.ended is not None
-    return (worker.ended.exit_code == ExitCode.PEER_LOST, worker.id.rank)
+    return (worker.ended is not None and worker.ended.exit_code == ExitCode.PEER_LOST, worker.id.rank)
 
 
 def _crash(state: State, job: Job, worker: Worker, now_s: float) -> WorkerCrashed | JobFailed:
     """A new generation is due, unless one after another has crashed before it got anywhere."""
-    explanation = f"rank {worker.id.rank} on {state.node_id} {_end_in_words(worker)}"
+    seat = _seat(job, worker)
+    assert seat is not None, worker.id
+    explanation = f"rank {seat.rank} on {state.node_id} {_end_in_words(worker)}"
     if job.restarts >= state.pool.config.max_restarts:
         return JobFailed(
             job_id=job.job_id,
@@ -92,9 +108,9 @@ def _crash(state: State, job: Job, worker: Worker, now_s: float) -> WorkerCrashe
         )
     return WorkerCrashed(
         job_id=job.job_id,
-        generation=job.generation,
+        generation=seat.generation,
         node_id=state.node_id,
-        rank=worker.id.rank,
+        rank=seat.rank,
         explanation=explanation,
         at_s=now_s,
     )
@@ -102,7 +118,8 @@ def _crash(state: State, job: Job, worker: Worker, now_s: float) -> WorkerCrashe
 
 def _end_in_words(worker: Worker) -> str:
     ended = worker.ended
-    assert ended is not None
+    if ended is None:
+        return "did not come to join those that train"
     if worker.explanation or ended.explanation:
         return worker.explanation or ended.explanation
     if ended.signal is not None:

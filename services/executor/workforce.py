@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from services.executor.fork_server import Exited
 from services.executor.launcher import OnEvent, WorkerEvent, WorkerHandle
 from services.executor.notes import (
     Action,
+    ChangeMembers,
     Depart,
     Ended,
     KillWorkers,
@@ -26,11 +27,13 @@ from services.executor.settings import ExecutorSettings
 from shared.errors import ElasticFlowError
 from shared.messages.worker_channel import (
     Assignment,
+    ChangeMembership,
     ExitCode,
     Failed,
     JoinRendezvous,
     LeaseExtended,
     StopAtBoundary,
+    Switched,
     ToWorker,
 )
 
@@ -45,9 +48,11 @@ class Launching(Protocol):
 
 @dataclass(slots=True)
 class _Post:
-    """A worker from the wish to its end. unsent: what it is to hear once it has a channel."""
+    """A worker from the wish to its end. change: the newest that it was told; unsent: what it is to hear once it has
+    a channel."""
 
     handle: WorkerHandle | None = None
+    change: ChangeMembers | None = None
     launching: bool = False
     unwanted: bool = False
     unsent: list[ToWorker] = field(default_factory=list)
@@ -95,10 +100,12 @@ class Workforce:
             case StartWorker():
                 post = self._posts[action.worker] = _Post()
                 post.starting = self._tasks.create_task(self._start(action, post))
+            case ChangeMembers():
+                self._change(action)
             case TellRendezvous():
-                for worker in self._of_generation(action):
-                    if worker.rank != 0:
-                        self._send(worker, JoinRendezvous(address=action.address))
+                for worker in self._in_places_after_the_first(action):
+                    told = JoinRendezvous(generation=action.generation, address=action.address)
+                    self._send(worker, told)
             case StopWorkers():
                 self._log.info("StopWorkers", job_id=action.job_id, generation=action.generation)
                 for worker in self._of_generation(action):
@@ -121,7 +128,30 @@ class Workforce:
             if post.handle is not None:
                 post.handle.send(self._lease)
 
-    def _of_generation(self, action: TellRendezvous | StopWorkers | KillWorkers) -> list[WorkerId]:
+    def _change(self, action: ChangeMembers) -> None:
+        self._log.info("ChangeMembers", **action.worker._asdict(), to=action.generation, place=action.place)
+        self._posts[action.worker].change = action
+        change = ChangeMembership(
+            generation=action.generation,
+            place=action.place,
+            world_size=action.world_size,
+            meeting_size=action.meeting_size,
+            rendezvous=action.rendezvous,
+        )
+        self._send(action.worker, change)
+
+    def _in_places_after_the_first(self, action: TellRendezvous) -> list[WorkerId]:
+        """Of a meeting: those who were started for its generation, and those who go over to it."""
+        meeting = (action.job_id, action.generation)
+        places = {
+            worker: worker
+            if (change := post.change) is None
+            else (worker.job_id, change.generation, change.place)
+            for worker, post in self._posts.items()
+        }
+        return [worker for worker, place in places.items() if place[:2] == meeting and place[2] != 0]
+
+    def _of_generation(self, action: StopWorkers | KillWorkers) -> list[WorkerId]:
         return [worker for worker in self._posts if worker[:2] == (action.job_id, action.generation)]
 
     def _send(self, worker: WorkerId, message: ToWorker) -> None:
@@ -183,6 +213,7 @@ class Workforce:
             rendezvous=action.rendezvous,
             fence_s=action.fence_s,
             checkpoint_iteration=action.checkpoint_iteration,
+            meeting_size=action.meeting_size,
         )
 
     # -- hearing -----------------------------------------------------------------------------------------
@@ -195,6 +226,15 @@ class Workforce:
             self._ended(Ended(worker=worker, exit_code=event.code, signal=event.signal))
         else:
             self._note(Said(worker=worker, message=event))
+            if isinstance(event, Switched):
+                self._switched(worker, handle, event)
+
+    def _switched(self, worker: WorkerId, handle: WorkerHandle, switched: Switched) -> None:
+        """The process is another worker from now on."""
+        handle.assignment = replace(handle.assignment, generation=switched.generation, rank=switched.rank)
+        member = WorkerId(worker.job_id, switched.generation, switched.rank)
+        self._posts[member] = self._posts.pop(worker)
+        self._log.info("WorkerSwitched", **member._asdict(), before=worker.generation, pid=handle.pid)
 
     def _ended(self, note: Ended) -> None:
         with contextlib.suppress(KeyError):  # its last words may come after it was given up
