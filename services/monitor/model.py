@@ -8,7 +8,7 @@ from immutables import Map
 from shared.messages import lifecycle
 from shared.messages.events import NodeReported, WorkerReport
 from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import PoolState
+from shared.messages.pool_state import Job, PoolState
 
 LISTENING_GAP_S = 1.5  # longer than this between two looks at the bus, and we may have missed heartbeats
 RATE_WEIGHT = 0.3  # of the newest report in the running mean of a job's speed
@@ -104,11 +104,18 @@ def _heard(state: State, reported: NodeReported, now_s: float) -> State:
     heard = Heard(incarnation=reported.incarnation, at_s=now_s)
     state = replace(state, heard=state.heard.set(reported.node_id, heard))
     for report in reported.workers:
-        job = state.pool.live_jobs.get(report.job_id)
-        if report.rank == 0 and job is not None and job.generation == report.generation:
-            watched = _watched(state.watched.get(report.job_id), report, now_s)
+        job, before = state.pool.live_jobs.get(report.job_id), state.watched.get(report.job_id)
+        if report.rank == 0 and job is not None and is_watched(job, report.generation):
+            if before is not None and before.generation > report.generation:
+                continue  # another node's word, from before the job was handed over
+            watched = _watched(before, report, now_s)
             state = replace(state, watched=state.watched.set(report.job_id, watched))
     return state
+
+
+def is_watched(job: Job, generation: int) -> bool:
+    """Its rank 0 speaks for the job: in the newest generation, or in that which trains on until then."""
+    return generation in (job.generation, job.training_generation)
 
 
 def _watched(before: Watched | None, report: WorkerReport, now_s: float) -> Watched:

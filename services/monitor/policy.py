@@ -5,7 +5,7 @@ Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures); what was 
 
 import math
 
-from services.monitor.model import State, Watched, evolve, observe, start
+from services.monitor.model import State, Watched, evolve, is_watched, observe, start
 from shared.messages.commands import Command
 from shared.messages.events import (
     JobAtRisk,
@@ -40,7 +40,7 @@ def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[F
             facts.append(failed)
             continue
         watched = state.watched.get(job.job_id)
-        if watched is None or watched.generation != job.generation or not job.training:
+        if watched is None or watched.generation != job.training_generation:
             continue
         if job.phase is Phase.ADMITTED and _worth_telling(job, watched, now_s):
             progressed = True
@@ -83,7 +83,7 @@ def _given_up(state: State, job: Job, now_s: float) -> JobFailed | None:
 
 def _standstill_in_words(state: State, job: Job, now_s: float) -> str:
     still_s = _still_for_s(state, job, now_s)
-    if not job.training:
+    if job.training_generation is None:
         return f"it did not start to train within {still_s:.0f} s; do init_model() and init_dataset() return?"
     watched = state.watched.get(job.job_id)
     iteration = max(job.iteration, watched.report.iteration if watched is not None else 0)
@@ -100,7 +100,7 @@ def _still_for_s(state: State, job: Job, now_s: float) -> float:
         return 0.0
     moved_at_s = max(job.placed_at_s, job.progressed_at_s, state.listening_since_s)
     watched = state.watched.get(job.job_id)
-    if watched is not None and watched.generation == job.generation:
+    if watched is not None and is_watched(job, watched.generation):
         moved_at_s = max(moved_at_s, watched.moved_at_s)
     return now_s - moved_at_s
 
@@ -118,7 +118,7 @@ def _progress(job: Job, watched: Watched) -> JobProgressed:
     report = watched.report
     return JobProgressed(
         job_id=job.job_id,
-        generation=job.generation,
+        generation=watched.generation,
         iteration=report.iteration,
         iterations_per_s=watched.mean_iterations_per_s,
         checkpoint_iteration=report.checkpoint_iteration,
@@ -131,7 +131,7 @@ def _correction(pool: PoolState, job: Job, watched: Watched, now_s: float) -> li
     """The point of the curve on which the job trains, if it is measurably elsewhere. Half-way each time: two jobs
     that share a profile must not pull it to and fro. Where a confidence is asked for, the curve stays as it is: what
     speeds were found is kept beside it."""
-    if pool.config.confidence is not None:
+    if pool.config.confidence is not None or not job.training:
         return []
     measured, num_gpus = watched.mean_iterations_per_s, len(job.gpus)
     curve = pool.curves.get(spec_of(job).profile_key)

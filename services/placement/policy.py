@@ -5,6 +5,7 @@ is never moved, and whoever has no promise only where that pays (docs/adr/0011).
 Source: ElasticFlow, section 4.3 (shared/scheduling/buddy.py, topology.py).
 """
 
+from collections.abc import Mapping
 from math import inf
 
 from immutables import Map
@@ -12,6 +13,7 @@ from immutables import Map
 from shared.messages.cluster import PoolConfig, segments
 from shared.messages.commands import Command
 from shared.messages.events import PlacedJob, PlacementDecided
+from shared.messages.fold_jobs import alive
 from shared.messages.policy import planner
 from shared.messages.pool_state import Job, NodeState, Phase, PoolState, spec_of
 from shared.messages.remembered import remembered
@@ -20,30 +22,24 @@ from shared.scheduling.outlook import resize_cost
 from shared.scheduling.placement_curves import PlacementCurves, Stake, placement_curves
 from shared.scheduling.topology import CLUSTER, Node, Topology
 
+HAND_OVER_PATIENCE_S = 2.0  # from a placement: so long its workers may go over before another wish stops them
 LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the pool changes
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
     """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays."""
-    jobs = list(state.live_jobs.values())
-    due = {
-        job.job_id
-        for job in jobs
-        if len(job.gpus) != job.num_gpus or ((job.broken or job.outdated) and job.gpus)
-    }
+    jobs, topology = list(state.live_jobs.values()), pool_topology(state)
+    wishes = _wishes(state)
+    if sum(wishes.values()) > topology.num_gpus:
+        return ()  # a node is gone that the allocator has not heard of
+    due = _due(state, wishes, topology.num_gpus, now_s)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     if not due and not unplanned:
         return ()
-    topology = pool_topology(state)
     if not due and not any_spread(topology, {job.job_id: job.gpus for job in unplanned}):
         return ()
     current = {job.job_id: job.gpus for job in jobs}
-    wanted = {job.job_id: job.num_gpus for job in jobs}
-    for job_id in due:
-        if not current[job_id] and not _is_allocated(state, state.live_jobs[job_id]):
-            wanted[job_id] = 0
-    if sum(wanted.values()) > topology.num_gpus:
-        return ()  # a node is gone that the allocator has not heard of
+    wanted = {job.job_id: wishes[job.job_id] if job.job_id in due else _num_held(state, job) for job in jobs}
     mobility = Mobility(
         movable={job.job_id for job in unplanned if _may_move(job)},
         stake=lambda job_id: _stake(state, state.live_jobs[job_id], now_s),
@@ -57,6 +53,55 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     if not placed:
         return ()
     return (PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s),)
+
+
+def wake_at_s(state: PoolState) -> float | None:
+    """When the patience with a job that is handed over ends, if another wish can come true then."""
+    handed_over = [job for job in state.live_jobs.values() if job.handed_over]
+    if not handed_over:
+        return None
+    wishes, num_gpus = _wishes(state), pool_topology(state).num_gpus
+    if sum(wishes.values()) > num_gpus:
+        return None
+    ends_s = sorted({job.placed_at_s + HAND_OVER_PATIENCE_S for job in handed_over})
+    return next((end_s for end_s in ends_s if _due(state, wishes, num_gpus, end_s)), None)
+
+
+def _wishes(state: PoolState) -> dict[str, int]:
+    """GPUs that each job is to have."""
+    return {
+        job.job_id: job.num_gpus if job.gpus or _is_allocated(state, job) else 0
+        for job in state.live_jobs.values()
+    }
+
+
+def _due(state: PoolState, wishes: Mapping[str, int], num_gpus: int, now_s: float) -> set[str]:
+    """Jobs to be placed anew. Whoever is just being handed over is left alone for a while, with the GPUs that it has:
+    later wishes wait, and become one. Others get what there is beside it, those first that give GPUs back."""
+    jobs = state.live_jobs.values()
+    due = [job for job in jobs if _is_due(job, wishes[job.job_id])]
+    now = [job for job in due if not _is_left_alone(job, now_s)]
+    if len(now) == len(due):
+        return {job.job_id for job in due}
+    placed, free = set[str](), num_gpus - sum(_num_held(state, job) for job in jobs)
+    for more, job_id in sorted((wishes[job.job_id] - _num_held(state, job), job.job_id) for job in now):
+        if more <= max(free, 0):
+            placed.add(job_id)
+            free -= more
+    return placed
+
+
+def _num_held(state: PoolState, job: Job) -> int:
+    """GPUs that it has and that are there: whoever lost one with its node is broken."""
+    return sum(alive(state, gpu.node_id) for gpu in job.gpus) if job.broken else len(job.gpus)
+
+
+def _is_due(job: Job, num_gpus: int) -> bool:
+    return len(job.gpus) != num_gpus or ((job.broken or job.outdated) and bool(job.gpus))
+
+
+def _is_left_alone(job: Job, now_s: float) -> bool:
+    return job.handed_over and not job.outdated and now_s < job.placed_at_s + HAND_OVER_PATIENCE_S
 
 
 def _is_allocated(state: PoolState, job: Job) -> bool:
@@ -111,4 +156,4 @@ def _topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
     )
 
 
-POLICY = planner("placement", decide)
+POLICY = planner("placement", decide, wake_at_s)
