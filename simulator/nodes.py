@@ -5,6 +5,7 @@ from typing import Any
 
 from services.executor.model import Offer, State
 from services.executor.notes import (
+    ChangeMembers,
     ContactLost,
     ContactRestored,
     Depart,
@@ -117,10 +118,12 @@ class VirtualNode:
         match action:
             case StartWorker():
                 self._world.launch(action, self.node_id, self._say)
+            case ChangeMembers():
+                self._world.change(action)
             case TellRendezvous():
                 self._world.introduce((action.job_id, action.generation), self.node_id)
             case StopWorkers():
-                self._world.stop((action.job_id, action.generation))
+                self._world.stop((action.job_id, action.generation), self.node_id)
             case KillWorkers():
                 self._world.kill((action.job_id, action.generation), self.node_id)
             case Depart():

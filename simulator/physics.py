@@ -6,8 +6,10 @@ It asserts what no schedule may ever cause: two generations of a job that train 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.executor.notes import Ended, Note, Said, StartWorker, WorkerId
+from services.executor.notes import ChangeMembers, Ended, Note, Purpose, Said, StartWorker, WorkerId
 from shared.messages.cluster import GpuId
+from shared.messages.job import JobSpec
+from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import (
     Checkpointed,
     ExitCode,
@@ -17,11 +19,13 @@ from shared.messages.worker_channel import (
     Progressed,
     RendezvousListening,
     Started,
+    Switched,
 )
 from simulator.engine import Engine
-from simulator.workers import Process, Run, RunKey
+from simulator.workers import Meeting, Process, Run, RunKey
 
 PORT = 29_500
+STATE_BYTES = 1 << 20
 KILLED = 9
 
 
@@ -34,11 +38,13 @@ class Physics:
     listen_s: float = 0.1  # from rank 0's process to its open port
     start_s: float = 1.0  # from the last worker that joins to the first step
     stop_s: float = 0.1  # for the checkpoint at the boundary
+    switch_s: float = 0.02  # from the boundary at which workers go over to another run to its first step
     profile_s: float = 0.6
     checkpoint_every_s: float = 5.0
     report_every_s: float = 0.5
     give_up_s: float = 10.0  # a worker whose peers do not come ends after that
     peer_lost_s: float = 0.05
+    leave_s: float = 0.05  # from the switch to the end of those who leave
 
 
 class World:
@@ -48,34 +54,60 @@ class World:
         self._engine, self._physics = engine, physics
         self.runs: dict[RunKey, Run] = {}
         self._checkpoints: dict[str, int] = {}  # by job
-        self._holders: dict[GpuId, WorkerId] = {}
+        self._holders: dict[GpuId, Process] = {}
 
     # -- what an executor does to its processes ----------------------------------------------------------
 
     def launch(self, wish: StartWorker, node_id: str, say: Callable[[Note], None]) -> None:
         """A new worker process."""
         gpu = GpuId(node_id, wish.gpu_index)
-        assert gpu not in self._holders, f"{wish.worker} and {self._holders[gpu]} both on {gpu}"
-        self._holders[gpu] = wish.worker
-        key = wish.worker[:2]
-        run = self.runs.get(key) or self._new_run(key, wish)
-        process = Process(id=wish.worker, gpu=gpu, say=say)
-        run.processes[wish.worker.rank] = process
+        assert gpu not in self._holders, f"{wish.worker} and {self._holders[gpu].id} both on {gpu}"
+        key, rank = wish.worker[:2], wish.worker.rank
+        run = self.runs.get(key) or self._new_run(key, wish.spec, wish.world_size, wish.purpose)
+        process = Process(id=wish.worker, gpu=gpu, say=say, run=run, rank=rank)
+        self._holders[gpu] = run.processes[rank] = process
         self._engine.after(self._physics.give_up_s, lambda: self._give_up(run, process))
-        if wish.worker.rank == 0:
-            self._engine.after(self._physics.listen_s, lambda: self._listen(run, process))
+        if wish.meeting_size:
+            self._meeting(run, wish.meeting_size)
+        if rank == 0:
+            self._engine.after(self._physics.listen_s, lambda: self._listen(run, process, rank))
         elif wish.rendezvous:
-            self._join(run, process)
+            self._join(run, process, rank)
+
+    def change(self, wish: ChangeMembers) -> None:
+        """A worker is told to go over to another run, or to leave with it; it trains on."""
+        process = next(p for p in self._holders.values() if p.id == wish.worker)
+        key = (wish.worker.job_id, wish.generation)
+        before = process.run
+        run = self.runs.get(key) or self._new_run(key, before.spec, wish.world_size, before.purpose)
+        self._meeting(run, wish.meeting_size).incumbents[wish.place] = process
+        if wish.place == 0:
+            self._engine.after(self._physics.listen_s, lambda: self._listen(run, process, 0))
+        elif wish.rendezvous:
+            self._join(run, process, wish.place)
 
     def introduce(self, key: RunKey, node_id: str) -> None:
-        """The node's workers of this run are told where rank 0 listens."""
-        for process in self._on(key, node_id):
-            if process.id.rank:
-                self._join(self.runs[key], process)
+        """The node's workers that are in this run or go over to it are told where place 0 listens."""
+        run = self.runs.get(key)
+        if run is None:
+            return
+        incumbents = run.meeting.incumbents if run.meeting is not None else {}
+        for place, process in sorted((run.processes | incumbents).items()):
+            if place and process.gpu.node_id == node_id:
+                self._join(run, process, place)
 
-    def stop(self, key: RunKey) -> None:
-        """All workers of the run agree on a boundary, write a checkpoint, exit; whoever trains not yet just exits."""
-        run = self.runs[key]
+    def stop(self, key: RunKey, node_id: str) -> None:
+        """The node's workers of this run agree with all others on a boundary, write a checkpoint, exit; whoever trains
+        not yet just exits."""
+        for process in self._on(key, node_id):
+            if process.run.processes.get(process.rank) is not process:
+                continue  # it is leaving
+            if process.run.meeting is not None and process.run.started_at_s is None:
+                self._end(process, Ended(worker=process.id, exit_code=ExitCode.DONE))
+            else:
+                self._stop(process.run)
+
+    def _stop(self, run: Run) -> None:
         if run.stopping or run.broken:
             return
         run.stopping = True
@@ -89,13 +121,12 @@ class World:
 
     def kill_all(self, node_id: str, *, told: bool) -> None:
         """The node's workers are gone; told: their executor lives to see it."""
-        for run in list(self.runs.values()):
-            self.kill(run.key, node_id, told=told)
+        for process in self._here(node_id):
+            self._end(process, Ended(worker=process.id, signal=KILLED) if told else None)
 
     def any_process(self, node_id: str) -> Process | None:
         """The first of the node's workers, by id."""
-        here = [process for run in self.runs.values() for process in self._on(run.key, node_id)]
-        return min(here, key=lambda process: process.id, default=None)
+        return next(iter(self._here(node_id)), None)
 
     def crash(self, process: Process) -> None:
         self._end(process, Ended(worker=process.id, signal=KILLED))
@@ -104,50 +135,66 @@ class World:
     def num_processes(self) -> int:
         return len(self._holders)
 
+    def _here(self, node_id: str) -> list[Process]:
+        """In the order of their ids."""
+        here = (process for process in self._holders.values() if process.gpu.node_id == node_id)
+        return sorted(here, key=lambda process: process.id)
+
     def _on(self, key: RunKey, node_id: str) -> list[Process]:
-        run = self.runs.get(key)
-        return [p for _, p in sorted(run.processes.items()) if p.gpu.node_id == node_id] if run else []
+        """Those that their executor knows by this run."""
+        return [process for process in self._here(node_id) if process.id[:2] == key]
 
     # -- how a run goes ----------------------------------------------------------------------------------
 
-    def _new_run(self, key: RunKey, wish: StartWorker) -> Run:
-        curve = self._physics.true_curves[wish.spec.profile_key]
+    def _new_run(self, key: RunKey, spec: JobSpec, world_size: int, purpose: Purpose) -> Run:
         run = Run(
             key=key,
-            spec=wish.spec,
-            world_size=wish.world_size,
-            purpose=wish.purpose,
-            iterations_per_s=curve[wish.world_size],
+            spec=spec,
+            world_size=world_size,
+            purpose=purpose,
+            iterations_per_s=self._physics.true_curves[spec.profile_key][world_size],
         )
         self.runs[key] = run
         return run
 
-    def _listen(self, run: Run, process: Process) -> None:
-        if process not in run.processes.values():
-            return
-        if run.world_size > 1:
-            process.say(Said(worker=process.id, message=RendezvousListening(port=PORT)))
-        self._join(run, process)
+    def _lives(self, process: Process) -> bool:
+        return self._holders.get(process.gpu) is process
 
-    def _join(self, run: Run, process: Process) -> None:
-        if process.has_joined or process not in run.processes.values():
+    def _listen(self, run: Run, process: Process, place: int) -> None:
+        if not self._lives(process):
+            return
+        if (run.world_size if run.meeting is None else run.meeting.size) > 1:
+            listening = RendezvousListening(generation=run.key[1], port=PORT)
+            process.say(Said(worker=process.id, message=listening))
+        self._join(run, process, place)
+
+    def _join(self, run: Run, process: Process, place: int) -> None:
+        if run.meeting is not None:
+            prepare_s = self._physics.start_s if process.run is run else 0.0
+            self._engine.after(prepare_s, lambda: self._come(run, process, place))
+            return
+        if process.has_joined or not self._lives(process):
             return
         process.has_joined = True
         if sum(p.has_joined for p in run.processes.values()) == run.world_size and not run.broken:
             self._engine.after(self._physics.start_s, lambda: self._start(run))
 
     def _give_up(self, run: Run, process: Process) -> None:
-        if run.started_at_s is None and process in run.processes.values():
+        if run.started_at_s is None and process.run is run and self._lives(process):
             self._end(process, Ended(worker=process.id, exit_code=ExitCode.PEER_LOST))
 
     def _start(self, run: Run) -> None:
         if run.broken or run.stopping:
             return
+        self._begin(run, self._checkpoints.get(run.key[0], 0) if run.purpose == "train" else 0)
+        self._all_say(run, Started(iteration=run.from_iteration))
+
+    def _begin(self, run: Run, iteration: int) -> None:
+        """It takes steps from here on."""
         rivals = [other.key for other in self.runs.values() if other.trains and other.key[0] == run.key[0]]
         assert not rivals, f"{run.key} begins to train while {rivals} trains"
-        run.from_iteration = self._checkpoints.get(run.key[0], 0) if run.purpose == "train" else 0
+        run.from_iteration = iteration
         run.started_at_s = self._engine.now_s
-        self._all_say(run, Started(iteration=run.from_iteration))
         if run.purpose == "profile":
             self._engine.after(self._physics.profile_s, lambda: self._profiled(run))
             return
@@ -171,6 +218,69 @@ class World:
         iteration = run.iteration(self._engine.now_s)
         self._checkpoints[run.key[0]] = iteration
         self._rank0_says(run, Checkpointed(iteration=iteration))
+
+    # -- how workers go over to it from another ----------------------------------------------------------
+
+    def _meeting(self, run: Run, size: int) -> Meeting:
+        if run.meeting is None:
+            run.meeting = Meeting(size=size, began_s=self._engine.now_s)
+        assert run.meeting.size == size, f"{run.key}: a meeting of {run.meeting.size}, or of {size}"
+        return run.meeting
+
+    def _come(self, run: Run, process: Process, place: int) -> None:
+        """One more is ready; the last one makes the others switch at the next boundary."""
+        meeting = run.meeting
+        assert meeting is not None
+        if not self._lives(process) or place in meeting.present or run.broken:
+            return
+        meeting.present[place] = process
+        if len(meeting.present) == meeting.size:
+            before = next(iter(meeting.incumbents.values())).run
+            step_s = 1 / before.iterations_per_s
+            self._engine.after(step_s + self._physics.switch_s, lambda: self._switch(before, run, meeting))
+
+    def _switch(self, before: Run, run: Run, meeting: Meeting) -> None:
+        """Unless somebody is gone, or all are to stop: then those that train go on."""
+        if not before.trains or before.stopping or run.broken:
+            return
+        iteration = before.iteration(self._engine.now_s)
+        before.broken = True  # nobody trains in it any more
+        before.processes.clear()
+        for place, process in sorted(meeting.present.items()):
+            process.run, process.rank = run, place
+            if place < run.world_size:
+                run.processes[place] = process
+            else:
+                self._engine.after(self._physics.leave_s, lambda process=process: self._leave(process))
+        self._begin(run, iteration)
+        first_step_s = 1 / run.iterations_per_s
+        resize = ResizeTimeline(
+            prepare_s=self._engine.now_s - meeting.began_s,
+            stop_s=self._physics.switch_s,
+            first_step_s=first_step_s,
+            bytes_moved=STATE_BYTES,
+        )
+        self._engine.after(first_step_s, lambda: self._switched(run, resize))
+
+    def _switched(self, run: Run, resize: ResizeTimeline) -> None:
+        """The first step is done: newcomers and incumbents say so."""
+        if run.broken:
+            return
+        for rank, process in sorted(run.processes.items()):
+            member = WorkerId(*run.key, rank)
+            if process.id == member:
+                process.say(Said(worker=member, message=Started(iteration=run.from_iteration, resize=resize)))
+                continue
+            switched = Switched(
+                generation=member.generation, rank=rank, iteration=run.from_iteration, resize=resize
+            )
+            process.say(Said(worker=process.id, message=switched))
+            process.id = member
+
+    def _leave(self, process: Process) -> None:
+        if self._lives(process):
+            del self._holders[process.gpu]
+            process.say(Ended(worker=process.id, exit_code=ExitCode.DONE))
 
     # -- how it ends -------------------------------------------------------------------------------------
 
@@ -200,17 +310,32 @@ class World:
 
     def _end(self, process: Process, last: Ended | None) -> None:
         """A process is gone; peers that still live end soon after. last: what its executor sees of it."""
-        run = self.runs[process.id[:2]]
-        if run.processes.get(process.id.rank) is not process:
+        if not self._lives(process):
             return
-        run.broken = True
-        del run.processes[process.id.rank]
         del self._holders[process.gpu]
         if last is not None:
             process.say(last)
-        for peer in list(run.processes.values()):
-            lost = Ended(worker=peer.id, exit_code=ExitCode.PEER_LOST)
-            self._engine.after(self._physics.peer_lost_s, lambda peer=peer, lost=lost: self._end(peer, lost))
+        run = process.run
+        if run.processes.get(process.rank) is not process:
+            return  # it was about to leave, and nobody misses it
+        del run.processes[process.rank]
+        for bereft in (run, *self._joined_by(run)):
+            bereft.broken = True
+            for peer in list(bereft.processes.values()):
+                self._engine.after(self._physics.peer_lost_s, lambda peer=peer: self._lose_peer(peer))
+
+    def _joined_by(self, run: Run) -> list[Run]:
+        """Where its workers were going."""
+        return [
+            other
+            for other in self.runs.values()
+            if other.meeting is not None
+            and other.started_at_s is None
+            and any(process.run is run for process in other.meeting.incumbents.values())
+        ]
+
+    def _lose_peer(self, process: Process) -> None:
+        self._end(process, Ended(worker=process.id, exit_code=ExitCode.PEER_LOST))
 
     def _rank0_says(self, run: Run, message: FromWorker) -> None:
         rank0 = run.processes[0]

@@ -13,17 +13,33 @@ RunKey = tuple[str, int]  # job_id, generation
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
-    """One worker. say(note): to its executor."""
+    """One worker. say(note): to its executor.
+
+    id: as its executor knows it; run, rank: where it is, which after a switch it has not yet said.
+    """
 
     id: WorkerId
     gpu: GpuId
     say: Callable[[Note], None]
-    has_joined: bool = False
+    run: "Run"
+    rank: int
+    has_joined: bool = False  # those of its run, if it began with it
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Meeting:
+    """Workers that train, and newcomers to the run that they go over to. present: by place, those that know of it and
+    can be reached."""
+
+    size: int
+    began_s: float
+    incumbents: dict[int, Process] = field(default_factory=dict)  # by place
+    present: dict[int, Process] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:
-    """All workers of one generation of one job; it trains once every rank has joined."""
+    """All workers of one generation of one job; it trains once every rank has joined, or all are at the meeting."""
 
     key: RunKey
     spec: JobSpec
@@ -31,6 +47,7 @@ class Run:
     purpose: Literal["train", "profile"]
     iterations_per_s: float
     processes: dict[int, Process] = field(default_factory=dict)  # by rank, those that live
+    meeting: Meeting | None = None
     started_at_s: float | None = None
     from_iteration: int = 0
     broken: bool = False  # a member is gone, or all are: it never trains again

@@ -117,7 +117,7 @@ class ExecutorNode:
         """A job that trains here, alone, in its first generation, from iteration 0."""
         self.settle().admit(job_id).place(*(f"node-0:{index}" for index in range(num_gpus)), job_id=job_id)
         if num_gpus > 1:
-            self.says(RendezvousListening(port=4000), job_id=job_id)
+            self.says(RendezvousListening(generation=1, port=4000), job_id=job_id)
         for rank in range(num_gpus):
             self.says(Started(iteration=0), job_id=job_id, rank=rank)
         return self.forget()

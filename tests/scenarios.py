@@ -37,7 +37,7 @@ def random_scenario(seed: int, *, num_jobs: int = 12, curves_known: bool = True)
     arrivals.append(Arrival(at_s=cancelled.at_s + float(chance.exponential(10.0)), command=cancel))
     return Scenario(
         num_gpus_by_node={"a": 4, "b": 4, "c": 4, "d": 4},
-        config=PoolConfig(curves=CURVES if curves_known else {}),
+        config=PoolConfig(curves=CURVES if curves_known else {}, stop_free=True),
         physics=Physics(true_curves=CURVES),
         arrivals=tuple(arrivals),
         num_replicas={"admission": 2, "allocator": 2, "placement": 2},  # no lease keeps any of them silent
@@ -113,12 +113,12 @@ def _decide(watch: Watch, commands: object, now_s: float) -> tuple[Any, ...]:
             outputs.append(lost)
     for job in sorted(watch.pool.live_jobs.values(), key=lambda job: job.job_id):
         report = watch.reports.get(job.job_id)
-        due = job.training and now_s >= job.progressed_at_s + PROGRESS_EVERY_S
-        if due and report is not None and report.generation == job.generation:
+        due = job.training_generation is not None and now_s >= job.progressed_at_s + PROGRESS_EVERY_S
+        if due and report is not None and report.generation == job.training_generation:
             outputs.append(
                 JobProgressed(
                     job_id=job.job_id,
-                    generation=job.generation,
+                    generation=report.generation,
                     iteration=report.iteration,
                     iterations_per_s=report.iterations_per_s,
                     checkpoint_iteration=report.checkpoint_iteration,

@@ -46,7 +46,7 @@ class FakeWorker:
         self.assignment, self.pid, self.exited = assignment, 1, False
         self._launcher = launcher
         if assignment.rank == 0 and assignment.world_size > 1:
-            self._later(RendezvousListening(port=4000))
+            self._later(RendezvousListening(generation=1, port=4000))
         if assignment.world_size == 1:
             self._later(Started(iteration=0), Progressed(iteration=1, iterations_per_s=2.0))
 

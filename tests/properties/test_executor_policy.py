@@ -38,7 +38,7 @@ from tests.executor_node import ExecutorNode
 JOBS = ("a", "b", "c", "d", "e")
 GPUS = tuple(GpuId(node_id, index) for node_id in ("node-0", "node-1") for index in range(3))
 WORDS = (
-    RendezvousListening(port=4000),
+    RendezvousListening(generation=1, port=4000),
     Checkpointed(iteration=9),
     Profiled(iterations_per_s=1.0, dataset_size=10),
     Finished(iteration=100, condition="max_iterations"),

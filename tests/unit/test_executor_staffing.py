@@ -36,7 +36,7 @@ def test_what_is_placed_here_is_started_and_told_step_by_step() -> None:
         (0, 2, 3, ""),
         (1, 3, 3, ""),
     ]
-    node.says(RendezvousListening(port=4000))
+    node.says(RendezvousListening(generation=1, port=4000))
     assert node.told == [events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.1:4000")]
     assert node.acted[2:] == [TellRendezvous(job_id="a", generation=1, address="10.0.0.1:4000")]
     node.says(Started(iteration=7), rank=1).says(Started(iteration=7))
