@@ -7,14 +7,16 @@ from services.executor.model import Offer, State
 from services.executor.notes import Ended, KillWorkers, Said, StartWorker, StopWorkers, WorkerId
 from services.executor.policy import executor_policy
 from shared.messages import events
-from shared.messages.cluster import GpuId
+from shared.messages.cluster import GpuId, PoolConfig
 from shared.messages.pool_state import PoolState
-from shared.messages.worker_channel import ExitCode, RendezvousListening, Started
+from shared.messages.resize_timeline import ResizeTimeline
+from shared.messages.worker_channel import ExitCode, RendezvousListening, Started, Switched
 from shared.runtime.outbox import split
 from tests.histories import NOW_S, gpus, spec
 
 STOP_A1 = StopWorkers(job_id="a", generation=1)
 KILL_A1 = KillWorkers(job_id="a", generation=1)
+TIMELINE = ResizeTimeline(prepare_s=1.0, stop_s=0.01, first_step_s=0.1, bytes_moved=1000)
 OTHER_NODE = events.NodeJoined(node_id="node-1", incarnation="x", num_gpus=4, device="cpu", at_s=NOW_S)
 MAX_ROUNDS = 30  # more in a row without news from outside would be a loop
 
@@ -59,6 +61,9 @@ class ExecutorNode:
         for note in notes:
             if isinstance(note, Ended):
                 del self.processes[note.worker]
+            if isinstance(note, Said) and isinstance(note.message, Switched):
+                member = WorkerId(note.worker.job_id, note.message.generation, note.message.rank)
+                self.processes[member] = self.processes.pop(note.worker)
             self.state = self.policy.observe(self.state, note, self.now_s)
         return self.settle()
 
@@ -93,6 +98,10 @@ class ExecutorNode:
     def place(self, *names: str, job_id: str = "a") -> "ExecutorNode":
         return self.place_on(gpus(*names), job_id)
 
+    def stop_free(self) -> "ExecutorNode":
+        """From here on workers go over to the next generation where they can."""
+        return self.ledger(events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=self.now_s))
+
     def place_on(self, gpus: tuple[GpuId, ...], job_id: str) -> "ExecutorNode":
         job = self.state.pool.live_jobs[job_id]
         placed = events.PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus)
@@ -112,6 +121,13 @@ class ExecutorNode:
     ) -> "ExecutorNode":
         worker = WorkerId(job_id, generation, rank)
         return self.note(Ended(worker=worker, exit_code=None if signal else code, signal=signal))
+
+    def switches(
+        self, *, generation: int = 1, rank: int = 0, to: int, iteration: int = 7, job_id: str = "a"
+    ) -> "ExecutorNode":
+        """A worker has gone over to rank `to` of the next generation."""
+        switched = Switched(generation=generation + 1, rank=to, iteration=iteration, resize=TIMELINE)
+        return self.says(switched, job_id=job_id, generation=generation, rank=rank)
 
     def training(self, num_gpus: int = 1, job_id: str = "a") -> "ExecutorNode":
         """A job that trains here, alone, in its first generation, from iteration 0."""
@@ -149,8 +165,10 @@ class ExecutorNode:
         if isinstance(action, StartWorker):
             assert action.worker not in self.processes, f"{action.worker} twice"
             assert action.gpu_index not in self.processes.values(), f"GPU {action.gpu_index} is occupied"
+            before = self.state.pool.live_jobs[action.worker.job_id].predecessor
+            allowed = {action.worker.generation} | ({before.generation} if before else set())
             generations = {w.generation for w in self.processes if w.job_id == action.worker.job_id}
-            assert generations <= {action.worker.generation}, f"beside {generations}: {action.worker}"
+            assert generations <= allowed, f"beside {generations}: {action.worker}"
             self.processes[action.worker] = action.gpu_index
         if isinstance(action, StopWorkers | KillWorkers):
             running = {worker[:2] for worker in self.processes}

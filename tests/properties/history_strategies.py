@@ -37,7 +37,11 @@ SMALL: dict[str, st.SearchStrategy[Any]] = {
     "minimum_satisfactory_share": st.just(()),
     "replanned": st.sampled_from(({}, {"a": ()})),
     "num_gpus_by_job": st.dictionaries(st.sampled_from(JOBS), st.integers(0, 4)),
-    "config": st.builds(PoolConfig, curves=st.dictionaries(st.sampled_from(PROFILES), CURVES, max_size=1)),
+    "config": st.builds(
+        PoolConfig,
+        curves=st.dictionaries(st.sampled_from(PROFILES), CURVES, max_size=1),
+        stop_free=st.booleans(),
+    ),
     "node_id": st.sampled_from(NODES),
     "incarnation": st.sampled_from(INCARNATIONS),
     "profile_key": st.sampled_from(PROFILES),
@@ -84,7 +88,8 @@ RUNNING = (
     ),
     events.GenerationStarted(job_id="a", generation=1, num_gpus=1, iteration=0, at_s=1.0),
 )
-BEGINNINGS = ((), RUNNING[:2], RUNNING, RUNNING)
+STOP_FREE = _plan(PoolState(), "operator", events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=0.0))
+BEGINNINGS = ((), RUNNING[:2], RUNNING, (STOP_FREE, *RUNNING))
 
 
 @st.composite

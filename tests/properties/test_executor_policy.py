@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.model import Membership
+from services.executor.model import Membership, Worker
 from services.executor.notes import (
     ContactLost,
     ContactRestored,
@@ -32,8 +32,9 @@ from shared.messages.worker_channel import (
     Profiled,
     RendezvousListening,
     Started,
+    Switched,
 )
-from tests.executor_node import ExecutorNode
+from tests.executor_node import TIMELINE, ExecutorNode
 
 JOBS = ("a", "b", "c", "d", "e")
 GPUS = tuple(GpuId(node_id, index) for node_id in ("node-0", "node-1") for index in range(3))
@@ -79,15 +80,20 @@ class StrictNode(ExecutorNode):
 class Pool:
     """What may happen around and on node-0. choice: any number, read as one of what there is to choose from."""
 
-    def __init__(self, profiled: set[str]) -> None:
+    def __init__(self, profiled: set[str], stop_free: bool) -> None:
         self.run = 0
         self.node = StrictNode(run_id="run-0").settle()
+        if stop_free:
+            self.node.stop_free()
         self.other_node_restarts(0)
         for job_id in JOBS:
             if job_id in profiled:
                 self.node.profile(job_id)
             else:
                 self.node.admit(job_id)
+        for job, gpu in zip(self.jobs, GPUS[::3], strict=False) if stop_free else ():
+            self.node.place_on((gpu,), job.job_id)
+            self.everybody_trains(0)
 
     @property
     def jobs(self) -> list[Job]:
@@ -99,8 +105,14 @@ class Pool:
         for job in _one(self.jobs, choice):
             self.node.admit(job.job_id)
 
+    def resize(self, choice: int) -> None:
+        """As `place`, of one that trains, if there is one."""
+        training = [number for number, job in enumerate(self.jobs) if job.training]
+        for number in _one(training, choice):
+            self.place(number + len(JOBS) * (choice // len(JOBS)))
+
     def place(self, choice: int) -> None:
-        for job in _one(self.jobs, choice):
+        for job in _one(self.jobs, choice % len(JOBS)):
             choice //= len(JOBS)
             taken = {gpu for other in self.jobs if other.job_id != job.job_id for gpu in other.gpus}
             alive = {node.node_id for node in self.node.state.pool.nodes.values() if node.alive}
@@ -165,7 +177,56 @@ class Pool:
 
     def everybody_trains(self, choice: int) -> None:
         for worker in list(self.node.processes):
-            self.node.note(Said(worker=worker, message=Started(iteration=3)))
+            known = self.node.state.workers[worker]
+            if worker in self.node.processes and (known.trains or not known.joins):
+                self.node.note(Said(worker=worker, message=Started(iteration=3)))
+
+    def workers_go_over(self, choice: int) -> None:
+        """All that are at a job's meeting, one after the other; or the first of them dies, when it just has."""
+        for job in _one([job for job in self.jobs if self._all_have_come(job)], choice // 6):
+            if choice % 2 and job.gpus[0].node_id == "node-1":
+                self._start_of_node_1(job)
+            for index, worker in enumerate(self._at_meeting(job)):
+                if worker.id not in self.node.processes:
+                    continue
+                if index == 0 and choice % 6 == 0:
+                    self._end([worker.id], signal=9)
+                else:
+                    self._goes_over(worker)
+            if job.gpus[0].node_id == "node-1":
+                self._start_of_node_1(job)
+
+    def _at_meeting(self, job: Job) -> list[Worker]:
+        meeting = (job.job_id, job.generation)
+        return [w for w in self.node.state.workers_of(job.job_id) if w.runs and w.place[:2] == meeting]
+
+    def _all_have_come(self, job: Job) -> bool:
+        """Those of this node to the meeting of a job that is handed over; the others always have."""
+        if not job.handed_over or job.outdated or job.predecessor is None:
+            return False
+        here = {gpu for gpu in (*job.gpus, *job.predecessor.gpus) if gpu.node_id == "node-0"}
+        return len(self._at_meeting(job)) == len(here)
+
+    def _goes_over(self, worker: Worker) -> None:
+        _, generation, rank = worker.place
+        if worker.place == worker.id:
+            self.node.note(Said(worker=worker.id, message=Started(iteration=5, resize=TIMELINE)))
+        elif worker.becomes is None:
+            self.node.note(Ended(worker=worker.id, exit_code=ExitCode.DONE))
+        else:
+            switched = Switched(generation=generation, rank=rank, iteration=5, resize=TIMELINE)
+            self.node.note(Said(worker=worker.id, message=switched))
+
+    def _start_of_node_1(self, job: Job) -> None:
+        started = events.GenerationStarted(
+            job_id=job.job_id,
+            generation=job.generation,
+            num_gpus=len(job.gpus),
+            iteration=5,
+            resize=TIMELINE,
+            at_s=self.node.now_s,
+        )
+        self.node.ledger(started)
 
     def worker_says(self, choice: int) -> None:
         for worker in _one(self.node.processes, choice // len(WORDS)):
@@ -228,10 +289,14 @@ class Pool:
                 if job.broken and job.gpus:
                     self.node.place_on(job.gpus, job.job_id)
             self.other_node_listens(turn)
+            self.everybody_trains(turn)
+            for _ in self.jobs:
+                self.workers_go_over(1)
 
     def _lose_peers(self, job: Job) -> None:
         """A generation that misses a worker ends as a whole, wherever its workers are."""
-        workers = [w for w in self.node.state.workers_of(job.job_id) if w.id.generation == job.generation]
+        generations = {job.generation, job.training_generation}
+        workers = [w for w in self.node.state.workers_of(job.job_id) if generations & set(w.generations)]
         if job.broken or self.has_measured(job) or all(worker.runs for worker in workers):
             return
         self._end((w.id for w in workers if w.runs), code=ExitCode.PEER_LOST)
@@ -253,7 +318,9 @@ def _one(things: Iterable[Any], choice: int) -> list[Any]:
 Step = Callable[[Pool, int], None]
 OFTEN: tuple[Step, ...] = (
     Pool.place,
+    Pool.resize,
     Pool.everybody_trains,
+    Pool.workers_go_over,
     Pool.asked_workers_end,
     Pool.other_node_reports,
     Pool.worker_says,
@@ -275,8 +342,8 @@ STEPS = st.tuples(st.sampled_from((*OFTEN * 4, *SELDOM)), st.integers(0, 10_000)
 HISTORIES = st.lists(STEPS, min_size=5, max_size=60)
 
 
-def played(profiled: set[str], history: list[tuple[Step, int]]) -> Pool:
-    pool = Pool(profiled)
+def played(profiled: set[str], stop_free: bool, history: list[tuple[Step, int]]) -> Pool:
+    pool = Pool(profiled, stop_free)
     for step, choice in history:
         step(pool, choice)
         assert {worker.id for worker in pool.node.state.running} == set(pool.node.processes)
@@ -284,11 +351,11 @@ def played(profiled: set[str], history: list[tuple[Step, int]]) -> Pool:
 
 
 @settings(max_examples=150, deadline=None)
-@given(profiled=st.sets(st.sampled_from(JOBS), max_size=2), history=HISTORIES)
+@given(profiled=st.sets(st.sampled_from(JOBS), max_size=2), stop_free=st.booleans(), history=HISTORIES)
 def test_at_every_step_the_fence_holds_and_once_all_behave_nothing_is_owed(
-    profiled: set[str], history: list[tuple[Step, int]]
+    profiled: set[str], stop_free: bool, history: list[tuple[Step, int]]
 ) -> None:
-    pool = played(profiled, history)
+    pool = played(profiled, stop_free, history)
     pool.calm_down()
     state = pool.node.state
     assert state.membership is Membership.MEMBER

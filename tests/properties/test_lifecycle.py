@@ -97,8 +97,13 @@ def test_what_a_job_says_of_itself_fits_together(history: tuple[Any, ...]) -> No
             assert job.iteration >= 0
             assert all(stopping.generation < job.generation for stopping in job.stopping)
             assert not (job.broken and job.training)
+            if job.predecessor is not None:
+                assert job.predecessor.generation < job.generation
+                assert all(stopping.generation < job.predecessor.generation for stopping in job.stopping)
+                assert job.started_at_s is None
+                assert job.gpus
         for job in state.ended_jobs.values():
             assert job.phase not in (Phase.PROFILING, Phase.ADMITTED)
-            assert (job.num_gpus, job.gpus) == (0, ())
+            assert (job.num_gpus, job.gpus, job.predecessor) == (0, (), None)
             assert job.ended_at_s is not None
             outcome(job)

@@ -1,0 +1,231 @@
+"""Given a job whose workers go over to its next generation, the executor of node-0 starts, tells and ends these."""
+
+from services.executor.notes import (
+    ChangeMembers,
+    KillWorkers,
+    StartWorker,
+    StopWorkers,
+    TellRendezvous,
+    WorkerId,
+)
+from services.executor.observing import report
+from services.executor.verdict import QUIET_EXIT_S
+from shared.messages import events
+from shared.messages.pool_state import StoppingWorkers
+from shared.messages.worker_channel import (
+    Checkpointed,
+    ExitCode,
+    Failed,
+    Finished,
+    Progressed,
+    RendezvousListening,
+    Started,
+)
+from tests.executor_node import KILL_A1, OTHER_NODE, STOP_A1, TIMELINE, ExecutorNode, kinds
+from tests.histories import NOW_S
+
+JOINED = Started(iteration=7, resize=TIMELINE)
+STARTED = events.GenerationStarted(
+    job_id="a", generation=2, num_gpus=2, iteration=7, resize=TIMELINE, at_s=NOW_S
+)
+
+
+def training(num_gpus: int = 1) -> ExecutorNode:
+    return ExecutorNode().settle().stop_free().ledger(OTHER_NODE).training(num_gpus)
+
+
+def change(rank: int, place: int, world_size: int, meeting_size: int, rendezvous: str = "") -> ChangeMembers:
+    return ChangeMembers(
+        worker=WorkerId("a", 1, rank),
+        generation=2,
+        place=place,
+        world_size=world_size,
+        meeting_size=meeting_size,
+        rendezvous=rendezvous,
+    )
+
+
+def listens(node: ExecutorNode, *, generation: int = 1, rank: int = 0) -> ExecutorNode:
+    return node.says(RendezvousListening(generation=2, port=5000), generation=generation, rank=rank)
+
+
+# --- growing --------------------------------------------------------------------------------------------
+
+
+def test_newcomers_start_at_once_and_incumbents_are_told_once() -> None:
+    node = training().place("node-0:0", "node-0:3").settle()
+    newcomer = node.acted[1]
+    assert node.acted[0] == change(0, 0, 2, 2)
+    assert isinstance(newcomer, StartWorker)
+    assert (newcomer.worker, newcomer.gpu_index, newcomer.world_size, newcomer.meeting_size) == (
+        WorkerId("a", 2, 1),
+        3,
+        2,
+        2,
+    )
+    assert (len(node.acted), node.told) == (2, [])
+
+
+def test_an_incumbent_opens_the_meeting_and_the_newcomer_hears_where() -> None:
+    node = listens(training().place("node-0:0", "node-0:3").forget())
+    assert node.told == [events.RendezvousOpened(job_id="a", generation=2, address="10.0.0.1:5000")]
+    assert node.acted == [TellRendezvous(job_id="a", generation=2, address="10.0.0.1:5000")]
+
+
+def test_an_incumbent_hears_where_a_newcomer_of_another_node_listens() -> None:
+    opened = events.RendezvousOpened(job_id="a", generation=2, address="10.0.0.2:1")
+    node = training().place("node-1:0", "node-0:0").ledger(opened, opened)
+    assert node.acted == [
+        change(0, 1, 2, 2),
+        TellRendezvous(job_id="a", generation=2, address="10.0.0.2:1"),
+    ]
+
+
+def test_after_the_switch_the_process_is_another_worker_and_the_start_is_told() -> None:
+    node = training().place("node-0:0", "node-0:3").forget()
+    node.says(JOINED, generation=2, rank=1)
+    assert node.told == []
+    node.switches(to=0)
+    assert node.told == [STARTED]
+    assert set(node.processes) == {WorkerId("a", 2, 0), WorkerId("a", 2, 1)}
+    assert node.acted == []
+    job = node.state.pool.live_jobs["a"]
+    assert (job.training, job.stopping, job.checkpoint_iteration) == (True, (), 0)
+
+
+def test_incumbents_report_while_newcomers_prepare() -> None:
+    node = training().place("node-0:0", "node-0:3")
+    node.says(Progressed(iteration=5, iterations_per_s=1.0, metrics={})).says(Checkpointed(iteration=4))
+    (worker,) = report(node.state, NOW_S).workers
+    assert (worker.generation, worker.iteration, worker.checkpoint_iteration) == (1, 5, 4)
+    (worker,) = report(node.switches(to=0).state, NOW_S).workers
+    assert (worker.generation, worker.iteration, worker.checkpoint_iteration) == (2, 7, 4)
+
+
+def test_a_newcomer_waits_for_a_gpu_that_is_occupied() -> None:
+    node = training().training(0, "b").admit("c").place("node-0:3", job_id="c").forget()
+    node.place(job_id="c").place("node-0:0", "node-0:3")
+    assert StartWorker not in kinds(node.acted)
+    node.ends(job_id="c", code=ExitCode.DONE)
+    assert [a.worker for a in node.acted if isinstance(a, StartWorker)] == [WorkerId("a", 2, 1)]
+
+
+def test_a_job_may_grow_again_once_all_its_workers_have_said_that_they_went_over() -> None:
+    node = training(2).place("node-0:0", "node-0:1", "node-0:2", "node-0:3")
+    node.switches(to=0).forget().place("node-0:0", "node-0:1", "node-0:2", "node-0:3", "node-1:0")
+    assert [a.worker for a in node.acted] == [WorkerId("a", 2, 0)]  # rank 1 has not yet said so
+    node.switches(rank=1, to=1)
+    assert [a.worker for a in node.acted] == [WorkerId("a", 2, 0), WorkerId("a", 2, 1)]
+
+
+# --- shrinking and moving -------------------------------------------------------------------------------
+
+
+def test_whoever_leaves_has_a_place_after_the_last_rank_and_its_end_is_no_crash() -> None:
+    node = training(2).place("node-0:1")
+    assert node.acted == [change(0, 1, 1, 2), change(1, 0, 1, 2)]
+    node.ends().at(NOW_S + QUIET_EXIT_S)
+    assert node.told == []
+    node.switches(rank=1, to=0)
+    assert kinds(node.told) == [events.GenerationStarted, events.WorkersStopped]
+    assert node.told[1].generation == 1
+    assert node.state.pool.live_jobs["a"].training
+    assert len(node.acted) == 2
+
+
+def test_a_leaver_that_does_not_go_is_asked_to_and_then_killed() -> None:
+    node = training(2).place("node-0:1").forget().switches(rank=1, to=0)
+    assert node.acted == [STOP_A1]
+    assert kinds(node.told) == [events.GenerationStarted]
+    node.at(NOW_S + 10.0)
+    assert node.acted == [STOP_A1, KILL_A1]
+    node.ends(signal=9)
+    assert kinds(node.told[1:]) == [events.WorkersStopped]
+
+
+def test_nobody_is_stopped_who_has_gone_over_and_not_yet_said_so() -> None:
+    node = training(2).place("node-1:0", "node-0:1").forget().ledger(STARTED)
+    assert (node.acted, node.told) == ([], [])
+    node.switches(rank=1, to=1)
+    assert node.acted == [STOP_A1]  # to rank 0, which leaves
+    node.ends()
+    assert kinds(node.told) == [events.WorkersStopped]
+
+
+def test_a_checkpoint_of_rank_0_that_leaves_is_told_with_its_end() -> None:
+    node = training(2).place("node-0:1").says(Checkpointed(iteration=6)).ends().switches(rank=1, to=0)
+    (gone,) = node.told_of(events.WorkersStopped)
+    assert gone.iteration == 6
+    assert node.state.pool.live_jobs["a"].checkpoint_iteration == 6
+
+
+# --- what may go wrong ----------------------------------------------------------------------------------
+
+
+def test_the_crash_of_a_newcomer_stops_the_incumbents_who_save_their_work() -> None:
+    node = training().place("node-0:0", "node-0:3").forget().ends(generation=2, rank=1, signal=9)
+    assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(2, 1)]
+    assert node.acted == [STOP_A1]
+    node.says(Checkpointed(iteration=9)).ends()
+    assert len(node.told) == 1
+    node.place("node-0:0", "node-0:3")
+    assert {(f.generation, f.iteration) for f in node.told_of(events.WorkersStopped)} == {(1, 9), (2, None)}
+    started = [a for a in node.acted if isinstance(a, StartWorker)]
+    assert [(a.worker.generation, a.meeting_size, a.checkpoint_iteration) for a in started] == [(3, 0, 9)] * 2
+
+
+def test_the_crash_of_an_incumbent_ends_all() -> None:
+    node = training(2).place("node-0:0", "node-0:1", "node-0:2", "node-1:0").forget().ends(rank=1, signal=9)
+    assert [(f.generation, f.rank) for f in node.told] == [(1, 1)]
+    assert node.acted == [KILL_A1, KillWorkers(job_id="a", generation=2)]
+
+
+def test_whoever_dies_after_the_switch_is_missed_in_the_new_generation() -> None:
+    node = training().place("node-1:0", "node-0:0").ledger(STARTED).forget().ends(signal=9)
+    assert [(f.generation, f.rank) for f in node.told] == [(2, 1)]
+    assert StartWorker not in kinds(node.acted)
+
+
+def test_a_newcomer_that_never_comes_is_given_up() -> None:
+    node = training().place("node-0:0", "node-0:3").forget()
+    assert node.policy.wake_at_s(node.state) == NOW_S + 120.0
+    node.at(NOW_S + 120.0)
+    assert [f.explanation for f in node.told_of(events.WorkerCrashed)] == [
+        "rank 1 on node-0 did not come to join those that train"
+    ]
+    assert node.acted == [STOP_A1, KillWorkers(job_id="a", generation=2)]
+
+
+def test_another_placement_stops_both_generations_at_a_boundary() -> None:
+    """Newcomers may have joined, and not yet said so: what they did since the switch is worth a checkpoint too."""
+    node = training().place("node-0:0", "node-0:3").forget().place("node-0:0")
+    assert node.acted == [STOP_A1, StopWorkers(job_id="a", generation=2)]
+    node.switches(to=0).says(Checkpointed(iteration=9), generation=2)
+    assert (len(node.acted), node.told) == (
+        2,
+        [events.WorkersStopped(job_id="a", generation=1, node_id="node-0", at_s=NOW_S)],
+    )
+    node.ends(generation=2, rank=1).ends(generation=2)
+    assert [(f.generation, f.iteration) for f in node.told[1:]] == [(2, 9)]
+
+
+def test_the_job_may_finish_or_fail_while_newcomers_prepare() -> None:
+    node = training().place("node-0:0", "node-0:3").forget()
+    node.says(Finished(iteration=100, condition="max_iterations"))
+    assert kinds(node.told) == [events.JobFinished]
+    assert node.acted == [STOP_A1, StopWorkers(job_id="a", generation=2)]
+    node = training().place("node-0:0", "node-0:3").forget()
+    node.says(Failed(error="no"), generation=2, rank=1)
+    assert kinds(node.told) == [events.JobFailed]
+
+
+def test_a_stop_is_not_reported_while_a_worker_may_be_in_that_generation() -> None:
+    node = training().place("node-1:0", "node-0:0").ledger(STARTED).place("node-1:0").forget()
+    node.ledger(
+        events.WorkerCrashed(job_id="a", generation=3, node_id="node-1", rank=0, explanation="", at_s=NOW_S)
+    )
+    assert StoppingWorkers(generation=2, node_id="node-0") not in node.state.pool.live_jobs["a"].stopping
+    node.place("node-1:1")
+    assert node.told == []
+    node.ends(signal=9)
+    assert {f.generation for f in node.told_of(events.WorkersStopped)} == {2}
