@@ -176,10 +176,17 @@ class Pool:
     # -- this node
 
     def everybody_trains(self, choice: int) -> None:
+        """But for newcomers, and for those that miss a worker of this node."""
         for worker in list(self.node.processes):
-            known = self.node.state.workers[worker]
-            if worker in self.node.processes and (known.trains or not known.joins):
+            if worker in self.node.processes and self._may_begin(self.node.state.workers[worker]):
                 self.node.note(Said(worker=worker, message=Started(iteration=3)))
+
+    def _may_begin(self, worker: Worker) -> bool:
+        job = self.node.state.pool.live_jobs.get(worker.id.job_id)
+        if job is None or job.generation != worker.id.generation or worker.trains or worker.joins:
+            return False
+        here = [rank for rank, gpu in enumerate(job.gpus) if gpu.node_id == "node-0"]
+        return all(WorkerId(job.job_id, job.generation, rank) in self.node.processes for rank in here)
 
     def workers_go_over(self, choice: int) -> None:
         """All that are at a job's meeting, one after the other; or the first of them dies, when it just has."""
@@ -230,7 +237,9 @@ class Pool:
 
     def worker_says(self, choice: int) -> None:
         for worker in _one(self.node.processes, choice // len(WORDS)):
-            self.node.note(Said(worker=worker, message=WORDS[choice % len(WORDS)]))
+            word = WORDS[choice % len(WORDS)]
+            if not isinstance(word, Profiled) or self.node.state.workers[worker].purpose == "profile":
+                self.node.note(Said(worker=worker, message=word))
 
     def worker_ends(self, choice: int) -> None:
         exit_code, signal = ENDS[choice % len(ENDS)]
