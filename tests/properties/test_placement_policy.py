@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
 
-from services.placement.policy import POLICY, decide
+from services.placement.policy import HAND_OVER_PATIENCE_S, POLICY, decide
 from shared.messages.job import JobClass
 from shared.messages.pool_state import Job, Phase, PoolState
 from tests.histories import NOW_S, History, pool, spec
@@ -27,6 +27,7 @@ def pools(draw: st.DrawFn) -> History:
         resize_cost_s=draw(st.sampled_from([0.0, 2.0, 30.0])),
         racks=draw(st.sampled_from([{}, {"node-0": "a/1", "node-1": "a/2", "node-2": "b"}])),
         curves=draw(st.sampled_from([{}, CURVES])),
+        stop_free=draw(st.booleans()),
     )
     jobs = {
         job_id: Job(
@@ -56,7 +57,8 @@ def allocated(state: PoolState, shares: dict[str, int]) -> PoolState:
 def test_through_any_allocations_no_promise_is_moved_and_placement_comes_to_rest(
     data: st.DataObject, history: History
 ) -> None:
-    for _ in range(4):
+    for turn in range(4):
+        now_s = NOW_S + turn * HAND_OVER_PATIENCE_S
         shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
         history.state = allocated(history.state, shares)
         changing = {
@@ -64,7 +66,7 @@ def test_through_any_allocations_no_promise_is_moved_and_placement_comes_to_rest
         }
         for round_number in range(20):
             before = history.state.live_jobs
-            decided = history.decided(POLICY)
+            decided = history.decided(POLICY, now_s=now_s)
             if not decided:
                 break
             placed = {placed_job.job_id for placed_job in decided[0].placements}
@@ -82,6 +84,40 @@ def test_through_any_allocations_no_promise_is_moved_and_placement_comes_to_rest
         assert {job_id: len(job.gpus) for job_id, job in jobs.items()} == shares
         used = [gpu for job in jobs.values() for gpu in job.gpus]
         assert len(set(used)) == len(used)
+
+
+@given(st.data(), pools())
+def test_whatever_was_asked_for_meanwhile_the_last_allocation_comes_true(
+    data: st.DataObject, history: History
+) -> None:
+    """Jobs that are just being handed over are left alone for a while, and nobody wakes in vain."""
+    now_s, shares = NOW_S, dict.fromkeys(JOB_IDS, 0)
+    for _ in range(4):
+        shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
+        history.state = allocated(history.state, shares)
+        left_alone = {
+            job_id
+            for job_id, job in history.state.live_jobs.items()
+            if job.handed_over and now_s < job.placed_at_s + HAND_OVER_PATIENCE_S
+        }
+        for decided in history.decided(POLICY, now_s=now_s):
+            assert left_alone.isdisjoint(placed_job.job_id for placed_job in decided.placements)
+        for job_id, job in history.state.live_jobs.items():
+            if job.gpus and data.draw(st.booleans()):
+                history.started(job_id, at_s=now_s)
+        now_s += data.draw(st.sampled_from([0.0, 0.1, HAND_OVER_PATIENCE_S]))
+    for _ in range(20):
+        while history.decided(POLICY, now_s=now_s):
+            pass
+        wake_at_s = POLICY.wake_at_s(history.state)
+        if wake_at_s is None:
+            break
+        assert wake_at_s > now_s, "it wakes in vain"
+        now_s = wake_at_s
+    jobs = history.state.live_jobs
+    assert {job_id: len(job.gpus) for job_id, job in jobs.items()} == shares
+    used = [gpu for job in jobs.values() for gpu in job.gpus]
+    assert len(set(used)) == len(used)
 
 
 @given(st.data(), pools())

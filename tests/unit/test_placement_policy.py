@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.placement.policy import POLICY
+from services.placement.policy import HAND_OVER_PATIENCE_S, POLICY
 from shared.messages import events
 from shared.messages.job import JobClass
 from tests.histories import NOW_S, History, best_effort, pool, spec
@@ -137,3 +137,80 @@ def test_a_job_in_pieces_comes_together_once_there_is_room() -> None:
     (decided,) = history.decided(POLICY)
     assert decided.migrated == ("big",)
     assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 1
+
+
+# --- while a job is handed over -------------------------------------------------------------------------
+
+
+def handed_over(**then: int) -> History:
+    """a trains on one GPU of four and is handed over to two, since NOW_S; b is admitted too; then others are wanted."""
+    history = pool(4, stop_free=True)
+    for job_id in "ab":
+        admitted(history, job_id, best_effort())
+    allocated(history, a=1).decided(POLICY, now_s=NOW_S - 9.0)
+    allocated(history.started("a", at_s=NOW_S - 8.0), a=2).decided(POLICY)
+    assert history.state.live_jobs["a"].handed_over
+    return allocated(history, **then)
+
+
+def placed_jobs(decisions: tuple[Any, ...]) -> dict[str, int]:
+    return {placed.job_id: len(placed.gpus) for decided in decisions for placed in decided.placements}
+
+
+OVER_S = NOW_S + HAND_OVER_PATIENCE_S
+
+
+def test_another_wish_waits_until_the_job_has_gone_over() -> None:
+    history = handed_over(a=4)
+    assert history.decided(POLICY, now_s=OVER_S - 0.1) == ()
+    allocated(history, a=1)
+    assert history.decided(POLICY, now_s=OVER_S - 0.1) == ()
+    history.started("a", at_s=OVER_S)
+    assert placed_jobs(history.decided(POLICY, now_s=OVER_S - 0.1)) == {"a": 1}
+    assert history.state.live_jobs["a"].handed_over
+
+
+def test_another_wish_waits_no_longer_than_patience_has_it() -> None:
+    history = handed_over(a=4)
+    assert POLICY.wake_at_s(history.state) == OVER_S
+    assert placed_jobs(history.decided(POLICY, now_s=OVER_S)) == {"a": 4}
+    assert history.state.live_jobs["a"].predecessor is None
+    assert POLICY.wake_at_s(history.state) is None
+
+
+def test_nobody_wakes_for_a_job_that_has_what_it_is_to_have() -> None:
+    assert POLICY.wake_at_s(handed_over(a=2).state) is None
+    assert (
+        POLICY.wake_at_s(handed_over(a=2, b=4).state) is None
+    )  # a node is gone that the allocator has not heard of
+
+
+def test_other_jobs_get_what_is_there_meanwhile() -> None:
+    history = handed_over(a=1, b=2)
+    assert placed_jobs(history.decided(POLICY)) == {"b": 2}
+    history = handed_over(a=0, b=4)
+    assert history.decided(POLICY) == ()
+    assert POLICY.wake_at_s(history.state) == OVER_S
+    assert placed_jobs(history.decided(POLICY, now_s=OVER_S)) == {"a": 0, "b": 4}
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_job_whose_workers_are_lost_is_not_waited_for(generation: int) -> None:
+    crashed = events.WorkerCrashed(
+        job_id="a", generation=generation, node_id="node-0", rank=0, explanation="", at_s=NOW_S
+    )
+    history = handed_over(a=2).then(crashed)
+    assert placed_jobs(history.decided(POLICY)) == {"a": 2}
+
+
+def test_what_a_lost_node_took_is_not_given_twice() -> None:
+    """b lost its GPUs with node-1; a, which would give back one, is not disturbed: there is no room for b yet."""
+    history = handed_over(a=2)
+    history.then(
+        events.NodeJoined(node_id="node-1", incarnation="i", num_gpus=4, device="cpu", at_s=NOW_S),
+    )
+    allocated(history, a=2, b=4).decided(POLICY)
+    history.then(events.NodeLost(node_id="node-1", incarnation="i", reason="silent", at_s=NOW_S))
+    allocated(history, a=0, b=4)
+    assert history.decided(POLICY) == ()
+    assert placed_jobs(history.decided(POLICY, now_s=OVER_S)) == {"a": 0, "b": 4}
