@@ -16,7 +16,8 @@ from elasticflow.views import promised_finish_s
 from shared.messages import events
 from shared.messages.cluster import segments
 from shared.messages.events import Event
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.pool_state import Job, PoolState, Predecessor
+from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.summary import gpus_in_words
 
 
@@ -58,11 +59,12 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
             return ""
 
 
-def placed_in_words(placed: events.PlacedJob, migrated: bool) -> str:
+def placed_in_words(placed: events.PlacedJob, migrated: bool, predecessor: Predecessor | None) -> str:
     if not placed.gpus:
         return f"generation {placed.generation}: suspended, it holds no GPUs"
     moved = ", moved to defragment the cluster" if migrated else ""
-    return f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{moved}"
+    trains_on = f"; generation {predecessor.generation} trains on until all are ready" if predecessor else ""
+    return f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{moved}{trains_on}"
 
 
 def cause_in_words(event: Event, job_id: str) -> str:
@@ -143,9 +145,19 @@ def _started(event: events.GenerationStarted, new: Job) -> str:
     after = (
         f", {duration_in_words(event.at_s - new.placed_at_s)} after its placement" if new.placed_at_s else ""
     )
+    went_over = "" if event.resize is None else f": {_timeline_in_words(event.resize)}"
     return (
         f"generation {event.generation} trains on {gpus_counted(event.num_gpus)} "
-        f"from iteration {event.iteration}{after}"
+        f"from iteration {event.iteration}{after}{went_over}"
+    )
+
+
+def _timeline_in_words(resize: ResizeTimeline) -> str:
+    """From the wish to the first step, as rank 0 saw it."""
+    return (
+        f"prepared in {duration_in_words(resize.prepare_s)} without a stop, "
+        f"switched in {resize.stop_s * 1e3:.1f} ms, first step in {resize.first_step_s * 1e3:.1f} ms, "
+        f"{resize.bytes_moved / 1e6:.1f} MB moved to each newcomer"
     )
 
 
@@ -156,7 +168,7 @@ def _progressed(event: events.JobProgressed, new: Job) -> str:
 
 
 def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: PoolState) -> str:
-    if old is None or old.broken or event.generation != old.generation:
+    if old is None or old.broken or not new.broken:
         return ""  # its peers end with it: the first crash of a generation is the news
     return (
         f"the worker of rank {event.rank} on {event.node_id} crashed in generation {event.generation}: "

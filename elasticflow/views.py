@@ -98,7 +98,7 @@ def activity(job: Job) -> str:
         return "recovering"
     if not job.gpus:
         return "waiting"
-    return "running" if job.training else "starting"
+    return "starting" if job.training_generation is None else "running"
 
 
 def expected_finish_s(job: Job, now_s: float) -> float | None:

@@ -68,6 +68,8 @@ def _job(state: PoolState, job: Job) -> dict[str, Any]:
         "generation": job.generation,
         "gpus": gpus_in_words(job.gpus),
         "training": job.training,
+        "predecessor": job.predecessor
+        and f"g{job.predecessor.generation} on {gpus_in_words(job.predecessor.gpus)}",
         "stopping": [f"g{s.generation} on {s.node_id}" for s in job.stopping],
         "iteration": job.iteration,
         "max_iterations": job.spec.max_iterations if job.spec else None,

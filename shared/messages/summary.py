@@ -8,6 +8,7 @@ from typing import Any, cast
 from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule, segments
 from shared.messages.events import PlacedJob
 from shared.messages.job import JobSpec
+from shared.messages.resize_timeline import ResizeTimeline
 
 _LONG = 200
 _MANY = 32
@@ -67,6 +68,8 @@ def _short(value: Any) -> Any:
         return {name: known for name in names if (known := getattr(value, name))}
     if isinstance(value, PlacedJob):
         return f"{value.job_id} g{value.generation} on {gpus_in_words(value.gpus) or 'nothing'}"
+    if isinstance(value, ResizeTimeline):
+        return summary(value)
     if isinstance(value, tuple):
         return [_short(item) for item in cast(tuple[Any, ...], value)[:_MANY]]
     if isinstance(value, Mapping):

@@ -17,8 +17,10 @@ from services.executor.service import serve
 from shared.errors import BadSettings
 from shared.messages import codec, events, subjects
 from shared.messages.cluster import PoolConfig
+from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import (
     Assignment,
+    ChangeMembership,
     Checkpointed,
     JoinRendezvous,
     LeaseExtended,
@@ -26,6 +28,7 @@ from shared.messages.worker_channel import (
     RendezvousListening,
     Started,
     StopAtBoundary,
+    Switched,
 )
 from shared.runtime import streams
 from shared.runtime.bus import Bus
@@ -38,16 +41,19 @@ from shared.runtime.telemetry import Metrics
 from tests.histories import NOW_S
 from tests.planned_ledger import PATIENCE_S, POOL, Ledger
 
+TIMELINE = ResizeTimeline(prepare_s=0.5, stop_s=0.01, first_step_s=0.1, bytes_moved=1000)
+
 
 class FakeWorker:
     """Trains as soon as it has met its peers; stops when asked, with a checkpoint of 5 iterations."""
 
     def __init__(self, assignment: Assignment, launcher: "FakeLauncher") -> None:
         self.assignment, self.pid, self.exited = assignment, 1, False
+        self.change: ChangeMembership | None = None
         self._launcher = launcher
         if assignment.rank == 0 and assignment.world_size > 1:
-            self._later(RendezvousListening(generation=1, port=4000))
-        if assignment.world_size == 1:
+            self._later(RendezvousListening(generation=assignment.generation, port=4000))
+        if assignment.world_size == 1 and not assignment.meeting_size:
             self._later(Started(iteration=0), Progressed(iteration=1, iterations_per_s=2.0))
 
     def send(self, message: Any) -> None:
@@ -55,13 +61,28 @@ class FakeWorker:
             case JoinRendezvous():
                 self._launcher.addresses.append(message.address)
                 for worker in self._launcher.running:
-                    worker._later(Started(iteration=0))
+                    worker._begin()
+            case ChangeMembership():
+                self.change = message
+                if message.place == 0:
+                    self._later(RendezvousListening(generation=message.generation, port=5000))
             case StopAtBoundary():
                 self._later(Checkpointed(iteration=5), Exited(code=0, signal=None))
             case LeaseExtended():
                 pass
             case _:
                 raise AssertionError(message)
+
+    def _begin(self) -> None:
+        """With all others, or with those that go over to its generation, of which it may be one."""
+        change, joins = self.change, self.assignment.meeting_size > 0
+        if change is None:
+            self._later(Started(iteration=0, resize=TIMELINE if joins else None))
+        elif change.place >= change.world_size:
+            self._later(Exited(code=0, signal=None))
+        else:
+            generation, rank = change.generation, change.place
+            self._later(Switched(generation=generation, rank=rank, iteration=7, resize=TIMELINE))
 
     def kill(self) -> None:
         self._later(Exited(code=None, signal=9))
@@ -163,6 +184,26 @@ async def test_from_joining_to_leaving(bus: Bus, run: Run, tmp_path: Path) -> No
     left = await ledger.until_told(events.NodeLost)
     assert (left.incarnation, left.reason) == (joined.incarnation, "left")
     assert [fact.iteration for fact in ledger.told if isinstance(fact, events.WorkersStopped)] == [5]
+    assert not launcher.running
+
+
+async def test_workers_go_over_to_another_generation_under_their_own_feet(bus: Bus, run: Run) -> None:
+    task, launcher = await run()
+    ledger = Ledger(bus)
+    await ledger.plan(events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=NOW_S))
+    await ledger.until_told(events.NodeJoined)
+    await ledger.place("a", 1, "node-0:1")
+    await ledger.until_told(events.GenerationStarted)
+    await ledger.place("a", 2, "node-0:1", "node-0:3")
+    started = await ledger.until_told(events.GenerationStarted, count=2)
+    assert (started.generation, started.iteration, started.resize) == (2, 7, TIMELINE)
+    incumbent, newcomer = launcher.workers
+    assert (incumbent.assignment.generation, incumbent.assignment.rank) == (2, 0)
+    assert (newcomer.assignment.meeting_size, newcomer.assignment.gpu_index) == (2, 3)
+    assert launcher.addresses == ["127.0.0.1:5000"]
+    await ended(task)
+    await ledger.until_told(events.NodeLost)
+    assert len(launcher.workers) == 2
     assert not launcher.running
 
 

@@ -12,6 +12,7 @@ from shared.messages import events
 from shared.messages.commands import AmendJob
 from shared.messages.events import NodeReported, PlacedJob, WorkerReport
 from tests import histories
+from tests.executor_node import TIMELINE
 from tests.histories import NOW_S, History, gpus, spec
 
 TIMEOUT_S = 3.0
@@ -178,6 +179,24 @@ def test_a_broken_generation_makes_no_progress() -> None:
     monitor = Monitor(running("a"))
     monitor.then(crash("a", 1))
     assert monitor.hears_for(NOW_S, NOW_S + 5.0, beat(report("a", 5))) == []
+
+
+def test_while_a_job_is_handed_over_whoever_trains_speaks_for_it() -> None:
+    history = running("a", stop_free=True, stall_timeout_s=60.0, deadline_s=NOW_S + 10_000.0)
+    monitor = Monitor(history)
+    monitor.trains(NOW_S, NOW_S + 9.0, 1.0, "a")
+    placed = PlacedJob(job_id="a", generation=2, gpus=gpus("node-0:0", "node-0:1"))
+    monitor.then(events.PlacementDecided(placements=(placed,), at_s=NOW_S + 9.0))
+    facts = monitor.trains(NOW_S + 10.0, NOW_S + 100.0, 1.5, "a", first=10)
+    assert {(type(fact), fact.generation) for fact in facts} == {(events.JobProgressed, 1)}
+    monitor.then(
+        events.GenerationStarted(
+            job_id="a", generation=2, num_gpus=2, iteration=150, resize=TIMELINE, at_s=NOW_S + 100.0
+        )
+    )
+    now, before = report("a", 160, generation=2), report("a", 200, generation=1)
+    facts = monitor.hears_for(NOW_S + 100.5, NOW_S + 102.0, beat(now), beat(before))
+    assert {(fact.generation, fact.iteration) for fact in facts} == {(2, 160)}
 
 
 # --- speed ----------------------------------------------------------------------------------------------
