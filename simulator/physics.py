@@ -6,10 +6,9 @@ It asserts what no schedule may ever cause: two generations of a job that train 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.executor.notes import ChangeMembers, Ended, Note, Purpose, Said, StartWorker, WorkerId
+from services.executor.notes import ChangeMembers, Ended, Note, Purpose, Said, StartWorker
 from shared.messages.cluster import GpuId
 from shared.messages.job import JobSpec
-from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import (
     Checkpointed,
     ExitCode,
@@ -19,13 +18,12 @@ from shared.messages.worker_channel import (
     Progressed,
     RendezvousListening,
     Started,
-    Switched,
 )
 from simulator.engine import Engine
-from simulator.workers import Meeting, Process, Run, RunKey
+from simulator.meetings import Meetings, joined_by
+from simulator.workers import Process, Run, RunKey
 
 PORT = 29_500
-STATE_BYTES = 1 << 20
 KILLED = 9
 
 
@@ -55,6 +53,14 @@ class World:
         self.runs: dict[RunKey, Run] = {}
         self._checkpoints: dict[str, int] = {}  # by job
         self._holders: dict[GpuId, Process] = {}
+        self._meetings = Meetings(
+            engine,
+            prepare_s=physics.start_s,
+            switch_s=physics.switch_s,
+            begin=self._begin,
+            leave=self._leave,
+            lives=self._lives,
+        )
 
     # -- what an executor does to its processes ----------------------------------------------------------
 
@@ -68,7 +74,7 @@ class World:
         self._holders[gpu] = run.processes[rank] = process
         self._engine.after(self._physics.give_up_s, lambda: self._give_up(run, process))
         if wish.meeting_size:
-            self._meeting(run, wish.meeting_size)
+            self._meetings.of(run, wish.meeting_size)
         if rank == 0:
             self._engine.after(self._physics.listen_s, lambda: self._listen(run, process, rank))
         elif wish.rendezvous:
@@ -80,7 +86,7 @@ class World:
         key = (wish.worker.job_id, wish.generation)
         before = process.run
         run = self.runs.get(key) or self._new_run(key, before.spec, wish.world_size, before.purpose)
-        self._meeting(run, wish.meeting_size).incumbents[wish.place] = process
+        self._meetings.of(run, wish.meeting_size).incumbents[wish.place] = process
         if wish.place == 0:
             self._engine.after(self._physics.listen_s, lambda: self._listen(run, process, 0))
         elif wish.rendezvous:
@@ -170,8 +176,7 @@ class World:
 
     def _join(self, run: Run, process: Process, place: int) -> None:
         if run.meeting is not None:
-            prepare_s = self._physics.start_s if process.run is run else 0.0
-            self._engine.after(prepare_s, lambda: self._come(run, process, place))
+            self._meetings.join(run, run.meeting, process, place)
             return
         if process.has_joined or not self._lives(process):
             return
@@ -219,69 +224,6 @@ class World:
         self._checkpoints[run.key[0]] = iteration
         self._rank0_says(run, Checkpointed(iteration=iteration))
 
-    # -- how workers go over to it from another ----------------------------------------------------------
-
-    def _meeting(self, run: Run, size: int) -> Meeting:
-        if run.meeting is None:
-            run.meeting = Meeting(size=size, began_s=self._engine.now_s)
-        assert run.meeting.size == size, f"{run.key}: a meeting of {run.meeting.size}, or of {size}"
-        return run.meeting
-
-    def _come(self, run: Run, process: Process, place: int) -> None:
-        """One more is ready; the last one makes the others switch at the next boundary."""
-        meeting = run.meeting
-        assert meeting is not None
-        if not self._lives(process) or place in meeting.present or run.broken:
-            return
-        meeting.present[place] = process
-        if len(meeting.present) == meeting.size:
-            before = next(iter(meeting.incumbents.values())).run
-            step_s = 1 / before.iterations_per_s
-            self._engine.after(step_s + self._physics.switch_s, lambda: self._switch(before, run, meeting))
-
-    def _switch(self, before: Run, run: Run, meeting: Meeting) -> None:
-        """Unless somebody is gone, or all are to stop: then those that train go on."""
-        if not before.trains or before.stopping or run.broken:
-            return
-        iteration = before.iteration(self._engine.now_s)
-        before.broken = True  # nobody trains in it any more
-        before.processes.clear()
-        for place, process in sorted(meeting.present.items()):
-            process.run, process.rank = run, place
-            if place < run.world_size:
-                run.processes[place] = process
-            else:
-                self._engine.after(self._physics.leave_s, lambda process=process: self._leave(process))
-        self._begin(run, iteration)
-        first_step_s = 1 / run.iterations_per_s
-        resize = ResizeTimeline(
-            prepare_s=self._engine.now_s - meeting.began_s,
-            stop_s=self._physics.switch_s,
-            first_step_s=first_step_s,
-            bytes_moved=STATE_BYTES,
-        )
-        self._engine.after(first_step_s, lambda: self._switched(run, resize))
-
-    def _switched(self, run: Run, resize: ResizeTimeline) -> None:
-        """The first step is done: newcomers and incumbents say so."""
-        if run.broken:
-            return
-        for rank, process in sorted(run.processes.items()):
-            member = WorkerId(*run.key, rank)
-            if process.id == member:
-                process.say(Said(worker=member, message=Started(iteration=run.from_iteration, resize=resize)))
-                continue
-            switched = Switched(
-                generation=member.generation, rank=rank, iteration=run.from_iteration, resize=resize
-            )
-            process.say(Said(worker=process.id, message=switched))
-            process.id = member
-
-    def _leave(self, process: Process) -> None:
-        if self._lives(process):
-            del self._holders[process.gpu]
-            process.say(Ended(worker=process.id, exit_code=ExitCode.DONE))
-
     # -- how it ends -------------------------------------------------------------------------------------
 
     def _stopped(self, run: Run) -> None:
@@ -319,20 +261,20 @@ class World:
         if run.processes.get(process.rank) is not process:
             return  # it was about to leave, and nobody misses it
         del run.processes[process.rank]
-        for bereft in (run, *self._joined_by(run)):
+        for bereft in (run, *joined_by(run, self.runs.values())):
             bereft.broken = True
             for peer in list(bereft.processes.values()):
                 self._engine.after(self._physics.peer_lost_s, lambda peer=peer: self._lose_peer(peer))
 
-    def _joined_by(self, run: Run) -> list[Run]:
-        """Where its workers were going."""
-        return [
-            other
-            for other in self.runs.values()
-            if other.meeting is not None
-            and other.started_at_s is None
-            and any(process.run is run for process in other.meeting.incumbents.values())
-        ]
+    def _leave(self, process: Process) -> None:
+        """It has gone over with all others, who go on without it."""
+
+        def ends() -> None:
+            if self._lives(process):
+                del self._holders[process.gpu]
+                process.say(Ended(worker=process.id, exit_code=ExitCode.DONE))
+
+        self._engine.after(self._physics.leave_s, ends)
 
     def _lose_peer(self, process: Process) -> None:
         self._end(process, Ended(worker=process.id, exit_code=ExitCode.PEER_LOST))
