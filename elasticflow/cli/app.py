@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from elasticflow.cli import amend, down, events, jobs, logs, nodes, replay, simulate, submit, up, watch, why
+from elasticflow.cli import (
+    amend,
+    configure,
+    down,
+    events,
+    jobs,
+    logs,
+    nodes,
+    replay,
+    simulate,
+    submit,
+    up,
+    watch,
+    why,
+)
 from elasticflow.cli.options import AS_JSON
 from elasticflow.cli.output import note, print_json
 from elasticflow.errors import UnknownJob, UnknownQuote
@@ -84,6 +98,7 @@ def eflow(
 
 app.command()(up.up)
 app.command()(down.down)
+app.command()(configure.configure)
 app.command()(submit.submit)
 app.command()(submit.quote)
 app.command()(jobs.jobs)

@@ -1,0 +1,42 @@
+"""`eflow configure`."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticflow.cli.options import DataDir, NatsUrl, Pool
+from elasticflow.cli.output import say_line
+from elasticflow.endpoint import find_endpoint
+from elasticflow.pool_config import configure as configure_pool
+from elasticflow.pool_config import read_config
+from shared.runtime.clock import SystemClock
+from shared.runtime.settings import Settings
+
+
+def configure(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", show_default=False, help="PoolConfig as TOML or JSON."),
+    ] = None,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Say what the policies of a pool assume, from here on. A pool that has no
+    configuration gets the defaults where no file is given; another one stays
+    as it is.
+
+    \b
+    Examples:
+      eflow configure pool.toml
+      eflow configure --nats-url nats://token@host:4222 --pool default
+    """
+    wanted = read_config(file) if file is not None else None
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    replicas = Settings.from_environment().replicas
+    asyncio.run(
+        configure_pool(endpoint.nats_url, endpoint.pool, wanted, SystemClock(), stream_replicas=replicas)
+    )
+    say_line(f"pool {endpoint.pool} is configured")
