@@ -21,6 +21,8 @@ from shared.runtime.outbox import decision_id
 from shared.runtime.streams import StreamLimits
 
 _CONNECT_WAIT_S = 5.0
+# Of a new pool, unless its operator says otherwise; a ledger that does not speak of it means no.
+_NEW = PoolConfig(stop_free=True)
 _AS_WANTED: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -36,7 +38,7 @@ def read_config(file: Path) -> PoolConfig:
     unknown = sorted(set(fields) - set(PoolConfig.__dataclass_fields__))
     problems = [f"{file}: {name} is no setting of a pool" for name in unknown]
     try:
-        config = TypeAdapter(PoolConfig).validate_python(fields)
+        config = TypeAdapter(PoolConfig).validate_python({"stop_free": _NEW.stop_free} | fields)
     except ValidationError as error:
         problems += [f"{file}: {codec.problem_in(details)}" for details in error.errors()]
         raise BadSettings(tuple(problems)) from None
@@ -75,7 +77,7 @@ async def _configured(
     """True if the pool has the wanted configuration now; False if a rival decision came between."""
     plan_end = await bus.last_subject_sequence(subjects.plan(pool))
     state = await LedgerView(bus, pool).state()
-    wanted = replace(wanted or (state.config if state.configured else PoolConfig()), **changes)
+    wanted = replace(wanted or (state.config if state.configured else _NEW), **changes)
     if state.configured and state.config == wanted:
         return True
     now_s = clock.now_s()

@@ -39,7 +39,7 @@ def main(
         data_dir=out / "pool",
         num_nodes=nodes,
         slots_per_node=slots,
-        config=PoolConfig(throughput_margin=0.35, resize_cost_s=3.0, deadline_slack_s=2.0),
+        config=PoolConfig(throughput_margin=0.35, resize_cost_s=3.0, deadline_slack_s=2.0, stop_free=True),
     )
     console.print(
         f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ..."

@@ -37,6 +37,7 @@ PATIENCE_S = 120.0  # for what must come; far above what it takes
 _POLL_S = 0.02
 RATES = {1: 40.0, 2: 60.0, 4: 80.0}  # iterations/s of tiny_jobs.Steps, near enough for a promise
 CONFIG = PoolConfig(
+    stop_free=True,
     resize_cost_s=1.0,
     throughput_margin=0.5,
     max_restarts=50,  # here it is not the job's fault

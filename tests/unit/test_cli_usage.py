@@ -162,6 +162,9 @@ def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
     assert config == read_config(as_json)
     assert (config.resize_cost_s, config.curves) == (2.0, {"cnn/b64": {1: 5.0}})
     assert config.quota("lab") == TenantQuota(max_jobs_per_day=3)
+    assert config.stop_free
+    toml.write_text("stop_free = false")
+    assert not read_config(toml).stop_free
 
 
 def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
