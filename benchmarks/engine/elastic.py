@@ -57,9 +57,9 @@ class Engine:
         while num_ended < len(workers):
             _, event = await self._events.get()
             match event:
-                case RendezvousListening(port=port):
+                case RendezvousListening(generation=generation, port=port):
                     for worker in workers[1:]:
-                        worker.send(JoinRendezvous(address=f"127.0.0.1:{port}"))
+                        worker.send(JoinRendezvous(generation=generation, address=f"127.0.0.1:{port}"))
                 case Profiled(iterations_per_s=rate):
                     step_s = 1 / rate
                 case Exited():

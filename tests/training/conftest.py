@@ -12,17 +12,25 @@ import pytest_asyncio
 
 from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from shared.messages.job import JobSpec
-from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening, StopAtBoundary
+from shared.messages.worker_channel import (
+    Assignment,
+    ChangeMembership,
+    JoinRendezvous,
+    RendezvousListening,
+    StopAtBoundary,
+    Switched,
+)
 
 WAIT_S = 60.0  # for what must come; far above what it takes
 T = TypeVar("T")
 
 
 class Generation:
-    """The workers of one generation, and what they have said so far."""
+    """The workers of one generation, and what they have said so far. leavers: of the one before."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], leavers: Sequence[WorkerHandle] = ()) -> None:
         self.workers: dict[int, WorkerHandle] = {}
+        self.leavers = leavers
         self.events: list[tuple[int, WorkerEvent]] = []
         self._ranks = ranks
         self._changed = asyncio.Event()
@@ -36,9 +44,10 @@ class Generation:
     def pass_on_rendezvous(self) -> None:
         """To all workers that there are: rank 0 may listen before the last one is launched."""
         for listening in self.all_of(RendezvousListening):
-            for rank, worker in self.workers.items():
-                if rank > 0:
-                    worker.send(JoinRendezvous(address=f"127.0.0.1:{listening.port}"))
+            others = [worker for rank, worker in self.workers.items() if rank > 0]
+            for worker in (*others, *self.leavers):
+                address = f"127.0.0.1:{listening.port}"
+                worker.send(JoinRendezvous(generation=listening.generation, address=address))
 
     def all_of(self, kind: type[T], rank: int | None = None) -> list[T]:
         return [event for r, event in self.events if isinstance(event, kind) and rank in (None, r)]
@@ -114,9 +123,41 @@ class Node:
         workers.pass_on_rendezvous()
         return workers
 
+    async def regroup(
+        self, before: Generation, members: Sequence[int | None], *, generation: int | None = None
+    ) -> Generation:
+        """The generation after `before`, without a stop: rank r is rank members[r] of it, or new where that is None."""
+        some = next(iter(before.workers.values())).assignment
+        generation = generation or some.generation + 1
+        leaving = [rank for rank in sorted(before.workers) if rank not in members]
+        size, places = len(members), {}
+        for place, rank in enumerate((*members, *leaving)):
+            places[place] = None if rank is None else before.workers[rank]
+        after = Generation(range(size), [places[place] for place in range(size, len(places))])
+        self._generations[some.job_id, generation] = after
+        for place, worker in places.items():
+            if worker is not None:
+                worker.send(
+                    ChangeMembership(
+                        generation=generation, place=place, world_size=size, meeting_size=len(places)
+                    )
+                )
+            else:
+                newcomer = replace(
+                    some, generation=generation, rank=place, world_size=size, meeting_size=len(places)
+                )
+                worker = await self.launcher.launch(newcomer)
+            if place < size:
+                after.workers[place] = worker
+        after.pass_on_rendezvous()
+        return after
+
     def _note(self, worker: WorkerHandle, event: WorkerEvent) -> None:
+        if isinstance(event, Switched):
+            worker.assignment = replace(worker.assignment, generation=event.generation, rank=event.rank)
         about = worker.assignment
-        self._generations[about.job_id, about.generation].note(about.rank, event)
+        generation = event.generation if isinstance(event, RendezvousListening) else about.generation
+        self._generations[about.job_id, generation].note(about.rank, event)
 
 
 def job_spec(name: str, **fields: Any) -> JobSpec:

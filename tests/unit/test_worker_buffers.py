@@ -29,7 +29,7 @@ def one_step(model: nn.Module, virtual_nodes: VirtualNodes, turns) -> Buffers:
         act(model)
     buffers.begin_turn(None)
     changed = sorted({i for flags in buffers.changes() for i, flag in enumerate(flags) if flag})
-    buffers.combine(changed, TensorSum(virtual_nodes, rank=0, world_size=1), virtual_nodes)
+    buffers.combine(changed, TensorSum(virtual_nodes, None), virtual_nodes)
     return buffers
 
 
@@ -104,5 +104,5 @@ def test_steps_follow_each_other():
             assert model.mean.item() == 10.0 + step
             model.mean += 1.0
         buffers.begin_turn(None)
-        buffers.combine([0], TensorSum(TWO, rank=0, world_size=1), TWO)
+        buffers.combine([0], TensorSum(TWO, None), TWO)
     assert model.mean.item() == 13.0

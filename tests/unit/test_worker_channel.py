@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.messages.job import JobSpec, MetricCondition
+from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import (
     Alive,
     Assignment,
+    ChangeMembership,
     Checkpointed,
     Failed,
     Finished,
@@ -21,6 +23,7 @@ from shared.messages.worker_channel import (
     RendezvousListening,
     Started,
     StopAtBoundary,
+    Switched,
     WorkerForked,
     WorkerReaped,
 )
@@ -34,13 +37,16 @@ SPEC = JobSpec(
     metric_conditions=(MetricCondition(metric="accuracy", comparison=">=", value=0.9),),
     deadline_in_s=60.0,
 )
+TIMELINE = ResizeTimeline(prepare_s=0.7, stop_s=0.01, first_step_s=0.1, bytes_moved=4096)
 MESSAGES = (
     Assignment(job_id="a", generation=3, rank=1, world_size=2, spec=SPEC, checkpoint_dir="/somewhere"),
-    JoinRendezvous(address="10.0.0.1:4000"),
+    ChangeMembership(generation=2, place=3, world_size=2, meeting_size=4),
+    JoinRendezvous(generation=1, address="10.0.0.1:4000"),
     StopAtBoundary(),
     LeaseExtended(until_s=1234.5),
-    RendezvousListening(port=4000),
+    RendezvousListening(generation=1, port=4000),
     Started(iteration=7),
+    Switched(generation=2, rank=1, iteration=9, resize=TIMELINE),
     Progressed(iteration=9, iterations_per_s=None, metrics={"loss": 0.5}),
     Alive(iteration=9, seconds_since_progress=3.5),
     Checkpointed(iteration=9),

@@ -15,10 +15,11 @@ from torch import nn
 from services.executor.worker.buffers import Buffers
 from services.executor.worker.loading import seed_generators
 from services.executor.worker.lockstep import Lockstep
+from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.training_function import TrainingFailed
 from services.executor.worker.tree_reduce import Tensors, TensorSum
-from services.executor.worker.virtual_nodes import EVERYONE, Phase, VirtualNodes, seed_of
+from services.executor.worker.virtual_nodes import EVERYONE, Phase, seed_of
 
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"
@@ -32,26 +33,17 @@ class BitwiseSteps:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        virtual_nodes: VirtualNodes,
-        rank: int,
-        world_size: int,
+        members: Membership,
         job_seed: int,
         pacer: Pacer,
         on_thread_start: Callable[[], None],
     ) -> None:
         self.model = model
-        self.computed = virtual_nodes.computed_by(rank, world_size)
-        self._virtual_nodes = virtual_nodes
         self._job_seed = job_seed
         self._pacer = pacer
+        self._on_thread_start = on_thread_start
         self._all_parameters = _parameters(model, optimizer)
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
-        self._gradients = TensorSum(virtual_nodes, rank=rank, world_size=world_size)
-        self._buffers = Buffers(model, self.computed)
-        self._buffer_sum = TensorSum(virtual_nodes, rank=rank, world_size=world_size)
-        self._lockstep = Lockstep(
-            len(self.computed), on_start=on_thread_start, before=self._before, meeting=self._meeting
-        )
         self._iteration = 0
         self._num_meetings = 0
         self._in_backward = False
@@ -63,6 +55,22 @@ class BitwiseSteps:
         self._step_of_optimizer = optimizer.step
         torch.autograd.backward = self._backward  # Tensor.backward, too, ends here
         optimizer.step = MethodType(self._step, optimizer)
+        self._share_out(members)
+
+    def enter(self, members: Membership) -> None:
+        """From the next step on, with these workers. Between two steps."""
+        self._lockstep.close()
+        self._share_out(members)
+
+    def _share_out(self, members: Membership) -> None:
+        self.computed = members.computed
+        self._virtual_nodes = members.virtual_nodes
+        self._gradients = TensorSum(members.virtual_nodes, members.group)
+        self._buffers = Buffers(self.model, self.computed)
+        self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
+        self._lockstep = Lockstep(
+            len(self.computed), on_start=self._on_thread_start, before=self._before, meeting=self._meeting
+        )
 
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What each virtual node's call of train() returns."""

@@ -13,12 +13,14 @@ import select
 import signal
 import socket
 import threading
+from collections import defaultdict
 
 import structlog
 
 from services.executor.boot_clock import boot_s
 from shared.messages.worker_channel import (
     Assignment,
+    ChangeMembership,
     ExitCode,
     FromWorker,
     JoinRendezvous,
@@ -37,7 +39,10 @@ class Channel:
         self._socket = sock
         self._writing = threading.Lock()
         self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
-        self._addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._addresses: defaultdict[int, queue.SimpleQueue[str]] = defaultdict(
+            queue.SimpleQueue
+        )  # by generation
+        self._changes: queue.SimpleQueue[ChangeMembership] = queue.SimpleQueue()
         self._stop_requested = threading.Event()
         self._has_state_to_save = False
         self._lease_until_s = math.inf
@@ -54,9 +59,16 @@ class Channel:
     def receive_assignment(self) -> Assignment:
         return self._assignments.get()
 
-    def receive_rendezvous(self, timeout_s: float) -> str:
-        """host:port of rank 0. Raises queue.Empty if it does not come in time."""
-        return self._addresses.get(timeout=timeout_s)
+    def receive_rendezvous(self, generation: int, timeout_s: float) -> str:
+        """host:port of rank 0 of this generation. Raises queue.Empty if it does not come in time."""
+        return self._addresses[generation].get(timeout=timeout_s)
+
+    def newest_change(self) -> ChangeMembership | None:
+        """The last that came since this was asked, if one did. Does not wait."""
+        newest = None
+        while not self._changes.empty():
+            newest = self._changes.get()
+        return newest
 
     @property
     def stop_requested(self) -> bool:
@@ -87,8 +99,10 @@ class Channel:
                         if message.fence_s is not None:
                             self._lease_until_s = boot_s() + message.fence_s
                         self._assignments.put(message)
-                    case JoinRendezvous(address=address):
-                        self._addresses.put(address)
+                    case ChangeMembership():
+                        self._changes.put(message)
+                    case JoinRendezvous(generation=generation, address=address):
+                        self._addresses[generation].put(address)
                     case StopAtBoundary():
                         self.request_stop()
                     case LeaseExtended(until_s=until_s):

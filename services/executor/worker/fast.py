@@ -25,9 +25,20 @@ class FastSteps:
         job_seed: int,
         find_unused_parameters: bool,
     ) -> None:
-        self.model = members.wrap(model, device, find_unused_parameters=find_unused_parameters)
-        self.computed = range(members.rank, members.rank + 1)
+        self._bare = model
+        self._device = device
+        self._find_unused_parameters = find_unused_parameters
         self._job_seed = job_seed
+        self.model = model
+        self.enter(members)
+
+    def enter(self, members: Membership) -> None:
+        """From the next step on, with these workers. Between two steps."""
+        self.model = self._bare  # the wrapper of before is gone, and its hooks with it
+        self.model = members.wrap(
+            self._bare, self._device, find_unused_parameters=self._find_unused_parameters
+        )
+        self.computed = members.computed
 
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What train() returns, called once."""

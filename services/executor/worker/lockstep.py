@@ -52,9 +52,7 @@ class _Coroutine(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while True:
-            call = self._due.get()
-            assert call is not None
+        while (call := self._due.get()) is not None:
             try:
                 outcome = _Returned(call())
             except BaseException as error:  # it is raised again where the call was due
@@ -75,6 +73,10 @@ class _Coroutine(threading.Thread):
         """From within the call."""
         self._outcomes.put(_Arrived(point))
         self._due.get()
+
+    def close(self) -> None:
+        """Between two calls."""
+        self._due.put(None)
 
 
 class Lockstep:
@@ -108,6 +110,11 @@ class Lockstep:
                 raise OutOfStep(" and ".join(sorted(points | ({"the end"} if values else set()))))
             self._meeting(points.pop())
             due = [None] * len(calls)
+
+    def close(self) -> None:
+        """End the threads; between two runs."""
+        for coroutine in self._coroutines:
+            coroutine.close()
 
     def meet(self, point: str) -> None:
         """From within a call: return when all calls have come here and the meeting is over."""

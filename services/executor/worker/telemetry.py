@@ -40,8 +40,9 @@ class Telemetry:
         self._thread.join()
 
     def began(self, iteration: int) -> None:
-        """The next step is this one."""
+        """The next step is this one, and its speed says nothing of those before."""
         with self._lock:
+            self._step_ends.clear()
             self._iteration = iteration
             self._progressed_at_s = time.monotonic()
 

@@ -9,10 +9,12 @@ from typing import Literal
 
 import structlog
 
+from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore
+from services.executor.worker.setting_up import set_up
 from services.executor.worker.telemetry import Telemetry
-from services.executor.worker.trainer import Trainer, set_up
+from services.executor.worker.trainer import Trainer
 from services.executor.worker.training_function import TrainingFailed
 from shared.messages.worker_channel import Assignment, Checkpointed, Finished, Profiled, Started
 
@@ -23,28 +25,32 @@ _MIN_MEASURED_ITERATIONS = 3
 
 
 def run(assignment: Assignment, channel: Channel) -> None:
-    """Train, or measure, until done or told to stop. Raises TrainingFailed, PeerLost, Superseded or
+    """Train, or measure, until done, told to stop, or gone. Raises TrainingFailed, PeerLost, Superseded or
     whatever the user's code raises."""
+    born_s = time.monotonic()
     with Telemetry(channel) as telemetry:
-        trainer = set_up(assignment, channel, telemetry)
+        trainer, handed = set_up(assignment, channel, telemetry)
         channel.begin_training()
-        telemetry.began(trainer.iteration)
-        channel.send(Started(iteration=trainer.iteration))
+        if handed is None:
+            channel.send(Started(iteration=trainer.iteration))
         log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
         if assignment.purpose == "profile":
             _measure(trainer, assignment, channel)
         else:
-            _train(trainer, assignment, channel)
+            _train(trainer, assignment, channel, Changes(trainer, channel, handed, since_s=born_s))
 
 
-def _train(trainer: Trainer, assignment: Assignment, channel: Channel) -> None:
+def _train(trainer: Trainer, assignment: Assignment, channel: Channel, changes: Changes) -> None:
     saved_at_s = time.monotonic()
-    stopping = False
     first = trainer.iteration
+    stop = switch = False
     while (condition := trainer.condition_met()) is None:
-        if stopping:
+        if stop:
             return _stop(trainer, channel)
-        stopping = trainer.step(stop=channel.stop_requested)
+        if switch and not changes.go_over():
+            log.info("left_at_boundary", iteration=trainer.iteration)
+            return None
+        stop, switch = changes.step(stop=channel.stop_requested)
         if trainer.iteration == first + 1:  # optimizers get their state in the first step
             trainer.check_state()
         if trainer.evaluation_is_due():
@@ -84,13 +90,13 @@ def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None
 
     step_times_s: list[float] = []
     for _ in range(_WARM_UP_ITERATIONS):
-        if trainer.step(stop=channel.stop_requested):
+        if trainer.step(stop=channel.stop_requested).stop:
             return
     trainer.check_state()
     stopping = False
     while not stopping:
         began_s = time.monotonic()
-        stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and enough()))
+        stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and enough())).stop
         step_times_s.append(time.monotonic() - began_s)
     trainer.members.leave()
     if trainer.is_rank_0 and enough():

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import nn
 
-from services.executor.worker.membership import PeerLost, is_communication_error
+from services.executor.worker.groups import PeerLost, is_communication_error
+from services.executor.worker.virtual_nodes import VirtualNodes, default_count
 from shared.errors import Stop
 from shared.messages.job import JobSpec, Scalar
 
@@ -75,6 +76,20 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
         "global_batch_size": spec.global_batch_size,
     }
     return job
+
+
+def virtual_nodes_of(function: TrainingFunction, spec: JobSpec, world_size: int) -> VirtualNodes:
+    """How the job's batch is cut: for life, unless the fast mode cuts it anew for each number of workers."""
+    if function.reproducible == "fast":
+        return VirtualNodes(count=world_size, global_batch_size=spec.global_batch_size)
+    if function.reproducible != "bitwise":
+        raise TrainingFailed(f'reproducible: must be "bitwise" or "fast", not {function.reproducible!r:.80}')
+    count = function.virtual_nodes or default_count(spec.global_batch_size)
+    if not 1 <= count <= spec.global_batch_size:
+        raise TrainingFailed(
+            f"virtual_nodes: must be from 1 to global_batch_size ({spec.global_batch_size}), not {count}"
+        )
+    return VirtualNodes(count=count, global_batch_size=spec.global_batch_size)
 
 
 @contextmanager

@@ -10,9 +10,8 @@ Each worker gets its chunk of everybody's subtrees, adds them along the tree, an
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
-from services.executor.worker.membership import noticing_lost_peers
+from services.executor.worker.groups import Group, Transfer
 from services.executor.worker.summation_tree import Node, TreeSum, subtrees
 from services.executor.worker.virtual_nodes import VirtualNodes
 
@@ -22,13 +21,14 @@ _ALIGNMENT = 128  # elements, 512 bytes of float32: as tensors of their own woul
 
 
 class TensorSum:
-    """Lists of equally shaped tensors, summed over all virtual nodes of all workers."""
+    """Lists of equally shaped tensors, summed over all virtual nodes of all workers. group: None for one alone."""
 
-    def __init__(self, virtual_nodes: VirtualNodes, *, rank: int, world_size: int) -> None:
+    def __init__(self, virtual_nodes: VirtualNodes, group: Group | None) -> None:
+        rank, world_size = (group.rank, group.size) if group else (0, 1)
         blocks = [virtual_nodes.block(r, world_size) for r in range(world_size)]
         self._block = blocks[rank]
         self._nodes = [subtrees(block) for block in blocks]
-        self._rank = rank
+        self._group = group
         self._folded = TreeSum[Tensors](_add)
         self._exchanges: dict[torch.dtype, tuple[list[int], _Exchange]] = {}
         self._shaped_like: list[int] = []
@@ -43,11 +43,11 @@ class TensorSum:
 
         A collective: all workers call it together.
         """
-        if len(self._nodes) == 1:
+        if self._group is None:
             return self._folded.total()
         if self._shaped_like != (shapes := [id(tensor) for tensor in like]):
             self._shaped_like = shapes
-            self._exchanges = self._prepare(like)
+            self._exchanges = self._prepare(like, self._group)
         partials = [tensors for _, tensors in self._folded.take()]
         total: Tensors = [None] * len(like)
         for positions, exchange in self._exchanges.values():
@@ -56,11 +56,13 @@ class TensorSum:
                 total[position] = tensor
         return total
 
-    def _prepare(self, like: Sequence[torch.Tensor]) -> "dict[torch.dtype, tuple[list[int], _Exchange]]":
+    def _prepare(
+        self, like: Sequence[torch.Tensor], group: Group
+    ) -> "dict[torch.dtype, tuple[list[int], _Exchange]]":
         exchanges: dict[torch.dtype, tuple[list[int], _Exchange]] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in like):
             positions = [i for i, tensor in enumerate(like) if tensor.dtype == dtype]
-            exchanges[dtype] = positions, _Exchange([like[i] for i in positions], self._nodes, self._rank)
+            exchanges[dtype] = positions, _Exchange([like[i] for i in positions], self._nodes, group)
         return exchanges
 
 
@@ -76,9 +78,10 @@ def _add(left: Tensors, right: Tensors) -> Tensors:
 class _Exchange:
     """Tensors of one type, one behind another in flat buffers that stay from step to step."""
 
-    def __init__(self, like: Sequence[torch.Tensor], nodes: Sequence[Sequence[Node]], rank: int) -> None:
+    def __init__(self, like: Sequence[torch.Tensor], nodes: Sequence[Sequence[Node]], group: Group) -> None:
         self._nodes = nodes
-        self._rank = rank
+        self._group = group
+        rank = group.rank
         offsets = [0]
         for tensor in like:
             offsets.append(offsets[-1] + _aligned(tensor.numel()))
@@ -107,23 +110,24 @@ class _Exchange:
             present.copy_(torch.tensor([tensor is not None for tensor in tensors]))
         flat = self._flats[0]
         self._gather_my_chunk()
-        flat[self._chunks[self._rank]] = self._finished_chunk()
+        flat[self._chunks[self._group.rank]] = self._finished_chunk()
         self._share(flat)
         there = (self._present[0] != 0).tolist()
         return [view if used else None for view, used in zip(self._views[0], there, strict=True)]
 
     def _gather_my_chunk(self) -> None:
         """Everybody's subtrees of it; and everybody gets theirs of mine."""
-        transfers: list[dist.P2POp] = []
+        sends: list[Transfer] = []
+        receives: list[Transfer] = []
+        mine = self._flats[: len(self._nodes[self._group.rank])]
         for peer, (chunk, received) in enumerate(zip(self._chunks, self._received, strict=True)):
-            mine = self._flats[: len(self._nodes[self._rank])]
-            if peer == self._rank:
+            if peer == self._group.rank:
                 for flat, kept in zip(mine, received, strict=True):
                     kept.copy_(flat[chunk])
                 continue
-            transfers += [dist.P2POp(dist.isend, flat[chunk], peer, tag=tag) for tag, flat in enumerate(mine)]
-            transfers += [dist.P2POp(dist.irecv, part, peer, tag=tag) for tag, part in enumerate(received)]
-        _do(transfers)
+            sends += [Transfer(flat[chunk], peer, tag) for tag, flat in enumerate(mine)]
+            receives += [Transfer(part, peer, tag) for tag, part in enumerate(received)]
+        self._group.exchange(sends, receives)
 
     def _finished_chunk(self) -> torch.Tensor:
         summed = TreeSum[torch.Tensor](torch.Tensor.add_)
@@ -133,18 +137,12 @@ class _Exchange:
         return summed.total()
 
     def _share(self, flat: torch.Tensor) -> None:
-        transfers: list[dist.P2POp] = []
-        for peer, chunk in enumerate(self._chunks):
-            if peer != self._rank:
-                transfers.append(dist.P2POp(dist.isend, flat[self._chunks[self._rank]], peer))
-                transfers.append(dist.P2POp(dist.irecv, flat[chunk], peer))
-        _do(transfers)
-
-
-def _do(transfers: list[dist.P2POp]) -> None:
-    with noticing_lost_peers():
-        for work in dist.batch_isend_irecv(transfers):
-            work.wait()
+        mine = flat[self._chunks[self._group.rank]]
+        peers = [peer for peer in range(self._group.size) if peer != self._group.rank]
+        self._group.exchange(
+            [Transfer(mine, peer) for peer in peers],
+            [Transfer(flat[self._chunks[peer]], peer) for peer in peers],
+        )
 
 
 def _aligned(num_elements: int) -> int:

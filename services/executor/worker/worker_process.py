@@ -16,7 +16,7 @@ from services.executor.worker import training
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import Superseded
 from services.executor.worker.device import DeviceUnusable
-from services.executor.worker.membership import PeerLost
+from services.executor.worker.groups import PeerLost
 from services.executor.worker.training_function import TrainingFailed
 from shared.messages.worker_channel import ExitCode, Failed
 

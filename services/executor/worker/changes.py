@@ -1,0 +1,116 @@
+"""Changes of who trains, without a stop: prepared beside the training, made at a step boundary, told afterwards.
+
+Newcomers start, everybody meets, groups are built; it takes as long as it takes, and nobody waits for it. A worker that
+is ready says so at each step boundary, and where all say so, all go over. If it comes to nothing, e.g. for a newcomer
+that died, the old generation trains on until its executor says what is to be instead.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from services.executor.worker.channel import Channel
+from services.executor.worker.groups import PeerLost
+from services.executor.worker.handover import HandOver
+from services.executor.worker.meeting import Invitation, Met, changed, invitation, meet, open_rendezvous
+from services.executor.worker.trainer import Trainer
+from shared.messages.resize_timeline import ResizeTimeline
+from shared.messages.worker_channel import Started, Switched
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A change that nobody was told of yet. invited: None if this worker is the newcomer."""
+
+    handed: HandOver
+    since_s: float
+    invited: Invitation | None
+
+
+class Changes:
+    """Of those with whom one worker trains. handed: what it was given when it came to others that trained; None if it
+    began with all of them. since_s: its birth."""
+
+    def __init__(
+        self, trainer: Trainer, channel: Channel, handed: HandOver | None, *, since_s: float
+    ) -> None:
+        self._trainer, self._channel = trainer, channel
+        self._preparation: Preparation | None = None
+        self._made = None if handed is None else _Made(handed, since_s, None)
+
+    def step(self, *, stop: bool) -> tuple[bool, bool]:
+        """One step. Whether all stop after it, and whether all go over to another generation."""
+        if (change := self._channel.newest_change()) is not None:
+            invited = changed(invitation(self._trainer.assignment, self._trainer.device), change)
+            self._preparation = Preparation(invited, self._channel)
+        first, began_s = self._trainer.iteration, time.monotonic()
+        ready_for = self._preparation.ready_for if self._preparation else 0
+        agreement = self._trainer.step(stop=stop, ready_for=ready_for)
+        if self._made is not None:
+            self._tell(self._made, first, began_s)
+            self._made = None
+        return agreement.stop, agreement.switch
+
+    def go_over(self) -> bool:
+        """All workers do so at once. False for one that leaves: its part is done."""
+        preparation, self._preparation = self._preparation, None
+        assert preparation is not None, "it has said that it was ready"
+        handed = self._trainer.go_over(preparation.invited, preparation.met)
+        self._made = _Made(handed, preparation.began_s, preparation.invited)
+        return preparation.invited.stays
+
+    def _tell(self, made: _Made, first: int, step_began_s: float) -> None:
+        """After the first step."""
+        timeline = ResizeTimeline(
+            prepare_s=max(made.handed.began_s - made.since_s, 0.0),
+            stop_s=step_began_s - made.handed.began_s,
+            first_step_s=time.monotonic() - step_began_s,
+            bytes_moved=made.handed.num_bytes,
+        )
+        if made.invited is None:
+            self._channel.send(Started(iteration=first, resize=timeline))
+        else:
+            generation, rank = made.invited.generation, made.invited.place
+            self._channel.send(Switched(generation=generation, rank=rank, iteration=first, resize=timeline))
+        log.info(
+            "membership_changed",
+            iteration=first,
+            world_size=self._trainer.members.world_size,
+            prepare_s=round(timeline.prepare_s, 3),
+            stop_s=round(timeline.stop_s, 4),
+            bytes_moved=timeline.bytes_moved,
+        )
+
+
+class Preparation:
+    """Of another generation. Begins at once, in a thread of its own."""
+
+    def __init__(self, invited: Invitation, channel: Channel) -> None:
+        self.invited = invited
+        self.began_s = time.monotonic()
+        self._channel = channel
+        self._met: Met | None = None
+        threading.Thread(target=self._prepare, name="preparation", daemon=True).start()
+
+    @property
+    def ready_for(self) -> int:
+        """The generation that is prepared, 0 as long as it is not."""
+        return 0 if self._met is None else self.invited.generation
+
+    @property
+    def met(self) -> Met:
+        """Once it is ready."""
+        assert self._met is not None
+        return self._met
+
+    def _prepare(self) -> None:
+        log.info("membership_changes", generation=self.invited.generation, world_size=self.invited.world_size)
+        try:
+            store = open_rendezvous(self.invited, self._channel)
+            self._met = meet(self.invited, self._channel, store, hand_over=True)
+        except (PeerLost, RuntimeError) as error:
+            log.warning("membership_unchanged", generation=self.invited.generation, reason=str(error))

@@ -1,0 +1,152 @@
+"""The state of a job, handed over by those who have it to those who come: from memory to memory, in parallel.
+
+Whoever has done the most steps is a source. The first of them tells how the state is built; then each tensor goes
+straight into the newcomer's own, from the sources in turn. Small ones travel together.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.executor.worker.groups import Group, Transfer
+
+NOTHING_YET = -1  # steps of a newcomer
+_SMALL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """Stands for a tensor in the state that is told first."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """What a worker has after it. began_s: by the monotonic clock, when all had come to it.
+    state: None for those who have it already. num_bytes: of its tensors, if it was handed to anybody."""
+
+    began_s: float
+    state: Any = None
+    num_bytes: int = 0
+
+
+def hand_over(
+    everyone: Group, *, iteration: int, num_staying: int, state: Any = None, own: Sequence[torch.Tensor] = ()
+) -> HandOver:
+    """A collective of all who meet; the first num_staying places need the state.
+
+    iteration: steps done, NOTHING_YET for a newcomer. state: of a source, as nested dicts, lists and tuples.
+    own: a newcomer's tensors with which the state begins. They are written at once where they fit.
+    """
+    steps_done = [int(theirs) for theirs in everyone.all_gather(torch.tensor([iteration]))]
+    began_s = time.monotonic()
+    sources = [place for place, steps in enumerate(steps_done) if steps == max(steps_done)]
+    receivers = [place for place in range(num_staying) if place not in sources]
+    if not receivers:
+        everyone.part()
+        return HandOver(began_s=began_s)
+    tensors: list[torch.Tensor] = []
+    is_source = everyone.rank in sources
+    outline = everyone.broadcast_object(_outline_of(state, tensors) if is_source else None, source=sources[0])
+    outlines = _outlines_in(outline)
+    if not is_source:
+        tensors = _places_for(outlines, own)
+    small = [each.index for each in outlines if each.num_bytes <= _SMALL_BYTES]
+    parcel = _parcel(tensors, small)
+    loose = [tensor for index, tensor in enumerate(tensors) if index not in set(small)]
+    sends: list[Transfer] = []
+    receives: list[Transfer] = []
+    for receiver in receivers:
+        for tag, tensor in enumerate([parcel, *loose]):
+            source = sources[(tag + receiver) % len(sources)]
+            if everyone.rank == source:
+                sends.append(Transfer(_bytes_of(tensor), receiver, tag))
+            elif everyone.rank == receiver:
+                receives.append(Transfer(_bytes_of(tensor), source, tag))
+    everyone.exchange(sends, receives)
+    everyone.part()
+    num_bytes = sum(each.num_bytes for each in outlines)
+    if not receives:
+        return HandOver(began_s=began_s, num_bytes=num_bytes)
+    _unpack(parcel, tensors, small)
+    return HandOver(began_s=began_s, state=_filled(outline, tensors), num_bytes=num_bytes)
+
+
+def _outline_of(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The same with each tensor replaced; the tensors, on the CPU and without holes, are added to the list."""
+    match value:
+        case torch.Tensor():
+            tensors.append(value.detach().cpu().contiguous())
+            return _Outline(len(tensors) - 1, tuple(value.shape), value.dtype)
+        case dict():
+            return {key: _outline_of(item, tensors) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_outline_of(item, tensors) for item in value)
+        case _:
+            return value
+
+
+def _outlines_in(outline: Any) -> list[_Outline]:
+    match outline:
+        case _Outline():
+            return [outline]
+        case dict():
+            return [found for item in outline.values() for found in _outlines_in(item)]
+        case list() | tuple():
+            return [found for item in outline for found in _outlines_in(item)]
+        case _:
+            return []
+
+
+def _filled(outline: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    match outline:
+        case _Outline():
+            return tensors[outline.index]
+        case dict():
+            return {key: _filled(item, tensors) for key, item in outline.items()}
+        case list() | tuple():
+            return type(outline)(_filled(item, tensors) for item in outline)
+        case _:
+            return outline
+
+
+def _places_for(outlines: Sequence[_Outline], own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Where each tensor is to lie; the state begins with those that the newcomer has already."""
+    return [
+        own[each.index]
+        if each.index < len(own) and _fits(own[each.index], each)
+        else torch.empty(each.shape, dtype=each.dtype)
+        for each in outlines
+    ]
+
+
+def _fits(tensor: torch.Tensor, outline: _Outline) -> bool:
+    same = tuple(tensor.shape) == outline.shape and tensor.dtype == outline.dtype
+    return same and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _parcel(tensors: Sequence[torch.Tensor], small: Sequence[int]) -> torch.Tensor:
+    return torch.cat([_bytes_of(tensors[i]) for i in small]) if small else torch.empty(0, dtype=torch.uint8)
+
+
+def _unpack(parcel: torch.Tensor, tensors: Sequence[torch.Tensor], small: Sequence[int]) -> None:
+    position = 0
+    for i in small:
+        into = _bytes_of(tensors[i])
+        into.copy_(parcel[position : position + into.numel()])
+        position += into.numel()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8)

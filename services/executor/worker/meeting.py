@@ -1,0 +1,149 @@
+"""Where the workers of a generation meet, among them those of the one before, if that still trains.
+
+Place 0 listens on a port that the system chose and the executors pass its address on, so no two jobs race for a port.
+Everybody has a place: those of the new generation have their rank, those who will leave come after them.
+"""
+# pyright: reportPrivateImportUsage=false
+# (torch.distributed documents its stores, but does not export them by the letter)
+
+import os
+import queue
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from services.executor.worker.channel import Channel
+from services.executor.worker.groups import Group, PeerLost
+from shared.messages.worker_channel import Assignment, ChangeMembership, RendezvousListening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """To one meeting. wait_s: for all to come."""
+
+    job_id: str
+    generation: int
+    place: int
+    world_size: int  # of the new generation
+    size: int  # of the meeting
+    rendezvous: str
+    advertise_host: str
+    device: torch.device
+    wait_s: float
+    collective_timeout_s: float
+
+    @property
+    def stays(self) -> bool:
+        """Its bearer is of the new generation."""
+        return self.place < self.world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """Those who came. workers: of the new generation; None for whoever leaves, and for one that is alone.
+    everyone: None where no state is to be handed over."""
+
+    workers: Group | None
+    everyone: Group | None
+
+
+def invitation(assignment: Assignment, device: torch.device) -> Invitation:
+    """To a new worker: with others that are all new, or with some that train already."""
+    return Invitation(
+        job_id=assignment.job_id,
+        generation=assignment.generation,
+        place=assignment.rank,
+        world_size=assignment.world_size,
+        size=assignment.meeting_size or assignment.world_size,
+        rendezvous=assignment.rendezvous,
+        advertise_host=assignment.advertise_host,
+        device=device,
+        wait_s=assignment.start_timeout_s,
+        collective_timeout_s=assignment.collective_timeout_s,
+    )
+
+
+def changed(invited: Invitation, change: ChangeMembership) -> Invitation:
+    """To one that trains, and can wait for as long as that takes."""
+    return replace(
+        invited,
+        generation=change.generation,
+        place=change.place,
+        world_size=change.world_size,
+        size=change.meeting_size,
+        rendezvous=change.rendezvous,
+        wait_s=invited.collective_timeout_s,
+    )
+
+
+def open_rendezvous(invited: Invitation, channel: Channel) -> dist.Store | None:
+    """Place 0 of several opens the meeting place, early: the others' way there takes time."""
+    if invited.place > 0 or invited.size == 1:
+        return None
+    store = dist.TCPStore(
+        invited.advertise_host,
+        port=0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=invited.wait_s),
+    )
+    channel.send(RendezvousListening(generation=invited.generation, port=store.port))
+    return store
+
+
+def meet(invited: Invitation, channel: Channel, store: dist.Store | None, *, hand_over: bool) -> Met:
+    """Return once all are connected. Raises PeerLost if some do not come. hand_over: some bring the job's state."""
+    if invited.size == 1:
+        return Met(workers=None, everyone=None)
+    try:
+        place = dist.PrefixStore(
+            f"{invited.job_id}/{invited.generation}", store or _connect(invited, channel.receive_rendezvous)
+        )
+        _wait_for_all(invited, place)
+        everyone = _group(invited, place, "everyone", invited.size) if hand_over else None
+        together = invited.stays and invited.world_size > 1
+        workers = _group(invited, place, "workers", invited.world_size) if together else None
+    except (RuntimeError, queue.Empty) as error:
+        raise PeerLost(f"the workers of this generation did not meet: {error}") from error
+    return Met(workers=workers, everyone=everyone)
+
+
+def _connect(invited: Invitation, receive: Callable[[int, float], str]) -> dist.Store:
+    address = invited.rendezvous or receive(invited.generation, invited.wait_s)
+    host, _, port = address.rpartition(":")
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=invited.wait_s))
+
+
+def _wait_for_all(invited: Invitation, place: dist.Store) -> None:
+    """With the timeout of a start; groups have a long one."""
+    if place.add("arrived", 1) == invited.size:
+        place.set("complete", "")
+    place.wait(["complete"], timedelta(seconds=invited.wait_s))
+
+
+def _group(invited: Invitation, place: dist.Store, name: str, size: int) -> Group:
+    _bind_to_host(invited.advertise_host)
+    return Group(
+        dist.PrefixStore(name, place),
+        rank=invited.place,
+        size=size,
+        device=invited.device if name == "workers" else torch.device("cpu"),
+        timeout_s=invited.collective_timeout_s,
+    )
+
+
+def _bind_to_host(advertise_host: str) -> None:
+    """Let gloo and NCCL use the network that the others see: a host's own name may mean its loopback.
+
+    Unless the executor's environment names one. NCCL takes a name for the beginning of one, but for the sign.
+    """
+    address = socket.gethostbyname(advertise_host)
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(known.address == address for known in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")

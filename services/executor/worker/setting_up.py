@@ -1,0 +1,154 @@
+"""From an assignment to a worker that can train: the user's objects, the others, the state of the job."""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.executor.worker.bitwise import BitwiseSteps
+from services.executor.worker.channel import Channel
+from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.device import claim, prepare_thread
+from services.executor.worker.fast import FastSteps
+from services.executor.worker.groups import retire
+from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over
+from services.executor.worker.loading import seed_generators
+from services.executor.worker.meeting import invitation, meet, open_rendezvous
+from services.executor.worker.membership import Membership
+from services.executor.worker.pacing import Pacer
+from services.executor.worker.telemetry import Telemetry
+from services.executor.worker.trainer import Trainer
+from services.executor.worker.training_function import (
+    TrainingFailed,
+    in_users_code,
+    load_training_function,
+    virtual_nodes_of,
+)
+from services.executor.worker.virtual_nodes import Phase, seed_of
+from shared.messages.job import JobSpec
+from shared.messages.worker_channel import Assignment
+
+_LOOK_S = 0.2  # for a checkpoint that the shared storage does not show yet
+
+
+def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tuple[Trainer, HandOver | None]:
+    """Build model, data and optimizer, meet the others, take over the state of the job: from those who train, if the
+    worker joins some, else from the checkpoint."""
+    spec = assignment.spec
+    device = claim(assignment)
+    pacer = Pacer(assignment.cpu_share)
+    invited = invitation(assignment, device)
+    store = open_rendezvous(invited, channel)
+    function = load_training_function(spec, assignment.code_path)
+    seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
+    with in_users_code("while the model and the data set were made"):
+        model = function.init_model().to(device)
+        dataset = function.init_dataset()
+        optimizer = function.init_optimizer(model)
+    dataset_size = _checked_size(dataset, spec, assignment.world_size)
+    virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size)
+
+    met = meet(invited, channel, store, hand_over=assignment.meeting_size > 0)
+    members = Membership(met.workers, pacer, virtual_nodes)
+    handed = None
+    if met.everyone is not None:
+        handed = hand_over(
+            met.everyone,
+            iteration=NOTHING_YET,
+            num_staying=assignment.world_size,
+            own=[value for value in model.state_dict().values() if isinstance(value, torch.Tensor)],
+        )
+        retire(met.everyone)
+    state = handed.state if handed else _from_checkpoint(assignment, members)
+    if "model" in state:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    trainer = Trainer(
+        assignment=assignment,
+        function=function,
+        model=model,
+        optimizer=optimizer,
+        dataset=dataset,
+        dataset_size=dataset_size,
+        device=device,
+        pacer=pacer,
+        telemetry=telemetry,
+        members=members,
+        steps=_steps(function, model, optimizer, members, device, pacer, spec),
+        iteration=state["iteration"],
+        metrics=dict(state["metrics"]),
+        metric_names=state.get("metric_names"),
+    )
+    trainer.begin(assignment.generation)
+    return trainer, handed
+
+
+def _steps(
+    function: Any,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    members: Membership,
+    device: torch.device,
+    pacer: Pacer,
+    spec: JobSpec,
+) -> BitwiseSteps | FastSteps:
+    if function.reproducible == "fast":
+        return FastSteps(
+            model,
+            members=members,
+            device=device,
+            job_seed=spec.seed,
+            find_unused_parameters=function.find_unused_parameters,
+        )
+    return BitwiseSteps(
+        model,
+        optimizer,
+        members=members,
+        job_seed=spec.seed,
+        pacer=pacer,
+        on_thread_start=partial(prepare_thread, device),
+    )
+
+
+def _from_checkpoint(assignment: Assignment, members: Membership) -> Mapping[str, Any]:
+    content = None
+    if assignment.rank == 0 and assignment.purpose == "train":
+        checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
+        content = _newest(checkpoints, assignment)
+    content = members.from_rank_0(content)
+    return state_of(content) if content else {"iteration": 0, "metrics": {}}
+
+
+def _newest(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | None:
+    """None if the job has none yet. Work that the ledger counts as done must not be done again in silence."""
+    give_up_s = time.monotonic() + assignment.checkpoint_wait_s
+    while (content := checkpoints.newest(at_least=assignment.checkpoint_iteration)) is None:
+        if assignment.checkpoint_iteration == 0:
+            return None
+        if time.monotonic() >= give_up_s:
+            raise TrainingFailed(
+                f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in "
+                f"{assignment.checkpoint_dir}: EF_DATA_DIR must be the same storage on all nodes of the pool"
+            )
+        time.sleep(_LOOK_S)
+    return content
+
+
+def _checked_size(dataset: Any, spec: JobSpec, world_size: int) -> int:
+    try:
+        size = len(dataset)
+    except TypeError as error:
+        raise TrainingFailed("init_dataset() must return a map-style data set with a length") from error
+    if spec.global_batch_size > size:
+        raise TrainingFailed(
+            f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
+        )
+    if world_size > spec.global_batch_size:
+        raise TrainingFailed(
+            f"{world_size} workers cannot share a global batch of {spec.global_batch_size} samples"
+        )
+    return size

@@ -1,0 +1,119 @@
+"""Workers come and go while the others train: nobody stops, nothing is lost, and the bits are those of one worker."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+import torch
+
+from shared.messages.worker_channel import (
+    Alive,
+    Checkpointed,
+    ExitCode,
+    Finished,
+    Progressed,
+    Started,
+    Switched,
+)
+from tests.training.test_bitwise import digest_of, run, stateful
+from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LAST = 120  # iterations
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def unmoved(node, spec_of):
+    """What one worker comes to that nobody disturbs."""
+    job_id = node.new_job_id()
+    metrics = await run(node, stateful(spec_of, until=LAST), job_id=job_id)
+    return digest_of(node, job_id), metrics
+
+
+async def all_there(workers, members):
+    """What one of them said when all had gone over."""
+    said = [
+        await workers.first(Started if known is None else Switched, rank) for rank, known in enumerate(members)
+    ]
+    assert len({came.iteration for came in said}) == 1
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [[0, None]],  # from one to two
+        [[0, 1, None, None], [0, 1], [0, None]],  # grow, shrink, one for another
+        [[1]],  # rank 0 leaves
+        [[None]],  # all leave, another takes over
+        [[1, None, 0, None], [3, 0], [None, 1, 0]],  # ranks change, too
+    ],
+    ids=str,
+)
+async def test_changes_leave_no_trace(node, spec_of, unmoved, changes):
+    job_id = node.new_job_id()
+    num_workers = 1 if changes[0] == [0, None] else 2
+    workers = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=num_workers)
+    await workers.first(Progressed)
+    iteration = 0
+    for members in changes:
+        workers = await node.regroup(workers, members)
+        came = await all_there(workers, members)
+        assert iteration < came.iteration < LAST
+        assert (came.resize.bytes_moved > 0) == (None in members)
+        iteration = came.iteration
+    finished = await workers.first(Finished)
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
+
+
+async def test_the_fast_mode_goes_over_too_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
+    job_id = node.new_job_id()
+    settings = {"step_s": 0.004, "record": str(tmp_path)}
+    spec = spec_of("Fast", max_iterations=400, hyperparameters=settings)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    await workers.first(Progressed)
+    for members in ([0, 1, None], [2, 0]):
+        workers = await node.regroup(workers, members)
+        await all_there(workers, members)
+    await workers.first(Finished)
+    await workers.ended()
+    unmoved = await run_to_the_end(node, spec_of("Points", max_iterations=400))
+    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=1e-3, atol=1e-4)
+    assert_each_sample_once_an_epoch(tmp_path, num_iterations=400)
+
+
+async def test_a_newcomer_that_dies_changes_nothing(node, spec_of):
+    """Before all are ready: the others train on, and can be told something else."""
+    job_id = node.new_job_id()
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
+    before = await node.launch(spec, job_id=job_id, num_workers=2)
+    await before.first(Progressed)
+    stillborn = await node.regroup(before, [0, 1, None, None])
+    stillborn.workers[2].kill()
+    stillborn.workers[3].kill()
+    num_reports = len(before.all_of(Progressed))
+    while len(before.all_of(Progressed)) < num_reports + 4:
+        await before.next_event()
+    assert not stillborn.all_of(Switched)
+    after = await node.regroup(before, [1, None], generation=9)
+    await all_there(after, [1, None])
+    after.stop()
+    assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
+    assert (await after.first(Checkpointed)).iteration > 0
+
+
+async def test_a_stop_comes_before_a_change_that_nobody_is_ready_for(node, spec_of):
+    """The newcomer never comes: those who train write their checkpoint as ever."""
+    job_id = node.new_job_id()
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
+    before = await node.launch(spec, job_id=job_id, num_workers=2)
+    await before.first(Progressed)
+    after = await node.regroup(before, [0, 1, None])
+    after.workers.pop(2).kill()
+    await asyncio.sleep(0)
+    before.stop()
+    assert {exit_.code for exit_ in (await before.ended()).values()} == {ExitCode.DONE}
+    assert (await before.first(Checkpointed)).iteration > 0
+    assert not before.all_of(Alive) or not after.all_of(Switched)
