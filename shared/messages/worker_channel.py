@@ -163,6 +163,14 @@ class Switched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """A peer is gone, this worker is not: it holds the state after `iteration` steps, and waits to be told with whom to
+    go on (`ChangeMembership`), or to stop: then it writes a checkpoint of it."""
+
+    iteration: Iterations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
     """At most every 0.5 s. iterations_per_s: over recent steps, start-up left out; None: too few yet."""
 
@@ -257,6 +265,7 @@ FromWorker = (
     RendezvousListening
     | Started
     | Switched
+    | Interrupted
     | Progressed
     | Alive
     | Checkpointed

@@ -124,12 +124,17 @@ class Node:
         return workers
 
     async def regroup(
-        self, before: Generation, members: Sequence[int | None], *, generation: int | None = None
+        self,
+        before: Generation,
+        members: Sequence[int | None],
+        *,
+        generation: int | None = None,
+        lost: Sequence[int] = (),
     ) -> Generation:
         """The generation after `before`, without a stop: rank r is rank members[r] of it, or new where that is None."""
         some = next(iter(before.workers.values())).assignment
         generation = generation or some.generation + 1
-        leaving = [rank for rank in sorted(before.workers) if rank not in members]
+        leaving = [rank for rank in sorted(before.workers) if rank not in (*members, *lost)]
         size, places = len(members), {}
         for place, rank in enumerate((*members, *leaving)):
             places[place] = None if rank is None else before.workers[rank]

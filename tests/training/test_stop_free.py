@@ -6,11 +6,13 @@ import pytest
 import pytest_asyncio
 import torch
 
+from services.executor.worker.checkpoint import CheckpointStore, state_of
 from shared.messages.worker_channel import (
     Alive,
     Checkpointed,
     ExitCode,
     Finished,
+    Interrupted,
     Progressed,
     Started,
     Switched,
@@ -34,7 +36,8 @@ async def unmoved(node, spec_of):
 async def all_there(workers, members):
     """What one of them said when all had gone over."""
     said = [
-        await workers.first(Started if known is None else Switched, rank) for rank, known in enumerate(members)
+        await workers.first(Started if known is None else Switched, rank)
+        for rank, known in enumerate(members)
     ]
     assert len({came.iteration for came in said}) == 1
     return said[0]
@@ -66,6 +69,42 @@ async def test_changes_leave_no_trace(node, spec_of, unmoved, changes):
     finished = await workers.first(Finished)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.013, 0.029])
+@pytest.mark.parametrize("members", [[0, None, 2], [2, 0], [None, 0]], ids=str)
+async def test_who_survives_goes_on_from_the_step_that_was_interrupted(
+    node, spec_of, unmoved, members, pause_s
+):
+    """One of three is killed anywhere in a step; another comes or does not; one more may leave."""
+    job_id = node.new_job_id()
+    before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=3)
+    progressed = await before.first(Progressed)
+    await asyncio.sleep(pause_s)
+    before.workers[1].kill()
+    interrupted = [await before.first(Interrupted, rank) for rank in (0, 2)]
+    assert min(each.iteration for each in interrupted) >= progressed.iteration
+    after = await node.regroup(before, members, lost=[1])
+    came = await all_there(after, members)
+    assert came.iteration == max(each.iteration for each in interrupted)
+    finished = await after.first(Finished)
+    assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
+    assert not before.all_of(Checkpointed), "nobody had to read what was on the disk"
+    assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
+
+
+async def test_who_survives_and_is_stopped_keeps_what_was_done(node, spec_of):
+    job_id = node.new_job_id()
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
+    workers = await node.launch(spec, job_id=job_id, num_workers=3)
+    await workers.first(Progressed)
+    workers.workers[0].kill()
+    done = max([(await workers.first(Interrupted, rank)).iteration for rank in (1, 2)])
+    workers.stop()
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {None, ExitCode.DONE}
+    assert (await workers.first(Checkpointed)).iteration == done
+    content = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    assert state_of(content)["iteration"] == done
 
 
 async def test_the_fast_mode_goes_over_too_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):

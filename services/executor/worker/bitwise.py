@@ -64,6 +64,7 @@ class BitwiseSteps:
 
     def _share_out(self, members: Membership) -> None:
         self.computed = members.computed
+        self._group = members.group
         self._virtual_nodes = members.virtual_nodes
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
@@ -79,6 +80,12 @@ class BitwiseSteps:
         results = self._lockstep.run(calls)
         self._buffers.begin_turn(None)
         return results
+
+    def take_back(self) -> None:
+        """A step that has failed before the optimizer's: nothing of it stays."""
+        self._lockstep.abandon()
+        self._buffers.take_back()
+        self._shared, self._before_backward = [], []
 
     def changed_buffers(self) -> list[list[float]]:
         """For each virtual node computed here and each buffer of the model: 1 if it was changed."""
@@ -105,7 +112,16 @@ class BitwiseSteps:
             self._share(self._gradients.finish(self._trained))
         else:
             self._shared = []
+            self._settle_buffers()
             self._step_of_optimizer()
+
+    def _settle_buffers(self) -> None:
+        """Before anything changes for good: after this the step needs nobody else, but for what train() changes yet."""
+        self._buffers.begin_turn(None)
+        mine = torch.tensor(self._buffers.changes(), dtype=torch.uint8).amax(0)
+        if mine.numel() and self._group is not None:
+            mine = torch.stack(self._group.all_gather(mine)).amax(0)
+        self.combine_buffers(mine.nonzero().flatten().tolist())
 
     def _share(self, gradients: Tensors) -> None:
         with torch.no_grad():

@@ -1,8 +1,8 @@
 """What a forward pass changes in the model's buffers, such as the statistics of a BatchNorm, by virtual nodes.
 
-The rule: every virtual node begins a step with the same buffers. At its end, a buffer that some of them changed is the
-mean of what each has made of it, weighted by samples; one that holds no floating-point numbers is what virtual
-node 0 has made of it. One that nobody changed stays as it is, to the bit.
+The rule: every virtual node begins a step with the same buffers. Where the optimizer steps, and at the end, a buffer
+that some of them changed is the mean of what each has made of it, weighted by samples; one that holds no floating-point
+numbers is what virtual node 0 has made of it. One that nobody changed stays as it is, to the bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,12 +42,22 @@ class Buffers:
             self._write(before.keys() | after.keys(), after)
         self._turn = index
 
+    def take_back(self) -> None:
+        """All that was changed in this step."""
+        self.begin_turn(None)
+        touched = {i for own in self._own for i in own}
+        self._own = [{} for _ in self._carried]
+        self._write(touched, {})
+
     def changes(self) -> list[list[float]]:
         """For each virtual node carried and each buffer: 1 if it has changed it, else 0."""
         return [[float(i in own) for i in range(len(self._working))] for own in self._own]
 
     def combine(self, changed: Sequence[int], summed: TensorSum, virtual_nodes: VirtualNodes) -> None:
-        """End the step. changed: the buffers that some virtual node anywhere has changed. A collective if any."""
+        """All go on with the same. A collective, if there is anything to combine.
+
+        changed: the buffers that some virtual node anywhere has changed.
+        """
         if changed:
             for virtual_node, own in zip(self._carried, self._own, strict=True):
                 weight = virtual_nodes.weight(virtual_node)

@@ -17,7 +17,9 @@ from services.executor.worker.handover import HandOver
 from services.executor.worker.meeting import Invitation, Met, changed, invitation, meet, open_rendezvous
 from services.executor.worker.trainer import Trainer
 from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import Started, Switched
+from shared.messages.worker_channel import Interrupted, Started, Switched
+
+_LOOK_S = 0.002
 
 log = structlog.get_logger()
 
@@ -41,12 +43,11 @@ class Changes:
         self._trainer, self._channel = trainer, channel
         self._preparation: Preparation | None = None
         self._made = None if handed is None else _Made(handed, since_s, None)
+        self.left = False
 
     def step(self, *, stop: bool) -> tuple[bool, bool]:
         """One step. Whether all stop after it, and whether all go over to another generation."""
-        if (change := self._channel.newest_change()) is not None:
-            invited = changed(invitation(self._trainer.assignment, self._trainer.device), change)
-            self._preparation = Preparation(invited, self._channel)
+        self._look()
         first, began_s = self._trainer.iteration, time.monotonic()
         ready_for = self._preparation.ready_for if self._preparation else 0
         agreement = self._trainer.step(stop=stop, ready_for=ready_for)
@@ -55,13 +56,32 @@ class Changes:
             self._made = None
         return agreement.stop, agreement.switch
 
-    def go_over(self) -> bool:
-        """All workers do so at once. False for one that leaves: its part is done."""
+    def _look(self, wait_s: float = 0.0) -> None:
+        if (change := self._channel.newest_change(wait_s)) is not None:
+            invited = changed(invitation(self._trainer.assignment, self._trainer.device), change)
+            self._preparation = Preparation(invited, self._channel)
+
+    def go_over(self) -> None:
+        """All workers do so at once; those who are not of the new generation have `left` then."""
         preparation, self._preparation = self._preparation, None
         assert preparation is not None, "it has said that it was ready"
         handed = self._trainer.go_over(preparation.invited, preparation.met)
         self._made = _Made(handed, preparation.began_s, preparation.invited)
-        return preparation.invited.stays
+        self.left = not preparation.invited.stays
+
+    def survive(self, lost: PeerLost) -> bool:
+        """A peer is gone: wait for others, and go on with them from the newest step that anybody has done. False if
+        this worker is to stop instead. Raises what was lost if its own state is none to go on from."""
+        if not self._trainer.mend():
+            raise lost
+        log.warning("peer_lost", iteration=self._trainer.iteration, reason=str(lost))
+        self._channel.send(Interrupted(iteration=self._trainer.iteration))
+        while not self._channel.stop_requested:
+            self._look(wait_s=_LOOK_S)
+            if self._preparation is not None and self._preparation.ready_for:
+                self.go_over()
+                return True
+        return False
 
     def _tell(self, made: _Made, first: int, step_began_s: float) -> None:
         """After the first step."""

@@ -63,11 +63,13 @@ class Channel:
         """host:port of rank 0 of this generation. Raises queue.Empty if it does not come in time."""
         return self._addresses[generation].get(timeout=timeout_s)
 
-    def newest_change(self) -> ChangeMembership | None:
-        """The last that came since this was asked, if one did. Does not wait."""
+    def newest_change(self, wait_s: float = 0.0) -> ChangeMembership | None:
+        """The last that came since this was asked, if one did."""
         newest = None
-        while not self._changes.empty():
-            newest = self._changes.get()
+        with contextlib.suppress(queue.Empty):
+            newest = self._changes.get(timeout=wait_s) if wait_s else self._changes.get_nowait()
+            while True:
+                newest = self._changes.get_nowait()
         return newest
 
     @property

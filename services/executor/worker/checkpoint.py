@@ -85,6 +85,10 @@ class CheckpointStore:
             log.warning("damaged_checkpoint_ignored", file=entry.file_name)
         return None
 
+    def newest_iteration(self) -> int:
+        """By the names alone; -1 if there is none."""
+        return max((entry.iteration for entry in self._entries()[:1]), default=-1)
+
     def _remove_outdated(self) -> None:
         for outdated in self._entries()[_KEEP:]:
             (self._folder / outdated.file_name).unlink(missing_ok=True)

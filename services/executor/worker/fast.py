@@ -29,6 +29,7 @@ class FastSteps:
         self._device = device
         self._find_unused_parameters = find_unused_parameters
         self._job_seed = job_seed
+        self._buffers_before: list[torch.Tensor] = []
         self.model = model
         self.enter(members)
 
@@ -43,9 +44,16 @@ class FastSteps:
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What train() returns, called once."""
         (call,) = calls
+        self._buffers_before = [buffer.clone() for buffer in self._bare.buffers()]
         (who,) = self.computed
         seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=iteration, virtual_node=who))
         return [call()]
+
+    def take_back(self) -> None:
+        """A step that has failed before the optimizer's: nothing of it stays."""
+        with torch.no_grad():
+            for buffer, before in zip(self._bare.buffers(), self._buffers_before, strict=True):
+                buffer.copy_(before)
 
     def changed_buffers(self) -> list[list[float]]:
         """None that need be combined."""

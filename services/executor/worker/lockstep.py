@@ -27,6 +27,10 @@ class OutOfStep(Stop):
     )
 
 
+class _Abandoned(BaseException):
+    """Raised within a call that will not go on: what it has done so far is taken back by others."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Arrived:
     point: str
@@ -49,6 +53,8 @@ class _Coroutine(threading.Thread):
         super().__init__(name="virtual-node", daemon=True)
         self._due: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[_Arrived | _Returned | _Raised] = SimpleQueue()
+        self._waits = False  # within a call, at a point
+        self._abandoned = False
         self.start()
 
     def run(self) -> None:
@@ -71,8 +77,20 @@ class _Coroutine(threading.Thread):
 
     def arrive(self, point: str) -> None:
         """From within the call."""
+        self._waits = True
         self._outcomes.put(_Arrived(point))
         self._due.get()
+        self._waits = False
+        if self._abandoned:
+            raise _Abandoned
+
+    def abandon(self) -> None:
+        """End the call at the point where it waits, if it does."""
+        if self._waits:
+            self._abandoned = True
+            self._due.put(None)
+            self._outcomes.get()
+            self._abandoned = False
 
     def close(self) -> None:
         """Between two calls."""
@@ -110,6 +128,11 @@ class Lockstep:
                 raise OutOfStep(" and ".join(sorted(points | ({"the end"} if values else set()))))
             self._meeting(points.pop())
             due = [None] * len(calls)
+
+    def abandon(self) -> None:
+        """After a meeting that failed: end all calls where they wait, as if they had not begun."""
+        for coroutine in self._coroutines:
+            coroutine.abandon()
 
     def close(self) -> None:
         """End the threads; between two runs."""

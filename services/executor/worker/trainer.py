@@ -5,8 +5,9 @@ and the state that outlives this generation are looked after here, between its c
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -43,9 +44,19 @@ class Steps(Protocol):
     computed: range  # virtual nodes, one call for each
 
     def enter(self, members: Membership) -> None: ...
+    def take_back(self) -> None: ...
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
     def changed_buffers(self) -> list[list[float]]: ...
     def combine_buffers(self, changed: Sequence[int]) -> None: ...
+
+
+class _Stage(Enum):
+    """Of a step, as far as what it has changed can be told from what it has not."""
+
+    BETWEEN = auto()
+    COMPUTING = auto()  # nothing that stays has changed
+    CHANGING = auto()  # the optimizer or later: some of it has
+    CHANGED = auto()  # all of it has
 
 
 @dataclass(kw_only=True)
@@ -68,6 +79,15 @@ class Trainer:
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
     metric_names: tuple[str, ...] | None = None  # what train() returned in the first step
+    generation: int = 0  # as whose worker it trains
+    _is_evaluated: bool = False  # at this iteration
+    _stage: "_Stage" = field(default_factory=lambda: _Stage.BETWEEN)
+
+    def __post_init__(self) -> None:
+        def optimizer_begins(*_: Any) -> None:
+            self._stage = _Stage.CHANGING
+
+        self.optimizer.register_step_pre_hook(optimizer_begins)
 
     @property
     def spec(self) -> JobSpec:
@@ -80,19 +100,22 @@ class Trainer:
     def step(self, *, stop: bool, ready_for: int = 0) -> Agreement:
         """One iteration on the global batch, and what all workers agree on at its end."""
         batches = [moved(next(self.batches), self.device) for _ in self.steps.computed]
+        self._stage = _Stage.COMPUTING
         self.function.iteration = self.iteration
         self.model.train()
         with in_users_code(f"in iteration {self.iteration}"):
             returned = self.steps.run(self.iteration, [partial(self._train, batch) for batch in batches])
             finish_work(self.device)
         self.pacer.pace()
+        changed_here = self.steps.changed_buffers()
+        if not any(map(any, changed_here)) and not self.spec.metric_conditions:
+            self._stage = _Stage.CHANGED
         names = self._checked_names([tuple(metrics) for metrics in returned])
         agreement = self.members.agree(
             stop=stop,
             ready_for=ready_for,
             rows=[
-                (*metrics.values(), *changed)
-                for metrics, changed in zip(returned, self.steps.changed_buffers(), strict=True)
+                (*metrics.values(), *changed) for metrics, changed in zip(returned, changed_here, strict=True)
             ],
         )
         means, changed_somewhere = agreement.means[: len(names)], agreement.means[len(names) :]
@@ -100,6 +123,8 @@ class Trainer:
         self.metrics |= dict(zip(names, means, strict=True))
         self._check_loss()
         self.iteration += 1
+        self._is_evaluated = False
+        self._stage = _Stage.BETWEEN
         self.telemetry.step_ended(self.iteration, self.metrics)
         return agreement
 
@@ -108,13 +133,14 @@ class Trainer:
 
     def evaluation_is_due(self) -> bool:
         every = self.function.evaluate_every
-        return every > 0 and self.iteration % every == 0
+        return every > 0 and self.iteration > 0 and self.iteration % every == 0 and not self._is_evaluated
 
     def evaluate(self) -> None:
         """Rank 0 evaluates, all workers know the result: conditions on it are met everywhere at once."""
         if self.is_rank_0:
             self.evaluate_here()
         self.metrics = self.members.from_rank_0(self.metrics)
+        self._is_evaluated = True
 
     def evaluate_here(self) -> None:
         self.model.eval()
@@ -129,6 +155,24 @@ class Trainer:
             return "metric"
         return "max_iterations" if self.iteration >= self.spec.max_iterations else None
 
+    def mend(self) -> bool:
+        """After a step in which a peer was lost: back to a step boundary, the last or the next. False if neither has
+        all that makes it up."""
+        match self._stage:
+            case _Stage.COMPUTING:
+                self.steps.take_back()
+            case (
+                _Stage.CHANGED
+            ):  # what failed is the agreement: metrics of this step are missing, nothing else
+                self.iteration += 1
+                self._is_evaluated = False
+            case _Stage.CHANGING:
+                return False
+            case _Stage.BETWEEN:
+                pass
+        self._stage = _Stage.BETWEEN
+        return True
+
     # --- with whom ---
 
     def begin(self, generation: int) -> None:
@@ -142,10 +186,14 @@ class Trainer:
             num_processes=self.function.data_workers,
             pin_memory=self.device.type == "cuda",
         )
-        self.checkpoints = None
-        if self.is_rank_0 and self.assignment.purpose == "train":
-            self.checkpoints = CheckpointStore(Path(self.assignment.checkpoint_dir), generation=generation)
+        self.generation = generation
+        keeps = self.is_rank_0 and self.assignment.purpose == "train"
+        self.checkpoints = self.checkpoint_store() if keeps else None
+        self._is_evaluated = False  # whoever comes does not know: all do it again
         self.telemetry.began(self.iteration)
+
+    def checkpoint_store(self) -> CheckpointStore:
+        return CheckpointStore(Path(self.assignment.checkpoint_dir), generation=self.generation)
 
     def go_over(self, invited: Invitation, met: Met) -> HandOver:
         """Between two steps, all at once: give the newcomers the state, and go on with them; or leave."""
@@ -155,7 +203,10 @@ class Trainer:
             iteration=self.iteration,
             num_staying=invited.world_size,
             state={**self.state(), "metric_names": self.metric_names},
+            own=[value for value in self.model.state_dict().values() if isinstance(value, torch.Tensor)],
         )
+        if handed.state is not None:
+            self._take_over(handed.state)
         if invited.stays:
             retire(self.members.group, met.everyone, self.batches)
             self.members = Membership(
@@ -180,6 +231,12 @@ class Trainer:
             "epoch": self.iteration * self.spec.global_batch_size // self.dataset_size,
             "metrics": self.metrics,
         }
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        """From one who is a step ahead."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
 
     def check_state(self) -> None:
         """A state that cannot be read back must fail the job now, not at its first resize."""

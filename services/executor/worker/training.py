@@ -12,6 +12,7 @@ import structlog
 from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore
+from services.executor.worker.groups import PeerLost
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Trainer
@@ -22,6 +23,7 @@ log = structlog.get_logger()
 
 _WARM_UP_ITERATIONS = 2
 _MIN_MEASURED_ITERATIONS = 3
+_TURN_S = 0.1  # between two ranks that would save the same
 
 
 def run(assignment: Assignment, channel: Channel) -> None:
@@ -43,22 +45,27 @@ def run(assignment: Assignment, channel: Channel) -> None:
 def _train(trainer: Trainer, assignment: Assignment, channel: Channel, changes: Changes) -> None:
     saved_at_s = time.monotonic()
     first = trainer.iteration
-    stop = switch = False
-    while (condition := trainer.condition_met()) is None:
-        if stop:
-            return _stop(trainer, channel)
-        if switch and not changes.go_over():
-            log.info("left_at_boundary", iteration=trainer.iteration)
-            return None
-        stop, switch = changes.step(stop=channel.stop_requested)
-        if trainer.iteration == first + 1:  # optimizers get their state in the first step
-            trainer.check_state()
-        if trainer.evaluation_is_due():
-            trainer.evaluate()
-        if trainer.checkpoints and time.monotonic() - saved_at_s >= assignment.checkpoint_every_s:
-            _save_if_possible(trainer, trainer.checkpoints, channel)
-            saved_at_s = time.monotonic()
-    return _finish(trainer, channel, condition)
+    while True:
+        try:
+            if trainer.evaluation_is_due():
+                trainer.evaluate()
+            if (condition := trainer.condition_met()) is not None:
+                return _finish(trainer, channel, condition)
+            if trainer.checkpoints and time.monotonic() - saved_at_s >= assignment.checkpoint_every_s:
+                _save_if_possible(trainer, trainer.checkpoints, channel)
+                saved_at_s = time.monotonic()
+            stop, switch = changes.step(stop=channel.stop_requested)
+            if trainer.iteration == first + 1:  # optimizers get their state in the first step
+                trainer.check_state()
+            if stop:
+                return _stop(trainer, channel)
+            if switch:
+                changes.go_over()
+        except PeerLost as lost:
+            if not changes.survive(lost):
+                return _stop_alone(trainer, channel)
+        if changes.left:
+            return log.info("left_at_boundary", iteration=trainer.iteration)
 
 
 def _stop(trainer: Trainer, channel: Channel) -> None:
@@ -66,6 +73,15 @@ def _stop(trainer: Trainer, channel: Channel) -> None:
     if trainer.checkpoints:
         _save_or_fail(trainer, trainer.checkpoints, channel)
     log.info("stopped_at_boundary", iteration=trainer.iteration)
+
+
+def _stop_alone(trainer: Trainer, channel: Channel) -> None:
+    """Peers are gone: what all who are left have in common is kept by whoever is first."""
+    checkpoints = trainer.checkpoint_store()
+    time.sleep(_TURN_S * trainer.members.rank)
+    if checkpoints.newest_iteration() < trainer.iteration:
+        _save_or_fail(trainer, checkpoints, channel)
+    log.info("stopped_alone", iteration=trainer.iteration)
 
 
 def _finish(trainer: Trainer, channel: Channel, condition: Literal["max_iterations", "metric"]) -> None:
