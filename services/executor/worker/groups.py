@@ -13,6 +13,7 @@ worker is ended by its executor, when the ledger says that the generation is bro
 import pickle
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,12 @@ class Group:
         self.all_gather(torch.zeros(1))
 
 
+    def close(self) -> None:
+        """After a peer was lost: a third one may wait for this worker, and learns of the loss only by this. It happens
+        when nobody holds the group any more, so let the frames go in which the loss was noticed (`forget_frames`)."""
+        del self.process_group
+
+
 def retire(*things: object) -> None:
     """Let go of what nobody uses any more and what takes a while to close: connections, processes that read data."""
     threading.Thread(target=_let_go, args=(list(things),), name="retired", daemon=True).start()
@@ -117,6 +124,13 @@ def retire(*things: object) -> None:
 def _let_go(things: list[object]) -> None:
     time.sleep(_RETIREMENT_S)
     things.clear()
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """What was on its way there keeps connections open."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def is_communication_error(error: BaseException) -> bool:

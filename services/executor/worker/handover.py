@@ -12,22 +12,10 @@ from typing import Any
 import torch
 
 from services.executor.worker.groups import Group, Transfer
+from services.executor.worker.tensor_tree import Outline, outlines_in, put_together, take_apart
 
 NOTHING_YET = -1  # steps of a newcomer
 _SMALL_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Outline:
-    """Stands for a tensor in the state that is told first."""
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +45,10 @@ def hand_over(
         return HandOver(began_s=began_s)
     tensors: list[torch.Tensor] = []
     is_source = everyone.rank in sources
-    outline = everyone.broadcast_object(_outline_of(state, tensors) if is_source else None, source=sources[0])
-    outlines = _outlines_in(outline)
-    if not is_source:
-        tensors = _places_for(outlines, own)
+    outline = take_apart(state, tensors) if is_source else None
+    outline = everyone.broadcast_object(outline, source=sources[0])
+    outlines = outlines_in(outline)
+    tensors = [tensor.cpu().contiguous() for tensor in tensors] or _places_for(outlines, own)
     small = [each.index for each in outlines if each.num_bytes <= _SMALL_BYTES]
     parcel = _parcel(tensors, small)
     loose = [tensor for index, tensor in enumerate(tensors) if index not in set(small)]
@@ -79,60 +67,17 @@ def hand_over(
     if not receives:
         return HandOver(began_s=began_s, num_bytes=num_bytes)
     _unpack(parcel, tensors, small)
-    return HandOver(began_s=began_s, state=_filled(outline, tensors), num_bytes=num_bytes)
+    return HandOver(began_s=began_s, state=put_together(outline, tensors), num_bytes=num_bytes)
 
 
-def _outline_of(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The same with each tensor replaced; the tensors, on the CPU and without holes, are added to the list."""
-    match value:
-        case torch.Tensor():
-            tensors.append(value.detach().cpu().contiguous())
-            return _Outline(len(tensors) - 1, tuple(value.shape), value.dtype)
-        case dict():
-            return {key: _outline_of(item, tensors) for key, item in value.items()}
-        case list() | tuple():
-            return type(value)(_outline_of(item, tensors) for item in value)
-        case _:
-            return value
-
-
-def _outlines_in(outline: Any) -> list[_Outline]:
-    match outline:
-        case _Outline():
-            return [outline]
-        case dict():
-            return [found for item in outline.values() for found in _outlines_in(item)]
-        case list() | tuple():
-            return [found for item in outline for found in _outlines_in(item)]
-        case _:
-            return []
-
-
-def _filled(outline: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    match outline:
-        case _Outline():
-            return tensors[outline.index]
-        case dict():
-            return {key: _filled(item, tensors) for key, item in outline.items()}
-        case list() | tuple():
-            return type(outline)(_filled(item, tensors) for item in outline)
-        case _:
-            return outline
-
-
-def _places_for(outlines: Sequence[_Outline], own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _places_for(outlines: Sequence[Outline], own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Where each tensor is to lie; the state begins with those that the newcomer has already."""
     return [
         own[each.index]
-        if each.index < len(own) and _fits(own[each.index], each)
+        if each.index < len(own) and each.fits(own[each.index])
         else torch.empty(each.shape, dtype=each.dtype)
         for each in outlines
     ]
-
-
-def _fits(tensor: torch.Tensor, outline: _Outline) -> bool:
-    same = tuple(tensor.shape) == outline.shape and tensor.dtype == outline.dtype
-    return same and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def _parcel(tensors: Sequence[torch.Tensor], small: Sequence[int]) -> torch.Tensor:

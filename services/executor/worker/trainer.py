@@ -45,6 +45,7 @@ class Steps(Protocol):
 
     def enter(self, members: Membership) -> None: ...
     def take_back(self) -> None: ...
+    def let_go(self) -> None: ...
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
     def changed_buffers(self) -> list[list[float]]: ...
     def combine_buffers(self, changed: Sequence[int]) -> None: ...
@@ -156,8 +157,8 @@ class Trainer:
         return "max_iterations" if self.iteration >= self.spec.max_iterations else None
 
     def mend(self) -> bool:
-        """After a step in which a peer was lost: back to a step boundary, the last or the next. False if neither has
-        all that makes it up."""
+        """After a step in which a peer was lost: back to a step boundary, the last or the next, and away from the
+        others. False if neither boundary has all that makes it up."""
         match self._stage:
             case _Stage.COMPUTING:
                 self.steps.take_back()
@@ -171,6 +172,9 @@ class Trainer:
             case _Stage.BETWEEN:
                 pass
         self._stage = _Stage.BETWEEN
+        self.steps.let_go()
+        if self.members.group is not None:
+            self.members.group.close()
         return True
 
     # --- with whom ---

@@ -11,13 +11,12 @@ import structlog
 
 from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
-from services.executor.worker.checkpoint import CheckpointStore
 from services.executor.worker.groups import PeerLost
+from services.executor.worker.saving import Saving
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Trainer
-from services.executor.worker.training_function import TrainingFailed
-from shared.messages.worker_channel import Assignment, Checkpointed, Finished, Profiled, Started
+from shared.messages.worker_channel import Assignment, Finished, Profiled, Started
 
 log = structlog.get_logger()
 
@@ -43,53 +42,56 @@ def run(assignment: Assignment, channel: Channel) -> None:
 
 
 def _train(trainer: Trainer, assignment: Assignment, channel: Channel, changes: Changes) -> None:
-    saved_at_s = time.monotonic()
+    saving, saved_at_s = Saving(channel), time.monotonic()
     first = trainer.iteration
     while True:
         try:
             if trainer.evaluation_is_due():
                 trainer.evaluate()
             if (condition := trainer.condition_met()) is not None:
-                return _finish(trainer, channel, condition)
-            if trainer.checkpoints and time.monotonic() - saved_at_s >= assignment.checkpoint_every_s:
-                _save_if_possible(trainer, trainer.checkpoints, channel)
+                return _finish(trainer, saving, channel, condition)
+            due = trainer.iteration > first and time.monotonic() - saved_at_s >= assignment.checkpoint_every_s
+            if trainer.checkpoints and due:
+                saving.begin(trainer.checkpoints, trainer.iteration, trainer.state())
                 saved_at_s = time.monotonic()
             stop, switch = changes.step(stop=channel.stop_requested)
             if trainer.iteration == first + 1:  # optimizers get their state in the first step
                 trainer.check_state()
             if stop:
-                return _stop(trainer, channel)
+                return _stop(trainer, saving)
             if switch:
                 changes.go_over()
         except PeerLost as lost:
             if not changes.survive(lost):
-                return _stop_alone(trainer, channel)
+                return _stop_alone(trainer, saving)
         if changes.left:
             return log.info("left_at_boundary", iteration=trainer.iteration)
 
 
-def _stop(trainer: Trainer, channel: Channel) -> None:
+def _stop(trainer: Trainer, saving: Saving) -> None:
     trainer.members.leave()
     if trainer.checkpoints:
-        _save_or_fail(trainer, trainer.checkpoints, channel)
+        saving.finish(trainer.checkpoints, trainer.iteration, trainer.state())
     log.info("stopped_at_boundary", iteration=trainer.iteration)
 
 
-def _stop_alone(trainer: Trainer, channel: Channel) -> None:
+def _stop_alone(trainer: Trainer, saving: Saving) -> None:
     """Peers are gone: what all who are left have in common is kept by whoever is first."""
     checkpoints = trainer.checkpoint_store()
     time.sleep(_TURN_S * trainer.members.rank)
     if checkpoints.newest_iteration() < trainer.iteration:
-        _save_or_fail(trainer, checkpoints, channel)
+        saving.finish(checkpoints, trainer.iteration, trainer.state())
     log.info("stopped_alone", iteration=trainer.iteration)
 
 
-def _finish(trainer: Trainer, channel: Channel, condition: Literal["max_iterations", "metric"]) -> None:
+def _finish(
+    trainer: Trainer, saving: Saving, channel: Channel, condition: Literal["max_iterations", "metric"]
+) -> None:
     trainer.members.leave()
     if not trainer.checkpoints:
         return
     trainer.evaluate_here()
-    _save_or_fail(trainer, trainer.checkpoints, channel)
+    saving.finish(trainer.checkpoints, trainer.iteration, trainer.state())
     metrics = trainer.finite_metrics()
     channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))
     log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)
@@ -119,26 +121,3 @@ def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None
         rate = 1 / max(statistics.median(step_times_s), 1e-6)
         channel.send(Profiled(iterations_per_s=rate, dataset_size=trainer.dataset_size))
         log.info("profiled", iterations_per_s=round(rate, 3), iterations=len(step_times_s))
-
-
-def _save_if_possible(trainer: Trainer, checkpoints: CheckpointStore, channel: Channel) -> None:
-    """The training is worth more than this checkpoint: the next one may fit on the disk again."""
-    try:
-        checkpoints.save(trainer.iteration, trainer.state())
-    except OSError as error:
-        log.warning("checkpoint_not_written", iteration=trainer.iteration, reason=str(error))
-    else:
-        channel.send(Checkpointed(iteration=trainer.iteration))
-        log.info("checkpoint_written", iteration=trainer.iteration)
-
-
-def _save_or_fail(trainer: Trainer, checkpoints: CheckpointStore, channel: Channel) -> None:
-    """Without this checkpoint, the work since the last one is lost: say so, rather than go on as if not."""
-    try:
-        checkpoints.save(trainer.iteration, trainer.state())
-    except OSError as error:
-        raise TrainingFailed(
-            f"the checkpoint of iteration {trainer.iteration} could not be written: {error}; "
-            "free disk space on the node, then submit the job again"
-        ) from error
-    channel.send(Checkpointed(iteration=trainer.iteration))

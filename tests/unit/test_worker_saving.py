@@ -1,0 +1,88 @@
+"""Checkpoints beside the training: a copy is waited for, the disk is not."""
+
+import threading
+
+import pytest
+import torch
+
+from services.executor.worker.checkpoint import CheckpointStore, Superseded, state_of, write_durably
+from services.executor.worker.saving import Saving
+from shared.messages.worker_channel import Checkpointed
+
+
+class Said:
+    """A channel that keeps what is said."""
+
+    def __init__(self):
+        self.messages = []
+        self.said = threading.Semaphore(0)
+
+    def send(self, message):
+        self.messages.append(message)
+        self.said.release()
+
+
+class Disk:
+    """Writes when it is let."""
+
+    def __init__(self, folder):
+        self.free, self.began = threading.Event(), threading.Event()
+        self.store = CheckpointStore(folder, generation=1, write=self.write)
+
+    def write(self, path, content):
+        self.began.set()
+        self.free.wait(30)
+        write_durably(path, content)
+
+
+def newest(store):
+    content = store.newest()
+    assert content is not None
+    return state_of(content)
+
+
+def test_the_training_goes_on_while_the_disk_writes_what_was_then(tmp_path):
+    disk, channel = Disk(tmp_path), Said()
+    saving, weight = Saving(channel), torch.zeros(3)
+    saving.begin(disk.store, 5, {"iteration": 5, "model": {"weight": weight}})
+    assert disk.began.wait(30)
+    weight += 1
+    saving.begin(disk.store, 6, {"iteration": 6, "model": {"weight": weight}})  # left out: the disk is busy
+    disk.free.set()
+    assert channel.said.acquire(timeout=30)
+    assert channel.messages == [Checkpointed(iteration=5)]
+    assert newest(disk.store)["model"]["weight"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_last_one_waits_for_the_one_before_and_for_the_disk(tmp_path):
+    disk, channel = Disk(tmp_path), Said()
+    saving = Saving(channel)
+    saving.begin(disk.store, 5, {"iteration": 5})
+    assert disk.began.wait(30)
+    disk.free.set()
+    saving.finish(disk.store, 7, {"iteration": 7})
+    assert channel.messages == [Checkpointed(iteration=5), Checkpointed(iteration=7)]
+    assert newest(disk.store)["iteration"] == 7
+
+
+def test_a_state_of_another_shape_gets_memory_of_its_own(tmp_path):
+    disk, channel = Disk(tmp_path), Said()
+    disk.free.set()
+    saving = Saving(channel)
+    for iteration, size in ((1, 3), (2, 3), (3, 5)):
+        saving.begin(
+            disk.store, iteration, {"iteration": iteration, "w": torch.full((size,), float(iteration))}
+        )
+        assert channel.said.acquire(timeout=30)
+        saving.join()
+        assert newest(disk.store)["w"].tolist() == [float(iteration)] * size
+
+
+def test_a_leftover_learns_that_it_is_one(tmp_path):
+    CheckpointStore(tmp_path, generation=2).save(1, {"iteration": 1})
+    saving = Saving(Said())
+    older = CheckpointStore(tmp_path, generation=1)
+    saving.begin(older, 5, {"iteration": 5})
+    saving.join()
+    with pytest.raises(Superseded):
+        saving.begin(older, 6, {"iteration": 6})
