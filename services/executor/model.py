@@ -63,6 +63,7 @@ class Worker:
     trains: bool = False  # it has met its peers
     first_iteration: int = 0  # of its generation
     resize: ResizeTimeline | None = None  # how its generation began, if nobody stopped for it
+    interrupted: bool = False  # it has lost a peer, and holds the state of a step boundary
     iteration: int = 0
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0

@@ -92,6 +92,8 @@ def _heard(state: State, note: Said, now_s: float) -> State:
                 _begun(worker, iteration, resize, now_s),
                 checkpoint_iteration=iteration if from_checkpoint else None,
             )
+        case channel.Interrupted(iteration=iteration):
+            worker = replace(worker, interrupted=True, iteration=iteration, progressed_at_s=now_s)
         case channel.Switched():
             return _switched(state, worker, note.message, now_s)
         case channel.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
@@ -117,6 +119,7 @@ def _begun(worker: Worker, iteration: int, resize: ResizeTimeline | None, now_s:
     return replace(
         worker,
         trains=True,
+        interrupted=False,
         first_iteration=iteration,
         resize=resize,
         iteration=iteration,

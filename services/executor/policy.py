@@ -61,7 +61,7 @@ def wake_at_s(state: State) -> float | None:
     due_s: list[float | None] = []
     for worker in state.workers.values():
         job = state.pool.job(worker.id.job_id)
-        due_s += (kill_due_s(state, worker), crash_due_s(state, job, worker), overdue_at_s(job, worker))
+        due_s += (kill_due_s(state, job, worker), crash_due_s(state, job, worker), overdue_at_s(job, worker))
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
@@ -116,12 +116,13 @@ def _of_a_job(state: State, job_id: str, now_s: float) -> list[Output]:
 
 
 def _stopped(state: State, job: Job, generation: int, now_s: float) -> WorkersStopped:
-    rank0 = state.workers.get(WorkerId(job.job_id, generation, 0))
+    workers = (worker for worker in state.workers_of(job.job_id) if worker.id.generation == generation)
+    known = (worker.checkpoint_iteration for worker in workers)
     return WorkersStopped(
         job_id=job.job_id,
         generation=generation,
         node_id=state.node_id,
-        iteration=rank0.checkpoint_iteration if rank0 else None,
+        iteration=max((iteration for iteration in known if iteration is not None), default=None),
         at_s=now_s,
     )
 

@@ -1,6 +1,8 @@
 """Which worker processes this node should have: whom to start, to stop at a step boundary, to end at once. Pure."""
 # pyright: strict
 
+import math
+
 from services.executor.model import State, Worker, is_current
 from services.executor.notes import (
     ChangeMembers,
@@ -13,6 +15,7 @@ from services.executor.notes import (
 from shared.messages.cluster import GpuId, PoolConfig
 from shared.messages.pool_state import Job, Phase, spec_of
 
+NOTICE_S = 1.0  # for a worker to notice the loss of a peer; one that waits inside a GPU never does
 FENCE_PART = 0.5  # of heartbeat_timeout_s: the rest is for killing, and for clocks that differ in speed
 
 
@@ -32,7 +35,7 @@ def ends(
         if any(_is_wanted(state, job, wanted) for worker in group for wanted in worker.generations):
             continue
         job_id = group[0].id.job_id
-        overdue = any((at_s := kill_due_s(state, w)) is not None and at_s <= now_s for w in group)
+        overdue = any((at_s := kill_due_s(state, job, w)) is not None and at_s <= now_s for w in group)
         if overdue or not _may_take_time(job, group):
             if not all(worker.kill_asked for worker in group):
                 outputs.append(KillWorkers(job_id=job_id, generation=generation))
@@ -42,11 +45,9 @@ def ends(
 
 
 def _may_take_time(job: Job | None, group: list[Worker]) -> bool:
-    """There are steps to save, or last lines to write."""
+    """There are steps to save, also by those who lost a peer, or last lines to write."""
     if job is None or not job.live:
         return job is not None and job.phase is Phase.FINISHED
-    if _is_broken(job, group[0].id.generation):
-        return False
     return any((worker.trains or worker.joins) and worker.purpose == "train" for worker in group)
 
 
@@ -57,11 +58,13 @@ def _is_broken(job: Job, generation: int) -> bool:
     return job.broken and generation == job.generation
 
 
-def kill_due_s(state: State, worker: Worker) -> float | None:
-    """When the patience with a worker that was asked to stop ends."""
+def kill_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
+    """When the patience with a worker that was asked to stop ends: soon, if it does not notice that a peer is gone."""
     if not worker.runs or worker.kill_asked or worker.stop_asked_at_s is None:
         return None
-    return worker.stop_asked_at_s + state.offer.stop_grace_s
+    lost = job is not None and job.live and _is_broken(job, worker.id.generation)
+    unaware = lost and not any(w.interrupted for w in state.workers_of(worker.id.job_id))
+    return worker.stop_asked_at_s + min(state.offer.stop_grace_s, NOTICE_S if unaware else math.inf)
 
 
 def starts(state: State) -> list[StartWorker | ChangeMembers | TellRendezvous]:

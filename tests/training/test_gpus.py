@@ -64,16 +64,16 @@ async def test_nccl_carries_gradients_and_gloo_agreements(tmp_path):
     )
     async with asyncio.timeout(WAIT_S):
         out, _ = await checked.communicate()
-    assert (checked.returncode, out) == (0, b"cpu:gloo,cuda:nccl\n")
+    assert (checked.returncode, out) == (0, b"nccl\n")
 
 
 NCCL_ON_ONE_GPU = """
 import os, sys
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from services.executor.worker.device import claim, finish_work
-from services.executor.worker.membership import Membership, meet
+from services.executor.worker.groups import Group
+from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.virtual_nodes import VirtualNodes
 from shared.messages.job import JobSpec
@@ -84,19 +84,17 @@ assignment = Assignment(
     job_id="a", generation=1, rank=0, world_size=1, spec=spec, checkpoint_dir="", device="cuda"
 )
 device = claim(assignment)
-meet(assignment, dist.FileStore(sys.argv[1], 1))
-members = Membership(assignment, Pacer(1.0), VirtualNodes(count=1, global_batch_size=4))
+group = Group(dist.FileStore(sys.argv[1], 1), rank=0, size=1, device=device, timeout_s=60)
+members = Membership(group, Pacer(1.0), VirtualNodes(count=1, global_batch_size=4))
 model = torch.nn.Linear(3, 1).to(device)
-parallel = DistributedDataParallel(model, device_ids=[device])
-parallel.register_comm_hook(None, members.weighted_sum)
+parallel = members.wrap(model, device, find_unused_parameters=False)
 points = torch.ones(4, 3, device=device)
 parallel(points).mean().backward()
 finish_work(device)
 torch.testing.assert_close(model.weight.grad, torch.ones(1, 3, device=device))
-everyone = [torch.zeros(2, dtype=torch.float64)]
-dist.all_gather(everyone, torch.ones(2, dtype=torch.float64))
-assert everyone[0].tolist() == [1.0, 1.0]
-print(dist.get_backend_config(), flush=True)
+assert group.all_gather(torch.ones(2, dtype=torch.float64))[0].tolist() == [1.0, 1.0]
+group.exchange([], [])
+print(group.process_group._get_backend(device).name(), flush=True)
 os._exit(0)
 """
 

@@ -177,7 +177,10 @@ def test_the_crash_of_a_newcomer_stops_the_incumbents_who_save_their_work() -> N
 def test_the_crash_of_an_incumbent_ends_all() -> None:
     node = training(2).place("node-0:0", "node-0:1", "node-0:2", "node-1:0").forget().ends(rank=1, signal=9)
     assert [(f.generation, f.rank) for f in node.told] == [(1, 1)]
-    assert node.acted == [KILL_A1, KillWorkers(job_id="a", generation=2)]
+    both = [STOP_A1, StopWorkers(job_id="a", generation=2)]
+    assert node.acted == both, "who survives keeps what was done"
+    node.at(NOW_S + 1.0)
+    assert node.acted == [*both, KILL_A1, KillWorkers(job_id="a", generation=2)], "nobody has noticed anything"
 
 
 def test_whoever_dies_after_the_switch_is_missed_in_the_new_generation() -> None:
@@ -193,7 +196,7 @@ def test_a_newcomer_that_never_comes_is_given_up() -> None:
     assert [f.explanation for f in node.told_of(events.WorkerCrashed)] == [
         "rank 1 on node-0 did not come to join those that train"
     ]
-    assert node.acted == [STOP_A1, KillWorkers(job_id="a", generation=2)]
+    assert node.acted == [STOP_A1, StopWorkers(job_id="a", generation=2)]
 
 
 def test_another_placement_stops_both_generations_at_a_boundary() -> None:

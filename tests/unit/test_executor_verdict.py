@@ -12,9 +12,11 @@ from services.executor.verdict import PROFILE_LIMIT_S, QUIET_EXIT_S
 from shared.messages import events
 from shared.messages.pool_state import Phase
 from shared.messages.worker_channel import (
+    Checkpointed,
     ExitCode,
     Failed,
     Finished,
+    Interrupted,
     Profiled,
     Progressed,
     Started,
@@ -71,12 +73,31 @@ def test_a_failure_ends_the_job_with_its_traceback() -> None:
 def test_a_crash_is_told_once_and_ends_the_other_workers(end: dict[str, int], explanation: str) -> None:
     node = ExecutorNode().training(2).ends(rank=1, **end)
     assert [fact.explanation for fact in node.told_of(events.WorkerCrashed)] == [explanation]
-    assert node.acted == [KILL_A1]
+    assert node.acted == [STOP_A1]
     node.ends(code=ExitCode.PEER_LOST)
     assert len(node.told) == 1
     node.place("node-0:0")
     assert kinds(node.told[1:]) == [events.WorkersStopped]
     assert [a.worker for a in node.acted[1:]] == [WorkerId("a", 2, 0)]
+
+
+def test_who_survives_a_crash_has_time_to_keep_what_was_done() -> None:
+    node = ExecutorNode().training(2).ends(rank=0, signal=9)
+    assert node.acted == [STOP_A1]
+    node.says(Interrupted(iteration=12), rank=1).at(node.now_s + 5.0)
+    assert node.acted == [STOP_A1]
+    node.says(Checkpointed(iteration=12), rank=1).ends(rank=1)
+    node.place("node-0:0", "node-0:1")
+    assert [f.iteration for f in node.told_of(events.WorkersStopped)] == [12]
+    assert [a.checkpoint_iteration for a in node.acted if isinstance(a, StartWorker)] == [12, 12]
+
+
+def test_who_does_not_notice_a_crash_is_killed_soon() -> None:
+    """NCCL waits for a lost peer inside the GPU."""
+    node = ExecutorNode().training(2).ends(rank=0, signal=9)
+    assert node.policy.wake_at_s(node.state) == node.now_s + 1.0
+    node.at(node.now_s + 1.0)
+    assert node.acted == [STOP_A1, KILL_A1]
 
 
 def test_the_one_that_died_explains_more_than_who_missed_it() -> None:

@@ -84,7 +84,8 @@ async def test_only_what_its_caller_did_not_do_is_told_where_nobody_listens(
         await client.tell["disconnected_cb"]()
         await client.tell["reconnected_cb"]()
         await connection.close()
-    assert [entry["event"] for entry in logs] == ["bus_disconnected", "bus_reconnected"]
+    told = [entry["event"] for entry in logs if entry["event"].startswith("bus_")]
+    assert told == ["bus_disconnected", "bus_reconnected"]
 
 
 async def test_a_break_that_is_known_but_not_yet_told_makes_no_reader_spin(

@@ -109,7 +109,6 @@ class Group:
         """Return when everyone knows of the end: who closes its sockets first may cut off the last words."""
         self.all_gather(torch.zeros(1))
 
-
     def close(self) -> None:
         """After a peer was lost: a third one may wait for this worker, and learns of the loss only by this. It happens
         when nobody holds the group any more, so let the frames go in which the loss was noticed (`forget_frames`)."""
