@@ -45,13 +45,18 @@ def run_on(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Training:
-    """A job on the GPUs of one generation; iteration: at starts_s."""
+    """A job on the GPUs of one generation; iteration: at starts_s. before: it trains on until then."""
 
     job_id: str
     generation: int
     starts_s: float
     iteration: float
     rate: float
+    before: "_Training | None" = None
+
+    def at(self, now_s: float) -> "_Training":
+        """What takes steps at this instant."""
+        return self if self.before is None or now_s >= self.starts_s else self.before
 
     def iteration_at(self, now_s: float) -> float:
         return self.iteration + self.rate * max(now_s - self.starts_s, 0.0)
@@ -129,8 +134,8 @@ class _Counterfactual:
             self._evolve(something.fact)
         self._council.soon()
 
-    def _train(self, job: Job) -> None:
-        """The job begins on its GPUs when the stop is over, and ends when its iterations are done."""
+    def _train(self, job: Job, before: _Training | None = None) -> None:
+        """The job begins on its GPUs when the stop is over, or the hand-over, and ends when its iterations are done."""
         now_s, state = self._engine.now_s, self._state
         curve = state.curves.get(spec_of(job).profile_key)
         rate = curve.iterations_per_s.get(len(job.gpus), 0.0) if curve is not None else 0.0
@@ -139,14 +144,23 @@ class _Counterfactual:
             starts_s = max(job.placed_at_s + self._start_cost_s(len(job.gpus)), now_s)
         elif (counted_on := known_curve(state, spec_of(job))) is not None:
             iteration = iteration_at(job, counted_on, now_s, state.config.progress_timeout_s)
+        if before is not None:
+            iteration = before.iteration_at(starts_s)
         training = _Training(
-            job_id=job.job_id, generation=job.generation, starts_s=starts_s, iteration=iteration, rate=rate
+            job_id=job.job_id,
+            generation=job.generation,
+            starts_s=starts_s,
+            iteration=iteration,
+            rate=rate,
+            before=before,
         )
         self._trainings[job.job_id] = training
         self._engine.at(starts_s, partial(self._start, training))
         if rate > 0 and job.phase is Phase.ADMITTED:
-            left = max(self._iterations_of(job) - iteration, 0.0)
-            self._engine.at(starts_s + left / rate, partial(self._finish, training))
+            left_s = (self._iterations_of(job) - iteration) / rate
+            if before is not None and left_s < 0:  # it is done before the others are ready
+                left_s = (self._iterations_of(job) - iteration) / before.rate
+            self._engine.at(max(starts_s + left_s, now_s), partial(self._finish, training))
 
     def _start_cost_s(self, num_gpus: int) -> float:
         return (
@@ -188,7 +202,8 @@ class _Counterfactual:
 
     def _report(self) -> None:
         """How far everybody is; a model loses no step, so all of it is as good as in a checkpoint."""
-        for training in self._trainings.values():
+        for newest in self._trainings.values():
+            training = newest.at(self._engine.now_s)
             if self._engine.now_s > training.starts_s:
                 iteration = int(training.iteration_at(self._engine.now_s))
                 self._evolve(
@@ -231,9 +246,10 @@ class _Counterfactual:
         return True
 
     def _move(self, placed: PlacedJob) -> None:
-        self._trainings.pop(placed.job_id, None)
+        before, job = self._trainings.pop(placed.job_id, None), self._state.live_jobs[placed.job_id]
         if placed.gpus:
-            self._train(self._state.live_jobs[placed.job_id])
+            goes_over = before is not None and job.predecessor is not None
+            self._train(job, before.at(self._engine.now_s) if goes_over else None)
 
     def _evolve(self, message: LedgerMessage) -> None:
         self._council.fold(message)
