@@ -248,8 +248,10 @@ class _Counterfactual:
     def _move(self, placed: PlacedJob) -> None:
         before, job = self._trainings.pop(placed.job_id, None), self._state.live_jobs[placed.job_id]
         if placed.gpus:
-            goes_over = before is not None and job.predecessor is not None
-            self._train(job, before.at(self._engine.now_s) if goes_over else None)
+            if before is not None and job.predecessor is not None:  # its workers go over
+                self._train(job, before.at(self._engine.now_s))
+            else:
+                self._train(job, None)
 
     def _evolve(self, message: LedgerMessage) -> None:
         self._council.fold(message)

@@ -45,17 +45,20 @@ class Meetings:
             return
         meeting.present[place] = process
         if len(meeting.present) == meeting.size:
-            before = next(iter(meeting.incumbents.values())).run
-            boundary_s = 1 / before.iterations_per_s
-            self._engine.after(boundary_s + self._switch_s, lambda: self._switch(before, run, meeting))
+            boundary_s = max(1 / incumbent.run.iterations_per_s for incumbent in meeting.incumbents.values())
+            self._engine.after(boundary_s + self._switch_s, lambda: self._switch(run, meeting))
 
-    def _switch(self, before: Run, run: Run, meeting: Meeting) -> None:
-        """Unless somebody is gone, or all are to stop: then those that train go on."""
-        if not before.trains or before.stopping or run.broken:
+    def _switch(self, run: Run, meeting: Meeting) -> None:
+        """Unless somebody is gone, or all are to stop: then those that train go on. Who survived a crash has waited."""
+        incumbents, now_s = tuple(meeting.incumbents.values()), self._engine.now_s
+        stays = any(each.run.stopping or each.stopping or not self._lives(each) for each in incumbents)
+        if run.broken or stays:
             return
-        iteration = before.iteration(self._engine.now_s)
-        before.broken = True  # nobody trains in it any more
-        before.processes.clear()
+        iteration = max(each.run.iteration(now_s) for each in incumbents)
+        for each in incumbents:  # nobody trains there any more
+            each.run.breaks(now_s)
+            each.run.processes.clear()
+            each.interrupted = False
         for place, process in sorted(meeting.present.items()):
             process.run, process.rank = run, place
             if place < run.world_size:

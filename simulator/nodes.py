@@ -9,6 +9,7 @@ from services.executor.notes import (
     ContactLost,
     ContactRestored,
     Depart,
+    KillWorker,
     KillWorkers,
     Note,
     StartWorker,
@@ -124,6 +125,8 @@ class VirtualNode:
                 self._world.introduce((action.job_id, action.generation), self.node_id)
             case StopWorkers():
                 self._world.stop((action.job_id, action.generation), self.node_id)
+            case KillWorker():
+                self._world.kill_one(action.worker)
             case KillWorkers():
                 self._world.kill((action.job_id, action.generation), self.node_id)
             case Depart():

@@ -6,7 +6,7 @@ It asserts what no schedule may ever cause: two generations of a job that train 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.executor.notes import ChangeMembers, Ended, Note, Purpose, Said, StartWorker
+from services.executor.notes import ChangeMembers, Ended, Note, Purpose, Said, StartWorker, WorkerId
 from shared.messages.cluster import GpuId
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import (
@@ -14,6 +14,7 @@ from shared.messages.worker_channel import (
     ExitCode,
     Finished,
     FromWorker,
+    Interrupted,
     Profiled,
     Progressed,
     RendezvousListening,
@@ -108,10 +109,25 @@ class World:
         for process in self._on(key, node_id):
             if process.run.processes.get(process.rank) is not process:
                 continue  # it is leaving
-            if process.run.meeting is not None and process.run.started_at_s is None:
+            if process.run.trained and process.run.broken:
+                self._stop_alone(process)
+            elif process.run.meeting is not None and process.run.started_at_s is None:
                 self._end(process, Ended(worker=process.id, exit_code=ExitCode.DONE))
             else:
                 self._stop(process.run)
+
+    def _stop_alone(self, process: Process) -> None:
+        """Once it knows that a peer is gone, it keeps what was done."""
+        process.stopping = True
+        if process.interrupted:
+            self._engine.after(self._physics.stop_s, lambda: self._kept(process))
+
+    def _kept(self, process: Process) -> None:
+        if self._lives(process):
+            iteration = process.run.iteration(self._engine.now_s)
+            self._checkpoints[process.run.key[0]] = iteration
+            process.say(Said(worker=process.id, message=Checkpointed(iteration=iteration)))
+            self._end(process, Ended(worker=process.id, exit_code=ExitCode.DONE))
 
     def _stop(self, run: Run) -> None:
         if run.stopping or run.broken:
@@ -133,6 +149,12 @@ class World:
     def any_process(self, node_id: str) -> Process | None:
         """The first of the node's workers, by id."""
         return next(iter(self._here(node_id)), None)
+
+    def kill_one(self, worker: WorkerId) -> None:
+        """SIGKILL to one worker."""
+        for process in list(self._holders.values()):
+            if process.id == worker:
+                self.crash(process)
 
     def crash(self, process: Process) -> None:
         self._end(process, Ended(worker=process.id, signal=KILLED))
@@ -246,7 +268,7 @@ class World:
             self._all_done(run)
 
     def _all_done(self, run: Run) -> None:
-        run.broken = True
+        run.breaks(self._engine.now_s)
         for process in list(run.processes.values()):
             self._end(process, Ended(worker=process.id, exit_code=ExitCode.DONE))
 
@@ -262,9 +284,12 @@ class World:
             return  # it was about to leave, and nobody misses it
         del run.processes[process.rank]
         for bereft in (run, *joined_by(run, self.runs.values())):
-            bereft.broken = True
+            bereft.breaks(self._engine.now_s)
             for peer in list(bereft.processes.values()):
-                self._engine.after(self._physics.peer_lost_s, lambda peer=peer: self._lose_peer(peer))
+                self._engine.after(
+                    self._physics.peer_lost_s,
+                    lambda peer=peer, bereft=bereft: self._lose_peer(peer, bereft),
+                )
 
     def _leave(self, process: Process) -> None:
         """It has gone over with all others, who go on without it."""
@@ -276,8 +301,18 @@ class World:
 
         self._engine.after(self._physics.leave_s, ends)
 
-    def _lose_peer(self, process: Process) -> None:
-        self._end(process, Ended(worker=process.id, exit_code=ExitCode.PEER_LOST))
+    def _lose_peer(self, process: Process, run: Run) -> None:
+        """Who has trained holds the state, and waits for what it is told; unless it was told already."""
+        if not self._lives(process) or process.run is not run or process.interrupted:
+            return
+        if not run.trained:
+            self._end(process, Ended(worker=process.id, exit_code=ExitCode.PEER_LOST))
+            return
+        process.interrupted = True
+        interrupted = Interrupted(iteration=run.iteration(self._engine.now_s))
+        process.say(Said(worker=process.id, message=interrupted))
+        if process.stopping:
+            self._stop_alone(process)
 
     def _rank0_says(self, run: Run, message: FromWorker) -> None:
         rank0 = run.processes[0]

@@ -24,6 +24,8 @@ class Process:
     run: "Run"
     rank: int
     has_joined: bool = False  # those of its run, if it began with it
+    interrupted: bool = False  # its run is broken, and it knows
+    stopping: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,8 +52,21 @@ class Run:
     meeting: Meeting | None = None
     started_at_s: float | None = None
     from_iteration: int = 0
-    broken: bool = False  # a member is gone, or all are: it never trains again
+    broken_at_s: float | None = None  # a member is gone, or all are: it never trains again
     stopping: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Its workers hold the state of the job, or did."""
+        return self.started_at_s is not None and self.purpose == "train"
+
+    @property
+    def broken(self) -> bool:
+        return self.broken_at_s is not None
+
+    def breaks(self, now_s: float) -> None:
+        if self.broken_at_s is None:
+            self.broken_at_s = now_s
 
     @property
     def trains(self) -> bool:
@@ -60,6 +75,8 @@ class Run:
     def iteration(self, now_s: float) -> int:
         if self.started_at_s is None:
             return self.from_iteration
+        if self.broken_at_s is not None:
+            now_s = self.broken_at_s
         # a hair, so that the last step has ended at the instant computed for it
         done = self.from_iteration + int((now_s - self.started_at_s) * self.iterations_per_s + 1e-6)
         return min(done, self.spec.max_iterations)

@@ -31,9 +31,9 @@ def placed(generation: int, *names: str, job_id: str = "a") -> events.PlacementD
     return events.PlacementDecided(placements=(one,), at_s=NOW_S + generation)
 
 
-def crashed(generation: int, *, node: str = "node-0") -> events.WorkerCrashed:
+def crashed(generation: int, *, node: str = "node-0", rank: int = 0) -> events.WorkerCrashed:
     return events.WorkerCrashed(
-        job_id="a", generation=generation, node_id=node, rank=0, explanation="signal 9", at_s=NOW_S
+        job_id="a", generation=generation, node_id=node, rank=rank, explanation="signal 9", at_s=NOW_S
     )
 
 

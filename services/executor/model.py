@@ -15,6 +15,7 @@ from immutables import Map
 from services.executor.notes import ChangeMembers, Ended, Purpose, WorkerId
 from shared.messages import events, lifecycle
 from shared.messages import worker_channel as channel
+from shared.messages.cluster import GpuId
 from shared.messages.events import PlanDecided
 from shared.messages.policy import LedgerMessage
 from shared.messages.pool_state import Job, PoolState, nodes_of
@@ -58,12 +59,13 @@ class Worker:
     asked_for_at_s: float
     joins: bool = False  # it was started beside workers that train
     change: ChangeMembers | None = None  # the newest that it was told
+    change_told_at_s: float | None = None
     rendezvous: str = ""  # as it was told
     port: int | None = None  # whoever is in place 0 listens here
     trains: bool = False  # it has met its peers
     first_iteration: int = 0  # of its generation
     resize: ResizeTimeline | None = None  # how its generation began, if nobody stopped for it
-    interrupted: bool = False  # it has lost a peer, and holds the state of a step boundary
+    interrupted_at_s: float | None = None  # it has lost a peer, and holds the state of a step boundary
     iteration: int = 0
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0
@@ -211,6 +213,29 @@ def is_awaited(state: State, job: Job | None, generation: int) -> bool:
     return newest or precedes or stopping
 
 
+def holder_on(state: State, job_id: str, gpu: GpuId) -> Worker | None:
+    """The worker on one of the predecessor's GPUs that has the state of the job, in whatever generation by now."""
+    if gpu.node_id != state.node_id:
+        return None
+    here = (w for w in state.workers_of(job_id) if w.gpu_index == gpu.gpu_index)
+    return next((worker for worker in here if worker.runs and worker.trains), None)
+
+
+def counted_on(state: State, job: Job, worker: Worker) -> WorkerId | None:
+    """Who it is for those who wait for it in the predecessor, to bring the state of the job; None if nobody does."""
+    gpu = GpuId(state.node_id, worker.gpu_index)
+    if job.predecessor is None or not worker.trains or gpu not in job.predecessor.surviving:
+        return None
+    return WorkerId(job.job_id, job.predecessor.generation, job.predecessor.gpus.index(gpu))
+
+
+def is_lost(state: State, job: Job | None, worker: Worker) -> bool:
+    """The ledger counts it as gone already."""
+    if job is None or job.predecessor is None or not (job.broken or worker.id.generation < job.generation):
+        return False
+    return GpuId(state.node_id, worker.gpu_index) in job.predecessor.lost
+
+
 def is_current(job: Job) -> bool:
     """The newest generation of the job is one that can train."""
     return job.live and not job.broken
@@ -219,5 +244,7 @@ def is_current(job: Job) -> bool:
 def forgotten_if_over(state: State, worker: Worker) -> State:
     job = state.pool.job(worker.id.job_id)
     if worker.runs or any(is_awaited(state, job, generation) for generation in worker.generations):
+        return state
+    if job is not None and job.live and counted_on(state, job, worker) is not None:
         return state
     return replace(state, workers=state.workers.delete(worker.id))

@@ -123,6 +123,13 @@ class KillWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """End this one now; the others of its generation go on without it."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Depart:
     """Nothing runs here and nothing will: end this process. replaced: another executor took the node's name."""
 
@@ -130,4 +137,4 @@ class Depart:
 
 
 Note = Said | Ended | ContactLost | ContactRestored | LeaveRequested
-Action = StartWorker | ChangeMembers | TellRendezvous | StopWorkers | KillWorkers | Depart
+Action = StartWorker | ChangeMembers | TellRendezvous | StopWorkers | KillWorkers | KillWorker | Depart

@@ -15,6 +15,7 @@ from services.executor.notes import (
     ContactRestored,
     Depart,
     Ended,
+    KillWorker,
     KillWorkers,
     LeaveRequested,
     Note,
@@ -52,13 +53,21 @@ def observe(state: State, note: Any, now_s: float) -> State:
         case StartWorker():
             return _with_worker(state, _asked_for(noted, now_s))
         case ChangeMembers():
-            return _each(state, (noted.worker,), change=noted, rendezvous=noted.rendezvous, port=None)
+            changes = {
+                "change": noted,
+                "change_told_at_s": now_s,
+                "rendezvous": noted.rendezvous,
+                "port": None,
+            }
+            return _each(state, (noted.worker,), **changes)
         case TellRendezvous():
             meeting = (noted.job_id, noted.generation)
             told = [w.id for w in state.workers.values() if w.runs and w.place[:2] == meeting]
             return _each(state, told, rendezvous=noted.address)
         case StopWorkers():
             return _each(state, _running_ids(state, noted), stop_asked_at_s=now_s)
+        case KillWorker():
+            return _each(state, (noted.worker,), kill_asked=True)
         case KillWorkers():
             return _each(state, _running_ids(state, noted), kill_asked=True)
         case Depart():
@@ -93,7 +102,7 @@ def _heard(state: State, note: Said, now_s: float) -> State:
                 checkpoint_iteration=iteration if from_checkpoint else None,
             )
         case channel.Interrupted(iteration=iteration):
-            worker = replace(worker, interrupted=True, iteration=iteration, progressed_at_s=now_s)
+            worker = replace(worker, interrupted_at_s=now_s, iteration=iteration, progressed_at_s=now_s)
         case channel.Switched():
             return _switched(state, worker, note.message, now_s)
         case channel.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
@@ -119,7 +128,7 @@ def _begun(worker: Worker, iteration: int, resize: ResizeTimeline | None, now_s:
     return replace(
         worker,
         trains=True,
-        interrupted=False,
+        interrupted_at_s=None,
         first_iteration=iteration,
         resize=resize,
         iteration=iteration,

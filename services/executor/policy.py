@@ -9,7 +9,7 @@ from functools import partial
 from services.executor.model import Membership, Offer, State, evolve, is_current, start
 from services.executor.notes import Action, Depart, KillWorkers, WorkerId
 from services.executor.observing import observe
-from services.executor.staffing import ends, kill_due_s, starts
+from services.executor.staffing import ends, kill_due_s, notice_due_s, starts
 from services.executor.verdict import crash_due_s, end_of_job, overdue_at_s
 from shared.messages import worker_channel as channel
 from shared.messages.commands import Command
@@ -61,7 +61,12 @@ def wake_at_s(state: State) -> float | None:
     due_s: list[float | None] = []
     for worker in state.workers.values():
         job = state.pool.job(worker.id.job_id)
-        due_s += (kill_due_s(state, job, worker), crash_due_s(state, job, worker), overdue_at_s(job, worker))
+        due_s += (
+            kill_due_s(state, worker),
+            notice_due_s(job, worker),
+            crash_due_s(state, job, worker),
+            overdue_at_s(job, worker),
+        )
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 

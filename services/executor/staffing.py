@@ -1,11 +1,10 @@
 """Which worker processes this node should have: whom to start, to stop at a step boundary, to end at once. Pure."""
 # pyright: strict
 
-import math
-
-from services.executor.model import State, Worker, is_current
+from services.executor.model import State, Worker, holder_on, is_current, is_lost
 from services.executor.notes import (
     ChangeMembers,
+    KillWorker,
     KillWorkers,
     StartWorker,
     StopWorkers,
@@ -15,7 +14,8 @@ from services.executor.notes import (
 from shared.messages.cluster import GpuId, PoolConfig
 from shared.messages.pool_state import Job, Phase, spec_of
 
-NOTICE_S = 1.0  # for a worker to notice the loss of a peer; one that waits inside a GPU never does
+NOTICE_S, NOTICE_STEPS = 1.0, 3  # to notice the loss of a peer; one that waits inside a GPU never does
+SLOWEST_STEPS_PER_S = 0.1  # as long as its speed is not known
 FENCE_PART = 0.5  # of heartbeat_timeout_s: the rest is for killing, and for clocks that differ in speed
 
 
@@ -26,16 +26,18 @@ def fence_s(config: PoolConfig) -> float:
 
 def ends(
     state: State, job: Job | None, workers: tuple[Worker, ...], now_s: float
-) -> list[StopWorkers | KillWorkers]:
+) -> list[StopWorkers | KillWorkers | KillWorker]:
     """Which running workers should not run: in their own time where that saves something, else at once."""
-    outputs: list[StopWorkers | KillWorkers] = []
+    outputs: list[StopWorkers | KillWorkers | KillWorker] = [
+        KillWorker(worker=worker.id) for worker in workers if _is_hopeless(state, job, worker, now_s)
+    ]
     for generation in sorted({worker.id.generation for worker in workers if worker.runs}):
         group = [worker for worker in workers if worker.runs and worker.id.generation == generation]
         # Whoever goes over with the newest generation, which trains, has done so and is about to say it.
         if any(_is_wanted(state, job, wanted) for worker in group for wanted in worker.generations):
             continue
         job_id = group[0].id.job_id
-        overdue = any((at_s := kill_due_s(state, job, w)) is not None and at_s <= now_s for w in group)
+        overdue = any((at_s := kill_due_s(state, w)) is not None and at_s <= now_s for w in group)
         if overdue or not _may_take_time(job, group):
             if not all(worker.kill_asked for worker in group):
                 outputs.append(KillWorkers(job_id=job_id, generation=generation))
@@ -51,20 +53,34 @@ def _may_take_time(job: Job | None, group: list[Worker]) -> bool:
     return any((worker.trains or worker.joins) and worker.purpose == "train" for worker in group)
 
 
-def _is_broken(job: Job, generation: int) -> bool:
-    before = job.predecessor
-    if before is not None and generation == before.generation:
-        return before.broken
-    return job.broken and generation == job.generation
-
-
-def kill_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
-    """When the patience with a worker that was asked to stop ends: soon, if it does not notice that a peer is gone."""
+def kill_due_s(state: State, worker: Worker) -> float | None:
+    """When the patience with a worker that was asked to stop ends."""
     if not worker.runs or worker.kill_asked or worker.stop_asked_at_s is None:
         return None
-    lost = job is not None and job.live and _is_broken(job, worker.id.generation)
-    unaware = lost and not any(w.interrupted for w in state.workers_of(worker.id.job_id))
-    return worker.stop_asked_at_s + min(state.offer.stop_grace_s, NOTICE_S if unaware else math.inf)
+    return worker.stop_asked_at_s + state.offer.stop_grace_s
+
+
+def notice_due_s(job: Job | None, worker: Worker) -> float | None:
+    """When a worker that still waits for somebody who is gone counts as gone, too.
+
+    It was told to stop, or to go on with others, and did neither, though it has had time for a few steps.
+    """
+    if not worker.runs or worker.kill_asked or job is None or not job.live:
+        return None
+    if worker.interrupted_at_s is not None or not worker.trains or worker.purpose != "train":
+        return None
+    before = job.predecessor
+    missed = bool(before.lost) if before is not None else job.broken
+    told_s = worker.change_told_at_s if worker.stop_asked_at_s is None else worker.stop_asked_at_s
+    if not missed or told_s is None:
+        return None
+    return told_s + max(NOTICE_S, NOTICE_STEPS / (worker.iterations_per_s or SLOWEST_STEPS_PER_S))
+
+
+def _is_hopeless(state: State, job: Job | None, worker: Worker, now_s: float) -> bool:
+    due_s = notice_due_s(job, worker)
+    unaware = due_s is not None and due_s <= now_s
+    return unaware or (worker.runs and not worker.kill_asked and is_lost(state, job, worker))
 
 
 def starts(state: State) -> list[StartWorker | ChangeMembers | TellRendezvous]:
@@ -74,7 +90,7 @@ def starts(state: State) -> list[StartWorker | ChangeMembers | TellRendezvous]:
     taken = {worker.gpu_index for worker in state.running}
     for job_id in sorted(state.job_ids):
         job = state.pool.live_jobs.get(job_id)
-        if job is None or not _is_wanted(state, job, job.generation) or state.cut_off:
+        if job is None or not is_current(job) or state.leaving or state.cut_off:
             continue
         outputs += _changes(state, job)
         for rank, gpu in enumerate(job.gpus) if _may_start(state, job) else ():
@@ -89,26 +105,27 @@ def starts(state: State) -> list[StartWorker | ChangeMembers | TellRendezvous]:
 
 
 def _may_start(state: State, job: Job) -> bool:
-    """The fence: nothing of an older generation is left anywhere, here least of all, but for the predecessor.
+    """The fence: nothing of an older generation is left anywhere, here least of all; unless the new one gets the state
+    of the job from its predecessor, which trains on, or nobody does.
 
     Whoever began has met all others: nobody is started for that generation any more. And nobody joins workers that
     know another spec.
     """
-    allowed = {job.generation} if job.predecessor is None else {job.generation, job.predecessor.generation}
-    older = any(w.runs and w.id.generation not in allowed for w in state.workers_of(job.job_id))
-    unlike = job.outdated and job.predecessor is not None
-    return not job.stopping and not older and not unlike and job.started_at_s is None
+    if job.predecessor is not None:
+        return not job.outdated and job.started_at_s is None
+    older = any(w.runs and w.id.generation != job.generation for w in state.workers_of(job.job_id))
+    return not job.stopping and not older and job.started_at_s is None
 
 
 def _is_due_here(state: State, job: Job, gpu: GpuId) -> bool:
     """A worker of the newest generation is to be started on this GPU: none of its predecessor goes over there."""
-    return gpu.node_id == state.node_id and (job.predecessor is None or gpu not in job.predecessor.gpus)
+    return gpu.node_id == state.node_id and (job.predecessor is None or gpu not in job.predecessor.surviving)
 
 
 def _meeting(job: Job) -> tuple[GpuId, ...]:
     """GPUs of all who meet where workers go over to another generation, by place: its ranks, then whoever leaves."""
     before = job.predecessor
-    return () if before is None else (*job.gpus, *(gpu for gpu in before.gpus if gpu not in job.gpus))
+    return () if before is None else (*job.gpus, *(gpu for gpu in before.surviving if gpu not in job.gpus))
 
 
 def _changes(state: State, job: Job) -> list[ChangeMembers]:
@@ -117,9 +134,9 @@ def _changes(state: State, job: Job) -> list[ChangeMembers]:
     if before is None or job.outdated:
         return []
     changes: list[ChangeMembers] = []
-    for rank, gpu in enumerate(before.gpus):
-        worker = state.workers.get(WorkerId(job.job_id, before.generation, rank))
-        if gpu.node_id != state.node_id or worker is None or not _may_change(worker, job.generation):
+    for gpu in before.surviving:
+        worker = holder_on(state, job.job_id, gpu)
+        if worker is None or not _may_change(worker, job.generation):
             continue
         place = meeting.index(gpu)
         changes.append(
@@ -160,8 +177,10 @@ def _waits_for_address(job: Job, worker: Worker) -> bool:
 
 
 def _is_wanted(state: State, job: Job | None, generation: int) -> bool:
-    """Workers of this generation should run here."""
-    if job is None or not is_current(job) or state.leaving:
+    """Workers of this generation should run here: of the newest, and those that have the state of the job."""
+    if job is None or not job.live or state.leaving:
         return False
     before = job.predecessor
-    return generation == job.generation or (before is not None and generation == before.generation)
+    if before is not None and generation == before.generation:
+        return True
+    return generation == job.generation and not job.broken

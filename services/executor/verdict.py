@@ -3,7 +3,7 @@
 
 import signal
 
-from services.executor.model import State, Worker, is_awaited, is_current
+from services.executor.model import State, Worker, counted_on, is_awaited, is_current, is_lost
 from services.executor.notes import WorkerId
 from shared.messages import worker_channel as channel
 from shared.messages.events import JobFailed, JobFinished, WorkerCrashed
@@ -64,26 +64,37 @@ def overdue_at_s(job: Job | None, worker: Worker) -> float | None:
 
 def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
     """When the end of this worker counts as a crash of its generation; None if it does not."""
-    if job is None or worker.end_was_asked or not is_current(job) or _seat(job, worker) is None:
+    seat = None if job is None else _seat(state, job, worker)
+    if job is None or seat is None or not is_current(job) or is_lost(state, job, worker):
+        return None
+    missed = counted_on(state, job, worker) is not None and not state.leaving
+    if worker.end_was_asked and not missed:
         return None
     if worker.ended is None:
-        joins = worker.joins and not worker.trains
-        return worker.asked_for_at_s + state.pool.config.stall_timeout_s if joins else None
+        return _silence_due_s(state, worker)
     if isinstance(worker.outcome, channel.Profiled):
         return None
     if worker.ended.exit_code not in (ExitCode.DONE, ExitCode.SUPERSEDED):
         return worker.ended_at_s
-    leaves = worker.place != worker.id and worker.becomes is None
-    return worker.ended_at_s + QUIET_EXIT_S if worker.id.rank == 0 and not leaves else None
+    leaves = worker.becomes is None and job.generation == worker.place.generation != worker.id.generation
+    unexpected = (missed or worker.id.rank == 0) and not leaves
+    return worker.ended_at_s + QUIET_EXIT_S if unexpected else None
 
 
-def _seat(job: Job, worker: Worker) -> WorkerId | None:
-    """Where the worker is missed: in the newest generation, in the one before while that trains on, or where it went
+def _silence_due_s(state: State, worker: Worker) -> float | None:
+    """When a running worker is given up: it never comes to join the others, or lost a peer that nobody else misses."""
+    if worker.interrupted_at_s is not None:
+        return max(worker.interrupted_at_s, worker.change_told_at_s or 0.0) + QUIET_EXIT_S
+    joins = worker.joins and not worker.trains
+    return worker.asked_for_at_s + state.pool.config.stall_timeout_s if joins else None
+
+
+def _seat(state: State, job: Job, worker: Worker) -> WorkerId | None:
+    """Where the worker is missed: in the predecessor, as the one on its GPU; in the newest generation; or where it went
     with all others and could not say so any more."""
-    before = job.predecessor
-    if worker.id.generation == job.generation or (
-        before is not None and worker.id.generation == before.generation
-    ):
+    if (member := counted_on(state, job, worker)) is not None:
+        return member
+    if worker.id.generation == job.generation:
         return worker.id
     went_over = worker.becomes is not None and worker.becomes.generation == job.generation
     return worker.becomes if went_over else None
@@ -96,7 +107,7 @@ def _directness(worker: Worker) -> tuple[bool, int]:
 
 def _crash(state: State, job: Job, worker: Worker, now_s: float) -> WorkerCrashed | JobFailed:
     """A new generation is due, unless one after another has crashed before it got anywhere."""
-    seat = _seat(job, worker)
+    seat = _seat(state, job, worker)
     assert seat is not None, worker.id
     explanation = f"rank {seat.rank} on {state.node_id} {_end_in_words(worker)}"
     if job.restarts >= state.pool.config.max_restarts:
@@ -119,7 +130,11 @@ def _crash(state: State, job: Job, worker: Worker, now_s: float) -> WorkerCrashe
 def _end_in_words(worker: Worker) -> str:
     ended = worker.ended
     if ended is None:
-        return "did not come to join those that train"
+        return (
+            "did not come to join those that train"
+            if worker.interrupted_at_s is None
+            else "lost a peer that nobody else misses"
+        )
     if worker.explanation or ended.explanation:
         return worker.explanation or ended.explanation
     if ended.signal is not None:

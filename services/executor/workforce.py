@@ -15,6 +15,7 @@ from services.executor.notes import (
     ChangeMembers,
     Depart,
     Ended,
+    KillWorker,
     KillWorkers,
     Note,
     Said,
@@ -110,6 +111,9 @@ class Workforce:
                 self._log.info("StopWorkers", job_id=action.job_id, generation=action.generation)
                 for worker in self._of_generation(action):
                     self._send(worker, StopAtBoundary())
+            case KillWorker():
+                self._log.info("KillWorker", **action.worker._asdict())
+                self._kill(action.worker)
             case KillWorkers():
                 self._log.info("KillWorkers", job_id=action.job_id, generation=action.generation)
                 for worker in self._of_generation(action):

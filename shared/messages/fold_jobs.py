@@ -6,7 +6,7 @@ from dataclasses import replace
 from shared.messages.changed import changed
 from shared.messages.cluster import GpuId
 from shared.messages.events import JobFinished
-from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers, nodes_of, spec_of
+from shared.messages.pool_state import Job, Phase, PoolState, Predecessor, StoppingWorkers, nodes_of, spec_of
 
 # What the state keeps of jobs that ended (decision record 0010); all of it is in the ledger, and in the jobs' logs.
 MAX_ENDED_JOBS = 10_000
@@ -112,17 +112,28 @@ def checkpointed(job: Job, iteration: int) -> Job:
     return changed(job, checkpoint_iteration=iteration, restarts=0)
 
 
-def broken(job: Job, *, crashes: int, predecessor: bool = False) -> Job:
-    """It cannot go on in its current generation. predecessor: nor in the one before, which trained on."""
-    before = job.predecessor
-    if before is not None and predecessor:
-        before = replace(before, broken=True)
+def broken(state: PoolState, job: Job, *, crashes: int, lost: frozenset[GpuId]) -> Job:
+    """It cannot go on in its current generation, for the loss of the workers on these GPUs; those who survive it have
+    all that was done."""
+    before = holders(state, job)
+    if before is not None:
+        before = replace(before, lost=tuple(gpu for gpu in before.gpus if gpu in lost or gpu in before.lost))
+    survivors = before is not None and bool(before.surviving)
     return changed(
         job,
         broken=True,
-        predecessor=before,
+        predecessor=before if survivors else None,
         started_at_s=None,
-        iteration=job.checkpoint_iteration,
+        iteration=job.iteration if survivors else job.checkpoint_iteration,
         iterations_per_s=None,
         restarts=job.restarts + crashes,
     )
+
+
+def holders(state: PoolState, job: Job) -> Predecessor | None:
+    """Whose workers have the state of the job in their memory, and could go over to another generation; None if nobody
+    could."""
+    if job.predecessor is not None or not state.config.stop_free:
+        return job.predecessor
+    trains = job.started_at_s is not None and job.phase is Phase.ADMITTED and not job.outdated
+    return Predecessor(generation=job.generation, gpus=job.gpus) if trains else None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.fold_jobs import broken, scheduling_event, with_job
-from shared.messages.pool_state import NodeState, PoolState, nodes_of
+from shared.messages.pool_state import NodeState, PoolState
 
 KEEP_LEFT_S = 3_600.0
 KEEP_LOST_S = 86_400.0
@@ -67,8 +67,9 @@ def without_workers_on(state: PoolState, node_id: str) -> PoolState:
         if job.stopping:
             job = changed(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
         if node_id in job.nodes:
-            before = job.predecessor
-            job = broken(job, crashes=0, predecessor=before is not None and node_id in nodes_of(before.gpus))
+            before = job.predecessor.gpus if job.predecessor is not None else ()
+            lost = frozenset(gpu for gpu in (*job.gpus, *before) if gpu.node_id == node_id)
+            job = broken(state, job, crashes=0, lost=lost)
         state = with_job(state, job)
     for job in state.ended_jobs.values():
         if any(s.node_id == node_id for s in job.stopping):

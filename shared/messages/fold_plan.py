@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from shared.messages import events
 from shared.messages.changed import changed
-from shared.messages.fold_jobs import alive, all_stopping, scheduling_event
-from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, Predecessor
+from shared.messages.fold_jobs import alive, all_stopping, holders, scheduling_event, workers_on
+from shared.messages.pool_state import Job, MeasuredCurve, PoolState, StoppingWorkers
 
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
@@ -43,11 +43,11 @@ def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:
 
 def _moved(state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> Job:
     alive_everywhere = all(alive(state, gpu.node_id) for gpu in placement.gpus)
-    goes_over = state.config.stop_free and alive_everywhere and _goes_over(job, placement, decided)
+    goes_over = alive_everywhere and _goes_over(state, job, placement, decided)
     return changed(
         job,
-        predecessor=Predecessor(generation=job.generation, gpus=job.gpus) if goes_over else None,
-        stopping=job.stopping if goes_over else all_stopping(state, job),
+        predecessor=holders(state, job) if goes_over else None,
+        stopping=_stopping_anyway(state, job) if goes_over else all_stopping(state, job),
         generation=placement.generation,
         gpus=placement.gpus,
         placed_at_s=decided.at_s,
@@ -61,21 +61,33 @@ def _moved(state: PoolState, job: Job, placement: events.PlacedJob, decided: eve
     )
 
 
-def _goes_over(job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> bool:
-    """Whether the workers of the job can go over to its next generation without a stop (decision record 0017).
+def _goes_over(
+    state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided
+) -> bool:
+    """Whether workers of the job can go over to its next generation without a stop (decision record 0017): all of one
+    that trains, or those of a broken one who survive.
 
     Newcomers wait for the GPUs that other jobs leave, and leavers leave theirs when all newcomers are ready. So of the
     jobs of one decision, whoever both takes and leaves GPUs must leave them to nobody: then those that take wait for
     those that only leave, these for nobody, and nobody waits in a circle. Between decisions the later wait for
     the earlier.
     """
-    if not job.training or job.phase is not Phase.ADMITTED or job.outdated:
+    before = holders(state, job)
+    if before is None or job.outdated or not (job.training or job.broken):
         return False  # a pre-run keeps no work: it is broken once its job is admitted
-    left, taken = set(job.gpus).difference(placement.gpus), set(placement.gpus).difference(job.gpus)
+    left = set(before.surviving).difference(placement.gpus)
+    taken = set(placement.gpus).difference(before.surviving)
     others = (other for other in decided.placements if other.job_id != job.job_id)
     if left and taken and any(not left.isdisjoint(other.gpus) for other in others):
         return False
-    return bool(placement.gpus)
+    return bool(placement.gpus) and bool(before.surviving)
+
+
+def _stopping_anyway(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
+    """Newcomers of a generation that never started."""
+    if job.predecessor is None or job.predecessor.generation == job.generation:
+        return job.stopping
+    return (*job.stopping, *workers_on(state, job.generation, job.gpus))
 
 
 def measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:

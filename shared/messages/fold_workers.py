@@ -31,8 +31,10 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
         return job
     before, stopping = job.predecessor, job.stopping
     if before is not None:
-        left = (gpu for gpu in before.gpus if gpu not in job.gpus)
+        left = (gpu for gpu in before.surviving if gpu not in job.gpus)
         stopping = (*stopping, *workers_on(state, before.generation, left))
+        if before.lost and event.iteration > job.survived_iteration:
+            job = changed(job, survived_iteration=event.iteration, restarts=0)
     if event.resize is None:
         job = checkpointed(job, event.iteration)
     return changed(
@@ -87,9 +89,11 @@ def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequ
     """It breaks the current generation, also from the predecessor, whose workers were to go over to it."""
     before = job.predecessor
     incumbent = before is not None and event.generation == before.generation
+    gpus = before.gpus if before is not None and incumbent else job.gpus
     if not whole(job, job.generation if incumbent else event.generation):
         return state
-    return scheduling_event(with_job(state, broken(job, crashes=1, predecessor=incumbent)), sequence)
+    lost = frozenset(gpus[event.rank : event.rank + 1])
+    return scheduling_event(with_job(state, broken(state, job, crashes=1, lost=lost)), sequence)
 
 
 def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:

@@ -50,14 +50,20 @@ class StoppingWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predecessor:
-    """The generation that trains on until the current one, to which its workers go over, has started.
+    """The generation whose workers have the state of the job, and go over to the current one, or to the next if that is
+    broken. Until it has started they train on; if some of them are lost, the others wait.
 
-    gpus: in rank order. broken: it lost a worker or node itself, and cannot go on.
+    gpus: in rank order. lost: those of them whose workers are gone.
     """
 
     generation: int
     gpus: tuple[GpuId, ...]
-    broken: bool = False
+    lost: tuple[GpuId, ...] = ()
+
+    @property
+    def surviving(self) -> tuple[GpuId, ...]:
+        """In rank order."""
+        return tuple(gpu for gpu in self.gpus if gpu not in self.lost)
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `changed`
@@ -89,7 +95,7 @@ class Job:
     started_at_s: float | None = None  # when the current generation began to train, None before
     broken: bool = False  # the current generation lost a worker or node and cannot go on
     stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty
-    predecessor: Predecessor | None = None  # while the job is handed over, see decision record 0017
+    predecessor: Predecessor | None = None  # while the job is handed over or broken, see decision record 0017
     rendezvous: str = ""  # host:port of the current generation
 
     iteration: int = 0
@@ -98,7 +104,8 @@ class Job:
     progressed_at_s: float = 0.0
     speed: SpeedSeen = UNSEEN  # kept where promises are made with a confidence
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    restarts: int = 0  # crashes in a row without a new checkpoint
+    restarts: int = 0  # crashes in a row without a step that nothing can take back
+    survived_iteration: int = 0  # the newest from which survivors of a crash went on
     at_risk: bool = False
     ended_at_s: float | None = None
 
@@ -120,7 +127,7 @@ class Job:
     def training_generation(self) -> int | None:
         """Whose workers take steps; None if nobody's."""
         if self.predecessor is not None and not self.broken:
-            return self.predecessor.generation
+            return None if self.predecessor.lost else self.predecessor.generation
         return self.generation if self.training else None
 
     @property

@@ -23,6 +23,7 @@ from simulator.policies import PLANNERS
 from simulator.replay import folded, verify
 from tests.scenarios import QUIET_MONITOR, random_scenario
 
+ANSWERED_S = 5.0
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
 BAD_TIMES = replace(MANY_FAULTS, until_s=200.0)
 CALM, STORM = range(6), range(110, 122)
@@ -40,6 +41,10 @@ def life(seed: int, faults: Faults = NO_FAULTS, curves_known: bool = True) -> Vi
         end = len(cluster.ledger.entries)
         return all(replica.folded.sequence == end for replica in cluster.replicas)
 
+    num_entries = -1
+    while num_entries < len(cluster.ledger.entries):  # what was said last may call for an answer
+        num_entries = len(cluster.ledger.entries)
+        cluster.engine.run(cluster.engine.now_s + ANSWERED_S)
     cluster.engine.run(cluster.engine.now_s + LONGEST_S, all_have_read_all)
     return cluster
 

@@ -2,7 +2,7 @@
 
 from services.executor.notes import (
     ChangeMembers,
-    KillWorkers,
+    KillWorker,
     StartWorker,
     StopWorkers,
     TellRendezvous,
@@ -17,9 +17,11 @@ from shared.messages.worker_channel import (
     ExitCode,
     Failed,
     Finished,
+    Interrupted,
     Progressed,
     RendezvousListening,
     Started,
+    Switched,
 )
 from tests.executor_node import KILL_A1, OTHER_NODE, STOP_A1, TIMELINE, ExecutorNode, kinds
 from tests.histories import NOW_S
@@ -34,14 +36,15 @@ def training(num_gpus: int = 1) -> ExecutorNode:
     return ExecutorNode().settle().stop_free().ledger(OTHER_NODE).training(num_gpus)
 
 
-def change(rank: int, place: int, world_size: int, meeting_size: int, rendezvous: str = "") -> ChangeMembers:
+def change(
+    rank: int, place: int, world_size: int, meeting_size: int, *, generation: int = 2
+) -> ChangeMembers:
     return ChangeMembers(
         worker=WorkerId("a", 1, rank),
-        generation=2,
+        generation=generation,
         place=place,
         world_size=world_size,
         meeting_size=meeting_size,
-        rendezvous=rendezvous,
     )
 
 
@@ -110,12 +113,13 @@ def test_a_newcomer_waits_for_a_gpu_that_is_occupied() -> None:
     assert [a.worker for a in node.acted if isinstance(a, StartWorker)] == [WorkerId("a", 2, 1)]
 
 
-def test_a_job_may_grow_again_once_all_its_workers_have_said_that_they_went_over() -> None:
+def test_a_job_may_grow_again_before_all_its_workers_have_said_that_they_went_over() -> None:
     node = training(2).place("node-0:0", "node-0:1", "node-0:2", "node-0:3")
     node.switches(to=0).forget().place("node-0:0", "node-0:1", "node-0:2", "node-0:3", "node-1:0")
-    assert [a.worker for a in node.acted] == [WorkerId("a", 2, 0)]  # rank 1 has not yet said so
+    assert [a.worker for a in node.acted] == [WorkerId("a", 2, 0), WorkerId("a", 1, 1)]
     node.switches(rank=1, to=1)
-    assert [a.worker for a in node.acted] == [WorkerId("a", 2, 0), WorkerId("a", 2, 1)]
+    assert len(node.acted) == 2
+    assert node.state.workers[WorkerId("a", 2, 1)].place == WorkerId("a", 3, 1)
 
 
 # --- shrinking and moving -------------------------------------------------------------------------------
@@ -162,25 +166,49 @@ def test_a_checkpoint_of_rank_0_that_leaves_is_told_with_its_end() -> None:
 # --- what may go wrong ----------------------------------------------------------------------------------
 
 
-def test_the_crash_of_a_newcomer_stops_the_incumbents_who_save_their_work() -> None:
+def test_the_crash_of_a_newcomer_leaves_the_incumbents_training_for_the_next_try() -> None:
     node = training().place("node-0:0", "node-0:3").forget().ends(generation=2, rank=1, signal=9)
     assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(2, 1)]
-    assert node.acted == [STOP_A1]
-    node.says(Checkpointed(iteration=9)).ends()
-    assert len(node.told) == 1
+    assert node.acted == []
     node.place("node-0:0", "node-0:3")
-    assert {(f.generation, f.iteration) for f in node.told_of(events.WorkersStopped)} == {(1, 9), (2, None)}
+    assert node.acted[0] == change(0, 0, 2, 2, generation=3)
     started = [a for a in node.acted if isinstance(a, StartWorker)]
-    assert [(a.worker.generation, a.meeting_size, a.checkpoint_iteration) for a in started] == [(3, 0, 9)] * 2
+    assert [(a.worker, a.meeting_size) for a in started] == [(WorkerId("a", 3, 1), 2)]
 
 
-def test_the_crash_of_an_incumbent_ends_all() -> None:
+def test_who_survives_an_incumbent_goes_over_without_it() -> None:
     node = training(2).place("node-0:0", "node-0:1", "node-0:2", "node-1:0").forget().ends(rank=1, signal=9)
     assert [(f.generation, f.rank) for f in node.told] == [(1, 1)]
-    both = [STOP_A1, StopWorkers(job_id="a", generation=2)]
-    assert node.acted == both, "who survives keeps what was done"
-    node.at(NOW_S + 1.0)
-    assert node.acted == [*both, KILL_A1, KillWorkers(job_id="a", generation=2)], "nobody has noticed anything"
+    assert node.acted == [StopWorkers(job_id="a", generation=2)]
+    node.ends(generation=2, rank=2, code=ExitCode.PEER_LOST).says(Interrupted(iteration=12)).forget()
+    node.place("node-0:0", "node-0:1")
+    assert change(0, 0, 2, 2, generation=3) in node.acted
+    assert WorkerId("a", 3, 1) in node.processes
+    node.says(Started(iteration=12, resize=TIMELINE), generation=3, rank=1)
+    node.says(Switched(generation=3, rank=0, iteration=12, resize=TIMELINE))
+    job = node.state.pool.live_jobs["a"]
+    assert (job.training, job.iteration, job.restarts, job.predecessor) == (True, 12, 0, None)
+
+
+def test_who_survives_and_is_told_to_go_on_but_notices_nothing_is_lost_too() -> None:
+    """NCCL waits for a lost peer inside the GPU."""
+    node = training(2).says(Progressed(iteration=5, iterations_per_s=2.0, metrics={}))
+    node.ends(rank=1, signal=9).place("node-0:0", "node-0:1").forget()
+    assert node.policy.wake_at_s(node.state) == NOW_S + 1.5
+    node.at(NOW_S + 1.5)
+    assert node.acted == [KillWorker(worker=WorkerId("a", 1, 0))]
+    node.ends(signal=9)
+    assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(1, 0)]
+    assert node.state.pool.live_jobs["a"].predecessor is None, "nobody has the state any more"
+
+
+def test_who_lost_a_peer_that_nobody_misses_is_ended_and_missed_itself() -> None:
+    """A connection broke, and no worker did."""
+    node = training(2).says(Interrupted(iteration=5))
+    assert node.policy.wake_at_s(node.state) == NOW_S + QUIET_EXIT_S
+    node.at(NOW_S + QUIET_EXIT_S)
+    assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(1, 0)]
+    assert node.acted == [KillWorker(worker=WorkerId("a", 1, 0))]
 
 
 def test_whoever_dies_after_the_switch_is_missed_in_the_new_generation() -> None:
@@ -196,7 +224,7 @@ def test_a_newcomer_that_never_comes_is_given_up() -> None:
     assert [f.explanation for f in node.told_of(events.WorkerCrashed)] == [
         "rank 1 on node-0 did not come to join those that train"
     ]
-    assert node.acted == [STOP_A1, StopWorkers(job_id="a", generation=2)]
+    assert node.acted == [StopWorkers(job_id="a", generation=2)]
 
 
 def test_another_placement_stops_both_generations_at_a_boundary() -> None:
@@ -231,4 +259,4 @@ def test_a_stop_is_not_reported_while_a_worker_may_be_in_that_generation() -> No
     node.place("node-1:1")
     assert node.told == []
     node.ends(signal=9)
-    assert {f.generation for f in node.told_of(events.WorkersStopped)} == {2}
+    assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(2, 1)]

@@ -4,6 +4,7 @@ import pytest
 
 from services.executor.notes import (
     Ended,
+    KillWorker,
     StartWorker,
     WorkerId,
 )
@@ -94,10 +95,11 @@ def test_who_survives_a_crash_has_time_to_keep_what_was_done() -> None:
 
 def test_who_does_not_notice_a_crash_is_killed_soon() -> None:
     """NCCL waits for a lost peer inside the GPU."""
-    node = ExecutorNode().training(2).ends(rank=0, signal=9)
-    assert node.policy.wake_at_s(node.state) == node.now_s + 1.0
-    node.at(node.now_s + 1.0)
-    assert node.acted == [STOP_A1, KILL_A1]
+    node = ExecutorNode().training(2).says(Progressed(iteration=5, iterations_per_s=1.0, metrics={}), rank=1)
+    node.ends(rank=0, signal=9)
+    assert node.policy.wake_at_s(node.state) == node.now_s + 3.0
+    node.at(node.now_s + 3.0)
+    assert node.acted == [STOP_A1, KillWorker(worker=WorkerId("a", 1, 1))]
 
 
 def test_the_one_that_died_explains_more_than_who_missed_it() -> None:

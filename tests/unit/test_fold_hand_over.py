@@ -136,26 +136,55 @@ def test_nobody_waits_for_a_leaver_of_a_lost_node() -> None:
     a = job(training("node-0:0", "node-1:0").then(placed(2, "node-0:0"), lost("node-1", "first-1")))
     assert (a.broken, a.handed_over) == (True, False)
     assert a.predecessor is not None
-    assert a.predecessor.broken
+    assert a.predecessor.surviving == gpus("node-0:0")
 
 
-def test_the_loss_of_a_newcomer_breaks_the_new_generation_and_the_old_one_is_then_stopped() -> None:
-    for event in (crashed(2, node="node-1"), lost("node-1", "first-1")):
+def test_the_loss_of_a_newcomer_breaks_the_new_generation_and_the_old_one_goes_over_to_the_next() -> None:
+    for event in (crashed(2, node="node-1", rank=1), lost("node-1", "first-1")):
         history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), event)
         a = job(history)
-        assert (a.broken, a.training_generation, a.iteration) == (True, None, 10)
+        assert (a.broken, a.training_generation, a.iteration) == (True, None, 20)
         assert a.predecessor == Predecessor(generation=1, gpus=gpus("node-0:0"))
-        history.then(placed(3, "node-0:0"), stopped(1, "node-0", iteration=28))
-        a = job(history)
-        assert (a.predecessor, a.iteration, a.checkpoint_iteration) == (None, 28, 28)
+        a = job(history.then(placed(3, "node-0:0"), progressed(1, 30)))
+        assert (a.predecessor, a.iteration) == (Predecessor(generation=1, gpus=gpus("node-0:0")), 30)
         assert ("node-0", 2) in {(s.node_id, s.generation) for s in a.stopping}
 
 
-def test_the_crash_of_an_incumbent_breaks_both_generations_and_counts_once() -> None:
+def test_the_crash_of_the_only_incumbent_breaks_both_generations_and_counts_once() -> None:
     history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), crashed(1))
     a = job(history.then(crashed(2, node="node-1")))
-    assert (a.broken, a.restarts) == (True, 1)
-    assert a.predecessor == Predecessor(generation=1, gpus=gpus("node-0:0"), broken=True)
+    assert (a.broken, a.restarts, a.iteration) == (True, 1, a.checkpoint_iteration)
+    assert a.predecessor is None
+
+
+def test_who_survives_a_crash_has_the_state_and_goes_over_to_the_next_generation() -> None:
+    history = training("node-0:0", "node-1:0").then(progressed(1, 30), crashed(1, node="node-1", rank=1))
+    survivors = Predecessor(generation=1, gpus=gpus("node-0:0", "node-1:0"), lost=gpus("node-1:0"))
+    a = job(history)
+    assert (a.broken, a.iteration, a.predecessor) == (True, 30, survivors)
+    a = job(history.then(placed(2, "node-0:0", "node-1:0")))
+    assert (a.broken, a.predecessor, a.stopping, a.training_generation) == (False, survivors, (), None)
+    a = job(history.then(started(2, 31)))
+    assert (a.training, a.iteration, a.restarts, a.predecessor) == (True, 31, 0, None)
+
+
+def test_a_crash_at_the_same_step_again_and_again_is_counted() -> None:
+    history = training("node-0:0", "node-1:0")
+    for generation in (1, 2, 3):
+        history.then(crashed(generation, node="node-1", rank=1))
+        history.then(placed(generation + 1, "node-0:0", "node-1:0"), started(generation + 1, 30))
+    assert job(history).restarts == 2
+    assert (
+        job(history.then(crashed(4, node="node-1", rank=1), placed(5, "node-0:0"), started(5, 31))).restarts
+        == 0
+    )
+
+
+def test_when_the_last_survivor_is_lost_the_job_falls_back_to_its_checkpoint() -> None:
+    history = training("node-0:0", "node-1:0").then(progressed(1, 30, checkpoint=25))
+    history.then(crashed(1, node="node-1", rank=1), placed(2, "node-0:0", "node-1:0"), crashed(1))
+    a = job(history)
+    assert (a.broken, a.iteration, a.predecessor) == (True, 25, None)
 
 
 def test_who_is_placed_again_before_all_went_over_stops_with_both_generations() -> None:

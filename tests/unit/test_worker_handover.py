@@ -1,5 +1,6 @@
 """State from those who have it to those who come, between threads that stand for workers."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -120,3 +121,22 @@ def test_a_peer_that_is_gone_is_noticed():
 
     with pytest.raises(PeerLost):
         together(2, act)
+
+
+def test_a_third_worker_learns_of_a_loss_from_the_one_who_noticed():
+    """Whoever has inherited the connections, e.g. to load data, keeps them open."""
+    copies = []
+
+    def act(group):
+        if group.rank == 0:
+            copies.extend(os.dup(descriptor) for descriptor, _ in group._connections)
+            group.close()
+            return
+        if group.rank == 1:
+            group.exchange([], [Transfer(torch.zeros(3), 0)])
+        return
+
+    with pytest.raises(PeerLost):
+        together(2, act)
+    for copy in copies:
+        os.close(copy)

@@ -7,8 +7,13 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     worker_process.py     a child's life: log file, channel, exit code
     channel.py            the worker's end of its channel
     training.py           the loop, readable from top to bottom
-    trainer.py            one step of one worker
-    membership.py         the other workers: meet, agree at each step, notice a loss
+    setting_up.py         from the assignment to a worker that can train
+    trainer.py            one step of one worker, and what it changes
+    membership.py         the other workers: what all agree on at each step
+    groups.py             connections between workers, and how a loss shows
+    meeting.py            where the workers of a generation meet
+    changes.py            another generation, prepared beside the training; who survives a loss
+    handover.py           the job's state from memory to memory
     training_function.py  what the user's class must offer, and how it is found
     device.py             the CPU slot or GPU that it works on
     virtual_nodes.py      parts of a batch, fixed for life: who carries which, and their seeds (pure)
@@ -21,6 +26,8 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     buffers.py            buffers by virtual nodes, and how they are combined
     fast.py               a step with plain all-reduces
     checkpoint.py         whole or not at all, newest generation first
+    saving.py             checkpoints beside the training
+    tensor_tree.py        a state as its outline and its tensors (pure)
     pacing.py             a CPU slot is a fixed share of a core
     telemetry.py          how far, how fast, or that nothing moves
 """

@@ -87,9 +87,6 @@ class BitwiseSteps:
         self._buffers.take_back()
         self._shared, self._before_backward = [], []
 
-    def let_go(self) -> None:
-        """Of the group: nothing holds it but the membership."""
-
     def changed_buffers(self) -> list[list[float]]:
         """For each virtual node computed here and each buffer of the model: 1 if it was changed."""
         return self._buffers.changes()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.executor.worker.channel import Channel
-from services.executor.worker.groups import PeerLost, forget_frames
+from services.executor.worker.groups import PeerLost
 from services.executor.worker.handover import HandOver
 from services.executor.worker.meeting import Invitation, Met, changed, invitation, meet, open_rendezvous
 from services.executor.worker.trainer import Trainer
@@ -72,7 +72,6 @@ class Changes:
     def survive(self, lost: PeerLost) -> bool:
         """A peer is gone: wait for others, and go on with them from the newest step that anybody has done. False if
         this worker is to stop instead. Raises what was lost if its own state is none to go on from."""
-        forget_frames(lost)
         if not self._trainer.mend():
             raise lost
         log.warning("peer_lost", iteration=self._trainer.iteration, reason=str(lost))

@@ -55,10 +55,6 @@ class FastSteps:
             for buffer, before in zip(self._bare.buffers(), self._buffers_before, strict=True):
                 buffer.copy_(before)
 
-    def let_go(self) -> None:
-        """Of the group: it is closed when nobody holds it."""
-        self.model = self._bare
-
     def changed_buffers(self) -> list[list[float]]:
         """None that need be combined."""
         return [[]]

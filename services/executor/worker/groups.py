@@ -10,12 +10,14 @@ worker is ended by its executor, when the ledger says that the generation is bro
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # (torch.distributed has no public way to make a group that is not the whole process's)
 
+import os
 import pickle
+import socket
+import stat
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
@@ -56,7 +58,9 @@ class Group:
         timeout = timedelta(seconds=timeout_s)
         kinds = dist.ProcessGroup.BackendType
         self.process_group = dist.ProcessGroup(store, rank, size)
+        others = _connections()
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        self._connections = _connections() - others
         self.process_group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         self.process_group._set_default_backend(kinds.GLOO)
         if device.type == "cuda":
@@ -110,9 +114,14 @@ class Group:
         self.all_gather(torch.zeros(1))
 
     def close(self) -> None:
-        """After a peer was lost: a third one may wait for this worker, and learns of the loss only by this. It happens
-        when nobody holds the group any more, so let the frames go in which the loss was noticed (`forget_frames`)."""
-        del self.process_group
+        """After a peer was lost: a third one may wait for this worker, and learns of the loss only by this.
+
+        torch closes its sockets when nobody holds the group any more, here or in a process that has inherited them.
+        """
+        for descriptor, _ in self._connections & _connections():
+            _shut_down(descriptor)
+        if self._device.type == "cuda":
+            self.process_group._get_backend(self._device).abort()
 
 
 def retire(*things: object) -> None:
@@ -125,11 +134,29 @@ def _let_go(things: list[object]) -> None:
     things.clear()
 
 
-def forget_frames(error: BaseException | None) -> None:
-    """What was on its way there keeps connections open."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+def _connections() -> set[tuple[int, int]]:
+    """TCP sockets of this process that are connected: (file descriptor, inode)."""
+    found: set[tuple[int, int]] = set()
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed by another thread, or no socket
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode) and _is_connection(int(name)):
+                found.add((int(name), status.st_ino))
+    return found
+
+
+def _is_connection(descriptor: int) -> bool:
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return copy.family in (socket.AF_INET, socket.AF_INET6) and not listens
+
+
+def _shut_down(descriptor: int) -> None:
+    with (
+        suppress(OSError),
+        socket.socket(fileno=os.dup(descriptor)) as copy,
+    ):  # or gloo has closed it meanwhile
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def is_communication_error(error: BaseException) -> bool:
