@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from services.executor.fork_server import Exited, ForkServer, LaunchFailed
-from services.executor.processes import kill_group, kill_marked
+from services.executor.processes import is_stopped, kill_group, kill_marked
 from shared.messages.worker_channel import Assignment, FromWorker, ToWorker
 from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
 
@@ -23,6 +23,7 @@ log = structlog.get_logger()
 
 _FORK_TIMEOUT_S = 20.0
 _LAST_WORDS_TIMEOUT_S = 1.0  # for a channel that somebody holds open after its worker has ended
+_LOOK_S = 0.5  # at workers that are stopped, e.g. by SIGSTOP: twice in a row is no chance
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 
 
@@ -74,6 +75,8 @@ class Launcher:
         self._server_ready = asyncio.Event()
         self._forking = asyncio.Lock()
         self._followers: set[asyncio.Task[None]] = set()
+        self._handles: set[WorkerHandle] = set()
+        self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Kill what an earlier incarnation of this node left, then get the fork server ready."""
@@ -81,6 +84,7 @@ class Launcher:
             log.warning("leftover_workers_killed", pids=killed)
         await self._start_server()
         self._keeper = asyncio.create_task(self._keep_server(), name="fork server")
+        self._watcher = asyncio.create_task(self._end_stopped(), name="stopped workers")
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
         """A new worker with this assignment. Raises LaunchFailed."""
@@ -100,6 +104,7 @@ class Launcher:
         reader, writer = await asyncio.open_connection(sock=ours)
         handle = WorkerHandle(assignment, pid, writer)
         handle.send(assignment)
+        self._handles.add(handle)
         follower = asyncio.create_task(self._follow(handle, reader, exited), name=f"worker {pid}")
         self._followers.add(follower)
         follower.add_done_callback(self._followers.discard)
@@ -111,9 +116,10 @@ class Launcher:
 
     async def close(self) -> None:
         """Kill all workers and the fork server; return when none of their processes is left."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+        for task in (self._keeper, self._watcher):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         if self._server is not None:
             await self._server.end()
         if self._followers:
@@ -128,8 +134,20 @@ class Launcher:
         end = await exited
         await asyncio.wait({listening}, timeout=_LAST_WORDS_TIMEOUT_S)
         listening.cancel()
+        self._handles.discard(handle)
         handle.ended(end)
         self._on_event(handle, end)
+
+    async def _end_stopped(self) -> None:
+        """Peers would wait for a worker that is stopped; one that is killed they miss at once."""
+        suspects: set[WorkerHandle] = set()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            stopped = {handle for handle in self._handles if is_stopped(handle.pid)}
+            for handle in stopped & suspects:
+                log.warning("stopped_worker_killed", pid=handle.pid, job_id=handle.assignment.job_id)
+                handle.kill()
+            suspects = stopped
 
     async def _listen(self, handle: WorkerHandle, reader: asyncio.StreamReader) -> None:
         frames = FrameReader()
@@ -137,8 +155,10 @@ class Launcher:
             while data := await reader.read(65_536):
                 for message in frames.feed(data):
                     self._on_event(handle, message)  # pyright: ignore[reportArgumentType]
-        except (BrokenChannel, ConnectionError) as error:
+        except BrokenChannel as error:
             log.error("worker_channel_broken", pid=handle.pid, reason=str(error))
+            handle.kill()
+        except ConnectionError:  # it ended before it had read all that it was told
             handle.kill()
 
     @property

@@ -33,6 +33,14 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it, so that it does nothing until another one comes."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
 def marked_processes(marks: Mapping[str, str]) -> list[psutil.Process]:
     """Living processes whose environment holds all of these marks."""
     found: list[psutil.Process] = []

@@ -4,7 +4,7 @@ Nothing here asks the code under test for its opinion; only the bytes are decode
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from simulator.invariants import violations
 from simulator.replay import Entry
 
 _STEP = re.compile(r"^step (\d+) of process (\d+) (begins|ends) at ([\d.]+)$", re.MULTILINE)
-_LOG = re.compile(r"^g(\d+)-r(\d+)$")
 
 
 def assert_sound(entries: tuple[Entry, ...], data_dir: Path) -> None:
@@ -52,66 +51,56 @@ def decisions(entries: tuple[Entry, ...]) -> list[JobAdmitted | JobRejected]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What one worker process did. Times are of the machine's monotonic clock."""
+class Step:
+    """One that a worker process has taken. Times are of the machine's monotonic clock."""
 
     job_id: str
-    generation: int
-    rank: int
     pid: int
+    iteration: int
     began_s: float
     ended_s: float
-    iterations: frozenset[int]
 
     @property
     def in_words(self) -> str:
-        who = f"{self.job_id} g{self.generation} rank {self.rank} (process {self.pid})"
-        return f"{who} trained from {self.began_s:.3f} to {self.ended_s:.3f}"
+        return (
+            f"step {self.iteration} of {self.job_id} by process {self.pid}, "
+            f"from {self.began_s:.3f} to {self.ended_s:.3f}"
+        )
 
 
-def trainings(data_dir: Path) -> list[Training]:
-    """All steps that any worker ever took, by process."""
-    found: list[Training] = []
+def steps(data_dir: Path) -> list[Step]:
+    """All that any worker ever took, by job and time. Whoever was interrupted in one has not taken it."""
+    found: list[Step] = []
     for log in sorted(data_dir.glob("logs/*/g*-r*.log")):
-        name = _LOG.match(log.stem)
-        assert name is not None, log
-        by_pid: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        for iteration, pid, _, at_s in _STEP.findall(log.read_text(errors="replace")):
-            by_pid[int(pid)].append((int(iteration), float(at_s)))
-        for pid, steps in by_pid.items():
-            found.append(
-                Training(
-                    job_id=log.parent.name,
-                    generation=int(name[1]),
-                    rank=int(name[2]),
-                    pid=pid,
-                    began_s=min(at_s for _, at_s in steps),
-                    ended_s=max(at_s for _, at_s in steps),
-                    iterations=frozenset(iteration for iteration, _ in steps),
+        began_s: dict[tuple[int, int], float] = {}
+        for number, process, what, at in _STEP.findall(log.read_text(errors="replace")):
+            iteration, pid = int(number), int(process)
+            if what == "begins":
+                began_s[iteration, pid] = float(at)
+            elif (iteration, pid) in began_s:
+                began = began_s.pop((iteration, pid))
+                found.append(
+                    Step(
+                        job_id=log.parent.name, pid=pid, iteration=iteration, began_s=began, ended_s=float(at)
+                    )
                 )
-            )
-    return found
+    return sorted(found, key=lambda step: (step.job_id, step.began_s))
 
 
 def overlaps(data_dir: Path) -> Iterator[str]:
-    """Processes that trained one job at the same time and should not have."""
-    all_of_them = sorted(trainings(data_dir), key=lambda t: (t.job_id, t.generation, t.rank, t.began_s))
-    for index, one in enumerate(all_of_them):
-        for other in all_of_them[index + 1 :]:
-            if one.job_id != other.job_id:
-                break
-            same_generation = one.generation == other.generation
-            if same_generation and one.rank != other.rank:
-                continue
-            if one.began_s <= other.ended_s and other.began_s <= one.ended_s:
-                yield f"{one.in_words} and {other.in_words}"
+    """Workers that trained one job at the same time, though not with each other: those of one generation are never
+    more than a step apart, whatever generations they were born in."""
+    under_way: list[Step] = []
+    for step in steps(data_dir):
+        under_way = [
+            other for other in under_way if other.job_id == step.job_id and other.ended_s >= step.began_s
+        ]
+        for other in under_way:
+            if other.pid != step.pid and abs(other.iteration - step.iteration) > 1:
+                yield f"{other.in_words} and {step.in_words}"
+        under_way.append(step)
 
 
 def iterations_trained(data_dir: Path, job_id: str) -> set[int]:
     """Iterations that at least one worker of the job took, in any generation."""
-    return {
-        iteration
-        for training in trainings(data_dir)
-        if training.job_id == job_id
-        for iteration in training.iterations
-    }
+    return {step.iteration for step in steps(data_dir) if step.job_id == job_id}

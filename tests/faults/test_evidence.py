@@ -1,4 +1,4 @@
-"""The evidence convicts: two generations that train at once, or one rank twice, are seen in what workers wrote."""
+"""The evidence convicts: workers that train one job at once, and not with each other, are seen in what they wrote."""
 
 from pathlib import Path
 
@@ -17,13 +17,19 @@ def write_log(data_dir: Path, name: str, pid: int, *steps: tuple[int, float, flo
 
 
 @pytest.mark.parametrize(
-    ("name", "began_s", "num_overlaps"),
-    [("g2-r0", 2.5, 0), ("g2-r0", 1.5, 1), ("g1-r1", 1.5, 0), ("g1-r0", 1.5, 1)],
+    ("name", "iteration", "began_s", "num_overlaps"),
+    [
+        ("g2-r0", 5, 2.5, 0),  # afterwards
+        ("g2-r0", 5, 1.5, 1),
+        ("g1-r0", 5, 1.5, 1),
+        ("g1-r1", 1, 1.5, 0),  # together
+        ("g2-r1", 2, 1.5, 0),  # together, though not from the beginning
+    ],
 )
-def test_only_ranks_of_one_generation_train_side_by_side(
-    tmp_path: Path, name: str, began_s: float, num_overlaps: int
+def test_who_trains_at_the_same_time_does_the_same_steps(
+    tmp_path: Path, name: str, iteration: int, began_s: float, num_overlaps: int
 ) -> None:
     write_log(tmp_path, "g1-r0", 100, (0, 0.0, 1.0), (1, 1.0, 2.0))
-    write_log(tmp_path, name, 200, (1, began_s, began_s + 1.0))
+    write_log(tmp_path, name, 200, (iteration, began_s, began_s + 1.0))
     assert len(list(overlaps(tmp_path))) == num_overlaps
-    assert iterations_trained(tmp_path, "job") == {0, 1}
+    assert iterations_trained(tmp_path, "job") == {0, 1, iteration}

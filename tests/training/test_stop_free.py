@@ -1,6 +1,8 @@
 """Workers come and go while the others train: nobody stops, nothing is lost, and the bits are those of one worker."""
 
 import asyncio
+import os
+import signal
 
 import pytest
 import pytest_asyncio
@@ -90,6 +92,19 @@ async def test_who_survives_goes_on_from_the_step_that_was_interrupted(
     finished = await after.first(Finished)
     assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
     assert not before.all_of(Checkpointed), "nobody had to read what was on the disk"
+    assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
+
+
+async def test_a_worker_that_is_stopped_is_ended_and_the_others_go_on(node, spec_of, unmoved):
+    job_id = node.new_job_id()
+    before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=2)
+    await before.first(Progressed)
+    os.kill(before.workers[0].pid, signal.SIGSTOP)
+    await before.first(Interrupted, 1)
+    after = await node.regroup(before, [1, None], lost=[0])
+    await all_there(after, [1, None])
+    finished = await after.first(Finished)
+    await after.ended()
     assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
 
 
