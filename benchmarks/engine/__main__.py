@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import GLOBAL_BATCH_SIZE, Bitwise, BitwiseOfFour, Fast
 from benchmarks.engine.plain import measure_plain
+from benchmarks.engine.resizes import measure_resizes
 from shared.runtime.logs import configure_logs
 
 JOBS = {"fast": Fast, "bitwise_4": BitwiseOfFour, "bitwise_8": Bitwise}
@@ -33,9 +34,12 @@ def main(
 ) -> None:
     """Measure on this machine, on CPUs, one thread a worker. Take the ratios, and the times as of this machine."""
     configure_logs(level="error")
+    resizes = asyncio.run(measure_changes(rounds))
     result = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, gloo",
         "global_batch_size": GLOBAL_BATCH_SIZE,
+        "resizes": resizes,
+        "seconds_by_num_gpus": stops_by_num_gpus(resizes),
         "rows": asyncio.run(measure(rounds, steps)),
     }
     text = json.dumps(result, indent=2)
@@ -44,6 +48,7 @@ def main(
     if as_json:
         print(text)
     else:
+        Console().print(_resizes_table(resizes))
         Console().print(_table(result))
         print(text)
 
@@ -64,6 +69,24 @@ async def measure(
     return rows
 
 
+async def measure_changes(rounds: int, sizes: tuple[int, ...] = MILLION_PARAMETERS) -> list[dict[str, Any]]:
+    """Rows of `resizes`, for each size."""
+    rows: list[dict[str, Any]] = []
+    async with running_engine() as engine:
+        for million_parameters in sizes:
+            rows += await measure_resizes(engine, million_parameters=million_parameters, rounds=rounds)
+    return rows
+
+
+def stops_by_num_gpus(resizes: list[dict[str, Any]]) -> dict[str, float]:
+    """The longest median stop of a change to so many workers: `eflow simulate --overhead "measured FILE"` reads it."""
+    by_num_gpus: dict[str, float] = {}
+    for row in resizes:
+        num_gpus = row["change"].split()[-1]
+        by_num_gpus[num_gpus] = max(row["stop_s"], by_num_gpus.get(num_gpus, 0.0))
+    return dict(sorted(by_num_gpus.items()))
+
+
 async def _turn(
     engine: Engine, million_parameters: int, num_workers: int, num_steps: int
 ) -> dict[str, float]:
@@ -77,6 +100,31 @@ async def _turn(
         measure_plain, million_parameters=million_parameters, num_workers=num_workers, num_steps=num_steps
     )
     return {"plain_step_s": plain_s} | step_s
+
+
+def _resizes_table(resizes: list[dict[str, Any]]) -> Table:
+    table = Table(title="A change of workers, milliseconds")
+    for column in (
+        "parameters",
+        "workers",
+        "stop",
+        "worst",
+        "prepared in",
+        "MB moved",
+        "by restart",
+        "after SIGKILL",
+    ):
+        table.add_column(column, justify="right")
+    for row in resizes:
+        beside = (row.get("restart_s"), row.get("crash_s"))
+        table.add_row(
+            f"{row['million_parameters']} M",
+            row["change"],
+            *(f"{row[name] * 1e3:.1f}" for name in ("stop_s", "worst_stop_s", "prepare_s")),
+            f"{row['bytes_moved'] / 1e6:.1f}",
+            *("" if seconds is None else f"{seconds * 1e3:.0f}" for seconds in beside),
+        )
+    return table
 
 
 def _table(result: dict[str, Any]) -> Table:

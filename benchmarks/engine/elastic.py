@@ -1,32 +1,35 @@
-"""This engine: real workers under a launcher, as an executor has them, measured by a pre-run."""
+"""This engine: real workers under a launcher, as an executor has them."""
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.engine.models import GLOBAL_BATCH_SIZE, Perceptron
 from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from shared.messages.worker_channel import Assignment, JoinRendezvous, Profiled, RendezvousListening
 
 _TIMEOUT_S = 300.0
+T = TypeVar("T")
 
 
 class Engine:
-    """One node; one job at a time."""
+    """One node; one job at a time. heard_at_s: when an event of each kind was last heard."""
 
     def __init__(self, data_dir: Path) -> None:
         self.launcher = Launcher(data_dir=data_dir, node_id="benchmark", on_event=self._note)
+        self.heard_at_s: dict[type, float] = {}
         self._data_dir = data_dir
-        self._events: asyncio.Queue[tuple[WorkerHandle, WorkerEvent]] = asyncio.Queue()
+        self._unheard: list[tuple[WorkerHandle, WorkerEvent]] = []
+        self._changed = asyncio.Event()
         self._num_jobs = 0
 
-    async def measure(
-        self, job: type[Perceptron], *, million_parameters: int, num_workers: int, num_steps: int
-    ) -> float:
-        """Seconds of a step, the median of a pre-run."""
+    def assignment(self, job: type[Perceptron], million_parameters: int) -> Assignment:
+        """Of a new job, to rank 0 of one worker."""
         self._num_jobs += 1
         spec = (
             job()
@@ -35,43 +38,54 @@ class Engine:
             .set_job_class("best_effort")
             .spec()
         )
-        assignment = Assignment(
-            job_id=f"job-{self._num_jobs}",
+        job_id = f"job-{self._num_jobs}"
+        return Assignment(
+            job_id=job_id,
             generation=1,
             rank=0,
-            world_size=num_workers,
+            world_size=1,
             spec=spec,
-            checkpoint_dir=str(self._data_dir / "checkpoints"),
+            checkpoint_dir=str(self._data_dir / "checkpoints" / job_id),
+            checkpoint_every_s=_TIMEOUT_S,
+        )
+
+    async def measure(
+        self, job: type[Perceptron], *, million_parameters: int, num_workers: int, num_steps: int
+    ) -> float:
+        """Seconds of a step, the median of a pre-run."""
+        assignment = replace(
+            self.assignment(job, million_parameters),
+            world_size=num_workers,
             purpose="profile",
             profile_min_s=_TIMEOUT_S,
             profile_max_iterations=num_steps,
         )
         workers = [await self.launcher.launch(replace(assignment, rank=rank)) for rank in range(num_workers)]
-        async with asyncio.timeout(_TIMEOUT_S):
-            return await self._hear(workers)
+        profiled = await self.heard(Profiled, workers[0], meeting=workers)
+        for worker in workers:
+            await self.heard(Exited, worker)
+        return 1 / profiled.iterations_per_s
 
-    async def _hear(self, workers: list[WorkerHandle]) -> float:
-        """Until all have ended."""
-        step_s = None
-        num_ended = 0
-        while num_ended < len(workers):
-            _, event = await self._events.get()
-            match event:
-                case RendezvousListening(generation=generation, port=port):
-                    for worker in workers[1:]:
-                        worker.send(JoinRendezvous(generation=generation, address=f"127.0.0.1:{port}"))
-                case Profiled(iterations_per_s=rate):
-                    step_s = 1 / rate
-                case Exited():
-                    num_ended += 1
-                case _:
-                    pass
-        if step_s is None:
-            raise RuntimeError(f"the pre-run has not ended well; its logs are in {self._data_dir}")
-        return step_s
+    async def heard(self, kind: type[T], worker: WorkerHandle, meeting: Sequence[WorkerHandle] = ()) -> T:
+        """The next event of this kind from this worker; what it said before is dropped. meeting: who is to be told
+        where the first of them listens."""
+        async with asyncio.timeout(_TIMEOUT_S):
+            while True:
+                while self._unheard:
+                    speaker, event = self._unheard.pop(0)
+                    if isinstance(event, RendezvousListening):
+                        address = f"127.0.0.1:{event.port}"
+                        for other in meeting[1:]:
+                            other.send(JoinRendezvous(generation=event.generation, address=address))
+                    if speaker is worker and isinstance(event, kind):
+                        return event
+                self._changed.clear()
+                await self._changed.wait()
 
     def _note(self, worker: WorkerHandle, event: WorkerEvent) -> None:
-        self._events.put_nowait((worker, event))
+        self.heard_at_s[type(event)] = time.monotonic()
+        self._unheard.append((worker, event))
+        self._changed.set()
 
 
 @asynccontextmanager
