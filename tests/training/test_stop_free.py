@@ -13,6 +13,7 @@ from shared.messages.worker_channel import (
     Alive,
     Checkpointed,
     ExitCode,
+    Failed,
     Finished,
     Interrupted,
     Progressed,
@@ -136,6 +137,20 @@ async def test_the_fast_mode_goes_over_too_and_sees_each_sample_once_an_epoch(no
     unmoved = await run_to_the_end(node, spec_of("Points", max_iterations=400))
     torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=1e-3, atol=1e-4)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=400)
+
+
+async def test_a_schedule_that_a_newcomer_does_not_know_is_named(node, spec_of):
+    spec = spec_of("Scheduled", max_iterations=10**9, hyperparameters={"step_s": 0.002}, global_batch_size=8)
+    job_id = node.new_job_id()
+    before = await node.launch(spec, job_id=job_id)
+    await before.first(Progressed)
+    after = await node.regroup(before, [0, None])
+    while not (failed := [*before.all_of(Failed), *after.all_of(Failed)]):
+        await asyncio.wait(
+            {asyncio.create_task(g.next_event()) for g in (before, after)}, return_when="FIRST_COMPLETED"
+        )
+    assert "the workers do not hold the same after iteration" in failed[0].error
+    assert "follow from self.iteration" in failed[0].error
 
 
 async def test_a_newcomer_that_dies_changes_nothing(node, spec_of):

@@ -14,6 +14,7 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     meeting.py            where the workers of a generation meet
     changes.py            another generation, prepared beside the training; who survives a loss
     handover.py           the job's state from memory to memory
+    fingerprint.py        whether all still hold the same
     training_function.py  what the user's class must offer, and how it is found
     device.py             the CPU slot or GPU that it works on
     virtual_nodes.py      parts of a batch, fixed for life: who carries which, and their seeds (pure)

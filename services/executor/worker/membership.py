@@ -27,6 +27,7 @@ class Agreement:
 
     stop: bool  # at least one was asked to
     switch: bool  # all are ready for the same new generation
+    same: bool  # all have the same fingerprint
     means: tuple[float, ...]  # over the global batch
 
 
@@ -66,7 +67,9 @@ class Membership:
             for tensor in (*model.parameters(), *model.buffers()):
                 self.group.broadcast(tensor.data, source=0)
 
-    def agree(self, *, stop: bool, ready_for: int, rows: Sequence[Sequence[float]]) -> Agreement:
+    def agree(
+        self, *, stop: bool, ready_for: int, fingerprint: int, rows: Sequence[Sequence[float]]
+    ) -> Agreement:
         """Meet at the step boundary: once a step.
 
         ready_for: the generation to which this worker could go over now, 0 if there is none.
@@ -75,20 +78,21 @@ class Membership:
         block = self._blocks[self.rank]
         width = len(rows[0]) if rows else 0
         longest = max(map(len, self._blocks))
-        mine = torch.zeros(2 + longest * width, dtype=torch.float64)
-        mine[0], mine[1] = stop, ready_for
-        mine[2 : 2 + len(block) * width] = torch.tensor(
+        mine = torch.zeros(3 + longest * width, dtype=torch.float64)
+        mine[0], mine[1], mine[2] = stop, ready_for, fingerprint
+        mine[3 : 3 + len(block) * width] = torch.tensor(
             [row for row, _ in zip(rows, block, strict=False)]
         ).flatten()
         everyone = [mine] if self.group is None else self.group.all_gather(mine)
         all_rows = [
             row
             for theirs, block in zip(everyone, self._blocks, strict=True)
-            for row in theirs[2:].view(longest, width)[: len(block)].tolist()
+            for row in theirs[3:].view(longest, width)[: len(block)].tolist()
         ]
         return Agreement(
             stop=any(bool(theirs[0]) for theirs in everyone),
             switch=ready_for > 0 and all(theirs[1] == ready_for for theirs in everyone),
+            same=all(theirs[2] == fingerprint for theirs in everyone),
             means=tuple(map(self._mean, zip(*all_rows, strict=True))),
         )
 

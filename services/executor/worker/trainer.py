@@ -18,6 +18,7 @@ from torch import nn
 from services.executor.worker.checkpoint import CheckpointStore, unreadable_types
 from services.executor.worker.data_order import DataOrder
 from services.executor.worker.device import finish_work, moved
+from services.executor.worker.fingerprint import fingerprint
 from services.executor.worker.groups import retire
 from services.executor.worker.handover import HandOver, hand_over
 from services.executor.worker.loading import Parts, load, seed_generators
@@ -114,6 +115,7 @@ class Trainer:
         agreement = self.members.agree(
             stop=stop,
             ready_for=ready_for,
+            fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.iteration),
             rows=[
                 (*metrics.values(), *changed) for metrics, changed in zip(returned, changed_here, strict=True)
             ],
@@ -122,6 +124,12 @@ class Trainer:
         self.steps.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
         self.metrics |= dict(zip(names, means, strict=True))
         self._check_loss()
+        if not agreement.same:
+            raise TrainingFailed(
+                f"the workers do not hold the same after iteration {self.iteration}: the settings or the parameters of "
+                "one differ; let what train() changes, such as a learning rate, follow from self.iteration, not from "
+                "attributes, which a worker that joins later does not have"
+            )
         self.iteration += 1
         self._is_evaluated = False
         self._stage = _Stage.BETWEEN
