@@ -64,7 +64,7 @@ def _moved(state: PoolState, job: Job, placement: events.PlacedJob, decided: eve
 def _goes_over(
     state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided
 ) -> bool:
-    """Whether workers of the job can go over to its next generation without a stop (decision record 0017): all of one
+    """Whether workers of the job can go over to its next generation without a stop (decision record 0018): all of one
     that trains, or those of a broken one who survive.
 
     Newcomers wait for the GPUs that other jobs leave, and leavers leave theirs when all newcomers are ready. So of the

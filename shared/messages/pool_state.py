@@ -95,7 +95,7 @@ class Job:
     started_at_s: float | None = None  # when the current generation began to train, None before
     broken: bool = False  # the current generation lost a worker or node and cannot go on
     stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty
-    predecessor: Predecessor | None = None  # while the job is handed over or broken, see decision record 0017
+    predecessor: Predecessor | None = None  # while the job is handed over or broken, see decision record 0018
     rendezvous: str = ""  # host:port of the current generation
 
     iteration: int = 0
