@@ -119,12 +119,12 @@ class Replica(Generic[State]):
             self._act(action)
             self.state = self.policy.observe(self.state, action, now_s)
         self._busy = True
+        if woken and not (plan or facts or actions):
+            self._assert_not_spinning()
         if plan:
             self._append(plan, commands, self._in_this_life(lambda: self._tell(facts, len(commands))))
         else:
             self._tell(facts, len(commands))
-        if woken and not (plan or facts or actions):
-            self._assert_not_spinning()
 
     def _append(
         self, plan: tuple[PlanEvent, ...], commands: tuple[Command, ...], stored: Callable[[], None]

@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ class Engine:
         self.launcher = Launcher(data_dir=data_dir, node_id="benchmark", on_event=self._note)
         self.heard_at_s: dict[type, float] = {}
         self._data_dir = data_dir
-        self._unheard: list[tuple[WorkerHandle, WorkerEvent]] = []
+        self._unheard: defaultdict[WorkerHandle, list[WorkerEvent]] = defaultdict(list)
         self._changed = asyncio.Event()
         self._num_jobs = 0
 
@@ -67,24 +68,25 @@ class Engine:
         return 1 / profiled.iterations_per_s
 
     async def heard(self, kind: type[T], worker: WorkerHandle, meeting: Sequence[WorkerHandle] = ()) -> T:
-        """The next event of this kind from this worker; what it said before is dropped. meeting: who is to be told
+        """The next event of this kind from this worker; what else it said before is dropped. meeting: who is to be told
         where the first of them listens."""
         async with asyncio.timeout(_TIMEOUT_S):
             while True:
-                while self._unheard:
-                    speaker, event = self._unheard.pop(0)
+                unheard = self._unheard[worker]
+                while unheard:
+                    event = unheard.pop(0)
                     if isinstance(event, RendezvousListening):
                         address = f"127.0.0.1:{event.port}"
                         for other in meeting[1:]:
                             other.send(JoinRendezvous(generation=event.generation, address=address))
-                    if speaker is worker and isinstance(event, kind):
+                    if isinstance(event, kind):
                         return event
                 self._changed.clear()
                 await self._changed.wait()
 
     def _note(self, worker: WorkerHandle, event: WorkerEvent) -> None:
         self.heard_at_s[type(event)] = time.monotonic()
-        self._unheard.append((worker, event))
+        self._unheard[worker].append(event)
         self._changed.set()
 
 

@@ -117,7 +117,8 @@ class Resized:
         began_s = time.monotonic()
         for worker in workers:
             worker.send(StopAtBoundary())
-        await self._engine.heard(Exited, workers[0])
+        for worker in workers:
+            await self._engine.heard(Exited, worker)
         workers = await self.start(num_workers, generation=self._generation + 1)
         took_s = self._engine.heard_at_s[Started] - began_s
         for worker in workers:

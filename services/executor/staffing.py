@@ -71,7 +71,8 @@ def notice_due_s(job: Job | None, worker: Worker) -> float | None:
         return None
     before = job.predecessor
     missed = bool(before.lost) if before is not None else job.broken
-    told_s = worker.change_told_at_s if worker.stop_asked_at_s is None else worker.stop_asked_at_s
+    changes = worker.place.generation == job.generation != worker.id.generation
+    told_s = worker.change_told_at_s if changes and worker.stop_asked_at_s is None else worker.stop_asked_at_s
     if not missed or told_s is None:
         return None
     return told_s + max(NOTICE_S, NOTICE_STEPS / (worker.iterations_per_s or SLOWEST_STEPS_PER_S))

@@ -84,7 +84,8 @@ def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
 def _silence_due_s(state: State, worker: Worker) -> float | None:
     """When a running worker is given up: it never comes to join the others, or lost a peer that nobody else misses."""
     if worker.interrupted_at_s is not None:
-        return max(worker.interrupted_at_s, worker.change_told_at_s or 0.0) + QUIET_EXIT_S
+        noticed_s = state.pool.config.heartbeat_timeout_s + QUIET_EXIT_S  # the loss of a node, too
+        return max(worker.interrupted_at_s, worker.change_told_at_s or 0.0) + noticed_s
     joins = worker.joins and not worker.trains
     return worker.asked_for_at_s + state.pool.config.stall_timeout_s if joins else None
 

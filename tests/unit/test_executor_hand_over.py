@@ -205,8 +205,8 @@ def test_who_survives_and_is_told_to_go_on_but_notices_nothing_is_lost_too() -> 
 def test_who_lost_a_peer_that_nobody_misses_is_ended_and_missed_itself() -> None:
     """A connection broke, and no worker did."""
     node = training(2).says(Interrupted(iteration=5))
-    assert node.policy.wake_at_s(node.state) == NOW_S + QUIET_EXIT_S
-    node.at(NOW_S + QUIET_EXIT_S)
+    assert node.policy.wake_at_s(node.state) == NOW_S + 6.0 + QUIET_EXIT_S
+    node.at(NOW_S + 6.0 + QUIET_EXIT_S)
     assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(1, 0)]
     assert node.acted == [KillWorker(worker=WorkerId("a", 1, 0))]
 
