@@ -32,7 +32,7 @@ _RETIREMENT_S = 1.0  # until the training has let go: whoever is last waits for 
 
 @dataclass(eq=False)
 class PeerLost(Retry):
-    """Another worker of the generation is gone: the next generation goes on from the checkpoint."""
+    """Another worker of the generation is gone: who survives goes on in the next one."""
 
     reason: str
 
@@ -152,10 +152,8 @@ def _is_connection(descriptor: int) -> bool:
 
 
 def _shut_down(descriptor: int) -> None:
-    with (
-        suppress(OSError),
-        socket.socket(fileno=os.dup(descriptor)) as copy,
-    ):  # or gloo has closed it meanwhile
+    # gloo may have closed it meanwhile
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         copy.shutdown(socket.SHUT_RDWR)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from services.executor.worker.groups import Group, Transfer
 from services.executor.worker.tensor_tree import Outline, outlines_in, put_together, take_apart
@@ -34,7 +35,7 @@ def hand_over(
     """A collective of all who meet; the first num_staying places need the state.
 
     iteration: steps done, NOTHING_YET for a newcomer. state: of a source, as nested dicts, lists and tuples.
-    own: a newcomer's tensors with which the state begins. They are written at once where they fit.
+    own: `own_tensors` of a newcomer. They are written at once where they fit.
     """
     steps_done = [int(theirs) for theirs in everyone.all_gather(torch.tensor([iteration]))]
     began_s = time.monotonic()
@@ -51,7 +52,7 @@ def hand_over(
     tensors = [tensor.cpu().contiguous() for tensor in tensors] or _places_for(outlines, own)
     small = [each.index for each in outlines if each.num_bytes <= _SMALL_BYTES]
     parcel = _parcel(tensors, small)
-    loose = [tensor for index, tensor in enumerate(tensors) if index not in set(small)]
+    loose = [tensors[each.index] for each in outlines if each.num_bytes > _SMALL_BYTES]
     sends: list[Transfer] = []
     receives: list[Transfer] = []
     for receiver in receivers:
@@ -68,6 +69,11 @@ def hand_over(
         return HandOver(began_s=began_s, num_bytes=num_bytes)
     _unpack(parcel, tensors, small)
     return HandOver(began_s=began_s, state=put_together(outline, tensors), num_bytes=num_bytes)
+
+
+def own_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Those of a model, with which the state of its job begins."""
+    return [value for value in model.state_dict().values() if isinstance(value, torch.Tensor)]
 
 
 def _places_for(outlines: Sequence[Outline], own: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from services.executor.worker.checkpoint import CheckpointStore, state_of
 from services.executor.worker.device import claim, prepare_thread
 from services.executor.worker.fast import FastSteps
 from services.executor.worker.groups import retire
-from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over
+from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over, own_tensors
 from services.executor.worker.loading import seed_generators
 from services.executor.worker.meeting import invitation, meet, open_rendezvous
 from services.executor.worker.membership import Membership
@@ -60,7 +60,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
             met.everyone,
             iteration=NOTHING_YET,
             num_staying=assignment.world_size,
-            own=[value for value in model.state_dict().values() if isinstance(value, torch.Tensor)],
+            own=own_tensors(model),
         )
         retire(met.everyone)
     state = handed.state if handed else _from_checkpoint(assignment, members)

@@ -20,7 +20,7 @@ from services.executor.worker.data_order import DataOrder
 from services.executor.worker.device import finish_work, moved
 from services.executor.worker.fingerprint import fingerprint
 from services.executor.worker.groups import retire
-from services.executor.worker.handover import HandOver, hand_over
+from services.executor.worker.handover import HandOver, hand_over, own_tensors
 from services.executor.worker.loading import Parts, load, seed_generators
 from services.executor.worker.meeting import Invitation, Met
 from services.executor.worker.membership import Agreement, Membership
@@ -115,7 +115,7 @@ class Trainer:
         agreement = self.members.agree(
             stop=stop,
             ready_for=ready_for,
-            fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.iteration),
+            fingerprint=self._fingerprint(),
             rows=[
                 (*metrics.values(), *changed) for metrics, changed in zip(returned, changed_here, strict=True)
             ],
@@ -135,6 +135,12 @@ class Trainer:
         self._stage = _Stage.BETWEEN
         self.telemetry.step_ended(self.iteration, self.metrics)
         return agreement
+
+    def _fingerprint(self) -> int:
+        """What a worker that is alone holds needs no comparison."""
+        if self.members.group is None:
+            return 0
+        return fingerprint(self.optimizer, self.model.parameters(), self.iteration)
 
     def _train(self, batch: Any) -> dict[str, float]:
         return as_metrics(self.function.train(batch, self.steps.model, self.optimizer))
@@ -169,9 +175,8 @@ class Trainer:
         match self._stage:
             case _Stage.COMPUTING:
                 self.steps.take_back()
-            case (
-                _Stage.CHANGED
-            ):  # what failed is the agreement: metrics of this step are missing, nothing else
+            case _Stage.CHANGED:
+                # what failed is the agreement: metrics of this step are missing, nothing else
                 self.iteration += 1
                 self._is_evaluated = False
             case _Stage.CHANGING:
@@ -213,7 +218,7 @@ class Trainer:
             iteration=self.iteration,
             num_staying=invited.world_size,
             state={**self.state(), "metric_names": self.metric_names},
-            own=[value for value in self.model.state_dict().values() if isinstance(value, torch.Tensor)],
+            own=own_tensors(self.model),
         )
         if handed.state is not None:
             self._take_over(handed.state)
