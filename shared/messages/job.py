@@ -8,7 +8,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from shared.messages.limits import (
     BatchSize,
@@ -25,7 +28,18 @@ from shared.messages.limits import (
     TimeS,
 )
 
-Scalar = bool | Integer | Finite | Annotated[str, FewItems]
+
+def _in_one_sentence(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+    """What is none of several kinds is said once, not once for each kind."""
+    try:
+        return validated(value)
+    except ValidationError:
+        raise PydanticCustomError(
+            "scalar", "must be a truth value, a finite number of 64 bits, or text of at most 256 characters"
+        ) from None
+
+
+Scalar = Annotated[bool | Integer | Finite | Annotated[str, FewItems], WrapValidator(_in_one_sentence)]
 
 
 class JobClass(StrEnum):

@@ -57,6 +57,18 @@ def test_each_wrong_field_is_named():
     ]
 
 
+def test_a_hyperparameter_of_no_kind_is_named_once():
+    job = Small().set_hyperparameter(learning_rate=float("inf"), layers=[3]).set_deadline(within=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidJob) as error:
+        job.spec()
+    assert error.value.problems == (
+        "hyperparameters.learning_rate: must be a truth value, a finite number of 64 bits, "
+        "or text of at most 256 characters, not inf",
+        "hyperparameters.layers: must be a truth value, a finite number of 64 bits, "
+        "or text of at most 256 characters, not [3]",
+    )
+
+
 def test_what_is_never_said_is_missed():
     with pytest.raises(InvalidJob, match=r"global_batch_size: .*max_iterations: .*deadline: "):
         ElasticJob().spec()

@@ -6,7 +6,7 @@ import pytest
 import structlog
 from prometheus_client import generate_latest
 
-from shared.errors import BadCredentials, ElasticFlowError, Unavailable
+from shared.errors import BadCredentials, BadSettings, ElasticFlowError, Unavailable
 from shared.runtime import service
 from shared.runtime.settings import Settings
 from shared.runtime.telemetry import Metrics
@@ -31,6 +31,22 @@ def test_only_what_another_start_cannot_mend_ends_with_2(
         service.run_service("admission", fail)
     assert ended.value.code == status
     assert str(failure) in capsys.readouterr().err
+
+
+def test_wrong_settings_of_its_own_end_a_service_before_it_waits_for_nats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def wait_for_nats(*_: Any) -> None:
+        raise AssertionError("it connects")
+
+    def check(_: Settings) -> None:
+        raise BadSettings(problems=("EF_SLOTS='abc': must be a number",))
+
+    monkeypatch.setattr(service, "_run", wait_for_nats)
+    with pytest.raises(SystemExit) as ended:
+        service.run_service("executor", wait_for_nats, check=check)
+    assert ended.value.code == 2
+    assert "EF_SLOTS='abc'" in capsys.readouterr().err
 
 
 class FakeBus:
