@@ -25,6 +25,7 @@ from shared.messages.limits import (
     Index,
     Iterations,
     Name,
+    NumSamples,
     PositiveDurationS,
     Rate,
     Text,
@@ -61,6 +62,7 @@ class Assignment:
     meeting_size: of all who meet where this worker joins others that train: they hand it the state of the job;
         0: all are new, and the state is in the checkpoint.
     checkpoint_iteration: a whole checkpoint of so many steps exists; a start from an older one would lose work.
+    micro_batch_size: samples that one forward and backward pass may take; 0: a whole virtual node.
     fence_s: without a LeaseExtended for so long the worker ends itself; None: it has all the time in the world.
     """
 
@@ -79,6 +81,7 @@ class Assignment:
     rendezvous: str = ""
     meeting_size: Annotated[int, Strict(), Ge(0)] = 0
     checkpoint_iteration: Iterations = 0
+    micro_batch_size: NumSamples = 0
     fence_s: PositiveDurationS | None = None
     checkpoint_every_s: PositiveDurationS = 30.0
     profile_min_s: PositiveDurationS = 0.6
@@ -94,6 +97,7 @@ class ChangeMembership:
 
     place: at the meeting of those who are there and those who come: the rank in the new generation, or from world_size
         on for those who leave with it.
+    micro_batch_size: as `Assignment`'s, from the switch on.
     rendezvous: host:port of place 0, "" if `JoinRendezvous` brings it; place 0 listens as rank 0 of a start does.
     """
 
@@ -102,6 +106,7 @@ class ChangeMembership:
     world_size: Annotated[int, Strict(), Gt(0)]
     meeting_size: Annotated[int, Strict(), Gt(0)]
     rendezvous: str = ""
+    micro_batch_size: NumSamples = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,7 @@ class Node:
         *,
         generation: int | None = None,
         lost: Sequence[int] = (),
+        micro_batch_size: int = 0,
     ) -> Generation:
         """The generation after `before`, without a stop: rank r is rank members[r] of it, or new where that is None."""
         some = next(iter(before.workers.values())).assignment
@@ -144,12 +145,21 @@ class Node:
             if worker is not None:
                 worker.send(
                     ChangeMembership(
-                        generation=generation, place=place, world_size=size, meeting_size=len(places)
+                        generation=generation,
+                        place=place,
+                        world_size=size,
+                        meeting_size=len(places),
+                        micro_batch_size=micro_batch_size,
                     )
                 )
             else:
                 newcomer = replace(
-                    some, generation=generation, rank=place, world_size=size, meeting_size=len(places)
+                    some,
+                    generation=generation,
+                    rank=place,
+                    world_size=size,
+                    meeting_size=len(places),
+                    micro_batch_size=micro_batch_size,
                 )
                 worker = await self.launcher.launch(newcomer)
             if place < size:

@@ -23,13 +23,13 @@ class Holder(nn.Module):
 
 def one_step(model: nn.Module, virtual_nodes: VirtualNodes, turns) -> Buffers:
     """turns: (virtual node, what it does), in order."""
-    buffers = Buffers(model, range(2))
+    buffers = Buffers(model, virtual_nodes.computed_by(0, 1))
     for virtual_node, act in turns:
         buffers.begin_turn(virtual_node)
         act(model)
     buffers.begin_turn(None)
     changed = sorted({i for flags in buffers.changes() for i, flag in enumerate(flags) if flag})
-    buffers.combine(changed, TensorSum(virtual_nodes, None), virtual_nodes)
+    buffers.combine(changed, TensorSum(virtual_nodes, None))
     return buffers
 
 
@@ -97,12 +97,31 @@ def test_statistics_that_torch_writes_without_counting_are_seen():
 
 def test_steps_follow_each_other():
     model = Holder()
-    buffers = Buffers(model, range(2))
+    buffers = Buffers(model, TWO.computed_by(0, 1))
     for step in range(3):
         for virtual_node in range(2):
             buffers.begin_turn(virtual_node)
             assert model.mean.item() == 10.0 + step
             model.mean += 1.0
         buffers.begin_turn(None)
-        buffers.combine([0], TensorSum(TWO, None), TWO)
+        buffers.combine([0], TensorSum(TWO, None))
     assert model.mean.item() == 13.0
+
+
+def test_micro_batches_follow_the_same_rule():
+    def adds(amount):
+        def act(model):
+            assert model.mean.item() == 10.0
+            model.mean += amount
+            model.count += 1
+
+        return act
+
+    model = Holder()
+    one_step(
+        model,
+        VirtualNodes(count=1, global_batch_size=3, micro_batch_size=2),
+        [(0, adds(3.0)), (1, adds(6.0))],
+    )  # 1 and 2 samples
+    assert model.mean.item() == pytest.approx(10.0 + 3.0 / 3 + 6.0 * 2 / 3)
+    assert model.count.item() == 1

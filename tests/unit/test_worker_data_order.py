@@ -11,9 +11,16 @@ from services.executor.worker.virtual_nodes import VirtualNodes
 
 
 def order_of(
-    *, seed: int = 0, dataset_size: int = 100, global_batch_size: int = 100, count: int = 1
+    *,
+    seed: int = 0,
+    dataset_size: int = 100,
+    global_batch_size: int = 100,
+    count: int = 1,
+    micro_batch_size: int = 0,
 ) -> DataOrder:
-    virtual_nodes = VirtualNodes(count=count, global_batch_size=global_batch_size)
+    virtual_nodes = VirtualNodes(
+        count=count, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size
+    )
     return DataOrder(seed=seed, dataset_size=dataset_size, virtual_nodes=virtual_nodes)
 
 
@@ -22,19 +29,26 @@ def order_of(
     dataset_size=st.integers(1, 60),
     global_batch_size=st.integers(1, 60),
     world_sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    micro_batch_size=st.integers(0, 60),
     data=st.data(),
 )
 def test_each_sample_once_an_epoch_through_any_resizes(
-    seed, dataset_size, global_batch_size, world_sizes, data
+    seed, dataset_size, global_batch_size, world_sizes, micro_batch_size, data
 ):
-    count = data.draw(st.integers(1, global_batch_size))
-    order = order_of(seed=seed, dataset_size=dataset_size, global_batch_size=global_batch_size, count=count)
+    order = order_of(
+        seed=seed,
+        dataset_size=dataset_size,
+        global_batch_size=global_batch_size,
+        count=data.draw(st.integers(1, global_batch_size)),
+        micro_batch_size=micro_batch_size,
+    )
     seen: list[int] = []
     for iteration in range(2 * dataset_size):
         world_size = world_sizes[iteration % len(world_sizes)]
         for rank in range(world_size):
             block = order.virtual_nodes.block(rank, world_size)
-            for part in islice(order.parts(block, iteration=iteration), len(block)):
+            parts = [part for v in block for part in order.virtual_nodes.micro_batches(v)]
+            for part in islice(order.parts(parts, iteration=iteration), len(parts)):
                 assert part.iteration == iteration
                 seen += part.samples
     for epoch in range(len(seen) // dataset_size):
@@ -52,7 +66,8 @@ def test_order_differs_between_seeds_and_epochs():
 
 def test_parts_from_any_iteration_continue_the_same_line():
     order = order_of(seed=5, dataset_size=17, global_batch_size=6, count=3)
-    from_start = list(islice(order.parts(range(1, 3), iteration=0), 18))
-    from_fourth = list(islice(order.parts(range(1, 3), iteration=4), 10))
+    parts = [*order.virtual_nodes.micro_batches(1), *order.virtual_nodes.micro_batches(2)]
+    from_start = list(islice(order.parts(parts, iteration=0), 18))
+    from_fourth = list(islice(order.parts(parts, iteration=4), 10))
     assert from_start[8:] == from_fourth
     assert np.concatenate([part.samples for part in from_start]).shape == (36,)

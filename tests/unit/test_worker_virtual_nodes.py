@@ -1,5 +1,6 @@
 """How a global batch is cut into virtual nodes, and how they are dealt out to workers."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -33,9 +34,33 @@ def test_blocks_are_contiguous_and_hold_each_virtual_node_once(virtual_nodes, wo
 @given(cuts(), st.integers(1, 50))
 def test_every_worker_computes_something_that_exists(virtual_nodes, world_size):
     for rank in range(world_size):
-        computed = virtual_nodes.computed_by(rank, world_size)
-        assert 0 <= computed.start < computed.stop <= virtual_nodes.count
-        assert computed == virtual_nodes.block(rank, world_size) or rank >= virtual_nodes.count
+        computed = {part.virtual_node for part in virtual_nodes.computed_by(rank, world_size)}
+        assert computed
+        assert computed <= set(range(virtual_nodes.count))
+        assert computed == set(virtual_nodes.block(rank, world_size)) or rank >= virtual_nodes.count
+
+
+@given(cuts(), st.integers(1, 100))
+def test_micro_batches_are_small_enough_and_make_up_their_virtual_node(virtual_nodes, micro_batch_size):
+    virtual_nodes = replace(virtual_nodes, micro_batch_size=micro_batch_size)
+    sizes = []
+    for virtual_node in range(virtual_nodes.count):
+        parts = virtual_nodes.micro_batches(virtual_node)
+        samples = [sample for part in parts for sample in range(200)[part.samples]]
+        assert samples == list(range(200)[virtual_nodes.samples(virtual_node)])
+        assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+        assert sum(part.weight for part in parts) == pytest.approx(virtual_nodes.weight(virtual_node))
+        sizes += [part.samples.stop - part.samples.start for part in parts]
+    assert 0 < max(sizes) == virtual_nodes.largest_micro_batch <= micro_batch_size
+    assert min(sizes) > 0
+    assert virtual_nodes.are_cut == (len(sizes) > virtual_nodes.count)
+
+
+def test_without_a_limit_a_virtual_node_is_one_micro_batch():
+    whole = VirtualNodes(count=3, global_batch_size=10)
+    assert [part.virtual_node for part in whole.computed_by(0, 1)] == [0, 1, 2]
+    assert not whole.are_cut
+    assert whole.largest_micro_batch == 4
 
 
 @given(cuts())
@@ -53,9 +78,9 @@ def test_parts_differ_by_at_most_one_sample_and_weigh_by_them(virtual_nodes):
 
 def test_seeds_differ_between_jobs_phases_steps_and_virtual_nodes():
     seeds = {
-        seed_of(job, phase, iteration=iteration, virtual_node=virtual_node)
-        for job, phase, iteration, virtual_node in product(
-            (0, 1, 2**32, 2**63 - 1), (*Phase, Phase.AFTER_MEETING + 1), (0, 1, 2**32), (-1, 0, 1)
+        seed_of(job, phase, iteration=iteration, virtual_node=virtual_node, micro_batch=micro_batch)
+        for job, phase, iteration, virtual_node, micro_batch in product(
+            (0, 1, 2**32, 2**63 - 1), (*Phase, Phase.AFTER_MEETING + 1), (0, 1, 2**32), (-1, 0, 1), (0, 1)
         )
     }
-    assert len(seeds) == 4 * 6 * 3 * 3
+    assert len(seeds) == 4 * 6 * 3 * 3 * 2

@@ -1,4 +1,5 @@
-"""A step that gives the same bits at any number of workers: the user's train() once for each virtual node.
+"""A step that gives the same bits at any number of workers: the user's train() once for each virtual node, or, where
+its memory does not hold one at once, for each micro-batch.
 
 The calls go in lockstep. Where one has done its backward pass, its gradients are folded into the tree and the next
 one runs; after the last, the sum is finished between the workers and all go on with the gradient of the global batch,
@@ -6,6 +7,7 @@ as on one device. The optimizer's step is taken once, when all of them have aske
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -19,14 +21,14 @@ from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.training_function import TrainingFailed
 from services.executor.worker.tree_reduce import Tensors, TensorSum
-from services.executor.worker.virtual_nodes import EVERYONE, Phase, seed_of
+from services.executor.worker.virtual_nodes import Phase, seed_of
 
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"
 
 
 class BitwiseSteps:
-    """Takes over torch's backward() and the optimizer's step() in this process, for as long as train() runs."""
+    """Takes over torch's backward() and the optimizer's step() in this process, until it is closed."""
 
     def __init__(
         self,
@@ -51,21 +53,13 @@ class BitwiseSteps:
         self._shared: Tensors = []  # gradients as all calls find them after a backward pass
         self._untouched: Tensors = []  # copies of those, for the calls after the first
         self._versions: list[int] = []  # of those, as torch counts changes in place
+        self._optimizer = optimizer
         self._backward_of_torch = torch.autograd.backward
         self._step_of_optimizer = optimizer.step
         torch.autograd.backward = self._backward  # Tensor.backward, too, ends here
         optimizer.step = MethodType(self._step, optimizer)
-        self._share_out(members)
-
-    def enter(self, members: Membership) -> None:
-        """From the next step on, with these workers. Between two steps."""
-        self._lockstep.close()
-        self._share_out(members)
-
-    def _share_out(self, members: Membership) -> None:
         self.computed = members.computed
         self._group = members.group
-        self._virtual_nodes = members.virtual_nodes
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
@@ -73,8 +67,14 @@ class BitwiseSteps:
             len(self.computed), on_start=self._on_thread_start, before=self._before, meeting=self._meeting
         )
 
+    def close(self) -> None:
+        """Between two steps, for others to take its place."""
+        self._lockstep.close()
+        torch.autograd.backward = self._backward_of_torch
+        self._optimizer.step = self._step_of_optimizer
+
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What each virtual node's call of train() returns."""
+        """What each micro-batch's call of train() returns."""
         self._iteration = iteration
         self._num_meetings = 0
         results = self._lockstep.run(calls)
@@ -88,22 +88,23 @@ class BitwiseSteps:
         self._shared, self._before_backward = [], []
 
     def changed_buffers(self) -> list[list[float]]:
-        """For each virtual node computed here and each buffer of the model: 1 if it was changed."""
+        """For each micro-batch computed here and each buffer of the model: 1 if it was changed."""
         return self._buffers.changes()
 
     def combine_buffers(self, changed: Sequence[int]) -> None:
-        self._buffers.combine(changed, self._buffer_sum, self._virtual_nodes)
+        self._buffers.combine(changed, self._buffer_sum)
 
     # --- between the calls ---
 
     def _before(self, index: int) -> None:
         self._buffers.begin_turn(index)
+        seed = partial(seed_of, self._job_seed, iteration=self._iteration)
         if self._num_meetings == 0:
-            phase, who = Phase.TRAIN, self.computed[index]
+            mine = self.computed[index]
+            seed_generators(seed(phase=Phase.TRAIN, virtual_node=mine.virtual_node, micro_batch=mine.index))
         else:  # from here on they do the same, to the same gradients
-            phase, who = Phase.AFTER_MEETING + self._num_meetings - 1, EVERYONE
             self._restore_gradients()
-        seed_generators(seed_of(self._job_seed, phase, iteration=self._iteration, virtual_node=who))
+            seed_generators(seed(phase=Phase.AFTER_MEETING + self._num_meetings - 1))
 
     def _meeting(self, point: str) -> None:
         self._num_meetings += 1
@@ -161,16 +162,17 @@ class BitwiseSteps:
         before = [parameter.grad for parameter in self._trained]
         for parameter in self._trained:
             parameter.grad = None
-        weight = self._virtual_nodes.weight(self.computed[running])
+        micro_batch = self.computed[running]
         self._in_backward = True
         try:
-            self._backward_of_torch(tensors, _weighted(tensors, grad_tensors, weight), *args, **kwargs)
+            weighted = _weighted(tensors, grad_tensors, micro_batch.weight)
+            self._backward_of_torch(tensors, weighted, *args, **kwargs)
+            with torch.no_grad():
+                self._gradients.push(micro_batch, [_dense_gradient(p) for p in self._trained])
         finally:
             self._in_backward = False
-        with torch.no_grad():
-            self._gradients.push(self.computed[running], [_dense_gradient(p) for p in self._trained])
-        for parameter, gradient in zip(self._trained, before, strict=True):
-            parameter.grad = gradient
+            for parameter, gradient in zip(self._trained, before, strict=True):
+                parameter.grad = gradient
         if running == 0:
             self._before_backward = [None if gradient is None else gradient.clone() for gradient in before]
         self._lockstep.meet(_BACKWARD)

@@ -1,8 +1,9 @@
 """What a forward pass changes in the model's buffers, such as the statistics of a BatchNorm, by virtual nodes.
 
-The rule: every virtual node begins a step with the same buffers. Where the optimizer steps, and at the end, a buffer
-that some of them changed is the mean of what each has made of it, weighted by samples; one that holds no floating-point
-numbers is what virtual node 0 has made of it. One that nobody changed stays as it is, to the bit.
+The rule: every virtual node begins a step with the same buffers, and where it is cut into micro-batches, each of them.
+Where the optimizer steps, and at the end, a buffer that some of them changed is the mean of what each has made of it,
+weighted by samples; one that holds no floating-point numbers is what the first of virtual node 0 has made of it. One
+that nobody changed stays as it is, to the bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +13,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from services.executor.worker.tree_reduce import TensorSum
-from services.executor.worker.virtual_nodes import VirtualNodes
+from services.executor.worker.virtual_nodes import MicroBatch
 
 
 class Buffers:
-    """The buffers of one model, while several virtual nodes take turns with it."""
+    """The buffers of one model, while several micro-batches take turns with it."""
 
-    def __init__(self, model: nn.Module, carried: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, carried: Sequence[MicroBatch]) -> None:
         found = {
             id(buffer): (module, name, buffer)
             for module in model.modules()
@@ -33,7 +34,7 @@ class Buffers:
         self._turn: int | None = None
 
     def begin_turn(self, index: int | None) -> None:
-        """The model's buffers become those of one of the virtual nodes carried. None: of nobody."""
+        """The model's buffers become those of one of the micro-batches carried. None: of nobody."""
         if self._turn is not None:
             self._keep(self._own[self._turn])
         if index != self._turn:
@@ -50,21 +51,17 @@ class Buffers:
         self._write(touched, {})
 
     def changes(self) -> list[list[float]]:
-        """For each virtual node carried and each buffer: 1 if it has changed it, else 0."""
+        """For each micro-batch carried and each buffer: 1 if it has changed it, else 0."""
         return [[float(i in own) for i in range(len(self._working))] for own in self._own]
 
-    def combine(self, changed: Sequence[int], summed: TensorSum, virtual_nodes: VirtualNodes) -> None:
+    def combine(self, changed: Sequence[int], summed: TensorSum) -> None:
         """All go on with the same. A collective, if there is anything to combine.
 
-        changed: the buffers that some virtual node anywhere has changed.
+        changed: the buffers that some micro-batch anywhere has changed.
         """
         if changed:
-            for virtual_node, own in zip(self._carried, self._own, strict=True):
-                weight = virtual_nodes.weight(virtual_node)
-                summed.push(
-                    virtual_node,
-                    [_share(own.get(i, self._common[i]), virtual_node, weight) for i in changed],
-                )
+            for micro_batch, own in zip(self._carried, self._own, strict=True):
+                summed.push(micro_batch, [_share(own.get(i, self._common[i]), micro_batch) for i in changed])
             for i, value in zip(changed, summed.finish([self._common[i] for i in changed]), strict=True):
                 assert value is not None
                 self._common[i].copy_(value)
@@ -93,7 +90,8 @@ class Buffers:
             self._versions[i] = self._working[i]._version
 
 
-def _share(value: torch.Tensor, virtual_node: int, weight: float) -> torch.Tensor:
+def _share(value: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
     if value.is_floating_point() or value.is_complex():
-        return value * weight
-    return value.clone() if virtual_node == 0 else torch.zeros_like(value)
+        return value * micro_batch.weight
+    is_first = micro_batch.virtual_node == micro_batch.index == 0
+    return value.clone() if is_first else torch.zeros_like(value)

@@ -15,15 +15,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.worker.virtual_nodes import VirtualNodes
+from services.executor.worker.virtual_nodes import MicroBatch, VirtualNodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one virtual node reads in one step."""
+    """What one micro-batch reads in one step: a virtual node's samples, or a part of them."""
 
     iteration: int
     virtual_node: int
+    micro_batch: int
     samples: tuple[int, ...]  # indices into the data set
 
 
@@ -45,14 +46,18 @@ class DataOrder:
             position += length
         return np.concatenate(pieces)
 
-    def parts(self, virtual_nodes: Iterable[int], *, iteration: int) -> Iterator[Part]:
-        """Step by step from `iteration` on, without end, what these virtual nodes read, one after another."""
-        mine = tuple(virtual_nodes)
+    def parts(self, micro_batches: Iterable[MicroBatch], *, iteration: int) -> Iterator[Part]:
+        """Step by step from `iteration` on, without end, what these micro-batches read, one after another."""
+        mine = tuple(micro_batches)
         while True:
             batch = self.global_batch(iteration)
-            for virtual_node in mine:
-                samples = tuple(batch[self.virtual_nodes.samples(virtual_node)].tolist())
-                yield Part(iteration=iteration, virtual_node=virtual_node, samples=samples)
+            for each in mine:
+                yield Part(
+                    iteration=iteration,
+                    virtual_node=each.virtual_node,
+                    micro_batch=each.index,
+                    samples=tuple(batch[each.samples].tolist()),
+                )
             iteration += 1
 
 

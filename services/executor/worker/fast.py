@@ -1,7 +1,8 @@
 """A step that sums as fast as the library can: equal to rounding, not to the bit, when the number of workers changes.
 
 Each worker is one virtual node with a part of the global batch of its own, and calls train() once, on PyTorch's
-DistributedDataParallel. Buffers are rank 0's.
+DistributedDataParallel. Buffers are rank 0's. Where a part is too big for the memory, its micro-batches have to meet
+before the optimizer steps: such a job goes the way of bitwise.py, with as many virtual nodes as workers.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,26 +27,21 @@ class FastSteps:
         find_unused_parameters: bool,
     ) -> None:
         self._bare = model
-        self._device = device
-        self._find_unused_parameters = find_unused_parameters
         self._job_seed = job_seed
         self._buffers_before: list[torch.Tensor] = []
-        self.model = model
-        self.enter(members)
-
-    def enter(self, members: Membership) -> None:
-        """From the next step on, with these workers. Between two steps."""
-        self.model = self._bare  # the wrapper of before is gone, and its hooks with it
-        self.model = members.wrap(
-            self._bare, self._device, find_unused_parameters=self._find_unused_parameters
-        )
+        self.model = members.wrap(model, device, find_unused_parameters=find_unused_parameters)
         self.computed = members.computed
+
+    def close(self) -> None:
+        """The wrapper of the model goes, and its hooks with it."""
+        self.model = self._bare
 
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What train() returns, called once."""
         (call,) = calls
         self._buffers_before = [buffer.clone() for buffer in self._bare.buffers()]
-        (who,) = self.computed
+        (whole,) = self.computed
+        who = whole.virtual_node
         seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=iteration, virtual_node=who))
         return [call()]
 

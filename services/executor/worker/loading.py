@@ -33,7 +33,13 @@ class Parts(Dataset[Any]):
 
     def __getitem__(self, part: Part) -> Any:
         seed_generators(
-            seed_of(self._seed, Phase.LOAD, iteration=part.iteration, virtual_node=part.virtual_node)
+            seed_of(
+                self._seed,
+                Phase.LOAD,
+                iteration=part.iteration,
+                virtual_node=part.virtual_node,
+                micro_batch=part.micro_batch,
+            )
         )
         if hasattr(self._dataset, "__getitems__"):  # as torch's own fetcher does
             return self._collate(self._dataset.__getitems__(list(part.samples)))

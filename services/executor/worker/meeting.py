@@ -34,6 +34,7 @@ class Invitation:
     rendezvous: str
     advertise_host: str
     device: torch.device
+    micro_batch_size: int  # of the new generation
     wait_s: float
     collective_timeout_s: float
 
@@ -63,6 +64,7 @@ def invitation(assignment: Assignment, device: torch.device) -> Invitation:
         rendezvous=assignment.rendezvous,
         advertise_host=assignment.advertise_host,
         device=device,
+        micro_batch_size=assignment.micro_batch_size,
         wait_s=assignment.start_timeout_s,
         collective_timeout_s=assignment.collective_timeout_s,
     )
@@ -77,6 +79,7 @@ def changed(invited: Invitation, change: ChangeMembership) -> Invitation:
         world_size=change.world_size,
         size=change.meeting_size,
         rendezvous=change.rendezvous,
+        micro_batch_size=change.micro_batch_size,
         wait_s=invited.collective_timeout_s,
     )
 

@@ -38,14 +38,10 @@ class Membership:
         self.group = group
         self.rank, self.world_size = (group.rank, group.size) if group else (0, 1)
         self.virtual_nodes = virtual_nodes
+        self.computed = virtual_nodes.computed_by(self.rank, self.world_size)
         self._pacer = pacer
         self._blocks = [virtual_nodes.block(rank, self.world_size) for rank in range(self.world_size)]
         self._weights = [virtual_nodes.weight(virtual_node) for virtual_node in range(virtual_nodes.count)]
-
-    @property
-    def computed(self) -> range:
-        """The virtual nodes of this worker."""
-        return self.virtual_nodes.computed_by(self.rank, self.world_size)
 
     def wrap(self, model: nn.Module, device: torch.device, *, find_unused_parameters: bool) -> nn.Module:
         """The model with rank 0's state, its gradients averaged over the global batch by plain all-reduces."""
@@ -73,9 +69,10 @@ class Membership:
         """Meet at the step boundary: once a step.
 
         ready_for: the generation to which this worker could go over now, 0 if there is none.
-        rows: as many numbers for each virtual node computed here.
+        rows: as many numbers for each micro-batch computed here.
         """
         block = self._blocks[self.rank]
+        rows = self._by_virtual_node(rows)
         width = len(rows[0]) if rows else 0
         longest = max(map(len, self._blocks))
         mine = torch.zeros(3 + longest * width, dtype=torch.float64)
@@ -95,6 +92,17 @@ class Membership:
             same=all(theirs[2] == fingerprint for theirs in everyone),
             means=tuple(map(self._mean, zip(*all_rows, strict=True))),
         )
+
+    def _by_virtual_node(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Means over each one's micro-batches, which come one after another."""
+        means: dict[int, list[float]] = {}
+        for micro_batch, row in zip(self.computed, rows, strict=True):
+            part = micro_batch.weight / self._weights[micro_batch.virtual_node]
+            before = means.get(micro_batch.virtual_node, [0.0] * len(row))
+            means[micro_batch.virtual_node] = [
+                mean + part * value for mean, value in zip(before, row, strict=True)
+            ]
+        return list(means.values())
 
     def _mean(self, values: Sequence[float]) -> float:
         return tree_sum([weight * value for weight, value in zip(self._weights, values, strict=True)])

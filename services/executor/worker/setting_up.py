@@ -21,7 +21,7 @@ from services.executor.worker.meeting import invitation, meet, open_rendezvous
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.telemetry import Telemetry
-from services.executor.worker.trainer import Trainer
+from services.executor.worker.trainer import Steps, Trainer
 from services.executor.worker.training_function import (
     TrainingFailed,
     in_users_code,
@@ -50,7 +50,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         dataset = function.init_dataset()
         optimizer = function.init_optimizer(model)
     dataset_size = _checked_size(dataset, spec, assignment.world_size)
-    virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size)
+    virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size, assignment.micro_batch_size)
 
     met = meet(invited, channel, store, hand_over=assignment.meeting_size > 0)
     members = Membership(met.workers, pacer, virtual_nodes)
@@ -78,7 +78,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         pacer=pacer,
         telemetry=telemetry,
         members=members,
-        steps=_steps(function, model, optimizer, members, device, pacer, spec),
+        make_steps=partial(_steps, function, model, optimizer, device, pacer, spec),
         iteration=state["iteration"],
         metrics=dict(state["metrics"]),
         metric_names=state.get("metric_names"),
@@ -91,12 +91,12 @@ def _steps(
     function: Any,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    members: Membership,
     device: torch.device,
     pacer: Pacer,
     spec: JobSpec,
-) -> BitwiseSteps | FastSteps:
-    if function.reproducible == "fast":
+    members: Membership,
+) -> Steps:
+    if function.reproducible == "fast" and not members.virtual_nodes.are_cut:
         return FastSteps(
             model,
             members=members,

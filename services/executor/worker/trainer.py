@@ -33,7 +33,7 @@ from services.executor.worker.training_function import (
     in_users_code,
     virtual_nodes_of,
 )
-from services.executor.worker.virtual_nodes import Phase, seed_of
+from services.executor.worker.virtual_nodes import MicroBatch, Phase, seed_of
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
 
@@ -42,9 +42,9 @@ class Steps(Protocol):
     """How the calls of train() in one step become one step of the whole job."""
 
     model: nn.Module  # as the user's train() gets it
-    computed: range  # virtual nodes, one call for each
+    computed: tuple[MicroBatch, ...]  # one call for each
 
-    def enter(self, members: Membership) -> None: ...
+    def close(self) -> None: ...
     def take_back(self) -> None: ...
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
     def changed_buffers(self) -> list[list[float]]: ...
@@ -72,15 +72,14 @@ class Trainer:
     pacer: Pacer
     telemetry: Telemetry
     members: Membership
-    steps: Steps
-    batches: Iterator[Any] = field(
-        default_factory=lambda: iter(())
-    )  # one for each virtual node computed here
+    make_steps: Callable[[Membership], Steps]
+    batches: Iterator[Any] = field(default_factory=lambda: iter(()))  # one for each micro-batch computed here
     checkpoints: CheckpointStore | None = None  # rank 0's, None for the others and for a pre-run
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
     metric_names: tuple[str, ...] | None = None  # what train() returned in the first step
     generation: int = 0  # as whose worker it trains
+    steps: Steps = field(init=False)
     _is_evaluated: bool = False  # at this iteration
     _stage: "_Stage" = field(default_factory=lambda: _Stage.BETWEEN)
 
@@ -89,6 +88,7 @@ class Trainer:
             self._stage = _Stage.CHANGING
 
         self.optimizer.register_step_pre_hook(optimizer_begins)
+        self.steps = self.make_steps(self.members)
 
     @property
     def spec(self) -> JobSpec:
@@ -224,10 +224,12 @@ class Trainer:
             self._take_over(handed.state)
         if invited.stays:
             retire(self.members.group, met.everyone, self.batches)
-            self.members = Membership(
-                met.workers, self.pacer, virtual_nodes_of(self.function, self.spec, invited.world_size)
+            virtual_nodes = virtual_nodes_of(
+                self.function, self.spec, invited.world_size, invited.micro_batch_size
             )
-            self.steps.enter(self.members)
+            self.members = Membership(met.workers, self.pacer, virtual_nodes)
+            self.steps.close()
+            self.steps = self.make_steps(self.members)
             self.begin(invited.generation)
         return handed
 

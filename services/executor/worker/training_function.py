@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -78,10 +79,13 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     return job
 
 
-def virtual_nodes_of(function: TrainingFunction, spec: JobSpec, world_size: int) -> VirtualNodes:
+def virtual_nodes_of(
+    function: TrainingFunction, spec: JobSpec, world_size: int, micro_batch_size: int
+) -> VirtualNodes:
     """How the job's batch is cut: for life, unless the fast mode cuts it anew for each number of workers."""
+    cut = partial(VirtualNodes, global_batch_size=spec.global_batch_size, micro_batch_size=micro_batch_size)
     if function.reproducible == "fast":
-        return VirtualNodes(count=world_size, global_batch_size=spec.global_batch_size)
+        return cut(count=world_size)
     if function.reproducible != "bitwise":
         raise TrainingFailed(f'reproducible: must be "bitwise" or "fast", not {function.reproducible!r:.80}')
     count = function.virtual_nodes or default_count(spec.global_batch_size)
@@ -89,7 +93,7 @@ def virtual_nodes_of(function: TrainingFunction, spec: JobSpec, world_size: int)
         raise TrainingFailed(
             f"virtual_nodes: must be from 1 to global_batch_size ({spec.global_batch_size}), not {count}"
         )
-    return VirtualNodes(count=count, global_batch_size=spec.global_batch_size)
+    return cut(count=count)
 
 
 @contextmanager

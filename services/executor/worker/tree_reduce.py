@@ -13,7 +13,7 @@ import torch
 
 from services.executor.worker.groups import Group, Transfer
 from services.executor.worker.summation_tree import Node, TreeSum, subtrees
-from services.executor.worker.virtual_nodes import VirtualNodes
+from services.executor.worker.virtual_nodes import MicroBatch, VirtualNodes
 
 Tensors = list[torch.Tensor | None]  # None adds nothing, e.g. the gradient of a parameter that was not used
 
@@ -30,13 +30,22 @@ class TensorSum:
         self._nodes = [subtrees(block) for block in blocks]
         self._group = group
         self._folded = TreeSum[Tensors](_add)
+        self._unfinished: Tensors | None = None  # of the virtual node whose micro-batches come now
         self._exchanges: dict[torch.dtype, tuple[list[int], _Exchange]] = {}
         self._shaped_like: list[int] = []
 
-    def push(self, virtual_node: int, tensors: Tensors) -> None:
-        """In the order of virtual nodes; the tensors are given away. Who repeats a part adds nothing."""
-        if virtual_node in self._block:
-            self._folded.push(Node(0, virtual_node), tensors)
+    def push(self, micro_batch: MicroBatch, tensors: Tensors) -> None:
+        """In order; the tensors are given away. Who repeats a part adds nothing.
+
+        A virtual node's micro-batches are added up as they come, so that any number of them takes no more memory.
+        """
+        if micro_batch.virtual_node not in self._block:
+            return
+        if self._unfinished is not None:
+            tensors = _add(self._unfinished, tensors)
+        if micro_batch.is_last:
+            self._folded.push(Node(0, micro_batch.virtual_node), tensors)
+        self._unfinished = None if micro_batch.is_last else tensors
 
     def finish(self, like: Sequence[torch.Tensor]) -> Tensors:
         """The sum, on all workers; valid until the next. like: tensors of the same shapes, the same each time.

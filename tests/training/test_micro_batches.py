@@ -1,0 +1,38 @@
+"""Virtual nodes that are cut into micro-batches: the same bits at any number of workers; the same sums in fast mode."""
+
+import pytest
+import torch
+
+from shared.messages.worker_channel import Progressed
+from tests.training.test_bitwise import digest_of, run
+from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
+from tests.training.test_stop_free import all_there
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_any_number_of_workers_gives_the_same_bits(node, spec_of):
+    ends = []
+    for num_workers in (1, 3, 4):
+        job_id = node.new_job_id()
+        spec = spec_of("Stateful", global_batch_size=37, max_iterations=20)  # 4 or 5 samples each
+        metrics = await run(node, spec, job_id=job_id, num_workers=num_workers, micro_batch_size=4)
+        ends.append((digest_of(node, job_id), metrics))
+    assert ends[0] == ends[1] == ends[2]
+
+
+async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
+    """Two workers with eight samples each, cut; then four with four, whole; then two again."""
+    settings = {"step_s": 0.004, "learning_rate": 0.01, "record": str(tmp_path)}
+    spec = spec_of("Fast", max_iterations=400, hyperparameters=settings)
+    job_id = node.new_job_id()
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4)
+    await workers.first(Progressed)
+    for members in ([0, 1, None, None], [2, 0]):
+        workers = await node.regroup(workers, members, micro_batch_size=4)
+        await all_there(workers, members)
+    await workers.ended()
+    plain = spec_of("Points", max_iterations=400, hyperparameters={"learning_rate": 0.01})
+    unmoved = await run_to_the_end(node, plain)
+    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=1e-3, atol=1e-4)
+    assert_each_sample_once_an_epoch(tmp_path, num_iterations=400)
