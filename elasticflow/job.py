@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from shared.messages.codec import validate
 from shared.messages.commands import SubmitJob
+from shared.messages.gpu_range import range_problem
 from shared.messages.job import JobClass, JobSpec, MetricCondition, Scalar
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class ElasticJob:
     seed: int = 0  # of the initial model, the data order and the random numbers in each step
     model_name: str = ""  # jobs with one name and global batch share one measured throughput profile
     description: str = ""
+    min_gpus: int = 1  # only for what does not run, or does not converge, on fewer; powers of two are used
+    max_gpus: int | None = None  # nor on more; the same as min_gpus: an inelastic job
 
     evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
     data_workers: ClassVar[int] = 0  # processes that load data for each worker; 0: the worker itself
@@ -180,6 +183,15 @@ class ElasticJob:
         self.job_class = job_class
         return self
 
+    def set_gpus(self, *, min_gpus: int | None = None, max_gpus: int | None = None) -> Self:
+        """A range for what does not run, or does not converge, on other numbers of GPUs; whoever gives none leaves
+        it to the system. Both the same: an inelastic job. Of the numbers between, powers of two are used."""
+        if min_gpus is not None:
+            self.min_gpus = min_gpus
+        if max_gpus is not None:
+            self.max_gpus = max_gpus
+        return self
+
     def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
         """The job as the message that is submitted. Raises InvalidJob, naming each field that is wrong.
 
@@ -200,6 +212,8 @@ class ElasticJob:
             deadline_in_s=self._deadline_in_s,
             seed=self.seed,
             description=self.description,
+            min_gpus=self.min_gpus,
+            max_gpus=self.max_gpus,
         )
         problems = [
             problem.removeprefix("spec.")
@@ -213,6 +227,9 @@ class ElasticJob:
             problems.append(
                 f"deadline: a job of class {self.job_class} needs one: set_deadline(...), or --deadline"
             )
+        is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
+        if is_range and (wrong := range_problem(self.min_gpus, self.max_gpus)) is not None:
+            problems.append(wrong)
         if problems:
             raise InvalidJob(*problems)
         return spec

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from elasticflow.times import duration_in_words, moment_in_words
 from shared.messages import events
 from shared.messages.cluster import PoolConfig, ShareSchedule, segments
+from shared.messages.gpu_range import ANY_NUMBER
 from shared.messages.job import JobSpec
 from shared.messages.offer import Offer
 
 
 def spec_in_words(spec: JobSpec) -> str:
     """What a job is to do, and its class."""
+    only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range} GPUs only"
     return (
-        f"{spec.training_function}, {spec.max_iterations} iterations of {spec.global_batch_size} samples, "
+        f"{spec.training_function}, {spec.max_iterations} iterations of {spec.global_batch_size} samples{only_on}, "
         f"class {spec.job_class.value.replace('_', '-')}"
     )
 

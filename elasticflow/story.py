@@ -107,4 +107,4 @@ class _Teller:
 
 
 def _is_profile_of(job: Job, profile_key: str) -> bool:
-    return job.live and job.spec is not None and job.spec.profile_key == profile_key
+    return job.live and job.spec is not None and profile_key in (job.spec.profile_key, job.spec.measured_key)

@@ -180,7 +180,7 @@ class World:
             spec=spec,
             world_size=world_size,
             purpose=purpose,
-            iterations_per_s=self._physics.true_curves[spec.profile_key][world_size],
+            iterations_per_s=self._physics.true_curves[spec.measured_key][world_size],
         )
         self.runs[key] = run
         return run

@@ -42,6 +42,14 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A hyperparameter; may be given several times."),
 ]
+Gpus = Annotated[
+    str,
+    typer.Option(
+        "--gpus",
+        metavar="N|MIN..MAX",
+        help="Only for what does not run on other numbers of GPUs: 4, 2..8, 2.. or ..8.",
+    ),
+]
 
 
 def submit(
@@ -51,6 +59,7 @@ def submit(
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
+    gpus: Gpus = "",
     job_class: Annotated[
         ClassName | None,
         typer.Option(
@@ -91,6 +100,7 @@ def submit(
       eflow submit train.py --class best-effort --set learning_rate=0.1
       eflow submit train.py --deadline 2h --name nightly-42 --wait --json
       eflow submit train.py --quote digits-3f9a1c
+      eflow submit train.py --deadline 2h --gpus 2..8
     """
     if quote_id and name:
         raise typer.BadParameter("a quote is taken under its own id; leave --name out", param_hint="--name")
@@ -100,6 +110,7 @@ def submit(
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
+        gpus=gpus,
         job_class=job_class,
         name=name,
         tenant=tenant,
@@ -151,6 +162,7 @@ def quote(
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
+    gpus: Gpus = "",
     hold_s: Annotated[
         float | None,
         typer.Option("--hold", metavar="SECONDS", help="Reserve what keeps it for so long, 600 at most."),
@@ -178,6 +190,7 @@ def quote(
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
+        gpus=gpus,
         tenant=tenant,
         where=where_words(context),
     )

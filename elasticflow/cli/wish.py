@@ -31,6 +31,7 @@ class Wish:
     batch: int | None = None
     iterations: int | None = None
     settings: tuple[str, ...] = ()
+    gpus: str = ""
     job_class: ClassName | None = None
     name: str = ""
     quote: str = ""  # that is held, and taken by this
@@ -44,6 +45,7 @@ class Wish:
             "--deadline": self.deadline,
             "--batch": self.batch,
             "--iterations": self.iterations,
+            "--gpus": self.gpus,
             "--class": self.job_class,
             "--name": self.name,
             "--quote": self.quote,
@@ -64,6 +66,9 @@ class Wish:
             job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
         settings: dict[str, Any] = dict(map(parse_setting, self.settings))
         job.set_hyperparameter(global_batch_size=self.batch, **settings)
+        if self.gpus:
+            min_gpus, max_gpus = parse_gpus(self.gpus)
+            job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)
         return job.term_condition(max_iterations=self.iterations)
 
 
@@ -73,6 +78,16 @@ def deadline_of(text: str) -> Deadline:
         return parse_deadline(text) if text else Deadline()
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--deadline") from None
+
+
+def parse_gpus(text: str) -> tuple[int | None, int | None]:
+    """Least and most GPUs of "4" (no others), "2..8", "2.." or "..8"; None where nothing is said."""
+    least, separator, most = text.partition("..")
+    ends = [end for end in (least, most) if end]
+    if not ends or not all(end.isascii() and end.isdigit() for end in ends):
+        raise typer.BadParameter(f"{text!r} is not like 4, 2..8, 2.. or ..8", param_hint="--gpus")
+    most = most if separator else least
+    return int(least) if least else None, int(most) if most else None
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:

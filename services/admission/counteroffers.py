@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from services.admission.promises import Promises
 from services.admission.refusals import why_dear, why_late
 from shared.messages.events import RejectionReason
+from shared.messages.fold_curves import with_range
 from shared.messages.job import JobSpec
 from shared.messages.offer import Offer
 from shared.messages.witness import NotProved, TooDear, Witness
@@ -162,7 +163,8 @@ def _other_batch_sizes(promises: Promises, spec: JobSpec) -> list[tuple[int, Sca
     for key in state.curves:
         size = key.removeprefix(prefix)
         if key.startswith(prefix) and size.isdigit() and int(size) != spec.global_batch_size:
-            curve = known_curve(state, replace(spec, global_batch_size=int(size)))
+            other = replace(spec, global_batch_size=int(size))
+            curve = known_curve(with_range(state, other), other)
             if curve is not None:
                 found.append((int(size), curve))
     by_likeness = sorted(

@@ -11,7 +11,7 @@ from services.admission.amendments import amend
 from services.admission.counteroffers import Refusal, refuse
 from services.admission.promises import Promises
 from services.admission.quotes import hold, take, why_not_taken
-from services.admission.refusals import problems_of, size_problems
+from services.admission.refusals import problems_of, size_problems, too_small, why_unrunnable
 from services.admission.rules import Request, objection
 from shared.messages.commands import AmendJob, CancelJob, HoldQuote, SubmitJob
 from shared.messages.events import (
@@ -26,12 +26,13 @@ from shared.messages.events import (
     RejectionReason,
 )
 from shared.messages.fold_admission import is_anew
+from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.admission_plan import Proposal
 from shared.scheduling.job_table import SchedulableJob, gpu_seconds
-from shared.scheduling.outlook import known_curve, largest_level, newcomer, profile_known
+from shared.scheduling.outlook import known_curve, newcomer, profile_known
 from shared.scheduling.planned_pool import flat
 
 
@@ -65,15 +66,17 @@ class Desk:
     def _least_gpu_seconds(self, submission: SubmitJob) -> float:
         """0 where no deadline is asked for, or nothing is known yet."""
         spec, deadline_s = submission.spec, submission.spec.resolved_deadline_s(self.now_s)
-        curve = known_curve(self.state, spec) if spec.job_class is JobClass.SLO else None
+        state = with_range(self.state, spec)
+        curve = known_curve(state, spec) if spec.job_class is JobClass.SLO else None
         if curve is None or deadline_s is None:
             return 0.0
-        job = newcomer(self.state, submission.job_id, spec, curve, deadline_s)
+        job = newcomer(state, submission.job_id, spec, curve, deadline_s)
         return self.promises.least_gpu_seconds(job)
 
     def submit(self, submission: SubmitJob) -> None:
         """Say something about a submission, unless the same was said before."""
         spec = submission.spec
+        self.state = with_range(self.state, spec)
         wish = Wish(
             job_id=submission.job_id,
             tenant=submission.tenant,
@@ -98,7 +101,7 @@ class Desk:
         elif (taken := take(self.state, self.promises, submission, self.now_s)) is not None:
             self.say(taken)
             self.promises.look_again(self.state)
-        elif profile_known(self.state, spec):
+        elif profile_known(self.state, spec) or too_small(self.state, spec):
             self._admit_or_reject(wish)
         elif not self._objected(wish, 0.0):
             self.say(
@@ -161,13 +164,7 @@ class Desk:
     def _admit_or_reject(self, wish: Wish) -> None:
         spec, curve = wish.spec, known_curve(self.state, wish.spec)
         if curve is None:
-            most = largest_level(self.state, spec)
-            why = (
-                f"at this batch size it does not run on 1 to {most} GPUs"
-                if most
-                else "the pool has no GPUs now"
-            )
-            self._reject(wish, "unrunnable", why)
+            self._reject(wish, "unrunnable", why_unrunnable(self.state, spec))
             return
         if spec.job_class is JobClass.SLO:
             self._promise(wish, newcomer(self.state, wish.job_id, spec, curve, wish.deadline_s))

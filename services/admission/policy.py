@@ -12,6 +12,7 @@ from services.admission.desk import Desk
 from services.admission.refusals import problems_of
 from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
 from shared.messages.events import AdmissionEvent, DeadlineQuoted
+from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass
 from shared.messages.policy import planner
 from shared.messages.pool_state import PoolState
@@ -45,7 +46,8 @@ def wake_at_s(state: PoolState) -> float | None:
 
 def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQuoted:
     """The earliest deadline that this job would be promised now; nothing is reserved."""
-    desk, spec = Desk(state, now_s), question.spec
+    spec, state = question.spec, with_range(state, question.spec)
+    desk = Desk(state, now_s)
     problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)
     curve = known_curve(state, spec)
     if problems or curve is None:

@@ -12,6 +12,7 @@ from services.admission.refusals import size_problems
 from services.admission.rules import Request, objection
 from shared.messages.commands import HoldQuote, SubmitJob
 from shared.messages.events import JobAdmitted, QuoteHeld, QuoteRefused
+from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass
 from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
@@ -26,7 +27,7 @@ def hold(
     state: PoolState, promises: Promises, wish: HoldQuote, now_s: float
 ) -> QuoteHeld | QuoteRefused | None:
     """The earliest deadline that moves nobody, reserved; None if this very wish is held already."""
-    spec, held = wish.spec, state.held_quotes.get(wish.job_id)
+    spec, held, state = wish.spec, state.held_quotes.get(wish.job_id), with_range(state, wish.spec)
     if held is not None and now_s < held.until_s and (held.tenant, held.spec) == (wish.tenant, spec):
         return None
     curve, until_s = known_curve(state, spec), now_s + wish.hold_s
@@ -88,6 +89,7 @@ def _reservation(promises: Promises, job: SchedulableJob, until_s: float) -> tup
 def take(state: PoolState, promises: Promises, wish: SubmitJob, now_s: float) -> JobAdmitted | None:
     """The promise that was quoted, for a submission that asks for no more; None if nothing is held for it."""
     quote, deadline_s = quote_of(state, wish, now_s), wish.spec.resolved_deadline_s(now_s)
+    state = with_range(state, wish.spec)
     curve = known_curve(state, wish.spec)
     if quote is None or deadline_s is None or curve is None or wish.spec.job_class is not JobClass.SLO:
         return None

@@ -3,9 +3,11 @@
 import math
 from datetime import UTC, datetime
 
+from shared.messages.gpu_range import range_problem
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.pool_state import PoolState
 from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.outlook import largest_level
 
 
 def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
@@ -23,13 +25,38 @@ def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
 
 
 def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
-    measured = state.curves.get(spec.profile_key)
-    if measured is None or measured.dataset_size is None or spec.global_batch_size <= measured.dataset_size:
-        return []
-    size = measured.dataset_size
-    return [
-        f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
-    ]
+    problems, batch_size = list[str](), spec.global_batch_size
+    if (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
+        problems.append(wrong)
+    elif spec.gpu_range.least > batch_size:
+        problems.append(
+            f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples; lower it"
+        )
+    measured = state.curves.get(spec.measured_key)
+    if measured is not None and measured.dataset_size is not None and batch_size > measured.dataset_size:
+        size = measured.dataset_size
+        problems.append(
+            f"global_batch_size: {batch_size} is more than the data set's {size} samples; lower it"
+        )
+    return problems
+
+
+def too_small(state: PoolState, spec: JobSpec) -> bool:
+    """The pool has GPUs, but not as many as the job asks for."""
+    return 0 < state.num_gpus < spec.gpu_range.least
+
+
+def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
+    """There is no size on which it runs here."""
+    if too_small(state, spec):
+        return (
+            f"min_gpus: it is to have {spec.gpu_range.least} GPUs at least, and the pool has {state.num_gpus}"
+        )
+    most = largest_level(state, spec)
+    if not most:
+        return "the pool has no GPUs now"
+    least, most = spec.gpu_range.least, min(most, spec.gpu_range.most or most)
+    return f"at this batch size it does not run on {least} to {most} GPUs"
 
 
 def why_late(

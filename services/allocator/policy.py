@@ -1,7 +1,8 @@
 """Resource allocation: minimum satisfactory shares first, then the greatest marginal return.
 
 A pre-run (profile) takes its GPUs before extras and best-effort jobs do, and never from a promise. One runs at a
-time, so that it is measured undisturbed: 1, 2, 4, ... GPUs until more does not help or no more may be lent.
+time, so that it is measured undisturbed: 1, 2, 4, ... GPUs, as far as the job's range goes, until more does not help
+or no more may be lent.
 Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.py).
 """
 
@@ -9,7 +10,7 @@ import math
 
 from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
-from shared.messages.job import JobClass
+from shared.messages.job import JobClass, JobSpec
 from shared.messages.policy import planner
 from shared.messages.pool_state import Job, PoolState, spec_of
 from shared.scheduling.allocation import allocate
@@ -82,12 +83,21 @@ def _next_level(state: PoolState, job: Job) -> int:
     """GPUs of the next pre-run; 0 if there is nothing more to learn."""
     spec = spec_of(job)
     measured = state.curves.get(spec.profile_key)
-    rates = dict(measured.iterations_per_s) if measured else {}
-    if not rates:
-        return min(1, largest_level(state, spec))
-    last = max(rates)
-    helped = last == 1 or rates[last] >= WORTHWHILE_SPEEDUP * rates.get(last // 2, 0.0)
-    return 2 * last if helped and 2 * last <= largest_level(state, spec) else 0
+    level, slower = spec.gpu_range.least, 0.0
+    while level <= _largest_level(state, spec):
+        rate = measured.iterations_per_s.get(level) if measured else None
+        if rate is None:
+            return level
+        if slower and rate < WORTHWHILE_SPEEDUP * slower:
+            return 0
+        level, slower = 2 * level, rate
+    return 0
+
+
+def _largest_level(state: PoolState, spec: JobSpec) -> int:
+    """In its range."""
+    most = largest_level(state, spec)
+    return most if spec.gpu_range.most is None else min(most, spec.gpu_range.most)
 
 
 def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[PlannedPool, int]:
@@ -99,7 +109,7 @@ def _lend(state: PoolState, profiling: Job | None, now_s: float) -> tuple[Planne
     wanted = _next_level(state, profiling) if profiling is not None else 0
     if profiling is None or not wanted:
         return whole, 0
-    aside = largest_level(state, spec_of(profiling))
+    aside = _largest_level(state, spec_of(profiling))
     while aside >= wanted:
         pool = planned_pool(state, now_s, num_gpus=state.num_gpus - aside)
         if _keeps_as_much(pool, whole):

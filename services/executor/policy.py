@@ -168,7 +168,7 @@ def _is_measured(state: State, job: Job) -> bool:
 
 def _measured(job: Job, profiled: channel.Profiled, now_s: float) -> ThroughputMeasured:
     return ThroughputMeasured(
-        profile_key=spec_of(job).profile_key,
+        profile_key=spec_of(job).measured_key,
         num_gpus=len(job.gpus),
         iterations_per_s=profiled.iterations_per_s,
         dataset_size=profiled.dataset_size,

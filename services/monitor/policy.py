@@ -17,7 +17,7 @@ from shared.messages.events import (
 )
 from shared.messages.policy import Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.planned_pool import planned_pool
+from shared.scheduling.planned_pool import PlannedPool, planned_pool
 
 TELL_EVERY_S = 2.0  # progress of one job
 SETTLED_S = 5.0  # a generation's speed counts after so long
@@ -143,7 +143,7 @@ def _correction(pool: PoolState, job: Job, watched: Watched, now_s: float) -> li
         return []
     return [
         ThroughputMeasured(
-            profile_key=spec_of(job).profile_key,
+            profile_key=spec_of(job).measured_key,
             num_gpus=num_gpus,
             iterations_per_s=(measured + expected) / 2,
             job_id=job.job_id,
@@ -168,7 +168,17 @@ def _at_risk(pool: PoolState, now_s: float) -> list[JobAtRisk]:
             slack_s = pool.config.deadline_slack_s
             earliest_s = None if projected_s is None else float(math.ceil(projected_s + slack_s))
             risks.append(_risk(job, projected_s, job.deadline_s, now_s, earliest_s))
-    return risks
+    return [*risks, *_without_a_place(pool, planned, now_s)]
+
+
+def _without_a_place(pool: PoolState, planned: PlannedPool, now_s: float) -> list[JobAtRisk]:
+    """Promised jobs that run on no number of GPUs that is left."""
+    listed = {job.job_id for job in planned.listed}
+    return [
+        _risk(job, None, job.deadline_s, now_s)
+        for job_id, job in sorted(pool.live_jobs.items())
+        if job.promised and not job.at_risk and job_id not in listed and job.deadline_s is not None
+    ]
 
 
 def _lost_a_node(pool: PoolState, now_s: float) -> bool:

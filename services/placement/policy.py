@@ -116,7 +116,7 @@ def _may_move(job: Job) -> bool:
 
 def _stake(state: PoolState, job: Job, now_s: float) -> Stake:
     """What its place is worth to a job that is to have `job.num_gpus` GPUs."""
-    curves = placement_curves(state.curves, spec_of(job).profile_key)
+    curves = placement_curves(state.curves, spec_of(job).measured_key)
     stay_s = _stay_s(job, curves, now_s)
     stop_s = max(resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
     if job.deadline_s is not None and now_s + stay_s <= job.deadline_s < now_s + stay_s + stop_s:

@@ -5,22 +5,15 @@ from dataclasses import replace
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.commands import SubmitJob
+from shared.messages.fold_curves import configured_curves, with_range
 from shared.messages.fold_jobs import all_stopping, ended, scheduling_event, with_job
-from shared.messages.pool_state import HeldQuote, Job, MeasuredCurve, Phase, PoolState, Usage, spec_of
+from shared.messages.pool_state import HeldQuote, Job, Phase, PoolState, Usage, spec_of
 
 MAX_CHARGES = 1_440  # of one tenant within its longest window, and one more
-_NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 
 def configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
-    curves = state.curves
-    for profile_key, table in event.config.curves.items():
-        known = curves.get(profile_key, _NO_CURVE)
-        at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
-        at_s = {**known.measured_at_s, **at_s}
-        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, complete=True)
-        curves = curves.set(profile_key, curve)
-    state = changed(state, config=event.config, configured=True, curves=curves)
+    state = changed(configured_curves(state, event), config=event.config, configured=True)
     return scheduling_event(state, sequence)
 
 
@@ -62,7 +55,7 @@ def accepted(
         state = changed(state, ended_jobs=state.ended_jobs.delete(event.job_id))
     if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
-    return scheduling_event(with_job(state, job), sequence)
+    return scheduling_event(with_job(with_range(state, event.spec), job), sequence)
 
 
 def is_anew(
@@ -94,7 +87,8 @@ def quote_held(state: PoolState, event: events.QuoteHeld, sequence: int) -> Pool
     for job_id, other in state.held_quotes.items():
         if other.until_s <= event.at_s:
             quotes = quotes.delete(job_id)
-    state = changed(made_room(state, event), held_quotes=quotes.set(event.job_id, quote))
+    state = with_range(made_room(state, event), event.spec)
+    state = changed(state, held_quotes=quotes.set(event.job_id, quote))
     return scheduling_event(state, sequence)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from shared.messages.changed import changed
 from shared.messages.cluster import GpuId
 from shared.messages.events import JobFinished
+from shared.messages.fold_curves import with_speed
 from shared.messages.pool_state import Job, Phase, PoolState, Predecessor, StoppingWorkers, nodes_of, spec_of
 
 # What the state keeps of jobs that ended (decision record 0010); all of it is in the ledger, and in the jobs' logs.
@@ -55,21 +56,12 @@ def ended(
         predecessor=None,
     )
     state = changed(
-        _with_speed(state, job),
+        with_speed(state, job),
         live_jobs=state.live_jobs.delete(job.job_id) if job.job_id in state.live_jobs else state.live_jobs,
         ended_jobs=state.ended_jobs.set(job.job_id, ended),
         scheduling_event_sequence=sequence,
     )
     return _without_the_oldest(state) if len(state.ended_jobs) > MAX_ENDED_JOBS + FORGET_AT_ONCE else state
-
-
-def _with_speed(state: PoolState, job: Job) -> PoolState:
-    """What its reports say of the speed of others of its profile."""
-    curve = state.curves.get(job.spec.profile_key) if job.spec is not None and job.speed.count else None
-    if curve is None:
-        return state
-    curve = replace(curve, speed=curve.speed.and_log(job.speed.mean))
-    return changed(state, curves=state.curves.set(spec_of(job).profile_key, curve))
 
 
 def _without_the_oldest(state: PoolState) -> PoolState:

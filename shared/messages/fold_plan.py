@@ -1,13 +1,9 @@
-"""The fold of allocations, placements and throughput profiles. Part of `lifecycle`."""
-
-from dataclasses import replace
+"""The fold of allocations and placements. Part of `lifecycle`."""
 
 from shared.messages import events
 from shared.messages.changed import changed
-from shared.messages.fold_jobs import alive, all_stopping, holders, scheduling_event, workers_on
-from shared.messages.pool_state import Job, MeasuredCurve, PoolState, StoppingWorkers
-
-_NO_CURVE = MeasuredCurve(iterations_per_s={})
+from shared.messages.fold_jobs import alive, all_stopping, holders, workers_on
+from shared.messages.pool_state import Job, PoolState, StoppingWorkers
 
 
 def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
@@ -88,24 +84,3 @@ def _stopping_anyway(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
     if job.predecessor is None or job.predecessor.generation == job.generation:
         return job.stopping
     return (*job.stopping, *workers_on(state, job.generation, job.gpus))
-
-
-def measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
-    curve = state.curves.get(event.profile_key, _NO_CURVE)
-    if event.at_s <= curve.measured_at_s.get(event.num_gpus, -1.0):
-        return state
-    curve = replace(
-        curve,
-        iterations_per_s={**curve.iterations_per_s, event.num_gpus: event.iterations_per_s},
-        measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
-        dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
-    )
-    state = changed(state, curves=state.curves.set(event.profile_key, curve))
-    return scheduling_event(state, sequence)
-
-
-def profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolState:
-    """No scheduling event: the allocator says it together with an allocation that knows it."""
-    curve = state.curves.get(event.profile_key, _NO_CURVE)
-    curve = replace(curve, iterations_per_s=event.iterations_per_s, complete=True)
-    return changed(state, curves=state.curves.set(event.profile_key, curve))

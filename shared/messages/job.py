@@ -1,6 +1,6 @@
 """What a user asks for: a training function, a global batch, a termination condition and a deadline.
 
-Never a number of GPUs (ElasticFlow, section 3.1 and Table 1).
+Not a number of GPUs (ElasticFlow, section 3.1 and Table 1); a range of them only for what does not run elsewhere.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
+from shared.messages.gpu_range import GpuRange
 from shared.messages.limits import (
     BatchSize,
     Digest,
@@ -22,6 +23,7 @@ from shared.messages.limits import (
     Integer,
     Name,
     PositiveDurationS,
+    PositiveGpus,
     PositiveIterations,
     Seed,
     Text,
@@ -86,10 +88,22 @@ class JobSpec:
     deadline_in_s: PositiveDurationS | None = None  # or relative to the first decision on it
     seed: Seed = 0
     description: Text = ""
+    min_gpus: PositiveGpus = 1  # it does not run, or is not to run, on fewer
+    max_gpus: PositiveGpus | None = None  # nor on more; the same as min_gpus: it is inelastic
+
+    @property
+    def gpu_range(self) -> GpuRange:
+        """The sizes on which it may run."""
+        return GpuRange.of(self.min_gpus, self.max_gpus)
 
     @property
     def profile_key(self) -> str:
-        """Jobs with one key share one scaling curve: same code, hyperparameters and global batch."""
+        """Names the scaling curve that the job is planned on: what was measured, as far as its range goes."""
+        return self.gpu_range.part_of(self.measured_key)
+
+    @property
+    def measured_key(self) -> str:
+        """Jobs with one key share what is measured: same code, hyperparameters and global batch."""
         if self.model_name:
             return f"{self.model_name}/b{self.global_batch_size}"
         settings = json.dumps(dict(self.hyperparameters), sort_keys=True)

@@ -10,6 +10,7 @@ from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event, PlanDecided
 from shared.messages.fold_admission import accepted, amended, configured, quote_held, rejected
+from shared.messages.fold_curves import measured, profile_completed
 from shared.messages.fold_jobs import (
     ended,
     scheduling_event,
@@ -19,7 +20,7 @@ from shared.messages.fold_jobs import (
     with_job,
 )
 from shared.messages.fold_nodes import node_joined, node_lost
-from shared.messages.fold_plan import allocated, measured, placed, profile_completed
+from shared.messages.fold_plan import allocated, placed
 from shared.messages.fold_workers import (
     generation_started,
     progressed,

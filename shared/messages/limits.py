@@ -35,6 +35,7 @@ FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTIO
 
 NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]
 NumGpus = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
+PositiveGpus = Annotated[int, Strict(), Gt(0), Le(MAX_GPUS)]
 Index = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 Iterations = Annotated[int, Strict(), Ge(0), Le(MAX_ITERATIONS)]
 NumBytes = Annotated[int, Strict(), Ge(0), Le(2**53)]

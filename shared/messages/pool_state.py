@@ -14,6 +14,7 @@ from immutables import Map
 from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule
 from shared.messages.demand import Demand
 from shared.messages.events import RejectionReason
+from shared.messages.gpu_range import GpuRange
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.offer import Offer
 from shared.messages.remembered import remembered
@@ -179,13 +180,14 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCurve:
-    """The scaling curve of a profile, as far as it is known: iterations/s by number of GPUs."""
+    """The scaling curve of a profile, as far as it is known: iterations/s by number of GPUs. See `fold_curves`."""
 
     iterations_per_s: Mapping[int, float]
     measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
     dataset_size: int | None = None
     complete: bool = False
     speed: SpeedSeen = UNSEEN  # of the jobs of this profile that ended
+    parts: tuple[GpuRange, ...] = ()  # of it that are kept under keys of their own
 
 
 # immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.

@@ -72,7 +72,9 @@ def pool_config(
         deadline_slack_s=0.0,
         heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,
-        curves={spec_of(job).profile_key: job.curve.rate_by_num_gpus for job in workload.jobs},
+        curves={
+            spec_of(job).measured_key: (job.measured or job.curve).rate_by_num_gpus for job in workload.jobs
+        },
     )
 
 
@@ -89,4 +91,6 @@ def spec_of(job: TraceJob) -> JobSpec:
         max_iterations=job.num_iterations,
         job_class=job.job_class,
         deadline_s=job.deadline_s,
+        min_gpus=job.min_gpus,
+        max_gpus=job.max_gpus,
     )

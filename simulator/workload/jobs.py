@@ -16,7 +16,8 @@ class TraceJob:
     deadline_s: absolute; None for best effort, and only then.
     num_gpus, duration_s: what the trace asked for and how long it ran there, for the rigid baselines alone;
     0 = unknown; num_gpus need be neither a power of two nor a level of the curve.
-    curve: at the levels where the job makes progress, beyond the size of any cluster.
+    curve: at the levels where the job makes progress and may run, beyond the size of any cluster.
+    min_gpus, max_gpus: where it may run. measured: the curve of its model, where it may not run on all of it.
     """
 
     job_id: str
@@ -29,6 +30,9 @@ class TraceJob:
     num_gpus: int = 0
     duration_s: float = 0.0
     curve: ScalingCurve
+    min_gpus: int = 1
+    max_gpus: int | None = None
+    measured: ScalingCurve | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.submitted_at_s):

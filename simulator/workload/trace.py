@@ -4,9 +4,9 @@
     job_id, submission_time, num_gpu, duration                       (raw: see raw_trace.py)
 
 Times are in seconds on a clock of the trace's own, deadlines absolute. Without a job_id column, jobs are called by
-their line. In the first form num_gpu and duration may be empty or absent (only rigid baselines look at them), and
-two more columns may say 1: `best_effort` (its deadline is not looked at) and `soft_deadline`. Other columns are
-passed over.
+their line. In the first form num_gpu and duration may be empty or absent (only rigid baselines look at them),
+min_gpus and max_gpus may say on how many GPUs the job may run, and one of three more columns may say 1: `best_effort`
+(its deadline is not looked at), `soft_deadline` and `padding`. Other columns are passed over.
 """
 
 import csv
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shared.messages.gpu_range import GpuRange, range_problem
 from shared.messages.job import JobClass
 from shared.messages.limits import MAX_BATCH, MAX_GPUS, MAX_ITERATIONS, MAX_TIME_S
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -37,6 +38,8 @@ COLUMNS = (
     "best_effort",
     "soft_deadline",
     "padding",
+    "min_gpus",
+    "max_gpus",
 )
 CLASSES = {
     "best_effort": JobClass.BEST_EFFORT,
@@ -104,6 +107,8 @@ def write_trace(workload: Workload, file: Path) -> None:
                     int(job.job_class is JobClass.BEST_EFFORT),
                     int(job.job_class is JobClass.SOFT),
                     int(job.job_class is JobClass.PADDING),
+                    job.min_gpus if job.min_gpus > 1 else "",
+                    job.max_gpus or "",
                 )
             )
 
@@ -131,6 +136,10 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
     submitted_at_s = row.number("submission_time", 0, MAX_TIME_S)
     model_name, batch_size = row.text("model_name"), row.whole("batch_size", 1, MAX_BATCH)
     job_class = _job_class(row)
+    min_gpus = row.whole("min_gpus", 1, MAX_GPUS) if row.has("min_gpus") else 1
+    max_gpus = row.whole("max_gpus", 1, MAX_GPUS) if row.has("max_gpus") else None
+    measured = _curve(throughputs, row, model_name, batch_size)
+    curve = _curve_within(measured, row, min_gpus, max_gpus)
     return TraceJob(
         job_id=job_id,
         submitted_at_s=submitted_at_s,
@@ -141,7 +150,10 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
         job_class=job_class,
         num_gpus=row.whole("num_gpu", 1, MAX_GPUS) if row.has("num_gpu") else 0,
         duration_s=row.number("duration", 0, MAX_DURATION_S) if row.has("duration") else 0.0,
-        curve=_curve(throughputs, row, model_name, batch_size),
+        curve=curve,
+        min_gpus=min_gpus,
+        max_gpus=max_gpus,
+        measured=None if curve == measured else measured,
     )
 
 
@@ -181,3 +193,18 @@ def _curve(throughputs: Throughputs, row: Row, model_name: str, batch_size: int)
         sizes = ", ".join(map(str, known))
         raise row.refusal("batch_size", f"is not in the table of {model_name}, which knows {sizes}")
     return throughputs.curve(model_name, batch_size)
+
+
+def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int | None) -> ScalingCurve:
+    """The part of a model's curve in a job's range."""
+    column = "min_gpus" if row.has("min_gpus") else "max_gpus"
+    if (wrong := range_problem(min_gpus, max_gpus)) is not None:
+        raise row.refusal(column, wrong)
+    gpu_range = GpuRange.of(min_gpus, max_gpus)
+    rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.holds(level)}
+    if not any(rates.values()):
+        levels = ", ".join(map(str, measured.num_gpus_L))
+        raise row.refusal(
+            "min_gpus", f"leaves no number of GPUs on which the model runs; it does on {levels}"
+        )
+    return ScalingCurve(tuple(rates), tuple(rates.values()))

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.messages.gpu_range import GpuRange
 from shared.messages.job import JobClass
+from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.workload.bundled import bundled_throughputs
 from simulator.workload.errors import BadInput
 from simulator.workload.generator import Arrivals, Recipe, generate
@@ -85,6 +87,16 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
     batch_size = draw(st.sampled_from(TABLES.batch_sizes(model_name)))
     job_class = draw(st.sampled_from(JobClass))
     submitted_at_s = draw(times_s)
+    measured = TABLES.curve(model_name, batch_size)
+    min_gpus, max_gpus = draw(st.sampled_from(((1, None), (1, 1), (2, 2), (2, None), (1, 3))))
+    rates = [
+        (level, rate)
+        for level, rate in measured.rate_by_num_gpus.items()
+        if GpuRange.of(min_gpus, max_gpus).holds(level)
+    ]
+    if not rates:
+        (min_gpus, max_gpus), rates = (1, None), list(measured.rate_by_num_gpus.items())
+    curve = ScalingCurve(*zip(*rates, strict=True))
     return TraceJob(
         job_id=draw(ids),
         submitted_at_s=submitted_at_s,
@@ -95,7 +107,10 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         job_class=job_class,
         num_gpus=draw(st.integers(0, 1000)),
         duration_s=draw(times_s),
-        curve=TABLES.curve(model_name, batch_size),
+        curve=curve,
+        min_gpus=min_gpus,
+        max_gpus=max_gpus,
+        measured=None if curve == measured else measured,
     )
 
 

@@ -25,6 +25,7 @@ from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Simulation
 from simulator.trace_driven.strategies import STRATEGIES, strategy
 from simulator.trace_driven.timeline import Pieces, efficiency, held_gpus
+from simulator.trace_driven.verification import Verification
 from simulator.trace_driven.world import DONE_WITHIN_S, World
 from simulator.workload.bundled import bundled_throughputs, bundled_trace
 from simulator.workload.jobs import TraceJob, Workload
@@ -77,6 +78,28 @@ def run_of_small(policy: str = "selective", failures: Failures | None = None) ->
 
 RUNS = [*((policy, None) for policy in STRATEGIES), ("selective", OFTEN), ("tiresias", OFTEN)]
 every_run = pytest.mark.parametrize(("policy", "failures"), RUNS)
+
+
+def test_jobs_with_a_range_hold_no_other_number_of_gpus_and_promises_stand() -> None:
+    ranged = [
+        replace(
+            one,
+            min_gpus=least,
+            curve=ScalingCurve(*zip(*levels, strict=True)),
+            measured=one.curve,
+        )
+        for number, one in enumerate(small(60).jobs)
+        for least in ((1, 2, 4)[number % 3],)
+        if (levels := [point for point in one.curve.rate_by_num_gpus.items() if point[0] >= least])
+    ]
+    workload = Workload.of("ranged", ranged)
+    verification = Verification(workload, COST)
+    result = Simulation(workload, SIXTEEN, resize_cost=COST, observers=(verification,)).run()
+    held = {(fate.job.min_gpus, stay.num_gpus) for fate in result.fates for stay in fate.stays}
+    assert all(num_gpus >= least for least, num_gpus in held)
+    assert {least for least, _ in held} == {1, 2, 4}
+    assert result.numbers()["late"] == verification.certificate_failures == 0
+    assert verification.certificates_checked >= len(ranged)
 
 
 # --- by hand --------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from elasticflow.cli.wish import ClassName, Wish, parse_setting
+from elasticflow.cli.wish import ClassName, Wish, parse_gpus, parse_setting
 from elasticflow.phrases import schedule_in_words
 from elasticflow.times import duration_in_words, parse_deadline, parse_duration_s
 
@@ -57,6 +57,19 @@ def test_durations_are_shown_in_two_units(seconds: float, words: str) -> None:
 def test_settings_keep_their_type(text: str, setting: tuple[str, object]) -> None:
     assert parse_setting(text) == setting
     assert type(parse_setting(text)[1]) is type(setting[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"), [("4", (4, 4)), ("2..8", (2, 8)), ("2..", (2, None)), ("..8", (None, 8))]
+)
+def test_a_range_of_gpus_is_read(text: str, ends: tuple[int | None, int | None]) -> None:
+    assert parse_gpus(text) == ends
+
+
+@pytest.mark.parametrize("text", ["..", "two", "1-2", "-1", "2...8", ""])
+def test_what_is_no_range_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=r"is not like 4, 2\.\.8"):
+        parse_gpus(text)
 
 
 @pytest.mark.parametrize("text", ["lr", "=1", "a b=1"])

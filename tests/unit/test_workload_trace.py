@@ -198,3 +198,24 @@ def test_the_bundled_traces_read_without_a_complaint() -> None:
     assert len({job.submitted_at_s for job in workloads["bursty"].jobs}) == 10
     with pytest.raises(BadInput, match="is no bundled trace; there are bursty, small"):
         bundled_trace("large")
+
+
+def test_a_range_of_gpus_is_the_part_of_the_curve_where_the_job_may_run(tmp_path: Path) -> None:
+    header = f"{HEADER},min_gpus,max_gpus"
+    rows = ("a,10,500,bert,900,64,2,300,2,2", "b,10,500,bert,900,64,2,300,,", "c,10,500,bert,900,64,,,,3")
+    jobs = read_trace(trace_of(tmp_path, header, *rows), TABLES).jobs
+    assert [job.curve.rate_by_num_gpus for job in jobs] == [{2: 1.5}, {1: 1.0, 2: 1.5}, {1: 1.0, 2: 1.5}]
+    assert [job.measured for job in jobs] == [CURVE, None, None]
+    assert [(job.min_gpus, job.max_gpus) for job in jobs] == [(2, 2), (1, None), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"),
+    [("3", "3", "none of these lies from 3 to 3"), ("4", "", "it does on 1, 2"), ("2", "1", "more than")],
+)
+def test_a_range_in_which_the_model_does_not_run_is_refused(
+    tmp_path: Path, least: str, most: str, words: str
+) -> None:
+    file = trace_of(tmp_path, f"{HEADER},min_gpus,max_gpus", f"{GOOD},{least},{most}")
+    with pytest.raises(BadInput, match=words):
+        read_trace(file, TABLES)
