@@ -1,12 +1,12 @@
 """The same bits at any number of workers, through resizes and crashes: weights, optimizer, buffers and metrics."""
 
-import hashlib
 import signal
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from benchmarks.engine.sensitive import digest
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
@@ -31,23 +31,7 @@ def digest_of(node, job_id: str) -> str:
     """Of all that the job has come to."""
     content = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
     assert content is not None
-    digest = hashlib.sha256()
-    _add(digest, state_of(content))
-    return digest.hexdigest()
-
-
-def _add(digest: Any, value: Any) -> None:
-    match value:
-        case dict():
-            for key in sorted(value, key=str):
-                _add(digest, [str(key), value[key]])
-        case list() | tuple():
-            for item in value:
-                _add(digest, item)
-        case _ if hasattr(value, "numpy"):
-            digest.update(value.contiguous().numpy().tobytes())
-        case _:
-            digest.update(repr(value).encode())
+    return digest(state_of(content))
 
 
 def stateful(spec_of, *, until: int = LAST, **hyperparameters: Any):

@@ -96,6 +96,19 @@ async def test_who_survives_goes_on_from_the_step_that_was_interrupted(
     assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
 
 
+async def test_the_last_one_goes_on_alone(node, spec_of, unmoved):
+    job_id = node.new_job_id()
+    before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=2)
+    await before.first(Progressed)
+    before.workers[0].kill()
+    interrupted = await before.first(Interrupted, 1)
+    after = await node.regroup(before, [1], lost=[0])
+    assert (await all_there(after, [1])).iteration == interrupted.iteration
+    finished = await after.first(Finished)
+    assert (await after.ended())[0].code == ExitCode.DONE
+    assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
+
+
 async def test_a_worker_that_is_stopped_is_ended_and_the_others_go_on(node, spec_of, unmoved):
     job_id = node.new_job_id()
     before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=2)

@@ -78,8 +78,15 @@ class Changes:
         self._channel.send(Interrupted(iteration=self._trainer.iteration))
         while not self._channel.stop_requested:
             self._look(wait_s=_LOOK_S)
-            if self._preparation is not None and self._preparation.ready_for:
+            if self._preparation is None or not self._preparation.ready_for:
+                continue
+            try:
                 self.go_over()
+            except (
+                PeerLost
+            ) as another:  # of those who were to come, or who was lost before was still among them
+                log.warning("peer_lost", iteration=self._trainer.iteration, reason=str(another))
+            else:
                 return True
         return False
 

@@ -9,13 +9,14 @@ from collections.abc import Iterable
 
 import torch
 
+from services.executor.worker.optimizer_settings import settings_of
+
 PARAMETERS_EVERY = 100  # steps; the optimizer's settings at each
 
 
 def fingerprint(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], iteration: int) -> int:
     """32 bits: of the optimizer's settings and, now and then, of all parameters."""
-    settings = [[(k, v) for k, v in group.items() if k != "params"] for group in optimizer.param_groups]
-    number = zlib.crc32(repr(settings).encode())
+    number = zlib.crc32(repr(settings_of(optimizer)).encode())
     if iteration % PARAMETERS_EVERY == 0:
         for parameter in parameters:
             number = zlib.crc32(_digest(parameter.detach()), number)

@@ -30,13 +30,21 @@ class HandOver:
 
 
 def hand_over(
-    everyone: Group, *, iteration: int, num_staying: int, state: Any = None, own: Sequence[torch.Tensor] = ()
+    everyone: Group | None,
+    *,
+    iteration: int,
+    num_staying: int,
+    state: Any = None,
+    own: Sequence[torch.Tensor] = (),
 ) -> HandOver:
-    """A collective of all who meet; the first num_staying places need the state.
+    """A collective of all who meet; the first num_staying places need the state. None: of one that is alone and has it.
 
     iteration: steps done, NOTHING_YET for a newcomer. state: of a source, as nested dicts, lists and tuples.
-    own: `own_tensors` of a newcomer. They are written at once where they fit.
+    own: `own_tensors` of a newcomer. They are written at once where they fit; whoever is a step behind gives none, and
+    holds what it held if a peer is lost meanwhile.
     """
+    if everyone is None:
+        return HandOver(began_s=time.monotonic())
     steps_done = [int(theirs) for theirs in everyone.all_gather(torch.tensor([iteration]))]
     began_s = time.monotonic()
     sources = [place for place, steps in enumerate(steps_done) if steps == max(steps_done)]

@@ -47,10 +47,16 @@ class Invitation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
     """Those who came. workers: of the new generation; None for whoever leaves, and for one that is alone.
-    everyone: None where no state is to be handed over."""
+    everyone: None where no state is to be handed over, and for one that is alone."""
 
     workers: Group | None
     everyone: Group | None
+
+    def close(self) -> None:
+        """After a peer was lost."""
+        for group in (self.workers, self.everyone):
+            if group is not None:
+                group.close()
 
 
 def invitation(assignment: Assignment, device: torch.device) -> Invitation:

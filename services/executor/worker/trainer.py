@@ -19,11 +19,12 @@ from services.executor.worker.checkpoint import CheckpointStore, unreadable_type
 from services.executor.worker.data_order import DataOrder
 from services.executor.worker.device import finish_work, moved
 from services.executor.worker.fingerprint import fingerprint
-from services.executor.worker.groups import retire
-from services.executor.worker.handover import HandOver, hand_over, own_tensors
+from services.executor.worker.groups import PeerLost, retire
+from services.executor.worker.handover import HandOver, hand_over
 from services.executor.worker.loading import Parts, load, seed_generators
 from services.executor.worker.meeting import Invitation, Met
 from services.executor.worker.membership import Agreement, Membership
+from services.executor.worker.optimizer_settings import Settings, restore, settings_of
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.training_function import (
@@ -81,6 +82,7 @@ class Trainer:
     generation: int = 0  # as whose worker it trains
     steps: Steps = field(init=False)
     _is_evaluated: bool = False  # at this iteration
+    _settings_before: Settings = ()  # of the optimizer, at the beginning of the step
     _stage: "_Stage" = field(default_factory=lambda: _Stage.BETWEEN)
 
     def __post_init__(self) -> None:
@@ -101,6 +103,7 @@ class Trainer:
     def step(self, *, stop: bool, ready_for: int = 0) -> Agreement:
         """One iteration on the global batch, and what all workers agree on at its end."""
         batches = [moved(next(self.batches), self.device) for _ in self.steps.computed]
+        self._settings_before = settings_of(self.optimizer)
         self._stage = _Stage.COMPUTING
         self.function.iteration = self.iteration
         self.model.train()
@@ -175,6 +178,7 @@ class Trainer:
         match self._stage:
             case _Stage.COMPUTING:
                 self.steps.take_back()
+                restore(self.optimizer, self._settings_before)
             case _Stage.CHANGED:
                 # what failed is the agreement: metrics of this step are missing, nothing else
                 self.iteration += 1
@@ -211,15 +215,18 @@ class Trainer:
         return CheckpointStore(Path(self.assignment.checkpoint_dir), generation=self.generation)
 
     def go_over(self, invited: Invitation, met: Met) -> HandOver:
-        """Between two steps, all at once: give the newcomers the state, and go on with them; or leave."""
-        assert met.everyone is not None
-        handed = hand_over(
-            met.everyone,
-            iteration=self.iteration,
-            num_staying=invited.world_size,
-            state={**self.state(), "metric_names": self.metric_names},
-            own=own_tensors(self.model),
-        )
+        """Between two steps, all at once: give the newcomers the state, and go on with them; or leave. After a PeerLost
+        this worker holds what it held."""
+        try:
+            handed = hand_over(
+                met.everyone,
+                iteration=self.iteration,
+                num_staying=invited.world_size,
+                state={**self.state(), "metric_names": self.metric_names},
+            )
+        except PeerLost:
+            met.close()  # who has gone over already, or waits for this worker, learns of the loss by this
+            raise
         if handed.state is not None:
             self._take_over(handed.state)
         if invited.stays:

@@ -1,0 +1,317 @@
+"""`python -m benchmarks.engine.schedules`: do joins, leaves, kills and stops leave a trace? 50 schedules for each V.
+
+A schedule follows from its seed: workers come, go, change ranks, are killed at any moment, also while a change is being
+made, are stopped by a signal, all die, are suspended and come back. What every worker holds at the beginning of every
+step, weights, optimizer, buffers and how often each sample was seen, is compared with the run of one worker that
+nobody disturbs.
+"""
+
+import asyncio
+import json
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import torch
+import typer
+
+from benchmarks.engine.crew import Crew
+from benchmarks.engine.sensitive import (
+    GLOBAL_BATCH_SIZE,
+    NUM_SAMPLES,
+    OfEight,
+    OfFour,
+    OfSixteen,
+    Sensitive,
+    digest,
+)
+from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
+from services.executor.worker.checkpoint import CheckpointStore, state_of
+from shared.messages.job import JobSpec
+from shared.runtime.logs import configure_logs
+
+JOBS: dict[int, type[Sensitive]] = {4: OfFour, 8: OfEight, 16: OfSixteen}  # by virtual nodes
+MOST_WORKERS = 6
+NUM_EVENTS = 10
+STEP_S = 0.02
+_PATIENCE_S = 170.0  # for a schedule, which takes some seconds
+
+Kind = Literal["join", "leave", "move", "kill", "kill all", "stop", "pause", "suspend"]
+_KINDS = get_args(Kind)
+_CHANCES = (0.2, 0.15, 0.15, 0.2, 0.05, 0.05, 0.1, 0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """after_s: since the last one came to its end. size: workers then. hurt_s: so long after the change was asked for
+    somebody is killed who takes part in it, if it takes as long."""
+
+    kind: Kind
+    after_s: float
+    size: int
+    hurt_s: float | None
+
+
+def schedule(seed: int, *, num_events: int = NUM_EVENTS, most: int = MOST_WORKERS) -> tuple[Event, ...]:
+    """Follows from the seed. The first event is the start."""
+    rng = np.random.default_rng((seed, 0))
+    size = int(rng.integers(1, most + 1))
+    events = [Event(kind="suspend", after_s=0.0, size=size, hurt_s=None)]
+    while len(events) <= num_events:
+        kind: Kind = _KINDS[rng.choice(len(_KINDS), p=_CHANCES)]
+        match kind:
+            case "join" if size < most:
+                size = int(rng.integers(size + 1, most + 1))
+            case "leave" | "kill" if size > 1:
+                size = int(rng.integers(1, size))
+            case "move" | "pause":
+                pass
+            case "kill all" | "stop" | "suspend":
+                size = int(rng.integers(1, most + 1))
+            case _:
+                continue
+        hurt_s = float(rng.uniform(0.0, 0.5)) if rng.random() < 0.3 else None
+        events.append(Event(kind=kind, after_s=float(rng.uniform(0.0, 0.2)), size=size, hurt_s=hurt_s))
+    return tuple(events)
+
+
+class Player:
+    """Plays a schedule on a crew. killed: processes, by hand."""
+
+    def __init__(self, crew: Crew, seed: int) -> None:
+        self._crew = crew
+        self._rng = np.random.default_rng((seed, 1))
+        self.killed = 0
+
+    async def play(self, events: Sequence[Event]) -> None:
+        for event in events:
+            await asyncio.sleep(event.after_s)
+            await self._happens(event)
+            if event.kind != "pause":
+                await self._reach(event)
+        assert await self._crew.suspend(), "all were there"
+
+    async def _happens(self, event: Event) -> None:
+        crew, holders = self._crew, list(self._crew.holders)
+        chosen = [holders[i] for i in self._rng.permutation(len(holders))]
+        match event.kind:
+            case "kill":
+                await self._kill(chosen[: max(1, len(holders) - event.size)])
+            case "kill all":
+                await self._kill(chosen)
+            case "stop":
+                chosen[0].signal(signal.SIGSTOP)
+                await crew.until(lambda: chosen[0].exited is not None, "who is stopped is ended")
+            case "pause":
+                chosen[0].signal(signal.SIGSTOP)
+                await asyncio.sleep(float(self._rng.uniform(0.0, 0.3)))
+                chosen[0].signal(signal.SIGCONT)
+            case "suspend":
+                await crew.suspend()
+            case "join" | "leave" | "move":
+                pass
+
+    async def _kill(self, workers: Sequence[Any]) -> None:
+        for worker in workers:
+            self.killed += worker.exited is None
+            worker.handle.kill()
+        await self._crew.until(lambda: all(w.exited is not None for w in workers), "who is killed is gone")
+
+    async def _reach(self, event: Event) -> None:
+        """A generation of so many, whoever dies on the way."""
+        crew, newcomers = (
+            self._crew,
+            int(self._rng.integers(1, event.size + 1)) if event.kind == "move" else 0,
+        )
+        hurting = asyncio.create_task(self._hurt(event.hurt_s))
+        while True:
+            holders = list(crew.holders)
+            if holders:
+                members: list[Any] = [holders[i] for i in self._rng.permutation(len(holders))]
+                members = members[: event.size - newcomers]
+                members += [None] * (event.size - len(members))
+                await crew.go_over([members[i] for i in self._rng.permutation(event.size)])
+            else:
+                await crew.start(event.size)
+            await hurting
+            if len(crew.holders) == event.size == len(crew.members):
+                return
+            newcomers = 0
+
+    async def _hurt(self, after_s: float | None) -> None:
+        if after_s is not None:
+            await asyncio.sleep(after_s)
+            if processes := self._crew.processes:
+                await self._kill([processes[self._rng.integers(len(processes))]])
+
+
+class Stage:
+    """Where schedules are played: one launcher for all crews."""
+
+    def __init__(self, folder: Path) -> None:
+        self.launcher = Launcher(data_dir=folder, node_id="schedules", on_event=self._note)
+        self._folder = folder
+        self._crews: dict[str, Crew] = {}
+
+    def crew(self, job_id: str, spec: JobSpec, **settings: Any) -> Crew:
+        crew = Crew(job_id=job_id, spec=spec, folder=self._folder, launcher=self.launcher, **settings)
+        self._crews[job_id] = crew
+        return crew
+
+    def _note(self, handle: WorkerHandle, event: WorkerEvent) -> None:
+        self._crews[handle.assignment.job_id].note(handle, event)
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Stage(Path(folder))
+        await ready.launcher.start()
+        try:
+            yield ready
+        finally:
+            await ready.launcher.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a schedule has left. held: what a worker said it held at the beginning of an iteration, one for each that it
+    took part in. final: the same of the last checkpoint, less what was seen."""
+
+    seed: int
+    events: tuple[Event, ...]
+    killed: int
+    generations: int
+    held: tuple[tuple[int, str], ...]
+    final: tuple[int, str]
+
+
+async def play(stage: Stage, virtual_nodes: int, seed: int, folder: Path) -> Played:
+    """folder: for what its workers tell, empty."""
+    events = schedule(seed)
+    crew = stage.crew(f"v{virtual_nodes}-seed{seed}", _spec(virtual_nodes, folder, step_s=STEP_S))
+    player = Player(crew, seed)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await player.play(events)
+    except (AssertionError, TimeoutError) as error:
+        raise AssertionError(f"{crew.job_id} {error}\n{events}") from error
+    content = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
+    assert content is not None
+    state = state_of(content)
+    return Played(
+        seed=seed,
+        events=events,
+        killed=player.killed,
+        generations=crew.generation,
+        held=tuple(_held(folder)),
+        final=(state["iteration"], digest([state["model"], state["optimizer"]])),
+    )
+
+
+async def undisturbed(stage: Stage, virtual_nodes: int, num_iterations: int, folder: Path) -> dict[int, str]:
+    """What one worker holds at the beginning of each iteration, whom nobody disturbs."""
+    spec = _spec(virtual_nodes, folder, max_iterations=num_iterations)
+    crew = stage.crew(f"v{virtual_nodes}-undisturbed", spec, checkpoint_every_s=1e6)
+    await crew.start(1)
+    await crew.until(lambda: not crew.processes, "it has finished")
+    return dict(_held(folder))
+
+
+def differences(played: Played, expected: dict[int, str]) -> list[str]:
+    """A sentence for each state that is not the undisturbed one's."""
+    iteration, final = played.final
+    told = [(iteration, held) for iteration, held in played.held if expected[iteration] != held]
+    wrong = [f"seed {played.seed}: iteration {iteration} begins with {held[:16]}" for iteration, held in told]
+    if expected[iteration].split()[0] != final:
+        wrong.append(f"seed {played.seed}: the checkpoint of iteration {iteration} is {final[:16]}")
+    return wrong
+
+
+def reading_errors(expected: dict[int, str]) -> list[int]:
+    """Iterations before which some sample was not seen once an epoch."""
+    wrong: list[int] = []
+    for iteration, held in expected.items():
+        epochs, rest = divmod(iteration * GLOBAL_BATCH_SIZE, NUM_SAMPLES)
+        times = Counter(map(int, held.split()[1:]))
+        if times != +Counter({epochs: NUM_SAMPLES - rest, epochs + 1: rest}):
+            wrong.append(iteration)
+    return wrong
+
+
+def _spec(virtual_nodes: int, record: Path, *, step_s: float = 0.0, max_iterations: int = 10**9) -> JobSpec:
+    job = JOBS[virtual_nodes]().set_hyperparameter(
+        global_batch_size=GLOBAL_BATCH_SIZE, step_s=step_s, record=str(record)
+    )
+    return job.term_condition(max_iterations=max_iterations).set_job_class("best_effort").spec()
+
+
+def _held(folder: Path) -> list[tuple[int, str]]:
+    """A line may be half written where its writer was killed."""
+    lines = [line for file in folder.iterdir() for line in file.read_text().splitlines(keepends=True)]
+    whole = [line.rstrip().split(maxsplit=1) for line in lines if line.endswith("\n")]
+    return [(int(iteration), held) for iteration, held in whole]
+
+
+async def prove(virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1) -> dict[str, Any]:
+    """The row of one V. Raises AssertionError if a schedule does not come to its end."""
+    with tempfile.TemporaryDirectory() as record:
+        folders = {name: Path(record) / name for name in ("undisturbed", *map(str, seeds))}
+        for folder in folders.values():
+            folder.mkdir()
+        turn = asyncio.Semaphore(at_once)
+
+        async def one(seed: int) -> Played:
+            async with turn:
+                return await play(there, virtual_nodes, seed, folders[str(seed)])
+
+        async with stage() as there:
+            played = await asyncio.gather(*map(one, seeds))
+            longest = max(each.final[0] for each in played) + 1
+            expected = await undisturbed(there, virtual_nodes, longest, folders["undisturbed"])
+    kinds = Counter(event.kind for each in played for event in each.events)
+    return {
+        "virtual_nodes": virtual_nodes,
+        "schedules": len(played),
+        "events": dict(sorted(kinds.items())),
+        "killed": sum(each.killed for each in played),
+        "generations": sum(each.generations for each in played),
+        "longest_iterations": longest,
+        "states_compared": sum(len(each.held) for each in played),
+        "differences": [text for each in played for text in differences(each, expected)],
+        "iterations_read_wrongly": reading_errors(expected),
+    }
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="Schedules for each number of virtual nodes.")] = 50,
+    first: Annotated[int, typer.Option(min=0, help="The first seed: a failure names its own.")] = 0,
+    virtual_nodes: Annotated[list[int], typer.Option("--virtual-nodes", "-v")] = [*JOBS],  # noqa: B006
+    at_once: Annotated[int, typer.Option(min=1, help="Schedules played at the same time.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
+) -> None:
+    """Exit code 1 if any state differs."""
+    configure_logs(level="error")
+    rows = [asyncio.run(prove(v, range(first, first + seeds), at_once=at_once)) for v in virtual_nodes]
+    result = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "torch": torch.__version__,
+        "backend": "gloo",
+        "rows": rows,
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if out:
+        out.write_text(text + "\n")
+    raise typer.Exit(int(any(row["differences"] or row["iterations_read_wrongly"] for row in rows)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

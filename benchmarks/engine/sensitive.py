@@ -1,0 +1,144 @@
+"""A job that betrays whatever a change of workers leaves behind: all that could tell one number of them from another.
+
+Dropout, BatchNorm, momentum, clipping, augmentation while reading and noise after the backward pass, a schedule, uneven
+parts, a layer that only some parts use; and a buffer that counts how often each sample was seen in steps that count.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from elasticflow import ElasticJob, Scalar
+
+NUM_SAMPLES = 50
+GLOBAL_BATCH_SIZE = 37  # samples: uneven parts of at least two, which BatchNorm needs, for 16 virtual nodes
+_FEATURES, _WIDTH = 6, 24
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # numbers (B,), points (B, features), targets (B, 1)
+
+
+class Sensitive(ElasticJob):
+    """hyperparameters: step_s: what a step takes one worker at least, less for several; record: a folder in which
+    each worker says, a line for each step, what it holds at its beginning; "": it does not."""
+
+    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.05, "step_s": 0.0, "record": ""}
+    evaluate_every: ClassVar[int] = 25
+
+    _recorded = -1  # iteration
+
+    def init_model(self) -> nn.Module:
+        return Branching()
+
+    def init_dataset(self) -> Dataset[Any]:
+        return Augmented()
+
+    def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+    def train(self, batch: Batch, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+        numbers, points, targets = batch
+        self._record(model, optimizer)
+        part = len(numbers) / float(self.hyperparameters["global_batch_size"])
+        time.sleep(float(self.hyperparameters["step_s"]) * part)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 / (1 + 0.01 * self.iteration)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        seen = torch.bincount(numbers, minlength=NUM_SAMPLES)
+        model.times_seen += seen / part  # pyright: ignore[reportOperatorIssue] - buffers become the mean of all parts
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad += 1e-3 * torch.randn_like(parameter)
+        optimizer.step()
+        return {"loss": loss, "norm": norm}
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        return {"evaluated": model(torch.randn(5, _FEATURES)).sum().item()}
+
+    def _record(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        folder = str(self.hyperparameters["record"])
+        if folder and self.iteration != self._recorded:
+            self._recorded = self.iteration
+            state = model.state_dict()
+            held = digest([state, optimizer.state_dict()])
+            seen = " ".join(str(int(times)) for times in state["times_seen"].round())
+            with (Path(folder) / f"{os.getpid()}.txt").open("a") as file:
+                file.write(f"{self.iteration} {held} {seen}\n")
+
+
+class OfFour(Sensitive):
+    virtual_nodes: ClassVar[int] = 4
+
+
+class OfEight(Sensitive):
+    virtual_nodes: ClassVar[int] = 8
+    data_workers: ClassVar[int] = 1
+
+
+class OfSixteen(Sensitive):
+    virtual_nodes: ClassVar[int] = 16
+
+
+class Augmented(Dataset[Any]):
+    """Numbered points, with a little noise at each reading."""
+
+    def __init__(self) -> None:
+        chance = torch.Generator().manual_seed(1)
+        self._points = torch.randn(NUM_SAMPLES, _FEATURES, generator=chance)
+        self._targets = self._points.prod(1, keepdim=True)
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return index, self._points[index] + 0.1 * torch.randn(_FEATURES), self._targets[index]
+
+
+class Branching(nn.Module):
+    times_seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(_FEATURES, _WIDTH),
+            nn.BatchNorm1d(_WIDTH),
+            nn.Tanh(),
+            nn.Dropout(0.3),
+            nn.Linear(_WIDTH, 1),
+        )
+        self.extra = nn.Linear(_FEATURES, 1)
+        self.register_buffer("times_seen", torch.zeros(NUM_SAMPLES, dtype=torch.float64))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        output = self.body(points)
+        return output + self.extra(points) if points.sum() > 0 else output
+
+
+def digest(value: Any) -> str:
+    """Of nested dicts, lists, tuples, tensors and plain values: SHA-256 over all of their bits."""
+    hashed = hashlib.sha256()
+    _add(hashed, value)
+    return hashed.hexdigest()
+
+
+def _add(hashed: Any, value: Any) -> None:
+    match value:
+        case Mapping():
+            for key in sorted(value, key=str):
+                _add(hashed, [str(key), value[key]])
+        case list() | tuple():
+            for item in value:
+                _add(hashed, item)
+        case torch.Tensor():
+            hashed.update(value.detach().contiguous().numpy().tobytes())
+        case _:
+            hashed.update(repr(value).encode())
