@@ -66,7 +66,9 @@ class ElasticJob:
     max_gpus: int | None = None  # nor on more; the same as min_gpus: an inelastic job
 
     evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
-    data_workers: ClassVar[int] = 0  # processes that load data for each worker; 0: the worker itself
+    data_workers: ClassVar[int] = (
+        1  # processes that read ahead for each worker; 0: it reads what is due by itself
+    )
     reproducible: ClassVar[Literal["bitwise", "fast"]] = (
         "bitwise"  # the same bits on any number of GPUs, or not
     )

@@ -1,8 +1,5 @@
 """Which samples a step takes: the same at every number of workers, each once an epoch."""
 
-from itertools import islice
-
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,8 +44,8 @@ def test_each_sample_once_an_epoch_through_any_resizes(
         world_size = world_sizes[iteration % len(world_sizes)]
         for rank in range(world_size):
             block = order.virtual_nodes.block(rank, world_size)
-            parts = [part for v in block for part in order.virtual_nodes.micro_batches(v)]
-            for part in islice(order.parts(parts, iteration=iteration), len(parts)):
+            micro_batches = [each for v in block for each in order.virtual_nodes.micro_batches(v)]
+            for part in order.parts(micro_batches, iteration):
                 assert part.iteration == iteration
                 seen += part.samples
     for epoch in range(len(seen) // dataset_size):
@@ -64,10 +61,8 @@ def test_order_differs_between_seeds_and_epochs():
     assert epoch_of(0, 1) == epoch_of(0, 1)
 
 
-def test_parts_from_any_iteration_continue_the_same_line():
+def test_parts_are_slices_of_the_batch():
     order = order_of(seed=5, dataset_size=17, global_batch_size=6, count=3)
-    parts = [*order.virtual_nodes.micro_batches(1), *order.virtual_nodes.micro_batches(2)]
-    from_start = list(islice(order.parts(parts, iteration=0), 18))
-    from_fourth = list(islice(order.parts(parts, iteration=4), 10))
-    assert from_start[8:] == from_fourth
-    assert np.concatenate([part.samples for part in from_start]).shape == (36,)
+    parts = order.parts([each for v in (1, 2) for each in order.virtual_nodes.micro_batches(v)], 4)
+    assert [part.virtual_node for part in parts] == [1, 2]
+    assert [sample for part in parts for sample in part.samples] == order.global_batch(4)[2:].tolist()

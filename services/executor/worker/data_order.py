@@ -8,7 +8,7 @@ data is one integer, the iteration.
 """
 # pyright: strict
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,19 +46,18 @@ class DataOrder:
             position += length
         return np.concatenate(pieces)
 
-    def parts(self, micro_batches: Iterable[MicroBatch], *, iteration: int) -> Iterator[Part]:
-        """Step by step from `iteration` on, without end, what these micro-batches read, one after another."""
-        mine = tuple(micro_batches)
-        while True:
-            batch = self.global_batch(iteration)
-            for each in mine:
-                yield Part(
-                    iteration=iteration,
-                    virtual_node=each.virtual_node,
-                    micro_batch=each.index,
-                    samples=tuple(batch[each.samples].tolist()),
-                )
-            iteration += 1
+    def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
+        """What these micro-batches read in one step."""
+        batch = self.global_batch(iteration)
+        return [
+            Part(
+                iteration=iteration,
+                virtual_node=each.virtual_node,
+                micro_batch=each.index,
+                samples=tuple(batch[each.samples].tolist()),
+            )
+            for each in micro_batches
+        ]
 
 
 @lru_cache(maxsize=2)  # a batch touches at most two epochs that are shorter than it

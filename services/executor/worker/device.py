@@ -1,7 +1,7 @@
 """The one device of a worker: its part of the cores, or one GPU of the node."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,6 +75,32 @@ def finish_work(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class Copies:
+    """Of batches to the device, beside its work: begun on any thread, finished where they are used."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def begin(self, batch: Any) -> Any:
+        """What `finish` takes. From pinned memory, nobody waits for the copy."""
+        if self._stream is None:
+            return batch
+        with torch.cuda.stream(self._stream):
+            return moved(batch, self._device), self._stream.record_event()
+
+    def finish(self, begun: Any) -> Any:
+        """The batch with all its tensors on the device; what is told to the device from now on finds them there."""
+        if self._stream is None:
+            return begun
+        batch, copied = begun
+        here = torch.cuda.current_stream(self._device)
+        here.wait_event(copied)
+        for tensor in tensors_in(batch):
+            tensor.record_stream(here)  # or its memory could be given away while it is used here
+        return batch
+
+
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with all its tensors on the device."""
     match batch:
@@ -86,3 +112,18 @@ def moved(batch: Any, device: torch.device) -> Any:
             return [moved(value, device) for value in batch]
         case _:
             return batch
+
+
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """Of a batch as `moved` returns it."""
+    match batch:
+        case torch.Tensor():
+            yield batch
+        case dict():
+            for value in batch.values():
+                yield from tensors_in(value)
+        case list():
+            for value in batch:
+                yield from tensors_in(value)
+        case _:
+            pass

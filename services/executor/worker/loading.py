@@ -1,12 +1,11 @@
-"""Reads what virtual nodes train on, in this process or ahead of time in the data loader's own."""
+"""Reads what virtual nodes train on: the one place where users' data sets are asked for samples."""
 
 import random  # noqa: TID251 - users' code may draw from it, so it is seeded like the others
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from services.executor.worker.data_order import Part
 from services.executor.worker.virtual_nodes import Phase, seed_of
@@ -22,7 +21,7 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
-class Parts(Dataset[Any]):
+class PartReader:
     """The user's data set by parts instead of samples. What is drawn at random while a part is read, to augment
     it, belongs to the part and not to the process that reads it."""
 
@@ -31,7 +30,7 @@ class Parts(Dataset[Any]):
         self._collate = collate
         self._seed = seed
 
-    def __getitem__(self, part: Part) -> Any:
+    def __call__(self, part: Part) -> Any:
         seed_generators(
             seed_of(
                 self._seed,
@@ -44,21 +43,3 @@ class Parts(Dataset[Any]):
         if hasattr(self._dataset, "__getitems__"):  # as torch's own fetcher does
             return self._collate(self._dataset.__getitems__(list(part.samples)))
         return self._collate([self._dataset[index] for index in part.samples])
-
-
-def load(parts: Parts, order: Iterator[Part], *, num_processes: int, pin_memory: bool) -> Iterator[Any]:
-    """One batch for each part, in order; with processes, read ahead of the training."""
-    loader = DataLoader(
-        parts,
-        sampler=order,  # pyright: ignore[reportArgumentType] - any iterable will do
-        batch_size=None,
-        collate_fn=_as_it_is,
-        num_workers=num_processes,
-        pin_memory=pin_memory,
-        generator=torch.Generator(),  # or it would draw from the global one
-    )
-    return iter(loader)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

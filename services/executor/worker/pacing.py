@@ -15,7 +15,7 @@ def pause_s(*, cpu_s: float, wall_s: float, cpu_share: float) -> float:
 
 
 class Pacer:
-    """Holds this process to cpu_share cores over each interval between two calls of `pace`."""
+    """Holds this process, and who reads for it, to cpu_share cores over each interval between two calls of `pace`."""
 
     def __init__(
         self,
@@ -31,6 +31,11 @@ class Pacer:
         self._sleep = sleep
         self._cpu_mark_s = cpu_clock()
         self._wall_mark_s = wall_clock()
+        self._charged_s = 0.0
+
+    def charge(self, cpu_s: float) -> None:
+        """Count what another process has used for this one."""
+        self._charged_s += cpu_s
 
     def pace(self) -> None:
         """Sleep off what this interval has used above the share. No credit is kept: no bursts later."""
@@ -38,11 +43,12 @@ class Pacer:
             return
         cpu_s = self._cpu_clock()
         pause = pause_s(
-            cpu_s=cpu_s - self._cpu_mark_s,
+            cpu_s=cpu_s - self._cpu_mark_s + self._charged_s,
             wall_s=self._wall_clock() - self._wall_mark_s,
             cpu_share=self._cpu_share,
         )
         if pause > 0:
             self._sleep(pause)
+        self._charged_s = 0.0
         self._cpu_mark_s = cpu_s  # what other threads use during the pause counts for the next interval
         self._wall_mark_s = self._wall_clock()

@@ -12,14 +12,16 @@ from torch import nn
 from services.executor.worker.bitwise import BitwiseSteps
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.data_order import DataOrder
 from services.executor.worker.device import claim, prepare_thread
 from services.executor.worker.fast import FastSteps
 from services.executor.worker.groups import retire
 from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over, own_tensors
-from services.executor.worker.loading import seed_generators
+from services.executor.worker.loading import PartReader, seed_generators
 from services.executor.worker.meeting import invitation, meet, open_rendezvous
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Steps, Trainer
 from services.executor.worker.training_function import (
@@ -51,6 +53,12 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         optimizer = function.init_optimizer(model)
     dataset_size = _checked_size(dataset, spec, assignment.world_size)
     virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size, assignment.micro_batch_size)
+    reading = ReadAhead(
+        PartReader(dataset, function.collate, spec.seed),
+        num_processes=function.data_workers,
+        device=device,
+        pacer=pacer,
+    )
 
     met = meet(invited, channel, store, hand_over=assignment.meeting_size > 0)
     members = Membership(met.workers, pacer, virtual_nodes)
@@ -72,8 +80,9 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         function=function,
         model=model,
         optimizer=optimizer,
-        dataset=dataset,
         dataset_size=dataset_size,
+        reading=reading,
+        order=DataOrder(seed=spec.seed, dataset_size=dataset_size, virtual_nodes=virtual_nodes),
         device=device,
         pacer=pacer,
         telemetry=telemetry,

@@ -5,8 +5,8 @@ and the state that outlives this generation are looked after here, between its c
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,16 @@ from torch import nn
 
 from services.executor.worker.checkpoint import CheckpointStore, unreadable_types
 from services.executor.worker.data_order import DataOrder
-from services.executor.worker.device import finish_work, moved
+from services.executor.worker.device import finish_work
 from services.executor.worker.fingerprint import fingerprint
 from services.executor.worker.groups import PeerLost, retire
 from services.executor.worker.handover import HandOver, hand_over
-from services.executor.worker.loading import Parts, load, seed_generators
+from services.executor.worker.loading import seed_generators
 from services.executor.worker.meeting import Invitation, Met
 from services.executor.worker.membership import Agreement, Membership
 from services.executor.worker.optimizer_settings import Settings, restore, settings_of
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.training_function import (
     TrainingFailed,
@@ -67,14 +68,14 @@ class Trainer:
     function: TrainingFunction
     model: nn.Module  # as the user made it
     optimizer: torch.optim.Optimizer
-    dataset: Any
     dataset_size: int
     device: torch.device
     pacer: Pacer
     telemetry: Telemetry
     members: Membership
     make_steps: Callable[[Membership], Steps]
-    batches: Iterator[Any] = field(default_factory=lambda: iter(()))  # one for each micro-batch computed here
+    reading: ReadAhead
+    order: DataOrder
     checkpoints: CheckpointStore | None = None  # rank 0's, None for the others and for a pre-run
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Trainer:
 
     def step(self, *, stop: bool, ready_for: int = 0) -> Agreement:
         """One iteration on the global batch, and what all workers agree on at its end."""
-        batches = [moved(next(self.batches), self.device) for _ in self.steps.computed]
+        batches = self._batches()
         self._settings_before = settings_of(self.optimizer)
         self._stage = _Stage.COMPUTING
         self.function.iteration = self.iteration
@@ -138,6 +139,14 @@ class Trainer:
         self._stage = _Stage.BETWEEN
         self.telemetry.step_ended(self.iteration, self.metrics)
         return agreement
+
+    def _batches(self) -> list[Any]:
+        """This step's, one for each micro-batch computed here; the next one's are read meanwhile."""
+        ahead = self.reading.steps_ahead(len(self.steps.computed))
+        coming = [self.order.parts(self.steps.computed, self.iteration + step) for step in range(ahead + 1)]
+        self.reading.expect([part for parts in coming for part in parts])
+        with in_users_code(f"while the data of iteration {self.iteration} were read"):
+            return self.reading.take(coming[0])
 
     def _fingerprint(self) -> int:
         """What a worker that is alone holds needs no comparison."""
@@ -195,16 +204,8 @@ class Trainer:
     # --- with whom ---
 
     def begin(self, generation: int) -> None:
-        """Read from the present iteration on what is this worker's, and keep the checkpoints if that is its part."""
-        order = DataOrder(
-            seed=self.spec.seed, dataset_size=self.dataset_size, virtual_nodes=self.members.virtual_nodes
-        )
-        self.batches = load(
-            Parts(self.dataset, self.function.collate, self.spec.seed),
-            order.parts(self.steps.computed, iteration=self.iteration),
-            num_processes=self.function.data_workers,
-            pin_memory=self.device.type == "cuda",
-        )
+        """As its worker, from the present iteration on; keep the checkpoints if that is its part."""
+        self.order = replace(self.order, virtual_nodes=self.members.virtual_nodes)
         self.generation = generation
         keeps = self.is_rank_0 and self.assignment.purpose == "train"
         self.checkpoints = self.checkpoint_store() if keeps else None
@@ -230,7 +231,7 @@ class Trainer:
         if handed.state is not None:
             self._take_over(handed.state)
         if invited.stays:
-            retire(self.members.group, met.everyone, self.batches)
+            retire(self.members.group, met.everyone)
             virtual_nodes = virtual_nodes_of(
                 self.function, self.spec, invited.world_size, invited.micro_batch_size
             )

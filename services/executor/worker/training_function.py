@@ -33,7 +33,7 @@ class TrainingFunction(Protocol):
     hyperparameters: Mapping[str, Scalar]
     iteration: int  # steps done before this one, set before each call of train
     evaluate_every: int  # iterations; 0: only at the end
-    data_workers: int  # processes that load data for one worker; 0: the worker itself
+    data_workers: int  # processes that read ahead for one worker; 0: it reads what is due by itself
     reproducible: str  # "bitwise" or "fast"
     virtual_nodes: int  # 0: chosen by the batch
     find_unused_parameters: bool  # as of DistributedDataParallel
