@@ -17,7 +17,7 @@ from elasticflow.job import ElasticJob
 from shared.messages.job import JobClass, JobSpec, Scalar
 
 if TYPE_CHECKING:
-    from elasticflow.calls import amend, cancel, hold, jobs, quote, submit, wait
+    from elasticflow.calls import amend, cancel, hold, jobs, quote, release, scale, submit, wait
     from elasticflow.client import Client
 
 __all__ = [
@@ -31,13 +31,18 @@ __all__ = [
     "hold",
     "jobs",
     "quote",
+    "release",
+    "scale",
     "submit",
     "wait",
 ]
 
 _LIVES_IN = {
     "Client": "elasticflow.client",
-    **dict.fromkeys(("amend", "cancel", "hold", "jobs", "quote", "submit", "wait"), "elasticflow.calls"),
+    **dict.fromkeys(
+        ("amend", "cancel", "hold", "jobs", "quote", "release", "scale", "submit", "wait"),
+        "elasticflow.calls",
+    ),
 }
 
 

@@ -10,22 +10,35 @@ from shared.errors import Retry
 from shared.messages import codec
 from shared.messages.events import (
     AmendRefused,
+    BoundEnded,
     CancelRefused,
     JobAdmitted,
     JobAmended,
     JobCancelled,
     JobFailed,
     JobRejected,
+    JobScaled,
     MessageRefused,
     PlanDecided,
     ProfileRequested,
     QuoteHeld,
     QuoteRefused,
+    ScaleRefused,
 )
 from shared.runtime.bus import Subscription
 
 Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
-Reply = JobCancelled | CancelRefused | QuoteHeld | QuoteRefused | JobAmended | AmendRefused
+Reply = (
+    JobCancelled
+    | CancelRefused
+    | QuoteHeld
+    | QuoteRefused
+    | JobAmended
+    | AmendRefused
+    | JobScaled
+    | ScaleRefused
+    | BoundEnded
+)
 Answer = Decision | ProfileRequested | Reply | MessageRefused
 
 

@@ -14,12 +14,15 @@ from elasticflow.submission import quotable, submission_of
 from elasticflow.views import JobView, job_view, job_views
 from shared.messages.events import (
     AmendRefused,
+    BoundEnded,
     CancelRefused,
     DeadlineQuoted,
     JobAmended,
     JobCancelled,
+    JobScaled,
     QuoteHeld,
     QuoteRefused,
+    ScaleRefused,
 )
 
 T = TypeVar("T")
@@ -93,6 +96,35 @@ def amend(
         tenant,
         lambda client: client.amend(job_id, deadline_s=deadline_s, max_iterations=max_iterations),
     )
+
+
+def scale(
+    job_id: str,
+    *,
+    min_gpus: int | None = None,
+    max_gpus: int | None = None,
+    until_s: float | None = None,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> JobScaled | ScaleRefused:
+    """As its operator, let a job hold at least or at most so many GPUs, until until_s (seconds since 1970) if that is
+    given. Refused, with a number that could be had, where a promise would break."""
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(
+        endpoint,
+        tenant,
+        lambda client: client.scale(job_id, min_gpus=min_gpus, max_gpus=max_gpus, until_s=until_s),
+    )
+
+
+def release(
+    job_id: str, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> BoundEnded | ScaleRefused:
+    """Let the system choose a job's number of GPUs again."""
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.release(job_id))
 
 
 def cancel(

@@ -1,4 +1,4 @@
-"""A pool as its users see it, from Python: submit, quote, hold, amend, cancel, look, wait.
+"""A pool as its users see it, from Python: submit, quote, hold, amend, scale, cancel, look, wait.
 
 A view is the folded ledger: nothing is asked of a service that the ledger can say. The calls for scripts and
 notebooks, without `await`, are in `elasticflow/calls.py`.
@@ -8,47 +8,43 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
 
-from elasticflow.answers import Answers, Decision, Reply, listening
+from elasticflow.answers import Decision
+from elasticflow.asking import Asking, check
 from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.errors import NoAdmission, Undecided, UnknownPool, UnknownQuote
 from elasticflow.job import InvalidJob
-from elasticflow.ledger_view import LedgerView
 from elasticflow.packaging import Package
 from elasticflow.patience import patiently
 from shared.errors import NoResponder
 from shared.messages import codec, subjects
-from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
+from shared.messages.commands import AmendJob, CancelJob, HoldQuote, QuoteDeadline, ScaleJob, SubmitJob
 from shared.messages.events import (
     AmendRefused,
+    BoundEnded,
     CancelRefused,
     DeadlineQuoted,
     JobAmended,
     JobCancelled,
+    JobScaled,
     MessageRefused,
     ProfileRequested,
     QuoteHeld,
     QuoteRefused,
+    ScaleRefused,
 )
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import HeldQuote
 from shared.runtime import streams
 from shared.runtime.clock import Clock, SystemClock, fresh_id
-from shared.runtime.nats_bus import NatsBus, connect_nats
+from shared.runtime.nats_bus import connect_nats
 from shared.runtime.nats_url import masked
 
 ANSWER_TIMEOUT_S = 30.0
 
-SomeReply = TypeVar("SomeReply", bound=Reply)
 
-
-class Client(LedgerView):
+class Client(Asking):
     """One pool, over one connection; made by `Client.connect`."""
-
-    def __init__(self, bus: NatsBus, endpoint: Endpoint, tenant: str, clock: Clock) -> None:
-        super().__init__(bus, endpoint.pool)
-        self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -67,9 +63,6 @@ class Client(LedgerView):
             yield cls(bus, endpoint, tenant or DEFAULT_TENANT, clock or SystemClock())
         finally:
             await bus.close()
-
-    def now_s(self) -> float:
-        return self._clock.now_s()
 
     # -- wishes ------------------------------------------------------------------------------------------
 
@@ -116,7 +109,7 @@ class Client(LedgerView):
 
     def _submission(self, spec: JobSpec, job_id: str) -> SubmitJob:
         wish = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
-        _check(wish)
+        check(wish)
         return wish
 
     async def _hand_in(self, wish: SubmitJob, code: Package | None) -> None:
@@ -128,7 +121,7 @@ class Client(LedgerView):
     async def quote(self, spec: JobSpec, *, timeout_s: float = ANSWER_TIMEOUT_S) -> DeadlineQuoted:
         """The earliest deadline that would be promised now; nothing is submitted. Raises InvalidJob."""
         question = QuoteDeadline(tenant=self.tenant, spec=spec)
-        _check(question)
+        check(question)
         data = codec.encode(question, id=f"quote-{fresh_id()}", recorded_at_s=self.now_s())
         try:
             answer = await self._bus.request(subjects.quote(self._pool), data, timeout_s)
@@ -166,6 +159,29 @@ class Client(LedgerView):
             raise UnknownQuote(job_id)
         return quote
 
+    async def scale(
+        self,
+        job_id: str,
+        *,
+        min_gpus: int | None = None,
+        max_gpus: int | None = None,
+        until_s: float | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> JobScaled | ScaleRefused:
+        """As its operator, let a job hold at least or at most so many GPUs, until until_s if that is given; never at
+        the cost of a promise. This takes the place of the bound before. Raises InvalidJob, Undecided."""
+        wish = ScaleJob(
+            job_id=job_id, tenant=self.tenant, min_gpus=min_gpus, max_gpus=max_gpus, until_s=until_s
+        )
+        if min_gpus is None and max_gpus is None:
+            raise InvalidJob("min_gpus, max_gpus: give one of them at least, or release the job")
+        return await self._answered(wish, (JobScaled, ScaleRefused), timeout_s)
+
+    async def release(self, job_id: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> BoundEnded | ScaleRefused:
+        """Let the system choose a job's number of GPUs again. Raises Undecided."""
+        wish = ScaleJob(job_id=job_id, tenant=self.tenant)
+        return await self._answered(wish, (BoundEnded, ScaleRefused), timeout_s)
+
     async def amend(
         self,
         job_id: str,
@@ -181,39 +197,6 @@ class Client(LedgerView):
         )
         return await self._answered(wish, (JobAmended, AmendRefused), timeout_s)
 
-    async def _answered(
-        self, wish: Command, replies: tuple[type[SomeReply], ...], timeout_s: float
-    ) -> SomeReply:
-        """Publish a wish and wait for one of its replies."""
-        _check(wish)
-        async with self._listening(wish.job_id) as answers:
-            await self._publish(wish)
-            try:
-                async with asyncio.timeout(timeout_s):
-                    while True:
-                        answer = await answers.next()
-                        if isinstance(answer, replies):
-                            return answer
-                        if isinstance(answer, MessageRefused):
-                            raise InvalidJob(*answer.problems)
-            except TimeoutError:
-                raise Undecided(wish.job_id, timeout_s) from None
-
-    async def _publish(self, wish: Command) -> None:
-        """Into the work queue, once: a repeat after a lost acknowledgement has the same id."""
-        message_id = f"{type(wish).__name__}-{fresh_id()}"
-        data = codec.encode(wish, id=message_id, recorded_at_s=self.now_s())
-        subject = subjects.submit(self.tenant, self._pool)
-        await patiently(self._bus.append, subject, data, message_id=message_id)
-
-    @contextlib.asynccontextmanager
-    async def _listening(self, job_id: str) -> AsyncIterator[Answers]:
-        """Answers from now on."""
-        after_sequence = await self.last_sequence()
-        words = await self._bus.subscribe(subjects.answer(self._pool, job_id))
-        async with listening(words, self.entries(after_sequence=after_sequence), job_id) as answers:
-            yield answers
-
 
 def fresh_job_id(spec: JobSpec) -> str:
     """The class's name and something new: "digits-cnn-3f9a1c"."""
@@ -221,13 +204,6 @@ def fresh_job_id(spec: JobSpec) -> str:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", name).lower()
     words = re.sub(r"[^a-z0-9-]+", "", words).strip("-")
     return f"{words[:50] or 'job'}-{fresh_id()[:6]}"
-
-
-def _check(message: Command | QuoteDeadline) -> None:
-    """Raises InvalidJob, naming every bad field."""
-    problems = codec.validate(message)
-    if problems:
-        raise InvalidJob(*problems)
 
 
 def _is_about(decision: Decision, spec: JobSpec) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from elasticflow.times import duration_in_words, moment_in_words
 from shared.messages import events
 from shared.messages.cluster import PoolConfig, ShareSchedule, segments
-from shared.messages.gpu_range import ANY_NUMBER
+from shared.messages.gpu_range import ANY_NUMBER, GpuBound
 from shared.messages.job import JobSpec
 from shared.messages.offer import Offer
 
@@ -44,6 +44,13 @@ def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
 
 def gpus_counted(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def bound_in_words(bound: GpuBound | events.JobScaled, now_s: float) -> str:
+    """As "at least 4 GPUs until 15:04:14 (in 10m 00s)"."""
+    ends = (("at least", bound.min_gpus), ("at most", bound.max_gpus))
+    told = " and ".join(f"{word} {gpus_counted(count)}" for word, count in ends if count is not None)
+    return told + ("" if bound.until_s is None else f" until {moment_in_words(bound.until_s, now_s)}")
 
 
 def schedule_in_words(schedule: ShareSchedule) -> str:

@@ -1,6 +1,7 @@
 """Each event of a job's life as a sentence with numbers, and what it is the reason for. Pure."""
 
 from elasticflow.phrases import (
+    bound_in_words,
     deadline_in_words,
     gpus_counted,
     margin_in_words,
@@ -40,6 +41,14 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
             return f"amended to {what}" + (f": {schedule_in_words(share)} keep it" if share else "")
         case events.AmendRefused():
             return f"a wish to amend it was refused: {event.explanation}"
+        case events.JobScaled():
+            share = event.minimum_satisfactory_share
+            keeps = f": {schedule_in_words(share)} keep its deadline" if share else ""
+            return f"bounded by its operator to {bound_in_words(event, event.at_s)}{keeps}"
+        case events.ScaleRefused():
+            return f"a wish to scale it was refused: {event.explanation}"
+        case events.BoundEnded():
+            return f"no longer bounded: {event.reason}"
         case events.WorkersStopped():
             kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
             return f"generation {event.generation} has stopped on {event.node_id}{kept}"
@@ -89,6 +98,10 @@ def cause_in_words(event: Event, job_id: str) -> str:
             return f"{name(event.job_id)} was cancelled"
         case events.JobAmended():
             return f"{name(event.job_id)} was amended"
+        case events.JobScaled():
+            return f"{name(event.job_id)} was bounded to {bound_in_words(event, event.at_s)}"
+        case events.BoundEnded():
+            return f"{name(event.job_id)} is no longer bounded"
         case events.QuoteHeld():
             return f"a quote is held for {name(event.job_id)}"
         case events.JobAtRisk():

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.messages.cluster import GpuId, segments
+from shared.messages.gpu_range import ANY_NUMBER, GpuBound
 from shared.messages.offer import Offer
 from shared.messages.pool_state import Job, Phase, PoolState
 
@@ -20,6 +21,8 @@ class JobView:
     training_function: str
     activity: str  # profiling, waiting, starting, running, recovering, or how it ended
     num_gpus: int
+    gpu_range: str  # on which it may run now, as "2..8"; "..": any
+    bound: GpuBound | None  # that an operator has set
     gpus: tuple[str, ...]  # "node:index", in rank order
     generation: int
     iteration: int
@@ -60,7 +63,7 @@ class NodeView:
         return self.jobs.count("")
 
 
-def job_view(job: Job, now_s: float) -> JobView:
+def job_view(job: Job, now_s: float, bound: GpuBound | None = None) -> JobView:
     finish_s = expected_finish_s(job, now_s)
     met = job.phase in (Phase.PROFILING, Phase.ADMITTED, Phase.FINISHED)
     spec = job.spec
@@ -71,6 +74,8 @@ def job_view(job: Job, now_s: float) -> JobView:
         training_function=spec.training_function if spec else "",
         activity=activity(job),
         num_gpus=len(job.gpus),
+        gpu_range=str(spec.gpu_range if spec else ANY_NUMBER),
+        bound=bound,
         gpus=tuple(f"{gpu.node_id}:{gpu.gpu_index}" for gpu in job.gpus),
         generation=job.generation,
         iteration=job.iteration,
@@ -121,7 +126,7 @@ def promised_finish_s(job: Job) -> float | None:
 def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[JobView, ...]:
     """Live jobs in the order of their decisions; with ended ones before them if wanted."""
     jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
-    return tuple(job_view(job, now_s) for job in sorted(jobs, key=_by_age))
+    return tuple(job_view(job, now_s, state.bounds.get(job.job_id)) for job in sorted(jobs, key=_by_age))
 
 
 def _by_age(job: Job) -> tuple[float, str]:

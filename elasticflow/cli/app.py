@@ -17,6 +17,7 @@ from elasticflow.cli import (
     logs,
     nodes,
     replay,
+    scale,
     simulate,
     submit,
     up,
@@ -104,6 +105,8 @@ app.command()(submit.quote)
 app.command()(jobs.jobs)
 app.command()(jobs.cancel)
 app.command()(amend.amend)
+app.command()(scale.scale_out)
+app.command()(scale.scale_in)
 app.command()(watch.watch)
 app.command()(logs.logs)
 app.command()(nodes.nodes)

@@ -12,6 +12,7 @@ from rich.text import Text
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
 from elasticflow.cli.output import bar, console, print_json, say, say_line, state_word, table
 from elasticflow.client import Client
+from elasticflow.phrases import bound_in_words
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import JobView, job_views
 from shared.messages.events import CancelRefused, JobCancelled
@@ -44,6 +45,8 @@ def jobs(
         say(jobs_table(views, now_s))
         for line in risk_lines(views, now_s):
             say_line(line, "yellow")
+        for line in bound_lines(views, now_s):
+            say_line(line)
     else:
         say_line("no jobs" if everything else "no jobs now (`eflow jobs --all` shows those that have ended)")
 
@@ -102,6 +105,16 @@ def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
     ]
 
 
+def bound_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
+    """What operators have asked for."""
+    return [
+        f"{view.job_id} is bounded to {bound_in_words(view.bound, now_s)}; "
+        f"to end that: eflow scale-in {view.job_id} --release"
+        for view in views
+        if view.bound is not None
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
     name: str
@@ -112,6 +125,11 @@ class _Column:
 
 def _time(at_s: float | None, now_s: float) -> str:
     return "-" if at_s is None else clock_time(at_s, now_s=now_s)
+
+
+def _gpus(view: JobView) -> str:
+    """As "4", or "4 of 2..8" where it may not run on any number."""
+    return f"{view.num_gpus or '-'}" + (f" of {view.gpu_range}" if view.gpu_range != ".." else "")
 
 
 def margin_word(view: JobView) -> Text:
@@ -127,7 +145,7 @@ _COLUMNS = (
     _Column(name="JOB", cell=lambda view, _: view.job_id),
     _Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
     _Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), in_narrow=False),
-    _Column(name="GPUS", cell=lambda view, _: str(view.num_gpus or "-"), right=True),
+    _Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True),
     _Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
     _Column(name="ITERATION", cell=lambda view, _: f"{view.iteration}/{view.max_iterations}", right=True),
     _Column(

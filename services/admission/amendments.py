@@ -8,16 +8,15 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from services.admission.promises import Promises, asks_no_less
-from services.admission.rules import Request, objection
+from services.admission.replanning import Found, Replanning, own
 from shared.messages.commands import AmendJob
 from shared.messages.events import AmendRefused, JobAmended
 from shared.messages.offer import Offer
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
-from shared.scheduling.admission_plan import Proposal
-from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
-from shared.scheduling.outlook import known_curve, planned_deadline_s, resize_cost
-from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
-from shared.scheduling.quoting import earliest_deadline_s, keeps, most_iterations_by
+from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.outlook import planned_deadline_s
+from shared.scheduling.planned_pool import flat
+from shared.scheduling.quoting import earliest_deadline_s, most_iterations_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,85 +71,42 @@ def _obstacle(job: Job | None, wish: AmendJob, now_s: float) -> str | None:
 def _promised_anew(
     state: PoolState, promises: Promises, job: Job, terms: _Terms, now_s: float
 ) -> JobAmended | AmendRefused:
-    pool = planned_pool(state, now_s, without=job.job_id)
-    before = _as_it_is(state, pool, job)
-    if before is None:
+    replanning = Replanning.of(state, promises, job, now_s)
+    if replanning is None:
         why = "it runs nowhere here now"
         return AmendRefused(job_id=job.job_id, explanation=why, at_s=now_s)
-    anew = _Renegotiation(state=state, promises=promises, others=pool, job=job, before=before, now_s=now_s)
+    anew = _Renegotiation(replanning)
     found = anew.schedule(terms)
     if found is None:
         offers = anew.offers(terms)
         why = anew.why_not(terms, offers)
         return AmendRefused(job_id=job.job_id, explanation=why, offers=offers, at_s=now_s)
-    why = anew.objection(found)
+    why = replanning.objection(found)
     if why is not None:
         return AmendRefused(job_id=job.job_id, explanation=why, at_s=now_s)
     return anew.granted(terms, found)
 
 
-def _as_it_is(state: PoolState, others: PlannedPool, job: Job) -> SchedulableJob | None:
-    """The job under its present promise; None if it runs nowhere here."""
-    row = next((row for row, listed in enumerate(others.listed) if listed.job_id == job.job_id), None)
-    curve = known_curve(state, spec_of(job), job.speed)
-    if row is None or curve is None:
-        return None
-    jobs = others.plan.table.jobs
-    return SchedulableJob(
-        job_id=job.job_id,
-        curve=curve,
-        remaining_iterations=float(jobs.remaining_J[row]),
-        deadline_s=planned_deadline_s(state, job.deadline_s),
-        current_num_gpus=int(jobs.held_J[row]),
-        resize_cost=resize_cost(state),
-        stalled_until_s=float(jobs.stalled_until_J[row]),
-        reserve_nodes=state.config.reserve_nodes,
-        notice_s=state.config.heartbeat_timeout_s,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Renegotiation:
-    """A promised job as it is `before`, and the plan of all others, which stays."""
+    """On which other terms the job could be promised."""
 
-    state: PoolState
-    promises: Promises
-    others: PlannedPool
-    job: Job
-    before: SchedulableJob
-    now_s: float
+    anew: Replanning
 
-    def schedule(self, terms: _Terms) -> Proposal | Schedule | None:
-        """What keeps the terms: a new schedule, or the one that it has where no other is found."""
+    def schedule(self, terms: _Terms) -> Found | None:
+        """What keeps the terms."""
         after = self._on(terms)
-        if self._is_too_dear(after):
-            return None
-        proposal, held = self.others.plan.propose(after), self._held
-        if proposal is None and held and keeps(self.promises.plan, after, held):
-            return held
-        return proposal
+        return None if self._is_too_dear(after) else self.anew.found(after)
 
-    def objection(self, found: Proposal | Schedule) -> str | None:
-        """What a rule says against what it would hold beyond what it has."""
-        more = self._added_gpu_seconds(found)
-        request = Request(
-            job_id=self.job.job_id,
-            tenant=self.job.tenant,
-            gpu_seconds=more,
-            num_new_jobs=0,
-            at_s=self.now_s,
-        )
-        return objection(self.state, request) if more else None
-
-    def granted(self, terms: _Terms, found: Proposal | Schedule) -> JobAmended:
+    def granted(self, terms: _Terms, found: Found) -> JobAmended:
         return JobAmended(
-            job_id=self.job.job_id,
+            job_id=self.anew.job.job_id,
             deadline_s=terms.deadline_s,
             max_iterations=terms.max_iterations,
-            minimum_satisfactory_share=flat(_own(found)),
-            gpu_seconds=self._added_gpu_seconds(found),
-            replanned=self._replanned(found) if isinstance(found, Proposal) else self.promises.news(),
-            at_s=self.now_s,
+            minimum_satisfactory_share=flat(own(found)),
+            gpu_seconds=self.anew.added_gpu_seconds(found),
+            replanned=self.anew.replanned(found),
+            at_s=self.anew.now_s,
         )
 
     def offers(self, terms: _Terms) -> tuple[Offer, ...]:
@@ -159,13 +115,13 @@ class _Renegotiation:
             Offer(
                 deadline_s=other.deadline_s,
                 max_iterations=other.max_iterations,
-                global_batch_size=spec_of(self.job).global_batch_size,
+                global_batch_size=spec_of(self.anew.job).global_batch_size,
             )
             for other in (self._later(terms), self._fewer(terms))
             if other is not None
             and other.deadline_s is not None
             and (found := self.schedule(other)) is not None
-            and self.objection(found) is None
+            and self.anew.objection(found) is None
         )
 
     def why_not(self, terms: _Terms, offers: tuple[Offer, ...]) -> str:
@@ -175,43 +131,43 @@ class _Renegotiation:
             "would crowd out more than it is worth" if dear else "cannot be kept beside the other promises"
         )
         would_do = " or ".join(
-            f"{offer.max_iterations} in all in {offer.deadline_s - self.now_s:.0f} s" for offer in offers
+            f"{offer.max_iterations} in all in {offer.deadline_s - self.anew.now_s:.0f} s" for offer in offers
         )
         return (
-            f"{after.remaining_iterations:.0f} iterations more in {after.deadline_s - self.now_s:.0f} s: "
+            f"{after.remaining_iterations:.0f} iterations more in {after.deadline_s - self.anew.now_s:.0f} s: "
             f"that {cannot}; {would_do or 'nothing else'} would do; the promise of before stays"
         )
 
     def _later(self, terms: _Terms) -> _Terms | None:
         after = self._on(terms)
-        earliest_s = earliest_deadline_s(self.others.plan, after)
+        earliest_s = earliest_deadline_s(self.anew.others.plan, after)
         if earliest_s is not None:
-            earliest_s = self.promises.first_worth_s(after, earliest_s, 1.0)
+            earliest_s = self.anew.promises.first_worth_s(after, earliest_s, 1.0)
         if earliest_s is None:
             return None
-        return replace(terms, deadline_s=earliest_s + self.state.config.deadline_slack_s)
+        return replace(terms, deadline_s=earliest_s + self.anew.state.config.deadline_slack_s)
 
     def _fewer(self, terms: _Terms) -> _Terms | None:
         """None if not one more than it has done."""
         after = self._stopped(self._on(terms))
-        fitting = most_iterations_by(self.others.plan, after)
+        fitting = most_iterations_by(self.anew.others.plan, after)
 
         def is_too_dear(iterations: int) -> bool:
             return self._is_too_dear(replace(after, remaining_iterations=float(iterations)))
 
         fitting = bisect_left(range(1, fitting + 1), True, key=is_too_dear)
         in_all = math.floor(terms.max_iterations - after.remaining_iterations + fitting)
-        if not self.job.iteration < in_all < terms.max_iterations:
+        if not self.anew.job.iteration < in_all < terms.max_iterations:
             return None
         return replace(terms, max_iterations=in_all)
 
     def _on(self, terms: _Terms) -> SchedulableJob:
         """The job on new terms."""
-        more = terms.max_iterations - spec_of(self.job).max_iterations
+        more = terms.max_iterations - spec_of(self.anew.job).max_iterations
         after = replace(
-            self.before,
-            deadline_s=planned_deadline_s(self.state, terms.deadline_s),
-            remaining_iterations=max(self.before.remaining_iterations + more, 1.0),
+            self.anew.before,
+            deadline_s=planned_deadline_s(self.anew.state, terms.deadline_s),
+            remaining_iterations=max(self.anew.before.remaining_iterations + more, 1.0),
         )
         return self._stopped(after) if more else after
 
@@ -220,22 +176,4 @@ class _Renegotiation:
         return replace(job, current_num_gpus=0, stalled_until_s=-math.inf)
 
     def _is_too_dear(self, after: SchedulableJob) -> bool:
-        return not asks_no_less(self.before, after) and self.promises.is_too_dear(after)
-
-    @property
-    def _held(self) -> Schedule:
-        return self.promises.plan.schedules.get(self.job.job_id, ())
-
-    def _added_gpu_seconds(self, found: Proposal | Schedule) -> float:
-        return max(gpu_seconds(_own(found)) - gpu_seconds(self._held), 0.0)
-
-    def _replanned(self, proposal: Proposal) -> dict[str, tuple[float, ...]]:
-        """Schedules of others that change."""
-        replanned, table = self.others.changed_schedules(), self.others.plan.table
-        for row, schedule in proposal.moved.items():
-            replanned[table.job_ids[row]] = flat(schedule)
-        return replanned
-
-
-def _own(found: Proposal | Schedule) -> Schedule:
-    return found.schedule if isinstance(found, Proposal) else found
+        return not asks_no_less(self.anew.before, after) and self.anew.promises.is_too_dear(after)

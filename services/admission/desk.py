@@ -7,20 +7,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.admission.amendments import amend
 from services.admission.counteroffers import Refusal, refuse
 from services.admission.promises import Promises
-from services.admission.quotes import hold, take, why_not_taken
+from services.admission.quotes import take, why_not_taken
 from services.admission.refusals import problems_of, size_problems, too_small, why_unrunnable
 from services.admission.rules import Request, objection
-from shared.messages.commands import AmendJob, CancelJob, HoldQuote, SubmitJob
+from shared.messages.commands import SubmitJob
 from shared.messages.events import (
     AdmissionEvent,
-    CancelRefused,
+    BoundEnded,
     JobAdmitted,
     JobAmended,
     JobCancelled,
     JobRejected,
+    JobScaled,
     ProfileRequested,
     QuoteHeld,
     RejectionReason,
@@ -29,7 +29,7 @@ from shared.messages.fold_admission import is_anew
 from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply
-from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.messages.pool_state import Job, PoolState, spec_of
 from shared.scheduling.admission_plan import Proposal
 from shared.scheduling.job_table import SchedulableJob, gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer, profile_known
@@ -118,35 +118,12 @@ class Desk:
         quote = self.state.held_quotes.get(wish.job_id)
         return quote is not None and quote.tenant != wish.tenant and self.now_s < quote.until_s
 
-    def hold(self, question: HoldQuote) -> None:
-        """Quote a deadline and reserve what keeps it."""
-        answer = hold(self.state, self.promises, question, self.now_s)
-        if answer is not None:
-            self.say(answer)
-        if isinstance(answer, QuoteHeld):
+    def answer(self, said: AdmissionEvent | None) -> None:
+        """Say what was judged of a wish, if the same was not said before; what then is there to plan on is another."""
+        if said is not None:
+            self.say(said)
+        if isinstance(said, QuoteHeld | JobAmended | JobCancelled | JobScaled | BoundEnded):
             self.promises.look_again(self.state)
-
-    def amend(self, amendment: AmendJob) -> None:
-        """Promise something else than before, or leave it as it was."""
-        answer = amend(self.state, self.promises, amendment, self.now_s)
-        self.say(answer)
-        if isinstance(answer, JobAmended):
-            self.promises.look_again(self.state)
-
-    def cancel(self, cancellation: CancelJob) -> None:
-        job_id, tenant = cancellation.job_id, cancellation.tenant
-        job = self.state.job(job_id)
-        if job is None or job.tenant != tenant:
-            why = f"tenant {tenant} has no such job; `eflow jobs --all` lists them"
-        elif job.phase is Phase.CANCELLED:
-            return  # the same wish again; the host repeats the answer
-        elif not job.live:
-            why = f"it has ended already: {job.phase.value}"
-        else:
-            self.say(JobCancelled(job_id=job_id, reason=cancellation.reason, at_s=self.now_s))
-            self.promises.look_again(self.state)
-            return
-        self.say(CancelRefused(job_id=job_id, explanation=why, at_s=self.now_s))
 
     def decide_profiled(self, job: Job) -> None:
         """Decide on a job that waits for its profile, if it is known now or comes too late."""

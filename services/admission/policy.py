@@ -8,9 +8,21 @@ import math
 from dataclasses import replace
 from itertools import groupby
 
+from services.admission.amendments import amend
+from services.admission.bounds import ended_bounds, scale
+from services.admission.cancellations import cancel
 from services.admission.desk import Desk
+from services.admission.quotes import hold
 from services.admission.refusals import problems_of
-from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, QuoteDeadline, SubmitJob
+from shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    Command,
+    HoldQuote,
+    QuoteDeadline,
+    ScaleJob,
+    SubmitJob,
+)
 from shared.messages.events import AdmissionEvent, DeadlineQuoted
 from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass
@@ -23,25 +35,40 @@ from shared.scheduling.outlook import known_curve, newcomer
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[AdmissionEvent, ...]:
     """Answer each wish in turn, each on what the ones before it left; then the jobs whose profile is known now."""
     desk = Desk(state, now_s)
+    for ended in ended_bounds(state, now_s):
+        desk.answer(ended)
     for kind, together in groupby(commands, key=type):
         if kind is SubmitJob:
             for wish in desk.in_order([wish for wish in together if isinstance(wish, SubmitJob)]):
                 desk.submit(wish)
         for command in together:
-            if isinstance(command, CancelJob):
-                desk.cancel(command)
-            elif isinstance(command, HoldQuote):
-                desk.hold(command)
-            elif isinstance(command, AmendJob):
-                desk.amend(command)
+            desk.answer(_judged(desk, command))
     for job in desk.state.profiling_jobs:
         desk.decide_profiled(job)
     return tuple(desk.said)
 
 
+def _judged(desk: Desk, command: Command) -> AdmissionEvent | None:
+    """Each wish but a submission, which takes more than one step."""
+    state, promises, now_s = desk.state, desk.promises, desk.now_s
+    match command:
+        case CancelJob():
+            return cancel(state, command, now_s)
+        case HoldQuote():
+            return hold(state, promises, command, now_s)
+        case AmendJob():
+            return amend(state, promises, command, now_s)
+        case ScaleJob():
+            return scale(state, promises, command, now_s)
+        case SubmitJob():
+            return None
+
+
 def wake_at_s(state: PoolState) -> float | None:
-    """When the first job that still waits for its profile runs out of time."""
-    return min((job.deadline_s for job in state.profiling_jobs if job.deadline_s is not None), default=None)
+    """When the first job that still waits for its profile runs out of time, or an operator's bound ends."""
+    overdue_s = (job.deadline_s for job in state.profiling_jobs)
+    bounds_over_s = (bound.until_s for bound in state.bounds.values())
+    return min((at_s for at_s in (*overdue_s, *bounds_over_s) if at_s is not None), default=None)
 
 
 def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQuoted:

@@ -30,7 +30,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     completed = _completed_profile(state, profiling, lent, now_s)
     if completed is not None and profiling is not None:
         pool, lent = _hold(state, pool, profiling, now_s)
-    others, padding = _shortest_first(pool)
+    others, padding = _shortest_first(state, pool)
     allocation = allocate(
         pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding
     )
@@ -60,12 +60,16 @@ def _soft_deadlines(state: PoolState, pool: PlannedPool) -> dict[int, float]:
     return dict(sorted(ends_s.items(), key=lambda end: (end[1], pool.listed[end[0]].job_id)))
 
 
-def _shortest_first(pool: PlannedPool) -> tuple[list[int], list[int]]:
-    """Rows without a promise, and of these apart those of padding: so the mean completion time is smallest."""
+def _shortest_first(state: PoolState, pool: PlannedPool) -> tuple[list[int], list[int]]:
+    """Rows without a promise, and of these apart those of padding: so the mean completion time is smallest. First come
+    those of which an operator wants that they hold some GPUs at least."""
     jobs = pool.plan.table.jobs
 
-    def order(row: int) -> tuple[float, str]:
-        return float(jobs.remaining_J[row] / jobs.rates_JL[row, 0]), pool.listed[row].job_id
+    def order(row: int) -> tuple[bool, float, str]:
+        job_id = pool.listed[row].job_id
+        bound = state.bounds.get(job_id)
+        is_asked_for = bound is not None and bound.min_gpus is not None
+        return not is_asked_for, float(jobs.remaining_J[row] / jobs.rates_JL[row, 0]), job_id
 
     def is_padding(row: int) -> bool:
         return spec_of(pool.listed[row]).job_class is JobClass.PADDING

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shared.messages.job import JobSpec
-from shared.messages.limits import HoldS, PositiveIterations, Text, TimeS, Token
+from shared.messages.limits import HoldS, PositiveGpus, PositiveIterations, Text, TimeS, Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,4 +70,21 @@ class AmendJob:
     max_iterations: PositiveIterations | None = None
 
 
-Command = SubmitJob | CancelJob | HoldQuote | AmendJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleJob:
+    """Let an admitted job hold at least min_gpus GPUs, or at most max_gpus, whatever else it could have:
+    `JobScaled`, or `ScaleRefused`. (Amoeba, Table 1: scale_out, scale_in.)
+
+    This bound takes the place of the one before; neither number: the bound ends (`BoundEnded`).
+    until_s: when it ends by itself.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    tenant: Token
+    min_gpus: PositiveGpus | None = None
+    max_gpus: PositiveGpus | None = None
+    until_s: TimeS | None = None
+
+
+Command = SubmitJob | CancelJob | HoldQuote | AmendJob | ScaleJob

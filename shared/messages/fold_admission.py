@@ -125,7 +125,7 @@ def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int)
 
 
 def made_room(
-    state: PoolState, event: events.JobAdmitted | events.QuoteHeld | events.JobAmended
+    state: PoolState, event: events.JobAdmitted | events.QuoteHeld | events.JobAmended | events.JobScaled
 ) -> PoolState:
     if not event.replanned:
         return state

@@ -59,6 +59,7 @@ def ended(
         with_speed(state, job),
         live_jobs=state.live_jobs.delete(job.job_id) if job.job_id in state.live_jobs else state.live_jobs,
         ended_jobs=state.ended_jobs.set(job.job_id, ended),
+        bounds=state.bounds.delete(job.job_id) if job.job_id in state.bounds else state.bounds,
         scheduling_event_sequence=sequence,
     )
     return _without_the_oldest(state) if len(state.ended_jobs) > MAX_ENDED_JOBS + FORGET_AT_ONCE else state

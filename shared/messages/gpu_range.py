@@ -4,6 +4,7 @@ A user need not give a range. It is for models that do not run, or do not conver
 operators, who may bound a job for a while.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -54,3 +55,20 @@ def range_problem(min_gpus: int, max_gpus: int | None) -> str | None:
     if max_gpus is not None and max_gpus < min_gpus:
         return f"min_gpus: {min_gpus} is more than max_gpus, {max_gpus}"
     return f"min_gpus, max_gpus: jobs get 1, 2, 4, 8, ... GPUs, and none of these lies from {min_gpus} to {max_gpus}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBound:
+    """An operator's bound on one job, beside the range that it has of its own.
+
+    until_s: it ends by itself then. yields_to: the job whose promise is at risk, so that it ends now.
+    """
+
+    min_gpus: int | None
+    max_gpus: int | None
+    until_s: float | None
+    yields_to: str = ""
+
+    @property
+    def gpu_range(self) -> GpuRange:
+        return GpuRange.of(self.min_gpus or 1, self.max_gpus)

@@ -10,6 +10,7 @@ from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event, PlanDecided
 from shared.messages.fold_admission import accepted, amended, configured, quote_held, rejected
+from shared.messages.fold_bounds import bound_ended, bounds_yield, scaled
 from shared.messages.fold_curves import measured, profile_completed
 from shared.messages.fold_jobs import (
     ended,
@@ -74,7 +75,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return node_lost(state, event, sequence)
         case events.QuoteHeld():
             return quote_held(state, event, sequence)
-        case events.CancelRefused() | events.QuoteRefused() | events.AmendRefused():
+        case events.CancelRefused() | events.QuoteRefused() | events.AmendRefused() | events.ScaleRefused():
             return state
         case events.ThroughputMeasured():
             return measured(state, event, sequence)
@@ -86,6 +87,8 @@ def _of_a_job(
     state: PoolState,
     event: events.JobCancelled
     | events.JobAmended
+    | events.JobScaled
+    | events.BoundEnded
     | events.RendezvousOpened
     | events.GenerationStarted
     | events.WorkersStopped
@@ -104,6 +107,10 @@ def _of_a_job(
             return ended(state, job, Phase.CANCELLED, event.at_s, sequence, explanation=event.reason)
         case events.JobAmended():
             return amended(state, job, event, sequence)
+        case events.JobScaled():
+            return scaled(state, job, event, sequence)
+        case events.BoundEnded():
+            return bound_ended(state, job, sequence)
         case events.JobFailed():
             if not speaks_for(job, event.generation):
                 return state
@@ -133,6 +140,6 @@ def _of_a_job(
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state
             job = changed(job, at_risk=True, earliest_deadline_s=event.earliest_deadline_s)
-            return scheduling_event(with_job(state, job), sequence)
+            return scheduling_event(with_job(bounds_yield(state, event), job), sequence)
         case _:
             assert_never(event)

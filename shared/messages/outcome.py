@@ -2,7 +2,8 @@
 
 from shared.messages import events
 from shared.messages.cluster import segments
-from shared.messages.commands import Command, HoldQuote
+from shared.messages.commands import Command, HoldQuote, ScaleJob
+from shared.messages.gpu_range import GpuBound
 from shared.messages.pool_state import HeldQuote, Job, Phase, PoolState, spec_of
 
 
@@ -11,8 +12,10 @@ def told_before(state: PoolState, wish: Command) -> events.AdmissionEvent | even
     quote = state.held_quotes.get(wish.job_id)
     if isinstance(wish, HoldQuote) and quote is not None:
         return _held(quote)
-    job = state.job(wish.job_id)
+    job, bound = state.job(wish.job_id), state.bounds.get(wish.job_id)
     assert job is not None, wish.job_id
+    if isinstance(wish, ScaleJob) and bound is not None:
+        return _scaled(job, bound)
     return outcome(job)
 
 
@@ -26,6 +29,17 @@ def _held(quote: HeldQuote) -> events.QuoteHeld:
         gpu_seconds=quote.gpu_seconds,
         until_s=quote.until_s,
         at_s=quote.at_s,
+    )
+
+
+def _scaled(job: Job, bound: GpuBound) -> events.JobScaled:
+    return events.JobScaled(
+        job_id=job.job_id,
+        min_gpus=bound.min_gpus,
+        max_gpus=bound.max_gpus,
+        until_s=bound.until_s,
+        minimum_satisfactory_share=job.minimum_satisfactory_share,
+        at_s=job.decided_at_s,
     )
 
 

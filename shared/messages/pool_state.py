@@ -14,7 +14,7 @@ from immutables import Map
 from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule
 from shared.messages.demand import Demand
 from shared.messages.events import RejectionReason
-from shared.messages.gpu_range import GpuRange
+from shared.messages.gpu_range import GpuBound, GpuRange
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.offer import Offer
 from shared.messages.remembered import remembered
@@ -78,7 +78,7 @@ class Job:
     decided_at_s: float
     decided_sequence: int
     deadline_s: float | None = None
-    submitted: JobSpec | None = None  # its spec before it was amended
+    submitted: JobSpec | None = None  # its spec before it was amended, or bounded
     outdated: bool = False  # workers of the current generation know the spec of before
     minimum_satisfactory_share: ShareSchedule = ()  # as promised last: at admission, or amended
     planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise
@@ -195,6 +195,7 @@ _NO_JOBS = cast("Map[str, Job]", Map())
 _NO_NODES = cast("Map[str, NodeState]", Map())
 _NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
 _NO_QUOTES = cast("Map[str, HeldQuote]", Map())
+_NO_BOUNDS = cast("Map[str, GpuBound]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
 
 
@@ -211,6 +212,7 @@ class PoolState:
     ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see fold_jobs.MAX_ENDED_JOBS
     num_forgotten: int = 0  # ended jobs that are no longer kept here
     held_quotes: Map[str, HeldQuote] = _NO_QUOTES  # by job; some may be over: see `quotes_at`
+    bounds: Map[str, GpuBound] = _NO_BOUNDS  # of operators, by job
     curves: Map[str, MeasuredCurve] = _NO_CURVES
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
     demand: Demand = field(default_factory=Demand)

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from shared.messages.cluster import GpuHourBudget, PoolConfig, TenantQuota
 from shared.messages.codec import Undecodable
 from shared.messages.demand import Demand
+from shared.messages.gpu_range import GpuBound
 from shared.messages.job import JobSpec, MetricCondition
 from shared.messages.lifecycle import FOLD
 from shared.messages.pool_state import (
@@ -44,6 +45,7 @@ class _Flat:
     ended_jobs: dict[str, Job]
     num_forgotten: int
     held_quotes: dict[str, HeldQuote]
+    bounds: dict[str, GpuBound]
     curves: dict[str, MeasuredCurve]
     usage: dict[str, tuple[Usage, ...]]
     demand: Demand
@@ -55,9 +57,9 @@ class _Flat:
 
 
 _ADAPTER = TypeAdapter(_Flat)
-_MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "curves", "usage")
+_MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "bounds", "curves", "usage")
 _STATE = (
-    *(PoolState, Job, HeldQuote, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
+    *(PoolState, Job, HeldQuote, GpuBound, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
     *(TenantQuota, GpuHourBudget, StoppingWorkers, Predecessor, JobSpec, MetricCondition, SpeedSeen),
 )
 _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _STATE]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shared.messages import events
-from shared.messages.commands import AmendJob, HoldQuote, SubmitJob
+from shared.messages.commands import AmendJob, HoldQuote, ScaleJob, SubmitJob
 from shared.messages.events import PlanDecided, PlanEvent
 from shared.messages.job import JobClass
 from shared.messages.pool_state import Phase
@@ -24,9 +24,11 @@ BAD_TIMES = replace(MANY_FAULTS, until_s=200.0)
 
 
 def scenario(seed: int) -> Scenario:
-    """Jobs as ever; some take a quote that was held before, and everything promised is amended under way."""
-    chance = np.random.default_rng([seed, 7])
+    """Jobs as ever, some of them for few sizes; some take a quote that was held before, everything promised is amended
+    under way, and operators scale it."""
+    chance, ranges = np.random.default_rng([seed, 7]), np.random.default_rng([seed, 9])
     base = random_scenario(seed)
+    base = replace(base, arrivals=tuple(_with_range(arrival, ranges) for arrival in base.arrivals))
     arrivals = list[Arrival]()
     for arrival in base.arrivals:
         wish = arrival.command
@@ -52,7 +54,36 @@ def scenario(seed: int) -> Scenario:
             )
             at_s = arrival.at_s + float(chance.exponential(20.0))
             arrivals.append(Arrival(at_s=at_s, command=amend))
-    return replace(base, arrivals=tuple(arrivals))
+    return replace(base, arrivals=(*arrivals, *_scalings(seed, base)))
+
+
+def _with_range(arrival: Arrival, chance: np.random.Generator) -> Arrival:
+    """Every other job is for 1 or 2, 2 to 8, or exactly 4 GPUs."""
+    wish = arrival.command
+    if not isinstance(wish, SubmitJob) or chance.random() < 0.5:
+        return arrival
+    least, most = ((1, 2), (2, 8), (4, 4))[chance.integers(3)]
+    return replace(arrival, command=replace(wish, spec=replace(wish.spec, min_gpus=least, max_gpus=most)))
+
+
+def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
+    """Operators bound jobs of every class under way, for a while, for good, or release them."""
+    chance = np.random.default_rng([seed, 8])
+    for arrival in base.arrivals:
+        wish = arrival.command
+        for _ in range(3 if isinstance(wish, SubmitJob) else 0):
+            at_s = arrival.at_s + float(chance.exponential(25.0))
+            asked: int | None = int(chance.choice([1, 2, 3, 4, 8]))
+            bounds = ((asked, None), (None, asked), (asked, asked), (None, None))[chance.integers(4)]
+            until_s = float(START_S + at_s + chance.exponential(30.0)) if chance.random() < 0.7 else None
+            scale = ScaleJob(
+                job_id=wish.job_id,
+                tenant=wish.tenant,
+                min_gpus=bounds[0],
+                max_gpus=bounds[1],
+                until_s=until_s,
+            )
+            yield Arrival(at_s=at_s, command=scale)
 
 
 def life(seed: int, faults: Faults) -> VirtualCluster:
@@ -82,6 +113,12 @@ def test_what_is_held_is_admitted_and_what_is_amended_is_kept(seed: int) -> None
             assert job.iteration >= last.max_iterations
             assert job.deadline_s == last.deadline_s
     assert not list(broken_promises(cluster.state))
+
+
+def test_operators_are_granted_some_bounds_and_refused_others() -> None:
+    decided = [event for seed in range(6) for event in said(life(seed, NO_FAULTS))]
+    kinds = {type(event) for event in decided}
+    assert {events.JobScaled, events.ScaleRefused, events.BoundEnded} <= kinds
 
 
 @pytest.mark.parametrize(("seed", "faults"), [(1, NO_FAULTS), (2, BAD_TIMES), (3, BAD_TIMES)])

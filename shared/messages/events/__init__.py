@@ -7,15 +7,18 @@ the ledger alone. Import them from here; by whom and of what they tell decides i
 from shared.messages.events.admission import (
     AdmissionEvent,
     AmendRefused,
+    BoundEnded,
     CancelRefused,
     JobAdmitted,
     JobAmended,
     JobCancelled,
     JobRejected,
+    JobScaled,
     ProfileRequested,
     QuoteHeld,
     QuoteRefused,
     RejectionReason,
+    ScaleRefused,
 )
 from shared.messages.events.answers import DeadlineQuoted, MessageRefused
 from shared.messages.events.jobs import (
@@ -50,6 +53,7 @@ __all__ = [
     "AllocationDecided",
     "AmendRefused",
     "Answer",
+    "BoundEnded",
     "CancelRefused",
     "DeadlineQuoted",
     "Event",
@@ -63,6 +67,7 @@ __all__ = [
     "JobFinished",
     "JobProgressed",
     "JobRejected",
+    "JobScaled",
     "MessageRefused",
     "NodeEvent",
     "NodeJoined",
@@ -79,6 +84,7 @@ __all__ = [
     "QuoteRefused",
     "RejectionReason",
     "RendezvousOpened",
+    "ScaleRefused",
     "Telemetry",
     "ThroughputMeasured",
     "WorkerCrashed",

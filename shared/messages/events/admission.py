@@ -6,7 +6,16 @@ from typing import Annotated, ClassVar, Literal
 
 from shared.messages.cluster import ShareSchedule
 from shared.messages.job import JobSpec
-from shared.messages.limits import DurationS, FewItems, PositiveIterations, Text, TimeS, Token
+from shared.messages.limits import (
+    DurationS,
+    FewItems,
+    NumGpus,
+    PositiveGpus,
+    PositiveIterations,
+    Text,
+    TimeS,
+    Token,
+)
 from shared.messages.offer import Offer
 from shared.messages.witness import Witness
 
@@ -149,6 +158,48 @@ class AmendRefused:
     at_s: TimeS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobScaled:
+    """An operator's bound stands on the job from now on, and this schedule keeps its promise under it. From admission.
+
+    gpu_seconds, replanned: as of `JobAmended`.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    min_gpus: PositiveGpus | None
+    max_gpus: PositiveGpus | None
+    until_s: TimeS | None
+    minimum_satisfactory_share: ShareSchedule = ()
+    gpu_seconds: DurationS = 0.0
+    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRefused:
+    """What bound stood before stands. From admission.
+
+    num_gpus: the nearest number that is granted if it is asked for at once; None if there is none.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    explanation: Text
+    num_gpus: NumGpus | None = None
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundEnded:
+    """No operator's bound stands on the job any more. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    reason: Text
+    at_s: TimeS
+
+
 AdmissionEvent = (
     ProfileRequested
     | JobAdmitted
@@ -159,4 +210,7 @@ AdmissionEvent = (
     | QuoteRefused
     | JobAmended
     | AmendRefused
+    | JobScaled
+    | ScaleRefused
+    | BoundEnded
 )

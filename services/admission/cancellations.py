@@ -1,0 +1,19 @@
+"""Wishes to stop a job."""
+
+from shared.messages.commands import CancelJob
+from shared.messages.events import CancelRefused, JobCancelled
+from shared.messages.pool_state import Phase, PoolState
+
+
+def cancel(state: PoolState, wish: CancelJob, now_s: float) -> JobCancelled | CancelRefused | None:
+    """None if it is cancelled already: the host repeats the answer."""
+    job = state.job(wish.job_id)
+    if job is None or job.tenant != wish.tenant:
+        why = f"tenant {wish.tenant} has no such job; `eflow jobs --all` lists them"
+        return CancelRefused(job_id=wish.job_id, explanation=why, at_s=now_s)
+    if job.phase is Phase.CANCELLED:
+        return None
+    if not job.live:
+        why = f"it has ended already: {job.phase.value}"
+        return CancelRefused(job_id=wish.job_id, explanation=why, at_s=now_s)
+    return JobCancelled(job_id=wish.job_id, reason=wish.reason, at_s=now_s)

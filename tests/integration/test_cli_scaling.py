@@ -1,0 +1,42 @@
+"""`eflow scale-out` and `scale-in` over a real server: granted or refused, shown, told, ended, and decided again."""
+
+import asyncio
+import json
+
+import elasticflow
+from shared.messages import events
+from tests.front_door import WAIT_S, FrontDoor
+
+
+async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
+    submitted = await door.eflow("submit", "line.py", "--deadline", "70s", "--name", "j1", "--gpus", "1..4")
+    assert submitted.status == 0, submitted.out + submitted.err
+    refused = await door.eflow("scale-in", "j1", "1")
+    assert refused.status == 1
+    assert refused.out.splitlines()[-1] == "  take it  eflow scale-in j1 2"
+    taken = await door.eflow("scale-in", "j1", "2", "--for", "1h")
+    assert taken.status == 0
+    assert taken.out.startswith("scaled  j1: at most 2 GPUs until ")
+    shown = await door.eflow("jobs")
+    assert "- of ..2" in shown.out
+    assert "to end that: eflow scale-in j1 --release" in shown.out
+    out = await door.eflow("scale-out", "j1", "--json")
+    assert (out.status, out.value["scaled"], out.value["min_gpus"]) == (0, True, 2)
+    released = await asyncio.to_thread(elasticflow.release, "j1", nats_url=door.url)
+    assert isinstance(released, events.BoundEnded)
+    again = await door.eflow("scale-out", "j1", "--release", "--json")
+    assert (again.status, again.value["scaled"]) == (1, False)
+    told = [sentence["type"] for sentence in json.loads((await door.eflow("why", "j1", "--json")).out)]
+    assert told == ["JobAdmitted", "ScaleRefused", "JobScaled", "JobScaled", "BoundEnded", "ScaleRefused"]
+    verified = await door.eflow("replay", "--verify")
+    assert verified.status == 0, verified.out + verified.err
+
+
+async def test_a_bound_ends_by_itself(door: FrontDoor) -> None:
+    await door.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    scaled = await door.eflow("scale-in", "j1", "1", "--for", "0.5s", "--json")
+    assert scaled.value["max_gpus"] == 1
+    async with asyncio.timeout(WAIT_S):
+        while (await door.eflow("jobs", "--json")).value[0]["bound"] is not None:
+            pass
+    assert "no longer bounded: its time is over" in (await door.eflow("why", "j1")).out
