@@ -19,6 +19,7 @@ from shared.messages.job import JobClass, JobSpec, Scalar
 if TYPE_CHECKING:
     from elasticflow.calls import amend, cancel, hold, jobs, quote, release, scale, submit, wait
     from elasticflow.client import Client
+    from elasticflow.script import Script, elastic
 
 __all__ = [
     "Client",
@@ -26,8 +27,10 @@ __all__ = [
     "JobClass",
     "JobSpec",
     "Scalar",
+    "Script",
     "amend",
     "cancel",
+    "elastic",
     "hold",
     "jobs",
     "quote",
@@ -39,6 +42,7 @@ __all__ = [
 
 _LIVES_IN = {
     "Client": "elasticflow.client",
+    **dict.fromkeys(("Script", "elastic"), "elasticflow.script"),
     **dict.fromkeys(
         ("amend", "cancel", "hold", "jobs", "quote", "release", "scale", "submit", "wait"),
         "elasticflow.calls",

@@ -83,6 +83,10 @@ class ElasticJob:
 
     iteration: int = 0  # iterations done before this call of train, e.g. for a learning-rate schedule
 
+    # --- set by train ---
+
+    is_over: bool = False  # True: the job ends after this iteration, e.g. to stop early
+
     # --- set by set_deadline ---
 
     _deadline_s: float | None = None

@@ -25,6 +25,9 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     reader_process.py     a process that reads them, and how they come from it
     bitwise.py            a step to the bit: train() for each virtual node, in lockstep
     lockstep.py           calls that meet on their way (pure)
+    coroutine.py          a call that can be left in its middle and gone back to (pure)
+    script.py             a script as a training function
+    in_turn.py            its passes through one loop as the calls of one step
     tree_reduce.py        sums of tensors along the tree, here and between workers
     buffers.py            buffers by virtual nodes, and how they are combined
     fast.py               a step with plain all-reduces

@@ -7,16 +7,14 @@ as on one device. The optimizer's step is taken once, when all of them have aske
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import MethodType
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from services.executor.worker.buffers import Buffers
 from services.executor.worker.loading import seed_generators
-from services.executor.worker.lockstep import Lockstep
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.training_function import TrainingFailed
@@ -25,6 +23,27 @@ from services.executor.worker.virtual_nodes import Phase, seed_of
 
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"
+POINTS = (_BACKWARD, _STEP)
+
+
+class Calls(Protocol):
+    """How the calls of one step take turns: `Lockstep`, or `InTurn` where they are passes through one loop."""
+
+    running: int | None  # the call whose turn it is
+    num_going_on: int  # of them, after a meeting
+
+    def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
+    def meet(self, point: str) -> None: ...
+    def abandon(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class TakeTurns(Protocol):
+    """size: how many calls there are. before(i): before call i goes on. meeting(point): when all are there."""
+
+    def __call__(
+        self, size: int, *, before: Callable[[int], None], meeting: Callable[[str], None]
+    ) -> Calls: ...
 
 
 class BitwiseSteps:
@@ -38,12 +57,12 @@ class BitwiseSteps:
         members: Membership,
         job_seed: int,
         pacer: Pacer,
-        on_thread_start: Callable[[], None],
+        take_turns: TakeTurns,
     ) -> None:
         self.model = model
         self._job_seed = job_seed
         self._pacer = pacer
-        self._on_thread_start = on_thread_start
+        self._take_turns = take_turns
         self._all_parameters = _parameters(model, optimizer)
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
         self._iteration = 0
@@ -57,19 +76,17 @@ class BitwiseSteps:
         self._backward_of_torch = torch.autograd.backward
         self._step_of_optimizer = optimizer.step
         torch.autograd.backward = self._backward  # Tensor.backward, too, ends here
-        optimizer.step = MethodType(self._step, optimizer)
+        optimizer.step = self._in_place_of(optimizer.step)
         self.computed = members.computed
         self._group = members.group
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
-        self._lockstep = Lockstep(
-            len(self.computed), on_start=self._on_thread_start, before=self._before, meeting=self._meeting
-        )
+        self._calls = self._take_turns(len(self.computed), before=self._before, meeting=self._meeting)
 
     def close(self) -> None:
         """Between two steps, for others to take its place."""
-        self._lockstep.close()
+        self._calls.close()
         torch.autograd.backward = self._backward_of_torch
         self._optimizer.step = self._step_of_optimizer
 
@@ -77,13 +94,13 @@ class BitwiseSteps:
         """What each micro-batch's call of train() returns."""
         self._iteration = iteration
         self._num_meetings = 0
-        results = self._lockstep.run(calls)
+        results = self._calls.run(calls)
         self._buffers.begin_turn(None)
         return results
 
     def take_back(self) -> None:
         """A step that has failed before the optimizer's: nothing of it stays."""
-        self._lockstep.abandon()
+        self._calls.abandon()
         self._buffers.take_back()
         self._shared, self._before_backward = [], []
 
@@ -134,7 +151,7 @@ class BitwiseSteps:
                 for before, gradient in zip(self._before_backward, gradients, strict=True)
             ]
         self._before_backward = []
-        if len(self.computed) > 1:  # a call may clip them in place; the next one must not see that
+        if self._calls.num_going_on > 1:  # a call may clip them in place; the next one must not see that
             self._untouched = [None if g is None else g.clone() for g in self._shared]
         self._versions = [0 if g is None else g._version for g in self._shared]
 
@@ -153,7 +170,7 @@ class BitwiseSteps:
     # --- within a call ---
 
     def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        running = self._lockstep.running
+        running = self._calls.running
         if running is None or self._in_backward:  # e.g. in evaluate, or inside of a backward pass
             self._backward_of_torch(tensors, grad_tensors, *args, **kwargs)
             return
@@ -175,17 +192,24 @@ class BitwiseSteps:
                 parameter.grad = gradient
         if running == 0:
             self._before_backward = [None if gradient is None else gradient.clone() for gradient in before]
-        self._lockstep.meet(_BACKWARD)
+        self._calls.meet(_BACKWARD)
 
-    def _step(self, optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
+    def _in_place_of(self, step: Callable[..., Any]) -> Callable[..., None]:
+        @wraps(step)  # torch's schedules look for a mark of theirs on it
+        def step_together(closure: Any = None) -> None:
+            self._step(closure)
+
+        return step_together
+
+    def _step(self, closure: Any = None) -> None:
         if closure is not None:
             raise TrainingFailed(
                 'optimizer.step(closure) runs more than one backward pass: set reproducible = "fast" for it'
             )
-        if self._lockstep.running is None:
+        if self._calls.running is None:
             self._step_of_optimizer()
         else:
-            self._lockstep.meet(_STEP)
+            self._calls.meet(_STEP)
 
 
 def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -20,12 +20,15 @@ from services.executor.worker.pacing import Pacer
 from services.executor.worker.summation_tree import tree_sum
 from services.executor.worker.virtual_nodes import VirtualNodes
 
+_HEAD = 4  # numbers of a worker in an agreement, before those of its virtual nodes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
     """What all workers know after a step, the same bits everywhere."""
 
     stop: bool  # at least one was asked to
+    over: bool  # at least one training function wants no more steps
     switch: bool  # all are ready for the same new generation
     same: bool  # all have the same fingerprint
     means: tuple[float, ...]  # over the global batch
@@ -64,7 +67,13 @@ class Membership:
                 self.group.broadcast(tensor.data, source=0)
 
     def agree(
-        self, *, stop: bool, ready_for: int, fingerprint: int, rows: Sequence[Sequence[float]]
+        self,
+        *,
+        stop: bool,
+        over: bool,
+        ready_for: int,
+        fingerprint: int,
+        rows: Sequence[Sequence[float]],
     ) -> Agreement:
         """Meet at the step boundary: once a step.
 
@@ -75,21 +84,22 @@ class Membership:
         rows = self._by_virtual_node(rows)
         width = len(rows[0]) if rows else 0
         longest = max(map(len, self._blocks))
-        mine = torch.zeros(3 + longest * width, dtype=torch.float64)
-        mine[0], mine[1], mine[2] = stop, ready_for, fingerprint
-        mine[3 : 3 + len(block) * width] = torch.tensor(
+        mine = torch.zeros(_HEAD + longest * width, dtype=torch.float64)
+        mine[:_HEAD] = torch.tensor([stop, over, ready_for, fingerprint])
+        mine[_HEAD : _HEAD + len(block) * width] = torch.tensor(
             [row for row, _ in zip(rows, block, strict=False)]
         ).flatten()
         everyone = [mine] if self.group is None else self.group.all_gather(mine)
         all_rows = [
             row
             for theirs, block in zip(everyone, self._blocks, strict=True)
-            for row in theirs[3:].view(longest, width)[: len(block)].tolist()
+            for row in theirs[_HEAD:].view(longest, width)[: len(block)].tolist()
         ]
         return Agreement(
             stop=any(bool(theirs[0]) for theirs in everyone),
-            switch=ready_for > 0 and all(theirs[1] == ready_for for theirs in everyone),
-            same=all(theirs[2] == fingerprint for theirs in everyone),
+            over=any(bool(theirs[1]) for theirs in everyone),
+            switch=ready_for > 0 and all(theirs[2] == ready_for for theirs in everyone),
+            same=all(theirs[3] == fingerprint for theirs in everyone),
             means=tuple(map(self._mean, zip(*all_rows, strict=True))),
         )
 

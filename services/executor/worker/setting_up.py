@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.executor.worker.bitwise import BitwiseSteps
+from services.executor.worker.bitwise import POINTS, BitwiseSteps
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, state_of
 from services.executor.worker.data_order import DataOrder
@@ -17,14 +17,18 @@ from services.executor.worker.device import claim, prepare_thread
 from services.executor.worker.fast import FastSteps
 from services.executor.worker.groups import retire
 from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over, own_tensors
+from services.executor.worker.in_turn import InTurn
 from services.executor.worker.loading import PartReader, seed_generators
+from services.executor.worker.lockstep import Lockstep
 from services.executor.worker.meeting import invitation, meet, open_rendezvous
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.read_ahead import ReadAhead
+from services.executor.worker.script import Script, is_script
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Steps, Trainer
 from services.executor.worker.training_function import (
+    Stateful,
     TrainingFailed,
     in_users_code,
     load_training_function,
@@ -45,7 +49,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     pacer = Pacer(assignment.cpu_share)
     invited = invitation(assignment, device)
     store = open_rendezvous(invited, channel)
-    function = load_training_function(spec, assignment.code_path)
+    function = Script(spec, device) if is_script(spec) else load_training_function(spec, assignment.code_path)
     seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = function.init_model().to(device)
@@ -62,6 +66,9 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
 
     met = meet(invited, channel, store, hand_over=assignment.meeting_size > 0)
     members = Membership(met.workers, pacer, virtual_nodes)
+    stateful: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+    if isinstance(function, Script):
+        stateful |= function.further_state
     handed = None
     if met.everyone is not None:
         handed = hand_over(
@@ -73,13 +80,17 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         retire(met.everyone)
     state = handed.state if handed else _from_checkpoint(assignment, members)
     if "model" in state:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        for name, each in stateful.items():
+            each.load_state_dict(state[name])
+    if isinstance(function, Script):
+        with in_users_code("before its first batch"):
+            function.enter_loop(state["iteration"])
     trainer = Trainer(
         assignment=assignment,
         function=function,
         model=model,
         optimizer=optimizer,
+        stateful=stateful,
         dataset_size=dataset_size,
         reading=reading,
         order=DataOrder(seed=spec.seed, dataset_size=dataset_size, virtual_nodes=virtual_nodes),
@@ -91,6 +102,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         iteration=state["iteration"],
         metrics=dict(state["metrics"]),
         metric_names=state.get("metric_names"),
+        is_over=function.is_over,
     )
     trainer.begin(assignment.generation)
     return trainer, handed
@@ -119,7 +131,9 @@ def _steps(
         members=members,
         job_seed=spec.seed,
         pacer=pacer,
-        on_thread_start=partial(prepare_thread, device),
+        take_turns=partial(InTurn, points=POINTS)
+        if isinstance(function, Script)
+        else partial(Lockstep, on_start=partial(prepare_thread, device)),
     )
 
 

@@ -32,7 +32,7 @@ def take_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
             tensors.append(value.detach())
             return Outline(len(tensors) - 1, tuple(value.shape), value.dtype)
         case dict():
-            return type(value)((key, take_apart(item, tensors)) for key, item in value.items())
+            return type(value)({key: take_apart(item, tensors) for key, item in value.items()})
         case list() | tuple():
             return type(value)(take_apart(item, tensors) for item in value)
         case _:
@@ -58,7 +58,7 @@ def put_together(outline: Any, tensors: Sequence[torch.Tensor]) -> Any:
         case Outline():
             return tensors[outline.index]
         case dict():
-            return type(outline)((key, put_together(item, tensors)) for key, item in outline.items())
+            return type(outline)({key: put_together(item, tensors) for key, item in outline.items()})
         case list() | tuple():
             return type(outline)(put_together(item, tensors) for item in outline)
         case _:

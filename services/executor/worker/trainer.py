@@ -29,6 +29,7 @@ from services.executor.worker.pacing import Pacer
 from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.training_function import (
+    Stateful,
     TrainingFailed,
     TrainingFunction,
     as_metrics,
@@ -68,6 +69,7 @@ class Trainer:
     function: TrainingFunction
     model: nn.Module  # as the user made it
     optimizer: torch.optim.Optimizer
+    stateful: Mapping[str, Stateful]  # all that outlives a generation, by name; the model first
     dataset_size: int
     device: torch.device
     pacer: Pacer
@@ -80,6 +82,7 @@ class Trainer:
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
     metric_names: tuple[str, ...] | None = None  # what train() returned in the first step
+    is_over: bool = False  # some training function wants no more steps
     generation: int = 0  # as whose worker it trains
     steps: Steps = field(init=False)
     _is_evaluated: bool = False  # at this iteration
@@ -118,6 +121,7 @@ class Trainer:
         names = self._checked_names([tuple(metrics) for metrics in returned])
         agreement = self.members.agree(
             stop=stop,
+            over=self.function.is_over,
             ready_for=ready_for,
             fingerprint=self._fingerprint(),
             rows=[
@@ -135,6 +139,7 @@ class Trainer:
                 "attributes, which a worker that joins later does not have"
             )
         self.iteration += 1
+        self.is_over = agreement.over
         self._is_evaluated = False
         self._stage = _Stage.BETWEEN
         self.telemetry.step_ended(self.iteration, self.metrics)
@@ -179,7 +184,9 @@ class Trainer:
     def condition_met(self) -> Literal["max_iterations", "metric"] | None:
         if any(condition.is_met(self.metrics) for condition in self.spec.metric_conditions):
             return "metric"
-        return "max_iterations" if self.iteration >= self.spec.max_iterations else None
+        if self.iteration >= self.spec.max_iterations:
+            return "max_iterations"
+        return "metric" if self.is_over else None  # some metric of its own
 
     def mend(self) -> bool:
         """After a step in which a peer was lost: back to a step boundary, the last or the next, and away from the
@@ -250,8 +257,7 @@ class Trainer:
         """Everything that a generation of any size needs; the data order follows from the iteration."""
         self.check_state()
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **{name: each.state_dict() for name, each in self.stateful.items()},
             "iteration": self.iteration,
             "epoch": self.iteration * self.spec.global_batch_size // self.dataset_size,
             "metrics": self.metrics,
@@ -259,14 +265,14 @@ class Trainer:
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
         """From one who is a step ahead."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for name, each in self.stateful.items():
+            each.load_state_dict(state[name])
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
 
     def check_state(self) -> None:
         """A state that cannot be read back must fail the job now, not at its first resize."""
-        for part, state in (("model", self.model), ("optimizer", self.optimizer)):
-            if names := unreadable_types(state.state_dict()):
+        for part, each in self.stateful.items():
+            if names := unreadable_types(each.state_dict()):
                 raise TrainingFailed(
                     f"the {part}'s state holds {', '.join(sorted(names))}: checkpoints carry tensors and "
                     "plain numbers only; use float(...) or int(...)"

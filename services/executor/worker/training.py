@@ -13,6 +13,7 @@ from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
 from services.executor.worker.groups import PeerLost
 from services.executor.worker.saving import Saving
+from services.executor.worker.script import at_home
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Trainer
@@ -29,7 +30,7 @@ def run(assignment: Assignment, channel: Channel) -> None:
     """Train, or measure, until done, told to stop, or gone. Raises TrainingFailed, PeerLost, Superseded or
     whatever the user's code raises."""
     born_s = time.monotonic()
-    with Telemetry(channel) as telemetry:
+    with at_home(assignment), Telemetry(channel) as telemetry:
         trainer, handed = set_up(assignment, channel, telemetry)
         channel.begin_training()
         if handed is None:

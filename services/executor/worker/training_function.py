@@ -29,11 +29,22 @@ class TrainingFailed(Stop):
     SENTENCE: ClassVar[str] = "{reason}"
 
 
+class Stateful(Protocol):
+    """Part of a job's state: a model, an optimizer, a schedule."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
 class TrainingFunction(Protocol):
     hyperparameters: Mapping[str, Scalar]
     iteration: int  # steps done before this one, set before each call of train
+    is_over: bool  # set by train: the job ends after this step
     evaluate_every: int  # iterations; 0: only at the end
-    data_workers: int  # processes that read ahead for one worker; 0: it reads what is due by itself
+
+    @property
+    def data_workers(self) -> int: ...  # processes that read ahead for one worker; 0: it reads what is due by itself
+
     reproducible: str  # "bitwise" or "fast"
     virtual_nodes: int  # 0: chosen by the batch
     find_unused_parameters: bool  # as of DistributedDataParallel

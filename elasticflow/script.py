@@ -1,0 +1,104 @@
+"""A training script of one's own: `elastic` makes its loop one that workers may join and leave; `Script` submits it.
+
+Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from elasticflow.job import ElasticJob
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+_WORKER = "__elastic_worker__"  # left in the script's main module by the worker that runs it
+
+
+class ElasticLoader(Protocol):
+    """Iterated over like the loader that it was made from, which has all other attributes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches up to the end of the present epoch."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Numbers of epochs up to `count`, from the one in which the job is."""
+        ...
+
+    def report(self, **metrics: float) -> None:
+        """Metrics of the trained model, for the job's end."""
+        ...
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps done, by whichever workers."""
+        ...
+
+
+def elastic(
+    loader: Any, model: nn.Module, optimizer: Optimizer, *further: Any, virtual_nodes: int = 0
+) -> ElasticLoader:
+    """Let a script's training be an elastic job: loop over what this returns instead of over `loader`.
+
+        loader = elasticflow.elastic(loader, model, optimizer, scheduler)
+        for epoch in loader.epochs(20):
+            for batch in loader:
+                ...  # loss.backward(), clip, optimizer.step(), scheduler.step(): as for one device
+
+    loader: a `DataLoader` of a map-style data set; its batch size gives way to the job's global one.
+    further: what else outlives a change of workers, with `state_dict()` and `load_state_dict()`, e.g. a schedule.
+    virtual_nodes: fixed parts of a global batch, so most GPUs of use; 0: up to 8, by the batch.
+
+    The loop is passed through once for each virtual node that a worker carries, and what comes after it runs in one
+    process. In a script that nobody has submitted, this changes nothing.
+    """
+    worker = getattr(sys.modules["__main__"], _WORKER, None)
+    if worker is None:
+        return _Alone(loader)
+    return worker.attach(loader, model, optimizer, *further, virtual_nodes=virtual_nodes)
+
+
+class _Alone:
+    """The loader itself: nobody joins, nobody leaves."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.iteration = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            yield batch
+            self.iteration += 1
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        return iter(range(count))
+
+    def report(self, **metrics: float) -> None:
+        print(*(f"{name}={value:.6g}" for name, value in metrics.items()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class Script(ElasticJob):
+    """A file that calls `elastic`, as a job. arguments: of its command line.
+
+    job = Script("train.py", "--lr", "0.1").set_hyperparameter(global_batch_size=256)
+    elasticflow.submit(job.term_condition(max_iterations=2000).set_deadline(within=600))
+    """
+
+    def __init__(self, path: str | Path, *arguments: str) -> None:
+        self.path = Path(path)
+        if arguments:
+            self.hyperparameters = {"arguments": shlex.join(arguments)}

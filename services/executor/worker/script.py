@@ -1,0 +1,290 @@
+"""A training script as a training function: its loop stays its own, and gets one part of a global batch after another.
+
+The script is a coroutine. It runs up to `elasticflow.elastic(...)`, where it hands over what it has made and gets the
+state of the job; then one pass through its loop is one call of train(), and what follows its loop is the evaluation at
+the job's end. It sees a world of one process: lines about torch.distributed do no harm and mean nothing.
+"""
+
+import os
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from services.executor.worker.coroutine import Coroutine, Returned
+from services.executor.worker.device import prepare_thread
+from services.executor.worker.training_function import Stateful, TrainingFailed
+from shared.messages.job import JobSpec, Scalar
+from shared.messages.worker_channel import Assignment
+
+MAIN = ":__main__"  # a training function of this name is a script
+_HOOK = "__elastic_worker__"  # where elasticflow.elastic looks for the worker: in the script's main module
+_READY, _NEXT = "elastic()", "the next batch"
+_MOST_EMPTY_LOOPS = 1000  # in a row, after the end: such a script waits for something that never comes
+
+
+def is_script(spec: JobSpec) -> bool:
+    return spec.training_function.endswith(MAIN)
+
+
+class Script:
+    """A `TrainingFunction`. further_state: what outlives a change beside model and optimizer, by name."""
+
+    evaluate_every = 0
+    reproducible = "bitwise"
+    find_unused_parameters = False
+
+    def __init__(self, spec: JobSpec, device: torch.device) -> None:
+        self.hyperparameters: Mapping[str, Scalar] = spec.hyperparameters
+        self.iteration = 0
+        self.is_over = False
+        self.further_state: dict[str, Stateful] = {}
+        self.virtual_nodes = 0
+        self._spec = spec
+        self._thread = Coroutine("script")
+        self._thread.go_on(partial(prepare_thread, device))
+        self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer
+        self._due: list[Any] = []  # the batch that the loop gets next
+        self._loss: torch.Tensor | None = None  # with which the backward pass began
+        self._reported: dict[str, float] = {}
+        self._ends = False  # no batch will come any more
+        self._has_stepped = False  # the optimizer, in this pass through the loop
+        self._num_empty_loops = 0
+
+    # --- as a training function ---
+
+    def init_model(self) -> nn.Module:
+        """Run the script until it is ready to train."""
+        if isinstance(self._thread.go_on(self._run), Returned):
+            raise TrainingFailed(
+                f"{self._name} ended without training: it must call elasticflow.elastic(loader, model, optimizer) and "
+                "loop over what that returns"
+            )
+        return self._objects[1]
+
+    def enter_loop(self, iteration: int) -> None:
+        """With the job's state in the script's objects: run it until it wants its first batch, or none any more."""
+        self.iteration = iteration
+        self.is_over = isinstance(self._thread.go_on(None), Returned)
+
+    def init_dataset(self) -> Any:
+        return self._objects[0].dataset
+
+    def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        del model
+        return self._objects[2]
+
+    def collate(self, samples: list[Any]) -> Any:
+        return self._objects[0].collate_fn(samples)
+
+    @property
+    def data_workers(self) -> int:
+        return max(1, self._objects[0].num_workers)
+
+    def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+        """One pass through the script's loop."""
+        del model, optimizer
+        if self.is_over:
+            raise TrainingFailed(
+                f"{self._name} left its loop within a global batch: parts of that are still to come. Leave it where an "
+                "epoch ends, or let a metric condition or --iterations end the job"
+            )
+        self._due, self._loss, self._has_stepped = [batch], None, False
+        self.is_over = isinstance(self._thread.go_on(None), Returned)
+        return {} if self._loss is None else {"loss": self._loss}
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        """What comes after the loop."""
+        del model
+        self._ends = True
+        if not self.is_over:
+            self._thread.go_on(None)
+            self.is_over = True
+        return self._reported
+
+    # --- what the script calls ---
+
+    def attach(
+        self,
+        loader: Any,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *further: Stateful,
+        virtual_nodes: int = 0,
+    ) -> "Batches":
+        """elasticflow.elastic(...): return when the job's state is in these objects."""
+        if self._made is not None:
+            raise TrainingFailed("elasticflow.elastic() was called twice: a job trains one model")
+        if isinstance(model, DistributedDataParallel):  # with nobody: the workers of a job sum in another way
+            model.require_backward_grad_sync = model.require_forward_param_sync = False
+            model = model.module
+        self._made = (loader, model, optimizer)
+        self.virtual_nodes = virtual_nodes
+        for number, each in enumerate(further):
+            self.further_state[f"{type(each).__name__}-{number}"] = each
+            self._let_step_after_the_optimizer(each)
+        self._watch(optimizer)
+        self._thread.arrive(_READY)
+        return Batches(self, loader)
+
+    def wait_for_batch(self) -> bool:
+        """Whether there is one more."""
+        if not self._due and not self._ends:
+            self._thread.arrive(_NEXT)
+        return bool(self._due)
+
+    def take_batch(self) -> Any:
+        return self._due.pop()
+
+    @property
+    def position(self) -> int:
+        """Iterations done: after the optimizer's step, the present one too."""
+        return self.iteration + self._has_stepped
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch_at(self.position)
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """With the present iteration."""
+        return self._epoch_at(self.position) > self._epoch_at(self.iteration)
+
+    def _epoch_at(self, iteration: int) -> int:
+        return iteration * self._spec.global_batch_size // len(self._objects[0].dataset)
+
+    @property
+    def iterations_an_epoch(self) -> int:
+        """The most that there are: a batch may begin in one epoch and end in the next."""
+        return -(-len(self._objects[0].dataset) // self._spec.global_batch_size)
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self._reported |= {name: float(value) for name, value in metrics.items()}
+
+    def count_empty_loop(self) -> None:
+        """End a script that goes on and on, e.g. until a counter of its own has reached something."""
+        self._num_empty_loops += 1
+        if self._num_empty_loops > _MOST_EMPTY_LOOPS:
+            raise SystemExit(0)
+
+    # --- how it is run ---
+
+    @property
+    def _name(self) -> str:
+        return self._spec.training_function.removesuffix(MAIN)
+
+    @property
+    def _objects(self) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
+        assert self._made is not None, "the script has not come so far"
+        return self._made
+
+    def _run(self) -> None:
+        arguments = str(self._spec.hyperparameters.get("arguments", ""))
+        sys.argv = [self._name, *shlex.split(arguments)]
+        try:
+            runpy.run_module(self._name, init_globals={_HOOK: self}, run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            if ended.code:
+                raise
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        def stepped(*_: Any) -> None:
+            self._has_stepped = True
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+            if self._loss is None and root.numel() == 1:
+                self._loss = root.detach()
+            backward_of_torch(tensors, *args, **kwargs)
+
+        optimizer.register_step_post_hook(stepped)
+        backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
+
+    def _let_step_after_the_optimizer(self, each: Any) -> None:
+        """A schedule goes on once for each step that is taken, however often the loop is passed through for it.
+
+        By another class, for torch's schedules count all of their attributes as their state.
+        """
+        kind = type(each)
+        if not hasattr(kind, "step"):
+            return
+
+        def step(schedule: Any, *args: Any, **kwargs: Any) -> None:
+            if self._has_stepped or self._ends:
+                kind.step(schedule, *args, **kwargs)
+
+        each.__class__ = type(kind.__name__, (kind,), {"step": step})
+
+
+class Batches:
+    """What the script iterates over: as its loader, in the job's order, from where the job is."""
+
+    def __init__(self, script: Script, loader: Any) -> None:
+        self._script = script
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the present epoch."""
+        is_empty = True
+        while self._script.wait_for_batch():
+            is_empty = False
+            yield self._script.take_batch()
+            if self._script.epoch_is_over:
+                return
+        if is_empty:
+            self._script.count_empty_loop()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Numbers of epochs, from the one in which the job is."""
+        while (epoch := self._script.epoch) < count and self._script.wait_for_batch():
+            yield epoch
+
+    def report(self, **metrics: float) -> None:
+        """Metrics of the trained model, e.g. of an evaluation after the loop."""
+        self._script.report(metrics)
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps that the job has done."""
+        return self._script.position
+
+    def __len__(self) -> int:
+        return self._script.iterations_an_epoch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+@contextmanager
+def at_home(assignment: Assignment) -> Iterator[None]:
+    """A script works in the folder of its job, in a world of one; what a pre-run writes is thrown away."""
+    if not is_script(assignment.spec):
+        yield
+        return
+    sys.path.insert(0, assignment.code_path or os.getcwd())
+    world_of_one = {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": assignment.gpu_index,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 0,
+    }
+    os.environ.update({name: str(value) for name, value in world_of_one.items()})
+    with ExitStack() as stack:
+        if assignment.purpose == "profile":
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="pre-run-")))
+        else:
+            folder = Path(assignment.checkpoint_dir) / "files"
+            folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        yield
