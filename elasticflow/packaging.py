@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+MAIN = "__main__"  # in the place of a class: the file is a script
 MAX_ARCHIVE_BYTES = 16 * 1024 * 1024
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
 
 class Package(NamedTuple):
-    training_function: str  # "package.module:Class", as importable with the archive on sys.path
+    training_function: (
+        str  # "package.module:Class", or ":__main__" for a script, as importable with the archive on sys.path
+    )
     code_digest: str  # SHA-256 of the archive
     archive: bytes  # zip
 
@@ -27,8 +30,8 @@ class PackagingFailed(ValueError):
 def package(source: type | str | Path) -> Package:
     """The code of a job: its source file or, if that is part of a package, the outermost package's folder.
 
-    source: the class itself, "path/to/file.py:Class", or "path/to/file.py" with one subclass of ElasticJob.
-    Nothing is imported for a path. Raises PackagingFailed.
+    source: the class itself, "path/to/file.py:Class", or "path/to/file.py" with one subclass of ElasticJob or with a
+    call of `elasticflow.elastic`. Nothing is imported for a path. Raises PackagingFailed.
     """
     file, class_name = _located(source)
     root = _import_root(file)
@@ -50,10 +53,11 @@ def _located(source: type | str | Path) -> tuple[Path, str]:
     file = Path(f"{path}.py" if separator else source).resolve()
     if not file.is_file():
         raise PackagingFailed(f"there is no file {file}")
-    return file, class_name if separator else _only_job_class(file)
+    return file, class_name if separator else _what_to_run(file)
 
 
-def _only_job_class(file: Path) -> str:
+def _what_to_run(file: Path) -> str:
+    """The only job class in it, or MAIN."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as error:
@@ -63,12 +67,19 @@ def _only_job_class(file: Path) -> str:
         if isinstance(node, ast.ClassDef) and any(_last_name(base) in family for base in node.bases):
             family.append(node.name)
     names = [name for name in family[1:] if not name.startswith("_")]
+    if not names and _calls_elastic(tree):
+        return MAIN
     if len(names) != 1:
         found = ", ".join(names) or "none"
         raise PackagingFailed(
-            f"{file} must hold one subclass of ElasticJob (found: {found}); or name it: {file.name}:Class"
+            f"{file} must hold one subclass of ElasticJob (found: {found}); or name it: {file.name}:Class. "
+            "A script must call elasticflow.elastic"
         )
     return names[0]
+
+
+def _calls_elastic(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.Call) and _last_name(node.func) == "elastic" for node in ast.walk(tree))
 
 
 def _last_name(base: ast.expr) -> str:

@@ -5,13 +5,15 @@ Importing this imports no torch.
 
 from __future__ import annotations
 
+import copy
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticflow.job import ElasticJob
+from elasticflow.job import ElasticJob, InvalidJob
+from shared.messages.job import JobSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,13 +94,25 @@ class _Alone:
 
 
 class Script(ElasticJob):
-    """A file that calls `elastic`, as a job. arguments: of its command line.
+    """A script that calls `elastic`, as a job. target: "path/to/train.py", or "package.module:__main__" where the nodes
+    can import it. arguments: of its command line.
 
-    job = Script("train.py", "--lr", "0.1").set_hyperparameter(global_batch_size=256)
-    elasticflow.submit(job.term_condition(max_iterations=2000).set_deadline(within=600))
+        job = Script("train.py", "--epochs", "20").set_hyperparameter(global_batch_size=256)
+        elasticflow.submit(job.term_condition(max_iterations=2000).set_deadline(within=600))
     """
 
-    def __init__(self, path: str | Path, *arguments: str) -> None:
-        self.path = Path(path)
-        if arguments:
-            self.hyperparameters = {"arguments": shlex.join(arguments)}
+    def __init__(self, target: str | Path, *arguments: str) -> None:
+        self.target = str(target)
+        self.arguments = arguments
+
+    def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
+        if settings := sorted(set(self.hyperparameters) - {"global_batch_size"}):
+            raise InvalidJob(
+                f"hyperparameters: a script gets its settings ({', '.join(settings)}) as arguments, after --"
+            )
+        job = copy.copy(self)
+        if self.arguments:
+            job.hyperparameters = {**self.hyperparameters, "arguments": shlex.join(self.arguments)}
+        return ElasticJob.spec(
+            job, training_function=training_function or self.target, code_digest=code_digest
+        )

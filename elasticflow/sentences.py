@@ -213,5 +213,5 @@ def _finished(event: events.JobFinished, new: Job) -> str:
         margin += (
             f" ({duration_in_words(abs(early_s))} {'earlier' if early_s >= 0 else 'later'} than planned)"
         )
-    why = "its metric condition is met" if event.condition == "metric" else "all iterations are done"
+    why = "its own condition is met" if event.condition == "metric" else "all iterations are done"
     return f"finished at iteration {event.iteration}, {why}{margin}{metrics_in_words(event.metrics)}"

@@ -2,14 +2,17 @@
 
 import copy
 import importlib
+import shlex
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticflow.errors import NotLoadable
 from elasticflow.job import ElasticJob
-from elasticflow.packaging import Package, PackagingFailed, package
+from elasticflow.packaging import MAIN, Package, PackagingFailed, package
+from elasticflow.script import Script
 from shared.messages.job import JobSpec
 
 _SOME_DAYS_S = 10 * 86_400.0
@@ -25,7 +28,9 @@ class Submission:
 
 def submission_of(job: ElasticJob) -> Submission:
     """The job with the source file or package of its class. Raises InvalidJob, PackagingFailed."""
-    return with_code(job, package(type(job)))
+    if not isinstance(job, Script):
+        return with_code(job, package(type(job)))
+    return with_code(job, package(job.target) if ".py" in job.target else None)
 
 
 def with_code(job: ElasticJob, code: Package | None) -> Submission:
@@ -41,19 +46,26 @@ def quotable(job: ElasticJob) -> ElasticJob:
     return copy.copy(job).set_job_class("slo").set_deadline(within=_SOME_DAYS_S)
 
 
-def load(target: str) -> tuple[ElasticJob, Package | None]:
+def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Package | None]:
     """The job that a command line names: "train.py", "train.py:Digits", or "package.module:Digits".
 
     A file is packaged; a module must be importable on the nodes too. The user's module is imported here, in
-    this process. Raises NotLoadable.
+    this process, unless it is a script. arguments: of a script. Raises NotLoadable.
     """
     try:
         code = package(target) if ".py" in target else None
     except PackagingFailed as error:
         raise NotLoadable(target, str(error)) from None
+    training_function = code.training_function if code else target
+    if training_function.endswith(f":{MAIN}"):
+        return Script(target, *arguments), code
+    if arguments:
+        raise NotLoadable(
+            target, f"it is no script: {shlex.join(arguments)} is for nobody; --set NAME=VALUE sets"
+        )
     if code is not None:
         sys.path.insert(0, str(_import_root(target, code)))
-    job_class = _imported(target, code.training_function if code else target)
+    job_class = _imported(target, training_function)
     try:
         return job_class(), code
     except Exception as error:

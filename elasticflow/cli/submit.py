@@ -33,7 +33,14 @@ from shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteHeld, Quote
 from shared.messages.pool_state import Job
 
 Target = Annotated[
-    str, typer.Argument(metavar="FILE[:CLASS]|MODULE:CLASS", help="Your subclass of ElasticJob.")
+    str,
+    typer.Argument(
+        metavar="FILE[:CLASS]|MODULE:CLASS",
+        help="Your subclass of ElasticJob, or a script that calls elastic().",
+    ),
+]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Of a script.", show_default=False)
 ]
 Batch = Annotated[
     int | None, typer.Option("--batch", metavar="N", help="Global batch size: samples an iteration.")
@@ -55,6 +62,7 @@ Gpus = Annotated[
 def submit(
     context: typer.Context,
     target: Target,
+    arguments: Arguments = None,
     deadline: When = "",
     batch: Batch = None,
     iterations: NumIterations = None,
@@ -100,12 +108,14 @@ def submit(
       eflow submit train.py --class best-effort --set learning_rate=0.1
       eflow submit train.py --deadline 2h --name nightly-42 --wait --json
       eflow submit train.py --quote digits-3f9a1c
+      eflow submit ddp.py --batch 64 --iterations 900 --deadline 5m -- --lr 0.1
       eflow submit train.py --deadline 2h --gpus 2..8
     """
     if quote_id and name:
         raise typer.BadParameter("a quote is taken under its own id; leave --name out", param_hint="--name")
     wish = Wish(
         target=target,
+        arguments=tuple(arguments or ()),
         deadline=deadline,
         batch=batch,
         iterations=iterations,
@@ -117,7 +127,7 @@ def submit(
         where=where_words(context),
     )
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
-    job, code = load(target)
+    job, code = load(target, wish.arguments)
     job = wish.apply(job)
     if quote_id and not deadline:
         job.set_deadline(at=run(lambda client: client.held_quote(quote_id), **where).deadline_s)
@@ -159,6 +169,7 @@ def submit(
 def quote(
     context: typer.Context,
     target: Target,
+    arguments: Arguments = None,
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
@@ -187,6 +198,7 @@ def quote(
     """
     wish = Wish(
         target=target,
+        arguments=tuple(arguments or ()),
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
@@ -194,7 +206,7 @@ def quote(
         tenant=tenant,
         where=where_words(context),
     )
-    job, code = load(target)
+    job, code = load(target, wish.arguments)
     ready = with_code(quotable(wish.apply(job)), code)
 
     async def ask(client: Client) -> DeadlineQuoted | QuoteHeld | QuoteRefused:

@@ -27,6 +27,7 @@ class Wish:
     """What the command line asks for, beside what the class says."""
 
     target: str
+    arguments: tuple[str, ...] = ()  # of a script
     deadline: str = ""
     batch: int | None = None
     iterations: int | None = None
@@ -55,7 +56,8 @@ class Wish:
             words += [option, str(value)] if value not in ("", None) else []
         for setting in self.settings:
             words += ["--set", setting]
-        return shlex.join([*words, *self.where])
+        words += self.where
+        return shlex.join([*words, "--", *self.arguments] if self.arguments else words)
 
     def apply(self, job: ElasticJob) -> ElasticJob:
         """The job with what was asked for on top of what its class says."""

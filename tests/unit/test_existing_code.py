@@ -3,6 +3,17 @@
 from difflib import SequenceMatcher
 from pathlib import Path
 
+import pytest
+import torch
+from torch import nn
+
+import elasticflow
+from elasticflow.cli.wish import Wish
+from elasticflow.errors import NotLoadable
+from elasticflow.job import InvalidJob
+from elasticflow.script import Script
+from elasticflow.submission import load, submission_of, with_code
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ddp"
 
 
@@ -20,3 +31,52 @@ def test_five_lines_make_a_script_elastic():
 
 def written(lines: list[str]) -> list[str]:
     return [line for line in lines if line.strip()]
+
+
+def test_a_script_is_packed_as_what_it_is_and_run_nowhere_here(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import elasticflow\nraise SystemExit(elasticflow.elastic(None, None, None))\n")
+    job, code = load(str(script), ["--epochs", "3 or 4"])
+    job.set_hyperparameter(global_batch_size=64).term_condition(max_iterations=10).set_deadline(within=60)
+    spec = with_code(job, code).spec
+    assert code is not None
+    assert (spec.training_function, spec.code_digest) == ("train:__main__", code.code_digest)
+    assert dict(spec.hyperparameters) == {"arguments": "--epochs '3 or 4'"}
+    assert submission_of(job).spec == spec
+
+
+def test_a_script_on_the_nodes_is_a_module():
+    job, code = load("examples.ddp.elastic:__main__")
+    job.set_hyperparameter(global_batch_size=64).term_condition(max_iterations=10).set_deadline(within=60)
+    assert code is None
+    assert job.spec().training_function == "examples.ddp.elastic:__main__"
+
+
+def test_settings_of_a_script_are_its_arguments(tmp_path):
+    with pytest.raises(InvalidJob, match=r"a script gets its settings \(rate\) as arguments, after --"):
+        Script("train.py").set_hyperparameter(rate=0.1).spec()
+    (tmp_path / "job.py").write_text("from elasticflow import ElasticJob\nclass Job(ElasticJob): ...\n")
+    with pytest.raises(NotLoadable, match=r"it is no script: --rate 0\.1 is for nobody"):
+        load(str(tmp_path / "job.py"), ["--rate", "0.1"])
+
+
+def test_a_plain_file_is_told_both_ways(tmp_path):
+    (tmp_path / "plain.py").write_text("print('hello')\n")
+    with pytest.raises(NotLoadable, match=r"one subclass of ElasticJob .* must call elasticflow.elastic"):
+        load(str(tmp_path / "plain.py"))
+
+
+def test_the_command_is_written_as_it_can_be_typed_again():
+    wish = Wish(target="train.py", arguments=("--epochs", "3"), batch=64, where=("--pool", "a"))
+    assert wish.command() == "eflow submit train.py --batch 64 --pool a -- --epochs 3"
+
+
+def test_where_nobody_has_submitted_the_script_its_loader_is_what_it_was(capsys):
+    model = nn.Linear(1, 1)
+    loader = elasticflow.elastic([1, 2], model, torch.optim.SGD(model.parameters()))
+    seen = [(epoch, batch, loader.iteration) for epoch in loader.epochs(2) for batch in loader]
+    assert seen == [(0, 1, 0), (0, 2, 1), (1, 1, 2), (1, 2, 3)]
+    assert len(loader) == 2
+    assert loader.index(2) == 1, "the rest is the loader's"  # pyright: ignore[reportAttributeAccessIssue]
+    loader.report(accuracy=0.5)
+    assert capsys.readouterr().out == "accuracy=0.5\n"

@@ -27,6 +27,7 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     lockstep.py           calls that meet on their way (pure)
     coroutine.py          a call that can be left in its middle and gone back to (pure)
     script.py             a script as a training function
+    surroundings.py       where scripts run
     in_turn.py            its passes through one loop as the calls of one step
     tree_reduce.py        sums of tensors along the tree, here and between workers
     buffers.py            buffers by virtual nodes, and how they are combined

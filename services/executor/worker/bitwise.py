@@ -62,7 +62,6 @@ class BitwiseSteps:
         self.model = model
         self._job_seed = job_seed
         self._pacer = pacer
-        self._take_turns = take_turns
         self._all_parameters = _parameters(model, optimizer)
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
         self._iteration = 0
@@ -82,7 +81,7 @@ class BitwiseSteps:
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
-        self._calls = self._take_turns(len(self.computed), before=self._before, meeting=self._meeting)
+        self._calls = take_turns(len(self.computed), before=self._before, meeting=self._meeting)
 
     def close(self) -> None:
         """Between two steps, for others to take its place."""
@@ -194,7 +193,7 @@ class BitwiseSteps:
             self._before_backward = [None if gradient is None else gradient.clone() for gradient in before]
         self._calls.meet(_BACKWARD)
 
-    def _in_place_of(self, step: Callable[..., Any]) -> Callable[..., None]:
+    def _in_place_of(self, step: Callable[..., Any]) -> Any:
         @wraps(step)  # torch's schedules look for a mark of theirs on it
         def step_together(closure: Any = None) -> None:
             self._step(closure)

@@ -5,15 +5,11 @@ state of the job; then one pass through its loop is one call of train(), and wha
 the job's end. It sees a world of one process: lines about torch.distributed do no harm and mean nothing.
 """
 
-import os
 import runpy
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,18 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from services.executor.worker.coroutine import Coroutine, Returned
 from services.executor.worker.device import prepare_thread
+from services.executor.worker.surroundings import MAIN
 from services.executor.worker.training_function import Stateful, TrainingFailed
 from shared.messages.job import JobSpec, Scalar
-from shared.messages.worker_channel import Assignment
 
-MAIN = ":__main__"  # a training function of this name is a script
 _HOOK = "__elastic_worker__"  # where elasticflow.elastic looks for the worker: in the script's main module
 _READY, _NEXT = "elastic()", "the next batch"
 _MOST_EMPTY_LOOPS = 1000  # in a row, after the end: such a script waits for something that never comes
-
-
-def is_script(spec: JobSpec) -> bool:
-    return spec.training_function.endswith(MAIN)
 
 
 class Script:
@@ -262,29 +253,3 @@ class Batches:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-
-@contextmanager
-def at_home(assignment: Assignment) -> Iterator[None]:
-    """A script works in the folder of its job, in a world of one; what a pre-run writes is thrown away."""
-    if not is_script(assignment.spec):
-        yield
-        return
-    sys.path.insert(0, assignment.code_path or os.getcwd())
-    world_of_one = {
-        "RANK": 0,
-        "WORLD_SIZE": 1,
-        "LOCAL_RANK": assignment.gpu_index,
-        "LOCAL_WORLD_SIZE": 1,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 0,
-    }
-    os.environ.update({name: str(value) for name, value in world_of_one.items()})
-    with ExitStack() as stack:
-        if assignment.purpose == "profile":
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="pre-run-")))
-        else:
-            folder = Path(assignment.checkpoint_dir) / "files"
-            folder.mkdir(parents=True, exist_ok=True)
-        os.chdir(folder)
-        yield

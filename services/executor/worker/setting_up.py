@@ -24,7 +24,8 @@ from services.executor.worker.meeting import invitation, meet, open_rendezvous
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.read_ahead import ReadAhead
-from services.executor.worker.script import Script, is_script
+from services.executor.worker.script import Script
+from services.executor.worker.surroundings import is_script
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Steps, Trainer
 from services.executor.worker.training_function import (

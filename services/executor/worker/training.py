@@ -13,8 +13,8 @@ from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
 from services.executor.worker.groups import PeerLost
 from services.executor.worker.saving import Saving
-from services.executor.worker.script import at_home
 from services.executor.worker.setting_up import set_up
+from services.executor.worker.surroundings import at_home
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Trainer
 from shared.messages.worker_channel import Assignment, Finished, Profiled, Started

@@ -43,7 +43,9 @@ class TrainingFunction(Protocol):
     evaluate_every: int  # iterations; 0: only at the end
 
     @property
-    def data_workers(self) -> int: ...  # processes that read ahead for one worker; 0: it reads what is due by itself
+    def data_workers(
+        self,
+    ) -> int: ...  # processes that read ahead for one worker; 0: it reads what is due by itself
 
     reproducible: str  # "bitwise" or "fast"
     virtual_nodes: int  # 0: chosen by the batch
