@@ -58,6 +58,8 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
             return _progressed(event, new)
         case events.WorkerCrashed():
             return _crashed(event, old, new, state)
+        case events.MemoryExceeded():
+            return _memory_exceeded(event, new)
         case events.JobAtRisk():
             return _at_risk(event)
         case events.JobFailed():
@@ -108,6 +110,8 @@ def cause_in_words(event: Event, job_id: str) -> str:
             return f"{name(event.job_id)} is at risk"
         case events.WorkerCrashed():
             return f"a worker of {name(event.job_id)} crashed"
+        case events.MemoryExceeded():
+            return f"{whose(event.job_id)} micro-batches did not fit into the memory"
         case events.ThroughputMeasured():
             return f"{whose(event.job_id)} speed on {gpus_counted(event.num_gpus)} was measured"
         case events.NodeJoined():
@@ -187,6 +191,13 @@ def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: Pool
         f"the worker of rank {event.rank} on {event.node_id} crashed in generation {event.generation}: "
         f"{event.explanation} (crash {new.restarts} in a row, at most {state.config.max_restarts}); "
         f"the job falls back to iteration {new.checkpoint_iteration}"
+    )
+
+
+def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
+    return (
+        f"{event.micro_batch_size} samples at once do not fit into the memory of rank {event.rank} on "
+        f"{event.node_id}: it goes on with {new.micro_batch_size} at a time"
     )
 
 

@@ -66,6 +66,7 @@ class Worker:
     first_iteration: int = 0  # of its generation
     resize: ResizeTimeline | None = None  # how its generation began, if nobody stopped for it
     interrupted_at_s: float | None = None  # it has lost a peer, and holds the state of a step boundary
+    exceeded: int = 0  # samples that its memory does not hold at once
     iteration: int = 0
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0

@@ -65,6 +65,7 @@ class StartWorker:
     fence_s: how long the worker goes on without hearing that the ledger is in sight.
     rendezvous: host:port of rank 0, "" if it is not known yet or not needed.
     meeting_size: of all who meet, where it joins workers that train; 0: all are new.
+    micro_batch_size: as `Job`'s.
     """
 
     worker: WorkerId
@@ -76,6 +77,7 @@ class StartWorker:
     fence_s: float
     rendezvous: str = ""
     meeting_size: int = 0
+    micro_batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,7 @@ class ChangeMembers:
     world_size: int
     meeting_size: int
     rendezvous: str = ""
+    micro_batch_size: int = 0
 
     @property
     def member(self) -> WorkerId | None:

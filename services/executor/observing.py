@@ -101,8 +101,10 @@ def _heard(state: State, note: Said, now_s: float) -> State:
                 _begun(worker, iteration, resize, now_s),
                 checkpoint_iteration=iteration if from_checkpoint else None,
             )
-        case channel.Interrupted(iteration=iteration):
-            worker = replace(worker, interrupted_at_s=now_s, iteration=iteration, progressed_at_s=now_s)
+        case channel.Interrupted(iteration=iteration, micro_batch_size=exceeded):
+            worker = replace(
+                worker, interrupted_at_s=now_s, exceeded=exceeded, iteration=iteration, progressed_at_s=now_s
+            )
         case channel.Switched():
             return _switched(state, worker, note.message, now_s)
         case channel.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
@@ -129,6 +131,7 @@ def _begun(worker: Worker, iteration: int, resize: ResizeTimeline | None, now_s:
         worker,
         trains=True,
         interrupted_at_s=None,
+        exceeded=0,
         first_iteration=iteration,
         resize=resize,
         iteration=iteration,

@@ -70,7 +70,7 @@ def notice_due_s(job: Job | None, worker: Worker) -> float | None:
     if worker.interrupted_at_s is not None or not worker.trains or worker.purpose != "train":
         return None
     before = job.predecessor
-    missed = bool(before.lost) if before is not None else job.broken
+    missed = not before.trains if before is not None else job.broken
     changes = worker.place.generation == job.generation != worker.id.generation
     told_s = worker.change_told_at_s if changes and worker.stop_asked_at_s is None else worker.stop_asked_at_s
     if not missed or told_s is None:
@@ -148,6 +148,7 @@ def _changes(state: State, job: Job) -> list[ChangeMembers]:
                 world_size=len(job.gpus),
                 meeting_size=len(meeting),
                 rendezvous=job.rendezvous if place else "",
+                micro_batch_size=job.micro_batch_size or 0,
             )
         )
     return changes
@@ -169,6 +170,7 @@ def _start(state: State, job: Job, worker_id: WorkerId, gpu_index: int) -> Start
         fence_s=fence_s(state.pool.config),
         rendezvous=job.rendezvous if worker_id.rank else "",
         meeting_size=len(_meeting(job)),
+        micro_batch_size=job.micro_batch_size or 0,
     )
 
 

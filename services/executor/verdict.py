@@ -6,8 +6,9 @@ import signal
 from services.executor.model import State, Worker, counted_on, is_awaited, is_current, is_lost
 from services.executor.notes import WorkerId
 from shared.messages import worker_channel as channel
-from shared.messages.events import JobFailed, JobFinished, WorkerCrashed
+from shared.messages.events import JobFailed, JobFinished, MemoryExceeded, WorkerCrashed
 from shared.messages.fold_jobs import stopped_short
+from shared.messages.fold_workers import half_of, knows
 from shared.messages.pool_state import Job, Phase
 from shared.messages.worker_channel import ExitCode
 
@@ -17,7 +18,7 @@ PROFILE_LIMIT_S = 600.0  # a pre-run that takes longer is hung
 
 def end_of_job(
     state: State, job: Job, workers: tuple[Worker, ...], now_s: float
-) -> JobFinished | JobFailed | WorkerCrashed | None:
+) -> JobFinished | JobFailed | WorkerCrashed | MemoryExceeded | None:
     """The one fact that ends the job, or breaks its generation, if there is cause for one."""
     if not job.live:
         return None
@@ -26,6 +27,10 @@ def end_of_job(
             fact = _outcome(job, worker, now_s)
             if fact is not None:
                 return fact
+    for worker in workers:
+        seat = _seat(state, job, worker)
+        if seat is not None and _exceeds(job, worker):
+            return _memory_exceeded(state, seat, worker, now_s)
     crashed = [w for w in workers if (at_s := crash_due_s(state, job, w)) is not None and at_s <= now_s]
     if not crashed:
         return None
@@ -52,6 +57,22 @@ def _outcome(job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed 
     if not error:
         return None
     return JobFailed(job_id=job.job_id, generation=generation, error=error, traceback=traceback, at_s=now_s)
+
+
+def _exceeds(job: Job, worker: Worker) -> bool:
+    """Its micro-batches are too big for its memory, and the ledger does not know it yet."""
+    return worker.exceeded > 0 and not knows(job, half_of(worker.exceeded))
+
+
+def _memory_exceeded(state: State, seat: WorkerId, worker: Worker, now_s: float) -> MemoryExceeded:
+    return MemoryExceeded(
+        job_id=seat.job_id,
+        generation=seat.generation,
+        node_id=state.node_id,
+        rank=seat.rank,
+        micro_batch_size=worker.exceeded,
+        at_s=now_s,
+    )
 
 
 def overdue_at_s(job: Job | None, worker: Worker) -> float | None:

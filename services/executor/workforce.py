@@ -141,6 +141,7 @@ class Workforce:
             world_size=action.world_size,
             meeting_size=action.meeting_size,
             rendezvous=action.rendezvous,
+            micro_batch_size=action.micro_batch_size,
         )
         self._send(action.worker, change)
 
@@ -218,6 +219,7 @@ class Workforce:
             fence_s=action.fence_s,
             checkpoint_iteration=action.checkpoint_iteration,
             meeting_size=action.meeting_size,
+            micro_batch_size=action.micro_batch_size,
         )
 
     # -- hearing -----------------------------------------------------------------------------------------

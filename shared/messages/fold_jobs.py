@@ -123,6 +123,13 @@ def broken(state: PoolState, job: Job, *, crashes: int, lost: frozenset[GpuId]) 
     )
 
 
+def interrupted(state: PoolState, job: Job) -> Job:
+    """It cannot go on in its current generation, though nobody is lost: its workers wait for the next one."""
+    job = broken(state, job, crashes=0, lost=frozenset())
+    before = job.predecessor
+    return job if before is None else changed(job, predecessor=replace(before, waiting=True))
+
+
 def holders(state: PoolState, job: Job) -> Predecessor | None:
     """Whose workers have the state of the job in their memory, and could go over to another generation; None if nobody
     could."""

@@ -3,7 +3,7 @@
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.fold_jobs import alive, all_stopping, holders, workers_on
-from shared.messages.pool_state import Job, PoolState, StoppingWorkers
+from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers, spec_of
 
 
 def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
@@ -50,6 +50,7 @@ def _moved(state: PoolState, job: Job, placement: events.PlacedJob, decided: eve
         started_at_s=None,
         broken=not alive_everywhere,  # a node was lost while this was decided
         rendezvous="",
+        micro_batch_size=_micro_batch_size(state, job),
         iterations_per_s=None,
         at_risk=False,
         earliest_deadline_s=None,
@@ -77,6 +78,13 @@ def _goes_over(
     if left and taken and any(not left.isdisjoint(other.gpus) for other in others):
         return False
     return bool(placement.gpus) and bool(before.surviving)
+
+
+def _micro_batch_size(state: PoolState, job: Job) -> int:
+    """Found by trying, by the job or by those before it. Whoever has begun keeps its own: its bits depend on it."""
+    if job.micro_batch_size is None or job.phase is Phase.PROFILING:
+        return state.micro_batch_sizes.get(spec_of(job).profile_key, 0)
+    return job.micro_batch_size
 
 
 def _stopping_anyway(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:

@@ -3,7 +3,15 @@
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event
-from shared.messages.fold_jobs import broken, checkpointed, scheduling_event, whole, with_job, workers_on
+from shared.messages.fold_jobs import (
+    broken,
+    checkpointed,
+    interrupted,
+    scheduling_event,
+    whole,
+    with_job,
+    workers_on,
+)
 from shared.messages.pool_state import Job, PoolState, StoppingWorkers, spec_of
 
 MAX_START_COST_S = 120.0
@@ -94,6 +102,34 @@ def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequ
         return state
     lost = frozenset(gpus[event.rank : event.rank + 1])
     return scheduling_event(with_job(state, broken(state, job, crashes=1, lost=lost)), sequence)
+
+
+def memory_exceeded(state: PoolState, job: Job, event: events.MemoryExceeded, sequence: int) -> PoolState:
+    """Micro-batches of half the size from the next generation on; also for the next job of its profile."""
+    before = job.predecessor
+    speaks = event.generation == job.generation or (
+        before is not None and event.generation == before.generation
+    )
+    smaller = half_of(event.micro_batch_size)
+    if not speaks or knows(job, smaller):
+        return state
+    key = spec_of(job).profile_key
+    known = state.micro_batch_sizes.get(key, smaller)
+    state = changed(state, micro_batch_sizes=state.micro_batch_sizes.set(key, min(smaller, known)))
+    job = changed(job, micro_batch_size=smaller)
+    if not job.broken:
+        job = interrupted(state, job)
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def knows(job: Job, micro_batch_size: int) -> bool:
+    """Its micro-batches are no larger than this already."""
+    return 0 < (job.micro_batch_size or 0) <= micro_batch_size
+
+
+def half_of(micro_batch_size: int) -> int:
+    """What is tried next, rounded up."""
+    return (micro_batch_size + 1) // 2
 
 
 def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:

@@ -24,6 +24,7 @@ from shared.messages.fold_nodes import node_joined, node_lost
 from shared.messages.fold_plan import allocated, placed
 from shared.messages.fold_workers import (
     generation_started,
+    memory_exceeded,
     progressed,
     speed_seen,
     start_seen,
@@ -33,7 +34,7 @@ from shared.messages.fold_workers import (
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 7  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 8  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -93,6 +94,7 @@ def _of_a_job(
     | events.GenerationStarted
     | events.WorkersStopped
     | events.WorkerCrashed
+    | events.MemoryExceeded
     | events.JobProgressed
     | events.JobFinished
     | events.JobFailed
@@ -127,6 +129,8 @@ def _of_a_job(
             return with_job(state, workers_stopped(job, event))
         case events.WorkerCrashed():
             return worker_crashed(state, job, event, sequence)
+        case events.MemoryExceeded():
+            return memory_exceeded(state, job, event, sequence)
         case events.RendezvousOpened():
             if not whole(job, event.generation) or job.rendezvous:
                 return state

@@ -54,12 +54,18 @@ class Predecessor:
     """The generation whose workers have the state of the job, and go over to the current one, or to the next if that is
     broken. Until it has started they train on; if some of them are lost, the others wait.
 
-    gpus: in rank order. lost: those of them whose workers are gone.
+    gpus: in rank order. lost: those of them whose workers are gone. waiting: nobody is lost, they wait all the same.
     """
 
     generation: int
     gpus: tuple[GpuId, ...]
     lost: tuple[GpuId, ...] = ()
+    waiting: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Its workers take steps."""
+        return not self.lost and not self.waiting
 
     @property
     def surviving(self) -> tuple[GpuId, ...]:
@@ -98,6 +104,9 @@ class Job:
     stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty
     predecessor: Predecessor | None = None  # while the job is handed over or broken, see decision record 0018
     rendezvous: str = ""  # host:port of the current generation
+    micro_batch_size: int | None = (
+        None  # samples that one pass takes; 0: a whole virtual node; None: not placed yet
+    )
 
     iteration: int = 0
     checkpoint_iteration: int = 0
@@ -128,7 +137,7 @@ class Job:
     def training_generation(self) -> int | None:
         """Whose workers take steps; None if nobody's."""
         if self.predecessor is not None and not self.broken:
-            return None if self.predecessor.lost else self.predecessor.generation
+            return self.predecessor.generation if self.predecessor.trains else None
         return self.generation if self.training else None
 
     @property
@@ -196,6 +205,7 @@ _NO_NODES = cast("Map[str, NodeState]", Map())
 _NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
 _NO_QUOTES = cast("Map[str, HeldQuote]", Map())
 _NO_BOUNDS = cast("Map[str, GpuBound]", Map())
+_NO_SIZES = cast("Map[str, int]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
 
 
@@ -214,6 +224,7 @@ class PoolState:
     held_quotes: Map[str, HeldQuote] = _NO_QUOTES  # by job; some may be over: see `quotes_at`
     bounds: Map[str, GpuBound] = _NO_BOUNDS  # of operators, by job
     curves: Map[str, MeasuredCurve] = _NO_CURVES
+    micro_batch_sizes: Map[str, int] = _NO_SIZES  # by profile, of jobs whose virtual nodes did not fit
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
     demand: Demand = field(default_factory=Demand)
     num_gpus_by_job: Mapping[str, int] = field(

@@ -35,6 +35,7 @@ _TYPES: tuple[type[Any], ...] = (
     events.GenerationStarted,
     events.WorkersStopped,
     events.WorkerCrashed,
+    events.MemoryExceeded,
     events.JobProgressed,
     events.JobFinished,
     events.JobFailed,

@@ -47,6 +47,7 @@ class _Flat:
     held_quotes: dict[str, HeldQuote]
     bounds: dict[str, GpuBound]
     curves: dict[str, MeasuredCurve]
+    micro_batch_sizes: dict[str, int]
     usage: dict[str, tuple[Usage, ...]]
     demand: Demand
     num_gpus_by_job: dict[str, int]
@@ -57,7 +58,7 @@ class _Flat:
 
 
 _ADAPTER = TypeAdapter(_Flat)
-_MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "bounds", "curves", "usage")
+_MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "bounds", "curves", "micro_batch_sizes", "usage")
 _STATE = (
     *(PoolState, Job, HeldQuote, GpuBound, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
     *(TenantQuota, GpuHourBudget, StoppingWorkers, Predecessor, JobSpec, MetricCondition, SpeedSeen),

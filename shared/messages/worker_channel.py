@@ -170,9 +170,13 @@ class Switched:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
     """A peer is gone, this worker is not: it holds the state after `iteration` steps, and waits to be told with whom to
-    go on (`ChangeMembership`), or to stop: then it writes a checkpoint of it."""
+    go on (`ChangeMembership`), or to stop: then it writes a checkpoint of it.
+
+    micro_batch_size: samples that its memory does not hold at once, if this was the reason; 0: a peer is gone.
+    """
 
     iteration: Iterations
+    micro_batch_size: NumSamples = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,3 +42,14 @@ class Steps(ElasticJob):
         optimizer.step()
         print(f"step {self.iteration} of process {os.getpid()} ends at {time.monotonic():.6f}")
         return loss
+
+
+class Heavy(Steps):
+    """hyperparameters: fits: samples that its memory holds at once."""
+
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.005, "fits": 3}
+
+    def train(self, batch, model, optimizer):
+        if len(batch[0]) > self.hyperparameters["fits"]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().train(batch, model, optimizer)

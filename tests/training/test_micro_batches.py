@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared.messages.worker_channel import Progressed
+from shared.messages.worker_channel import ExitCode, Failed, Finished, Interrupted, Progressed, Switched
 from tests.training.test_bitwise import digest_of, run
 from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
 from tests.training.test_stop_free import all_there
@@ -36,3 +36,41 @@ async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node
     unmoved = await run_to_the_end(node, plain)
     torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=1e-3, atol=1e-4)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=400)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_what_does_not_fit_is_tried_smaller_by_the_same_processes(node, spec_of, num_workers):
+    """16 samples over 8 virtual nodes fit by ones: in the end they are what they were cut to from the beginning."""
+    job_id = node.new_job_id()
+    spec = spec_of("TooBig", max_iterations=30, hyperparameters={"fits": 1})
+    workers = await node.launch(spec, job_id=job_id, num_workers=num_workers)
+    interrupted = await workers.first(Interrupted, rank=0)
+    assert (interrupted.iteration, interrupted.micro_batch_size) == (0, 2)
+    workers = await node.regroup(workers, range(num_workers), micro_batch_size=1)
+    assert (await workers.first(Switched)).iteration == 0
+    metrics = dict((await workers.first(Finished)).metrics)
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    other = node.new_job_id()
+    assert metrics == await run(node, spec, job_id=other, micro_batch_size=1)
+    assert digest_of(node, job_id) == digest_of(node, other)
+
+
+@pytest.mark.parametrize("function", ["TooBig", "ErrorOfTheAllocator"])
+async def test_a_pre_run_waits_to_be_ended(node, spec_of, function):
+    spec = spec_of(function, hyperparameters={"fits": 1})
+    workers = await node.launch(spec, job_id=node.new_job_id(), purpose="profile")
+    assert (await workers.first(Interrupted)).micro_batch_size == 2
+    for worker in workers.workers.values():
+        worker.kill()
+    await workers.ended()
+
+
+async def test_one_sample_that_does_not_fit_fails_the_job_in_words(node, spec_of):
+    spec = spec_of("TooBig", global_batch_size=8, hyperparameters={"fits": 0})
+    workers = await node.launch(spec, job_id=node.new_job_id())
+    failed = await workers.first(Failed)
+    assert failed.error.startswith(
+        "one sample at a time does not fit into the memory in iteration 0: CUDA out of"
+    )
+    assert "take a smaller model, recompute activations" in failed.error
+    await workers.ended()

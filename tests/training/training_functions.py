@@ -61,6 +61,23 @@ class Points(ElasticJob):
         return loss
 
 
+class TooBig(Points):
+    """hyperparameters: fits: samples that its memory holds at once."""
+
+    def train(self, batch, model, optimizer):
+        if len(batch[0]) > self.hyperparameters["fits"]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().train(batch, model, optimizer)
+
+
+class ErrorOfTheAllocator(Points):
+    """More memory than there are addresses."""
+
+    def train(self, batch, model, optimizer):
+        torch.empty(2**46)
+        return super().train(batch, model, optimizer)
+
+
 class Scheduled(Points):
     """Its learning rate follows from an attribute, which is not what it would be in a worker that comes later."""
 

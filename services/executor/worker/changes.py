@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.executor.worker.channel import Channel
+from services.executor.worker.device import MemoryExceeded, release_memory
 from services.executor.worker.groups import PeerLost
 from services.executor.worker.handover import HandOver
 from services.executor.worker.meeting import Invitation, Met, changed, invitation, meet, open_rendezvous
@@ -69,13 +70,18 @@ class Changes:
         self._made = _Made(handed, preparation.began_s, preparation.invited)
         self.left = not preparation.invited.stays
 
-    def survive(self, lost: PeerLost) -> bool:
-        """A peer is gone: wait for others, and go on with them from the newest step that anybody has done. False if
-        this worker is to stop instead. Raises what was lost if its own state is none to go on from."""
+    def survive(self, cause: PeerLost | MemoryExceeded) -> bool:
+        """A peer is gone, or a micro-batch was too big: wait for others, or for smaller ones, and go on from the newest
+        step that anybody has done. False if this worker is to stop instead. Raises the cause if its own state is none
+        to go on from."""
         if not self._trainer.mend():
-            raise lost
-        log.warning("peer_lost", iteration=self._trainer.iteration, reason=str(lost))
-        self._channel.send(Interrupted(iteration=self._trainer.iteration))
+            raise cause
+        log.warning("interrupted", iteration=self._trainer.iteration, reason=str(cause))
+        size = 0
+        if isinstance(cause, MemoryExceeded):
+            size = cause.micro_batch_size
+            release_memory(self._trainer.device)
+        self._channel.send(Interrupted(iteration=self._trainer.iteration, micro_batch_size=size))
         while not self._channel.stop_requested:
             self._look(wait_s=_LOOK_S)
             if self._preparation is None or not self._preparation.ready_for:

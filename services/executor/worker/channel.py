@@ -82,6 +82,10 @@ class Channel:
         if not self._has_state_to_save:
             self._exit_before_first_step()
 
+    def wait_for_stop(self) -> None:
+        """The executor decides how this worker ends."""
+        self._stop_requested.wait()
+
     def begin_training(self) -> None:
         """From here on a stop waits for a step boundary."""
         self._has_state_to_save = True  # written before the flag is read; request_stop does it in reverse

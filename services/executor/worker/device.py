@@ -1,6 +1,7 @@
 """The one device of a worker: its part of the cores, or one GPU of the node."""
 
 import ctypes
+import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +16,37 @@ _MALLOC_OPTIONS = (  # of glibc's malloc.h
     (-1, 2**31 - 1),  # M_TRIM_THRESHOLD: bytes free at its end before it shrinks
     (-8, 1),  # M_ARENA_MAX: one heap for all threads
 )
+
+
+_NO_MEMORY = (  # how torch's allocators and libraries say it where they raise a plain RuntimeError
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+@dataclass(eq=False)
+class MemoryExceeded(Retry):
+    """Nothing has changed: smaller micro-batches may fit. micro_batch_size: samples."""
+
+    micro_batch_size: int
+    reason: str
+
+    SENTENCE: ClassVar[str] = "{micro_batch_size} samples at once do not fit into the memory: {reason}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device's memory, or the node's, did not suffice."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what nobody uses any more, in one piece."""
+    gc.collect()  # an error and the frames that it came through hold each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 @dataclass(eq=False)

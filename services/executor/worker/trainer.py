@@ -17,7 +17,7 @@ from torch import nn
 
 from services.executor.worker.checkpoint import CheckpointStore, unreadable_types
 from services.executor.worker.data_order import DataOrder
-from services.executor.worker.device import finish_work
+from services.executor.worker.device import MemoryExceeded, finish_work, is_out_of_memory
 from services.executor.worker.fingerprint import fingerprint
 from services.executor.worker.groups import PeerLost, retire
 from services.executor.worker.handover import HandOver, hand_over
@@ -111,9 +111,7 @@ class Trainer:
         self._stage = _Stage.COMPUTING
         self.function.iteration = self.iteration
         self.model.train()
-        with in_users_code(f"in iteration {self.iteration}"):
-            returned = self.steps.run(self.iteration, [partial(self._train, batch) for batch in batches])
-            finish_work(self.device)
+        returned = self._compute([partial(self._train, batch) for batch in batches])
         self.pacer.pace()
         changed_here = self.steps.changed_buffers()
         if not any(map(any, changed_here)) and not self.spec.metric_conditions:
@@ -152,6 +150,28 @@ class Trainer:
         self.reading.expect([part for parts in coming for part in parts])
         with in_users_code(f"while the data of iteration {self.iteration} were read"):
             return self.reading.take(coming[0])
+
+    def _compute(self, calls: Sequence[Callable[[], dict[str, float]]]) -> list[dict[str, float]]:
+        """What the calls of train() return. Raises MemoryExceeded if too little memory is there for one of them."""
+        try:
+            with in_users_code(f"in iteration {self.iteration}"):
+                returned = self.steps.run(self.iteration, calls)
+                finish_work(self.device)
+                return returned
+        except Exception as error:
+            if self._stage is not _Stage.COMPUTING or not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        raise self._memory_exceeded(reason)  # out here: the first error holds the memory, by its frames
+
+    def _memory_exceeded(self, reason: str) -> MemoryExceeded | TrainingFailed:
+        size = self.members.virtual_nodes.largest_micro_batch
+        if size > 1:
+            return MemoryExceeded(size, reason)
+        return TrainingFailed(
+            f"one sample at a time does not fit into the memory in iteration {self.iteration}: {reason}; take a "
+            "smaller model, recompute activations (torch.utils.checkpoint), or run it on GPUs with more memory"
+        )
 
     def _fingerprint(self) -> int:
         """What a worker that is alone holds needs no comparison."""

@@ -11,13 +11,14 @@ import structlog
 
 from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
+from services.executor.worker.device import MemoryExceeded
 from services.executor.worker.groups import PeerLost
 from services.executor.worker.saving import Saving
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.surroundings import at_home
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Trainer
-from shared.messages.worker_channel import Assignment, Finished, Profiled, Started
+from shared.messages.worker_channel import Assignment, Finished, Interrupted, Profiled, Started
 
 log = structlog.get_logger()
 
@@ -37,7 +38,15 @@ def run(assignment: Assignment, channel: Channel) -> None:
             channel.send(Started(iteration=trainer.iteration))
         log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
         if assignment.purpose == "profile":
-            _measure(trainer, assignment, channel)
+            try:
+                _measure(trainer, assignment, channel)
+            except (
+                MemoryExceeded
+            ) as exceeded:  # nothing is to be kept: another generation measures smaller ones
+                log.warning("interrupted", reason=str(exceeded))
+                size = exceeded.micro_batch_size
+                channel.send(Interrupted(iteration=trainer.iteration, micro_batch_size=size))
+                channel.wait_for_stop()
         else:
             _train(trainer, assignment, channel, Changes(trainer, channel, handed, since_s=born_s))
 
@@ -62,8 +71,8 @@ def _train(trainer: Trainer, assignment: Assignment, channel: Channel, changes: 
                 return _stop(trainer, saving)
             if switch:
                 changes.go_over()
-        except PeerLost as lost:
-            if not changes.survive(lost):
+        except (PeerLost, MemoryExceeded) as cause:
+            if not changes.survive(cause.with_traceback(None)):  # its frames hold the step's memory
                 return _stop_alone(trainer, saving)
         if changes.left:
             return log.info("left_at_boundary", iteration=trainer.iteration)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from shared.messages.limits import (
+    BatchSize,
     FewItems,
     Finite,
     Generation,
@@ -72,6 +73,20 @@ class WorkerCrashed:
     node_id: Token
     rank: Index
     explanation: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryExceeded:
+    """A worker's memory does not hold a micro-batch of so many samples: a generation with smaller ones is due, and
+    nobody is lost. From the executor."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    generation: Generation
+    node_id: Token
+    rank: Index
+    micro_batch_size: BatchSize
     at_s: TimeS
 
 
@@ -151,6 +166,7 @@ JobEvent = (
     | GenerationStarted
     | WorkersStopped
     | WorkerCrashed
+    | MemoryExceeded
     | JobProgressed
     | JobFinished
     | JobFailed

@@ -1,0 +1,42 @@
+"""A batch that the memory does not hold: a pre-run finds what fits, jobs train with it, and the next begins with it."""
+
+from pathlib import Path
+
+from shared.messages.events import MemoryExceeded, WorkerCrashed
+from shared.messages.job import JobClass, JobSpec
+from shared.messages.pool_state import Phase
+from tests.faults.evidence import assert_sound
+from tests.faults.pool import job, running_pool
+
+
+def heavy(**hyperparameters: float) -> JobSpec:
+    """Its speed is not known."""
+    return job(
+        JobClass.BEST_EFFORT,
+        training_function="tests.faults.tiny_jobs:Heavy",
+        model_name="",
+        max_iterations=40,
+        hyperparameters={"step_s": 0.005, **hyperparameters},
+    )
+
+
+async def test_the_largest_that_fits_is_found_by_trying_and_remembered(tmp_path: Path) -> None:
+    async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
+        for job_id in ("first", "second"):
+            await pool.acknowledged(heavy(fits=3), job_id)
+            state = await pool.ended([job_id])
+            assert state.ended_jobs[job_id].phase is Phase.FINISHED
+        await pool.acknowledged(heavy(fits=0), "hopeless")
+        state = await pool.ended(["hopeless"])
+        entries = await pool.ledger()
+    hopeless = state.ended_jobs["hopeless"]
+    assert hopeless.phase is Phase.FAILED
+    assert "one sample at a time does not fit into the memory in iteration 0" in hopeless.explanation
+    facts = [entry.message for entry in entries]
+    exceeded = [fact for fact in facts if isinstance(fact, MemoryExceeded)]
+    sizes = [(fact.job_id, fact.micro_batch_size) for fact in exceeded]
+    assert [size for job_id, size in sizes if job_id == "first"] == [8, 4], "it is halved until it fits"
+    assert {job_id for job_id, _ in sizes} == {"first", "hopeless"}, "what was found is remembered"
+    assert state.ended_jobs["second"].micro_batch_size == 2
+    assert not [fact for fact in facts if isinstance(fact, WorkerCrashed)]
+    assert_sound(entries, pool.data_dir)
