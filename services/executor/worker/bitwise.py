@@ -8,6 +8,7 @@ as on one device. The optimizer's step is taken once, when all of them have aske
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +67,7 @@ class BitwiseSteps:
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
         self._iteration = 0
         self._num_meetings = 0
+        self._is_hooked = False  # the user's hooks must see the gradient of one virtual node
         self._in_backward = False
         self._before_backward: Tensors = []  # gradients that train() has not set to zero
         self._shared: Tensors = []  # gradients as all calls find them after a backward pass
@@ -175,10 +177,12 @@ class BitwiseSteps:
             return
         if running == 0:
             self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
+            self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
         before = [parameter.grad for parameter in self._trained]
-        for parameter in self._trained:
-            parameter.grad = None
         micro_batch = self.computed[running]
+        onto = None if self._is_hooked else self._gradients.take_onto(micro_batch)
+        for parameter, gradient in zip(self._trained, onto or repeat(None), strict=False):
+            parameter.grad = gradient  # autograd adds to it, while what it adds is in the cache
         self._in_backward = True
         try:
             weighted = _weighted(tensors, grad_tensors, micro_batch.weight)

@@ -39,6 +39,12 @@ class TreeSum(Generic[T]):
             node, value = Node(node.level + 1, node.index // 2), self._add(left, value)
         self._partials.append((node, value))
 
+    def take_left(self, node: Node) -> T | None:
+        """The half that waits for this one on its right: who adds to it elsewhere pushes the sum of both."""
+        if node.index % 2 and self._partials and self._partials[-1][0] == Node(node.level, node.index - 1):
+            return self._partials.pop()[1]
+        return None
+
     def take(self) -> list[tuple[Node, T]]:
         """The subtrees so far, from left to right. The next sum begins."""
         partials, self._partials = self._partials, []

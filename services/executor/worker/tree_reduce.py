@@ -31,21 +31,35 @@ class TensorSum:
         self._group = group
         self._folded = TreeSum[Tensors](_add)
         self._unfinished: Tensors | None = None  # of the virtual node whose micro-batches come now
+        self._is_pair = False  # what is pushed next is the sum of two virtual nodes
         self._exchanges: dict[torch.dtype, tuple[list[int], _Exchange]] = {}
         self._shaped_like: list[int] = []
+
+    def take_onto(self, micro_batch: MicroBatch) -> Tensors | None:
+        """What a pass may add its own tensors to in place, before it pushes the sum: the micro-batches before it in its
+        virtual node, or the half of a pair that waits for it."""
+        if micro_batch.virtual_node not in self._block:
+            return None
+        onto, self._unfinished = self._unfinished, None
+        if onto is None and micro_batch.is_whole:
+            onto = self._folded.take_left(Node(0, micro_batch.virtual_node))
+            self._is_pair = onto is not None
+        return onto
 
     def push(self, micro_batch: MicroBatch, tensors: Tensors) -> None:
         """In order; the tensors are given away. Who repeats a part adds nothing.
 
         A virtual node's micro-batches are added up as they come, so that any number of them takes no more memory.
         """
-        if micro_batch.virtual_node not in self._block:
+        virtual_node = micro_batch.virtual_node
+        if virtual_node not in self._block:
             return
         if self._unfinished is not None:
             tensors = _add(self._unfinished, tensors)
         if micro_batch.is_last:
-            self._folded.push(Node(0, micro_batch.virtual_node), tensors)
+            self._folded.push(Node(1, virtual_node // 2) if self._is_pair else Node(0, virtual_node), tensors)
         self._unfinished = None if micro_batch.is_last else tensors
+        self._is_pair = False
 
     def finish(self, like: Sequence[torch.Tensor]) -> Tensors:
         """The sum, on all workers; valid until the next. like: tensors of the same shapes, the same each time.

@@ -31,6 +31,11 @@ class MicroBatch:
     weight: float  # its part of the global batch: what a mean over its samples counts
     is_last: bool  # of its virtual node
 
+    @property
+    def is_whole(self) -> bool:
+        """All of its virtual node."""
+        return self.is_last and self.index == 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualNodes:
