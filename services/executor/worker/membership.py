@@ -45,6 +45,7 @@ class Membership:
         self._pacer = pacer
         self._blocks = [virtual_nodes.block(rank, self.world_size) for rank in range(self.world_size)]
         self._weights = [virtual_nodes.weight(virtual_node) for virtual_node in range(virtual_nodes.count)]
+        self._shares = [sum(self._weights[v] for v in block) for block in self._blocks]
 
     def wrap(self, model: nn.Module, device: torch.device, *, find_unused_parameters: bool) -> nn.Module:
         """The model with rank 0's state, its gradients averaged over the global batch by plain all-reduces."""
@@ -57,7 +58,10 @@ class Membership:
                 process_group=self.group.process_group,
                 find_unused_parameters=find_unused_parameters,
             )
-        parallel.register_comm_hook(self.group, self.weighted_sum)
+        if (
+            self._pacer.limits or len(set(self._shares)) > 1
+        ):  # else DDP's own mean of means is right, and fastest
+            parallel.register_comm_hook(self.group, self.weighted_sum)
         return parallel
 
     def share_state(self, model: nn.Module) -> None:
@@ -128,10 +132,7 @@ class Membership:
                 self.group.part()
 
     def weighted_sum(self, group: Group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP hook: each worker's mean gradient counts by its part of the global batch.
-
-        DDP's own mean of means is wrong as soon as the parts differ in size.
-        """
+        """DDP hook: each worker's mean gradient counts by its part of the global batch."""
         self._pacer.pace()
-        gradients = bucket.buffer().mul_(sum(self._weights[v] for v in self._blocks[self.rank]))
+        gradients = bucket.buffer().mul_(self._shares[self.rank])
         return group.all_reduce(gradients).get_future().then(lambda summed: summed.value()[0])

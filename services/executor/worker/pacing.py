@@ -37,9 +37,14 @@ class Pacer:
         """Count what another process has used for this one."""
         self._charged_s += cpu_s
 
+    @property
+    def limits(self) -> bool:
+        """Whether it ever sleeps."""
+        return self._cpu_share < 1.0
+
     def pace(self) -> None:
         """Sleep off what this interval has used above the share. No credit is kept: no bursts later."""
-        if self._cpu_share >= 1.0:
+        if not self.limits:
             return
         cpu_s = self._cpu_clock()
         pause = pause_s(
