@@ -1,1 +1,1 @@
-"""What a training step costs: this engine in both modes beside plain PyTorch DDP, in one run."""
+"""What the engine does beside its peers: changes of workers, losses of one, and the cost of a step."""

@@ -6,13 +6,12 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.engine.models import GLOBAL_BATCH_SIZE, Perceptron
-from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
-from shared.messages.worker_channel import Assignment, JoinRendezvous, Profiled, RendezvousListening
+from benchmarks.engine.models import Trained
+from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
+from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening
 
 _TIMEOUT_S = 300.0
 T = TypeVar("T")
@@ -29,12 +28,12 @@ class Engine:
         self._changed = asyncio.Event()
         self._num_jobs = 0
 
-    def assignment(self, job: type[Perceptron], million_parameters: int) -> Assignment:
+    def assignment(self, job: type[Trained], million_parameters: int) -> Assignment:
         """Of a new job, to rank 0 of one worker."""
         self._num_jobs += 1
         spec = (
             job()
-            .set_hyperparameter(global_batch_size=GLOBAL_BATCH_SIZE, million_parameters=million_parameters)
+            .set_hyperparameter(global_batch_size=job.BATCH_SIZE, million_parameters=million_parameters)
             .term_condition(max_iterations=1_000_000)
             .set_job_class("best_effort")
             .spec()
@@ -49,23 +48,6 @@ class Engine:
             checkpoint_dir=str(self._data_dir / "checkpoints" / job_id),
             checkpoint_every_s=_TIMEOUT_S,
         )
-
-    async def measure(
-        self, job: type[Perceptron], *, million_parameters: int, num_workers: int, num_steps: int
-    ) -> float:
-        """Seconds of a step, the median of a pre-run."""
-        assignment = replace(
-            self.assignment(job, million_parameters),
-            world_size=num_workers,
-            purpose="profile",
-            profile_min_s=_TIMEOUT_S,
-            profile_max_iterations=num_steps,
-        )
-        workers = [await self.launcher.launch(replace(assignment, rank=rank)) for rank in range(num_workers)]
-        profiled = await self.heard(Profiled, workers[0], meeting=workers)
-        for worker in workers:
-            await self.heard(Exited, worker)
-        return 1 / profiled.iterations_per_s
 
     async def heard(self, kind: type[T], worker: WorkerHandle, meeting: Sequence[WorkerHandle] = ()) -> T:
         """The next event of this kind from this worker; what else it said before is dropped. meeting: who is to be told

@@ -1,18 +1,26 @@
-"""Changes of workers while the others train, beside what a checkpoint and a restart cost in the same run.
+"""Changes of workers while the others train, and losses of one.
 
-Each resize is taken 2 -> 4 -> 2 workers, as an executor asks for it. stop_s: from the step boundary at which all were
-ready to the first step of the new generation, the only time in which nobody trains. restart_s: the same change
-through a checkpoint, from the wish to the first step, with processes forked from a warm server (a torchrun restart
-loads torch as well, about two seconds more). crash_s: from SIGKILL of one of two workers to the end of the first step
-with its replacement.
+stop_s: from the step boundary at which all were ready to the first step of the new generation, the only time in which
+nobody trains. goal_s: 20 ms and the state's bytes at the speed of a plain copy from process to process. restart_s: the
+same change through a checkpoint, from the wish to the first step, with processes forked from a warm server. crash_s and
+hang_s: from SIGKILL or SIGSTOP of one of two workers to the end of the first step with its replacement.
 """
 
+import asyncio
+import os
+import signal
+import statistics
 import time
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
 
-from benchmarks.engine.elastic import Engine
-from benchmarks.engine.models import Bitwise
+import numpy as np
+from rich.table import Table
+
+from benchmarks.engine.copying import measure_copying
+from benchmarks.engine.elastic import Engine, running_engine
+from benchmarks.engine.models import PerceptronOfEight
+from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from services.executor.launcher import Exited, WorkerHandle
 from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import (
@@ -26,41 +34,84 @@ from shared.messages.worker_channel import (
 )
 
 _STEADY_REPORTS = 2  # of progress, between two changes
+_LARGE_ROUNDS = 3  # of a model that takes seconds for each
+_LARGE = 100  # million parameters
+_BYTES_OF_A_PARAMETER = 8  # itself and its momentum
+# to so many workers, one after the other; models of a million parameters also where there are many workers
+_COURSE = {1: (2, 4, 8, 4, 2, 1, 2), 25: (2, 4, 2, 1, 2), 100: (2, 4, 2)}
+_GOAL_S = 0.020
 
 
-async def measure_resizes(engine: Engine, *, million_parameters: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for each direction: medians over the rounds."""
-    job = Resized(engine, million_parameters)
-    workers = await job.start(2, generation=1)
-    grown: list[ResizeTimeline] = []
-    shrunk: list[ResizeTimeline] = []
-    crashes_s: list[float] = []
-    for _ in range(rounds):
-        workers, timeline = await job.go_over(workers, [0, 1, None, None])
-        grown.append(timeline)
-        workers, timeline = await job.go_over(workers, [0, 1])
-        shrunk.append(timeline)
-        workers, crash_s = await job.crash(workers)
-        crashes_s.append(crash_s)
-    restart_s = await job.restart(workers, 4)
-    return [
-        _row(million_parameters, "2 -> 4", grown) | {"restart_s": restart_s},
-        _row(million_parameters, "4 -> 2", shrunk) | {"crash_s": sorted(crashes_s)[len(crashes_s) // 2]},
+def measure(options: Options) -> list[Row]:
+    return [row for size in options.million_parameters for row in asyncio.run(_of_size(size, options.rounds))]
+
+
+async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
+    """A row for each change of the course."""
+    rounds = min(rounds, _LARGE_ROUNDS) if million_parameters >= _LARGE else rounds
+    copied_per_s = await asyncio.to_thread(
+        measure_copying, _BYTES_OF_A_PARAMETER * million_parameters * 1_000_000
+    )
+    course = list(pairwise(_COURSE[million_parameters]))
+    timelines: dict[tuple[int, int], list[ResizeTimeline]] = {change: [] for change in course}
+    losses_s: dict[signal.Signals, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
+    async with running_engine() as engine:
+        job = Resized(engine, million_parameters)
+        workers = await job.start(course[0][0], generation=1)
+        for _ in range(rounds):
+            for before, after in course:
+                members = [rank if rank < before else None for rank in range(after)]
+                workers, timeline = await job.go_over(workers, members)
+                timelines[before, after].append(timeline)
+            for number, seconds in losses_s.items():
+                workers, lost_s = await job.lose(workers, number)
+                seconds.append(lost_s)
+        restart_s = await job.restart(workers, 4)
+    rows = [
+        _row(million_parameters, change, of_change, copied_per_s) for change, of_change in timelines.items()
     ]
+    rows[0] |= {"restart_s": restart_s} | _quantiles("crash", losses_s[signal.SIGKILL])
+    rows[0] |= _quantiles("hang", losses_s[signal.SIGSTOP])
+    return rows
 
 
-def _row(million_parameters: int, change: str, timelines: list[ResizeTimeline]) -> dict[str, Any]:
-    def median(name: str) -> float:
-        return sorted(getattr(timeline, name) for timeline in timelines)[len(timelines) // 2]
-
+def _row(
+    million_parameters: int, change: tuple[int, int], timelines: list[ResizeTimeline], copied_per_s: float
+) -> Row:
+    bytes_moved = timelines[0].bytes_moved
     return {
         "million_parameters": million_parameters,
-        "change": change,
-        "stop_s": median("stop_s"),
+        "change": f"{change[0]} -> {change[1]}",
+        "num_workers": change[1],
+        "stop_s": statistics.median(timeline.stop_s for timeline in timelines),
         "worst_stop_s": max(timeline.stop_s for timeline in timelines),
-        "prepare_s": median("prepare_s"),
-        "bytes_moved": timelines[0].bytes_moved,
+        "goal_s": _GOAL_S + bytes_moved / copied_per_s,
+        "prepare_s": statistics.median(timeline.prepare_s for timeline in timelines),
+        "bytes_moved": bytes_moved,
+        "copied_bytes_per_s": copied_per_s,
+        "rounds": len(timelines),
     }
+
+
+def _quantiles(name: str, seconds: list[float]) -> Row:
+    return {f"{name}_s": statistics.median(seconds), f"{name}_p99_s": float(np.percentile(seconds, 99))}
+
+
+def table(rows: list[Row]) -> Table:
+    drawn = table_of(
+        "A change of workers, milliseconds",
+        *("parameters", "workers", "stop", "worst", "goal", "prepared in", "MB moved"),
+        *("by restart", "SIGKILL, p50", "p99", "SIGSTOP, p50", "p99"),
+    )
+    for row in rows:
+        drawn.add_row(
+            f"{row['million_parameters']} M",
+            row["change"],
+            *in_ms(row, "stop_s", "worst_stop_s", "goal_s", "prepare_s"),
+            f"{row['bytes_moved'] / 1e6:.1f}",
+            *in_ms(row, "restart_s", "crash_s", "crash_p99_s", "hang_s", "hang_p99_s"),
+        )
+    return drawn
 
 
 class Resized:
@@ -68,7 +119,7 @@ class Resized:
 
     def __init__(self, engine: Engine, million_parameters: int) -> None:
         self._engine = engine
-        self._assignment = engine.assignment(Bitwise, million_parameters)
+        self._assignment = engine.assignment(PerceptronOfEight, million_parameters)
         self._generation = 0
         self.went_over_s = 0.0  # when the last change was heard to be done
 
@@ -103,10 +154,12 @@ class Resized:
         self.went_over_s = went_over_s
         return workers, said.resize
 
-    async def crash(self, workers: list[WorkerHandle]) -> tuple[list[WorkerHandle], float]:
-        """Kill the last one; how long until its replacement has taken part in a step."""
+    async def lose(
+        self, workers: list[WorkerHandle], number: signal.Signals
+    ) -> tuple[list[WorkerHandle], float]:
+        """The last one gets this signal; how long until its replacement has taken part in a step."""
         began_s = time.monotonic()
-        workers[-1].kill()
+        os.kill(workers[-1].pid, number)
         await self._engine.heard(Interrupted, workers[0])
         last = len(workers) - 1
         workers, _ = await self.go_over(workers, [*range(last), None], lost=(last,))

@@ -1,17 +1,40 @@
-"""The engine's benchmark runs: real workers in each mode, a little work, no time asserted."""
+"""The engine's benchmark runs: real workers and peers, a little work, no time asserted."""
 
-from benchmarks.engine.__main__ import JOBS, measure, measure_changes, stops_by_num_gpus
+import pytest
+
+from benchmarks.engine import resizes, torchft, torchrun
+from benchmarks.engine.parts import Options
+from benchmarks.engine.steady import measure_steady
+from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
+
+SMALL = Options(million_parameters=(1,), rounds=1)
 
 
-async def test_every_mode_and_plain_ddp_are_measured() -> None:
-    (row,) = await measure(rounds=1, num_steps=3, sizes=(1,), worker_counts=(2,))
-    assert {key for key in row if key.endswith("_step_s")} == {f"{mode}_step_s" for mode in ("plain", *JOBS)}
-    assert all(row[key] > 0 for key in row)
+def test_every_mode_is_measured_beside_plain_ddp() -> None:
+    modes = ("fast", "bitwise_4")
+    row = measure_steady("gpt", million_parameters=1, num_workers=2, rounds=1, modes=modes)
+    assert all(
+        row[f"{mode}_{what}"] > 0 for mode in modes for what in ("step_s", "cpu_s", "ratio", "cpu_ratio")
+    )
 
 
-async def test_changes_are_measured_both_ways_and_a_crash() -> None:
-    grown, shrunk = await measure_changes(rounds=1, sizes=(1,))
-    assert (grown["change"], shrunk["change"]) == ("2 -> 4", "4 -> 2")
-    assert grown["bytes_moved"] > shrunk["bytes_moved"] == 0
-    assert min(grown["stop_s"], grown["restart_s"], shrunk["stop_s"], shrunk["crash_s"]) > 0
-    assert stops_by_num_gpus([grown, shrunk]).keys() == {"2", "4"}
+def test_changes_and_losses_are_measured() -> None:
+    rows = resizes.measure(SMALL)
+    assert [row["change"] for row in rows][:2] == ["2 -> 4", "4 -> 8"]
+    assert rows[0]["bytes_moved"] > 0 == rows[2]["bytes_moved"]
+    assert min(rows[0][name] for name in ("goal_s", "restart_s", "crash_s", "hang_p99_s")) > 0
+    assert stops_by_num_gpus(rows).keys() == {"1", "2", "4", "8"}
+    assert fitted(rows)["relative_error_rms"] >= 0
+    assert resizes.table(rows).row_count == len(rows)
+
+
+def test_a_restart_under_torchrun_is_measured() -> None:
+    (row,) = torchrun.measure(SMALL)
+    assert min(row["2 -> 4"], row["4 -> 2"], row["crash_s"]) > 0
+
+
+def test_torchft_is_measured_or_missed_aloud() -> None:
+    (row,) = torchft.measure(SMALL)
+    if "not installed" in row.get("error", ""):
+        pytest.skip(row["error"])
+    assert row["crash_s"] > 0

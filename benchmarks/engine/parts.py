@@ -1,0 +1,36 @@
+"""What a part of the benchmark is: something measured, and its table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """million_parameters: sizes of the model. rounds: repetitions of what is counted in milliseconds."""
+
+    million_parameters: tuple[int, ...] = (1, 25, 100)
+    rounds: int = 10
+    with_torchft: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    measure: Callable[[Options], list[Row]]
+    table: Callable[[list[Row]], Table]
+
+
+def in_ms(row: Row, *names: str) -> tuple[str, ...]:
+    """Cells of a table; empty where the row has no such time."""
+    return tuple("" if row.get(name) is None else f"{row[name] * 1e3:.1f}" for name in names)
+
+
+def table_of(title: str, *columns: str) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table

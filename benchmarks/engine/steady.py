@@ -1,0 +1,208 @@
+"""What a training step costs: this engine in its modes beside plain PyTorch DDP.
+
+Each worker process holds a job of every mode and takes their steps in turn, so that whatever else the machine does
+meets all of them, and freed memory is kept for all alike. A mode's cost is the median, over the rounds, of its step by
+plain DDP's step of the same round: once of the wall's time, once of the CPU's, which other programs disturb less.
+"""
+# pyright: reportPrivateImportUsage=false
+# (torch documents its stores and its spawn, but does not export them by the letter)
+
+import json
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from rich.table import Table
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.engine.models import MODES, PLAIN, Trained
+from benchmarks.engine.parts import Options, Row, in_ms, table_of
+from services.executor.worker.channel import Channel
+from services.executor.worker.setting_up import set_up
+from services.executor.worker.telemetry import Telemetry
+from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening
+from shared.messages.worker_frames import FrameReader, encode_frame
+
+_WARM_UP_ROUNDS = 2
+_ALL_MODES = ("fast", "bitwise_4", "bitwise_8")
+# (model, million parameters, workers): rounds for each one asked for, and modes; memory is for three models of 100 M
+_CASES: Mapping[tuple[str, int, int], tuple[float, tuple[str, ...]]] = {
+    ("gpt", 1, 2): (2.0, _ALL_MODES),
+    ("gpt", 25, 1): (0.3, _ALL_MODES),
+    ("gpt", 25, 2): (0.5, _ALL_MODES),
+    ("gpt", 100, 2): (0.2, ("fast", "bitwise_8")),
+    ("perceptron", 1, 1): (3.0, _ALL_MODES),
+    ("perceptron", 1, 2): (3.0, _ALL_MODES),
+    ("perceptron", 1, 4): (3.0, _ALL_MODES),
+    ("perceptron", 25, 1): (1.0, _ALL_MODES),
+    ("perceptron", 25, 2): (1.0, _ALL_MODES),
+    ("perceptron", 25, 4): (1.0, _ALL_MODES),
+    ("perceptron", 100, 2): (0.3, ("fast", "bitwise_8")),
+}
+_GENERATION = 1
+Step = Callable[[], object]
+
+
+def measure(options: Options) -> list[Row]:
+    return [
+        measure_steady(
+            model,
+            million_parameters=size,
+            num_workers=num_workers,
+            rounds=max(round(options.rounds * rounds), 3),
+            modes=modes,
+        )
+        for (model, size, num_workers), (rounds, modes) in _CASES.items()
+        if size in options.million_parameters
+    ]
+
+
+def table(rows: list[Row]) -> Table:
+    drawn = table_of(
+        "One step: milliseconds of plain DDP, and the modes as multiples of it (of CPU time)",
+        *("model", "parameters", "workers", "plain DDP", *_ALL_MODES),
+    )
+    for row in rows:
+        ratios = (
+            f"{row[f'{mode}_ratio']:.3f} ({row[f'{mode}_cpu_ratio']:.3f})" if f"{mode}_ratio" in row else ""
+            for mode in _ALL_MODES
+        )
+        drawn.add_row(
+            row["model"],
+            f"{row['million_parameters']} M",
+            str(row["num_workers"]),
+            *in_ms(row, "plain_step_s"),
+            *ratios,
+        )
+    return drawn
+
+
+def measure_steady(
+    model: str, *, million_parameters: int, num_workers: int, rounds: int, modes: tuple[str, ...]
+) -> Row:
+    """A row: seconds and ratios of each mode."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (num_workers, model, million_parameters, rounds, modes, folder)
+        multiprocessing.spawn(_work, arguments, nprocs=num_workers)
+        of_ranks = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_workers)]
+    row: Row = {
+        "model": model,
+        "million_parameters": million_parameters,
+        "num_workers": num_workers,
+    }
+    for mode in ("plain", *modes):
+        wall_s, cpu_s = of_ranks[0][mode]["wall_s"], [_sum_of_ranks(of_ranks, mode)[i] for i in range(rounds)]
+        row[f"{mode}_step_s"] = statistics.median(wall_s)
+        row[f"{mode}_cpu_s"] = statistics.median(cpu_s)
+        if mode != "plain":
+            row[f"{mode}_ratio"] = _median_ratio(wall_s, of_ranks[0]["plain"]["wall_s"])
+            row[f"{mode}_cpu_ratio"] = _median_ratio(cpu_s, _sum_of_ranks(of_ranks, "plain"))
+    return row
+
+
+def _sum_of_ranks(of_ranks: list[Any], mode: str) -> list[float]:
+    return [sum(each) for each in zip(*(rank[mode]["cpu_s"] for rank in of_ranks), strict=True)]
+
+
+def _median_ratio(these: list[float], those: list[float]) -> float:
+    return statistics.median(this / that for this, that in zip(these, those, strict=True))
+
+
+def _work(
+    rank: int,
+    num_workers: int,
+    model: str,
+    million_parameters: int,
+    rounds: int,
+    modes: tuple[str, ...],
+    folder: str,
+) -> None:
+    os.setpgid(0, 0)  # a worker whose executor goes ends its process group
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_workers)
+    store = dist.FileStore(f"{folder}/addresses", num_workers)
+    steps: dict[str, Step] = {
+        mode: _engine_step(MODES[model][mode], million_parameters, rank, num_workers, store, folder)
+        for mode in modes
+    }
+    steps["plain"] = _plain_step(PLAIN[model], million_parameters, rank, num_workers)
+    taken: Mapping[str, Mapping[str, list[float]]] = {mode: {"wall_s": [], "cpu_s": []} for mode in steps}
+    for round_ in range(_WARM_UP_ROUNDS + rounds):
+        for mode, step in steps.items():
+            dist.barrier()
+            wall_s, cpu_s = time.monotonic(), time.process_time()
+            step()
+            if round_ >= _WARM_UP_ROUNDS:
+                taken[mode]["wall_s"].append(time.monotonic() - wall_s)
+                taken[mode]["cpu_s"].append(time.process_time() - cpu_s)
+    (Path(folder) / str(rank)).write_text(json.dumps(taken))
+    dist.barrier()
+    os._exit(0)  # with all groups and threads of all modes, at once
+
+
+def _plain_step(job_class: type[Trained], million_parameters: int, rank: int, num_workers: int) -> Step:
+    """The same training function in a loop, with nothing around it."""
+    job = job_class().set_hyperparameter(million_parameters=million_parameters)
+    model, data = job.init_model(), job.init_dataset()
+    optimizer = job.init_optimizer(model)
+    parallel = DistributedDataParallel(model) if num_workers > 1 else model
+    iterations = count()
+
+    def step() -> float:
+        batch = job.batch_of(data, iteration=next(iterations), rank=rank, num_workers=num_workers)
+        return job.train(batch, parallel, optimizer).item()
+
+    return step
+
+
+def _engine_step(
+    job_class: type[Trained],
+    million_parameters: int,
+    rank: int,
+    num_workers: int,
+    store: dist.Store,
+    folder: str,
+) -> Step:
+    """A worker's, as it is set up in a process of its own."""
+    spec = (
+        job_class()
+        .set_hyperparameter(global_batch_size=job_class.BATCH_SIZE, million_parameters=million_parameters)
+        .term_condition(max_iterations=1_000_000)
+        .set_job_class("best_effort")
+        .spec()
+    )
+    assignment = Assignment(
+        job_id=job_class.__name__,
+        generation=_GENERATION,
+        rank=rank,
+        world_size=num_workers,
+        spec=spec,
+        checkpoint_dir=folder,
+    )
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=_executor, args=(ours, store, job_class.__name__, rank), daemon=True).start()
+    channel = Channel(theirs)
+    trainer, _ = set_up(assignment, channel, Telemetry(channel))
+    return lambda: trainer.step(stop=False)
+
+
+def _executor(sock: socket.socket, store: dist.Store, name: str, rank: int) -> None:
+    """Passes on where rank 0 listens."""
+    if rank > 0:
+        address = store.get(name).decode()
+        sock.sendall(encode_frame(JoinRendezvous(generation=_GENERATION, address=address)))
+    frames = FrameReader()
+    while data := sock.recv(65_536):
+        for message in frames.feed(data):
+            if isinstance(message, RendezvousListening):
+                store.set(name, f"127.0.0.1:{message.port}")

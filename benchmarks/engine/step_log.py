@@ -1,0 +1,61 @@
+"""When the steps of a peer's workers ended: lines that its rank 0 appends to a file, and that the benchmark waits for.
+
+The monotonic clock is one for all processes of a machine.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+_LOOK_S = 0.005
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    at_s: float
+    num_workers: int
+    process: int  # who wrote it
+
+
+class NoStep(Exception):
+    """What was waited for did not come."""
+
+
+class StepLog:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def note(self, num_workers: int, process: int) -> None:
+        """A step with so many workers has ended."""
+        with self._file.open("a") as file:
+            file.write(f"{time.monotonic()} {num_workers} {process}\n")
+
+    def read(self) -> list[StepEnd]:
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        fields = [line.split() for line in lines]
+        return [StepEnd(float(at_s), int(num), int(process)) for at_s, num, process in fields]
+
+    def first(
+        self, is_it: Callable[[StepEnd], bool], *, what: str, alive: Callable[[], bool] = lambda: True
+    ) -> StepEnd:
+        """Once it is there. alive: whether it may still come. Raises NoStep."""
+        give_up_s = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < give_up_s and alive():
+            if found := [step for step in self.read() if is_it(step)]:
+                return found[0]
+            time.sleep(_LOOK_S)
+        raise NoStep(f"{what}: no such step")
+
+    def steady(self, num_workers: int, *, num_steps: int, what: str) -> float:
+        """Seconds of a step, the median of the last so many with this number of workers, once they are there."""
+        give_up_s = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < give_up_s:
+            ends_s = [step.at_s for step in self.read() if step.num_workers == num_workers]
+            if len(ends_s) > num_steps:
+                last = ends_s[-num_steps - 1 :]
+                return sorted(b - a for a, b in pairwise(last))[num_steps // 2]
+            time.sleep(_LOOK_S)
+        raise NoStep(f"{what}: fewer than {num_steps} steps with {num_workers} workers")
