@@ -27,6 +27,9 @@ PARTS: Mapping[str, Part] = {
 }
 
 
+_TABLE_WIDTH = 140
+
+
 def main(
     parts: Annotated[str, typer.Option(help="Which parts, with commas between them.")] = ",".join(PARTS),
     sizes: Annotated[str, typer.Option(help="Millions of parameters, with commas.")] = "1,25,100",
@@ -51,7 +54,7 @@ def main(
         part = PARTS[name]
         result[name] = rows = part.measure(options)
         if not as_json:
-            Console().print(part.table(rows))
+            Console(width=_TABLE_WIDTH).print(part.table(rows))
     if "resizes" in result:
         result["seconds_by_num_gpus"] = stops_by_num_gpus(result["resizes"])
         result["stop_model"] = fitted(result["resizes"])

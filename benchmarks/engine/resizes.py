@@ -33,12 +33,12 @@ from shared.messages.worker_channel import (
     Switched,
 )
 
-_STEADY_REPORTS = 2  # of progress, between two changes
+_STEADY_REPORTS = 1  # of progress, between two changes
 _LARGE_ROUNDS = 3  # of a model that takes seconds for each
 _LARGE = 100  # million parameters
 _BYTES_OF_A_PARAMETER = 8  # itself and its momentum
 # to so many workers, one after the other; models of a million parameters also where there are many workers
-_COURSE = {1: (2, 4, 8, 4, 2, 1, 2), 25: (2, 4, 2, 1, 2), 100: (2, 4, 2)}
+_COURSE = {1: (2, 4, 8, 2, 1, 2), 25: (2, 4, 2), 100: (2, 4, 2)}
 _GOAL_S = 0.020
 
 

@@ -20,7 +20,7 @@ def test_every_mode_is_measured_beside_plain_ddp() -> None:
 
 def test_changes_and_losses_are_measured() -> None:
     rows = resizes.measure(SMALL)
-    assert [row["change"] for row in rows][:2] == ["2 -> 4", "4 -> 8"]
+    assert [row["change"] for row in rows][:3] == ["2 -> 4", "4 -> 8", "8 -> 2"]
     assert rows[0]["bytes_moved"] > 0 == rows[2]["bytes_moved"]
     assert min(rows[0][name] for name in ("goal_s", "restart_s", "crash_s", "hang_p99_s")) > 0
     assert stops_by_num_gpus(rows).keys() == {"1", "2", "4", "8"}

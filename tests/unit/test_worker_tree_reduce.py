@@ -1,10 +1,13 @@
 """Sums along the tree, folded in one worker."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from services.executor.worker.bitwise import BitwiseSteps
+from services.executor.worker.lockstep import Lockstep
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.tree_reduce import TensorSum
@@ -50,17 +53,16 @@ def test_a_hook_of_the_user_sees_the_gradient_of_one_virtual_node() -> None:
 
     model.weight.register_post_accumulate_grad_hook(note)
     virtual_nodes = VirtualNodes(count=4, global_batch_size=4)
-    backward = torch.autograd.backward
+    steps = BitwiseSteps(
+        model,
+        optimizer,
+        members=Membership(None, Pacer(1.0), virtual_nodes),
+        job_seed=0,
+        pacer=Pacer(1.0),
+        take_turns=partial(Lockstep, on_start=lambda: None),
+    )
     try:
-        steps = BitwiseSteps(
-            model,
-            optimizer,
-            members=Membership(None, Pacer(1.0), virtual_nodes),
-            job_seed=0,
-            pacer=Pacer(1.0),
-            on_thread_start=lambda: None,
-        )
         steps.run(0, [lambda: model(torch.ones(1, 1)).mean().backward()] * 4)
     finally:
-        torch.autograd.backward = backward
+        steps.close()
     assert seen == [0.25] * 4
