@@ -8,7 +8,6 @@ nobody disturbs.
 
 import asyncio
 import json
-import signal
 import tempfile
 import time
 from collections import Counter
@@ -16,13 +15,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 
 from benchmarks.engine.crew import Crew
+from benchmarks.engine.playing import Event, Player, schedule
 from benchmarks.engine.sensitive import (
     GLOBAL_BATCH_SIZE,
     NUM_SAMPLES,
@@ -38,118 +37,8 @@ from shared.messages.job import JobSpec
 from shared.runtime.logs import configure_logs
 
 JOBS: dict[int, type[Sensitive]] = {4: OfFour, 8: OfEight, 16: OfSixteen}  # by virtual nodes
-MOST_WORKERS = 6
-NUM_EVENTS = 10
 STEP_S = 0.02
 _PATIENCE_S = 170.0  # for a schedule, which takes some seconds
-
-Kind = Literal["join", "leave", "move", "kill", "kill all", "stop", "pause", "suspend"]
-_KINDS = get_args(Kind)
-_CHANCES = (0.2, 0.15, 0.15, 0.2, 0.05, 0.05, 0.1, 0.1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """after_s: since the last one came to its end. size: workers then. hurt_s: so long after the change was asked for
-    somebody is killed who takes part in it, if it takes as long."""
-
-    kind: Kind
-    after_s: float
-    size: int
-    hurt_s: float | None
-
-
-def schedule(seed: int, *, num_events: int = NUM_EVENTS, most: int = MOST_WORKERS) -> tuple[Event, ...]:
-    """Follows from the seed. The first event is the start."""
-    rng = np.random.default_rng((seed, 0))
-    size = int(rng.integers(1, most + 1))
-    events = [Event(kind="suspend", after_s=0.0, size=size, hurt_s=None)]
-    while len(events) <= num_events:
-        kind: Kind = _KINDS[rng.choice(len(_KINDS), p=_CHANCES)]
-        match kind:
-            case "join" if size < most:
-                size = int(rng.integers(size + 1, most + 1))
-            case "leave" | "kill" if size > 1:
-                size = int(rng.integers(1, size))
-            case "move" | "pause":
-                pass
-            case "kill all" | "stop" | "suspend":
-                size = int(rng.integers(1, most + 1))
-            case _:
-                continue
-        hurt_s = float(rng.uniform(0.0, 0.5)) if rng.random() < 0.3 else None
-        events.append(Event(kind=kind, after_s=float(rng.uniform(0.0, 0.2)), size=size, hurt_s=hurt_s))
-    return tuple(events)
-
-
-class Player:
-    """Plays a schedule on a crew. killed: processes, by hand."""
-
-    def __init__(self, crew: Crew, seed: int) -> None:
-        self._crew = crew
-        self._rng = np.random.default_rng((seed, 1))
-        self.killed = 0
-
-    async def play(self, events: Sequence[Event]) -> None:
-        for event in events:
-            await asyncio.sleep(event.after_s)
-            await self._happens(event)
-            if event.kind != "pause":
-                await self._reach(event)
-        assert await self._crew.suspend(), "all were there"
-
-    async def _happens(self, event: Event) -> None:
-        crew, holders = self._crew, list(self._crew.holders)
-        chosen = [holders[i] for i in self._rng.permutation(len(holders))]
-        match event.kind:
-            case "kill":
-                await self._kill(chosen[: max(1, len(holders) - event.size)])
-            case "kill all":
-                await self._kill(chosen)
-            case "stop":
-                chosen[0].signal(signal.SIGSTOP)
-                await crew.until(lambda: chosen[0].exited is not None, "who is stopped is ended")
-            case "pause":
-                chosen[0].signal(signal.SIGSTOP)
-                await asyncio.sleep(float(self._rng.uniform(0.0, 0.3)))
-                chosen[0].signal(signal.SIGCONT)
-            case "suspend":
-                await crew.suspend()
-            case "join" | "leave" | "move":
-                pass
-
-    async def _kill(self, workers: Sequence[Any]) -> None:
-        for worker in workers:
-            self.killed += worker.exited is None
-            worker.handle.kill()
-        await self._crew.until(lambda: all(w.exited is not None for w in workers), "who is killed is gone")
-
-    async def _reach(self, event: Event) -> None:
-        """A generation of so many, whoever dies on the way."""
-        crew, newcomers = (
-            self._crew,
-            int(self._rng.integers(1, event.size + 1)) if event.kind == "move" else 0,
-        )
-        hurting = asyncio.create_task(self._hurt(event.hurt_s))
-        while True:
-            holders = list(crew.holders)
-            if holders:
-                members: list[Any] = [holders[i] for i in self._rng.permutation(len(holders))]
-                members = members[: event.size - newcomers]
-                members += [None] * (event.size - len(members))
-                await crew.go_over([members[i] for i in self._rng.permutation(event.size)])
-            else:
-                await crew.start(event.size)
-            await hurting
-            if len(crew.holders) == event.size == len(crew.members):
-                return
-            newcomers = 0
-
-    async def _hurt(self, after_s: float | None) -> None:
-        if after_s is not None:
-            await asyncio.sleep(after_s)
-            if processes := self._crew.processes:
-                await self._kill([processes[self._rng.integers(len(processes))]])
 
 
 class Stage:
@@ -180,6 +69,10 @@ async def stage() -> AsyncIterator[Stage]:
             await ready.launcher.close()
 
 
+class Unfinished(Exception):
+    """A schedule that did not come to its end: what was waited for, and the schedule."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """What a schedule has left. held: what a worker said it held at the beginning of an iteration, one for each that it
@@ -202,7 +95,10 @@ async def play(stage: Stage, virtual_nodes: int, seed: int, folder: Path) -> Pla
         async with asyncio.timeout(_PATIENCE_S):
             await player.play(events)
     except (AssertionError, TimeoutError) as error:
-        raise AssertionError(f"{crew.job_id} {error}\n{events}") from error
+        raise Unfinished(f"{crew.job_id}: {error}; {events}") from error
+    finally:
+        for worker in crew.processes:
+            worker.handle.kill()
     content = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
     assert content is not None
     state = state_of(content)
@@ -261,19 +157,23 @@ def _held(folder: Path) -> list[tuple[int, str]]:
 
 
 async def prove(virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1) -> dict[str, Any]:
-    """The row of one V. Raises AssertionError if a schedule does not come to its end."""
+    """The row of one V."""
     with tempfile.TemporaryDirectory() as record:
         folders = {name: Path(record) / name for name in ("undisturbed", *map(str, seeds))}
         for folder in folders.values():
             folder.mkdir()
         turn = asyncio.Semaphore(at_once)
 
-        async def one(seed: int) -> Played:
+        async def one(seed: int) -> Played | str:
             async with turn:
-                return await play(there, virtual_nodes, seed, folders[str(seed)])
+                try:
+                    return await play(there, virtual_nodes, seed, folders[str(seed)])
+                except Unfinished as error:
+                    return str(error)
 
         async with stage() as there:
-            played = await asyncio.gather(*map(one, seeds))
+            outcomes = await asyncio.gather(*map(one, seeds))
+            played = [outcome for outcome in outcomes if isinstance(outcome, Played)]
             longest = max(each.final[0] for each in played) + 1
             expected = await undisturbed(there, virtual_nodes, longest, folders["undisturbed"])
     kinds = Counter(event.kind for each in played for event in each.events)
@@ -285,6 +185,7 @@ async def prove(virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1) -
         "generations": sum(each.generations for each in played),
         "longest_iterations": longest,
         "states_compared": sum(len(each.held) for each in played),
+        "unfinished": [outcome for outcome in outcomes if isinstance(outcome, str)],
         "differences": [text for each in played for text in differences(each, expected)],
         "iterations_read_wrongly": reading_errors(expected),
     }
@@ -297,7 +198,7 @@ def main(
     at_once: Annotated[int, typer.Option(min=1, help="Schedules played at the same time.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
-    """Exit code 1 if any state differs."""
+    """Exit code 1 if any state differs, or a schedule does not come to its end."""
     configure_logs(level="error")
     rows = [asyncio.run(prove(v, range(first, first + seeds), at_once=at_once)) for v in virtual_nodes]
     result = {
@@ -310,7 +211,8 @@ def main(
     print(text)
     if out:
         out.write_text(text + "\n")
-    raise typer.Exit(int(any(row["differences"] or row["iterations_read_wrongly"] for row in rows)))
+    wrong = ("unfinished", "differences", "iterations_read_wrongly")
+    raise typer.Exit(int(any(row[name] for row in rows for name in wrong)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -212,3 +213,14 @@ async def test_start_ends_what_is_left_over_and_close_leaves_nothing(tmp_path, s
     await launcher.close()
     assert events[-1] == worker.exited
     assert marked_processes(marks) == []
+
+
+async def test_a_process_that_reads_collects_no_garbage_of_its_worker(node, spec_of):
+    """There may be connections among it whose threads it has not: to collect those would be its end."""
+    job_id = node.new_job_id()
+    workers = await node.launch(spec_of("LeavesGarbage"), job_id=job_id)
+    await workers.ended()
+    said = node.log_of(job_id)
+    made_by = said.partition("made by ")[2].partition("\n")[0]
+    assert made_by.isdigit()
+    assert set(re.findall(r"collected by (\d+)", said)) <= {made_by}

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -270,6 +271,34 @@ class ReturnsText(Points):
 class Endless(Points):
     def init_dataset(self):
         return iter(range(10))
+
+
+class Garbage:
+    """Nobody holds it any more but itself. Says who collects it."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        print(f"collected by {os.getpid()}")
+
+
+class LeavesGarbage(Points):
+    """The processes that read its data collect what is garbage; it makes some before they begin."""
+
+    data_workers = 1
+
+    def init_dataset(self):
+        print(f"made by {os.getpid()}")
+        gc.disable()
+        Garbage()
+        return Collecting()
+
+
+class Collecting(Numbered):
+    def __getitem__(self, index):
+        gc.collect()
+        return super().__getitem__(index)
 
 
 class HoldsMemory(Points):

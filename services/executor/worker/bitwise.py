@@ -88,6 +88,7 @@ class BitwiseSteps:
     def close(self) -> None:
         """Between two steps, for others to take its place."""
         self._calls.close()
+        del self._calls  # they call back to here: buffers and group would wait for the garbage collector
         torch.autograd.backward = self._backward_of_torch
         self._optimizer.step = self._step_of_optimizer
 

@@ -60,6 +60,8 @@ class Changes:
     def _look(self, wait_s: float = 0.0) -> None:
         if (change := self._channel.newest_change(wait_s)) is not None:
             invited = changed(invitation(self._trainer.assignment, self._trainer.device), change)
+            if self._preparation is not None:
+                self._preparation.give_up()
             self._preparation = Preparation(invited, self._channel)
 
     def go_over(self) -> None:
@@ -127,6 +129,7 @@ class Preparation:
         self.began_s = time.monotonic()
         self._channel = channel
         self._met: Met | None = None
+        self._given_up = threading.Event()
         threading.Thread(target=self._prepare, name="preparation", daemon=True).start()
 
     @property
@@ -140,10 +143,21 @@ class Preparation:
         assert self._met is not None
         return self._met
 
+    def give_up(self) -> None:
+        """Another one takes its place. Whoever has gone over with this one already waits for this worker in vain, and
+        learns of that by the end of their connections."""
+        self._given_up.set()
+        if self._met is not None:
+            self._met.close()
+
     def _prepare(self) -> None:
         log.info("membership_changes", generation=self.invited.generation, world_size=self.invited.world_size)
         try:
             store = open_rendezvous(self.invited, self._channel)
-            self._met = meet(self.invited, self._channel, store, hand_over=True)
+            self._met = met = meet(
+                self.invited, self._channel, store, hand_over=True, given_up=self._given_up
+            )
+            if self._given_up.is_set():
+                met.close()
         except (PeerLost, RuntimeError) as error:
             log.warning("membership_unchanged", generation=self.invited.generation, reason=str(error))

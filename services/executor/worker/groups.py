@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.distributed as dist
 
+from services.executor.worker.meeting_store import MeetingStore
 from shared.errors import Retry
 
 _RETIREMENT_S = 1.0  # until the training has let go: whoever is last waits for the closing
@@ -48,10 +49,18 @@ class Transfer(NamedTuple):
 
 
 class Group:
-    """One of `size` workers that have met under a name in a store. Blocks until all are connected."""
+    """One of `size` workers that have met under a name in a store. Blocks until all are connected, or the meeting is
+    given up."""
 
     def __init__(
-        self, store: dist.Store, *, rank: int, size: int, device: torch.device, timeout_s: float
+        self,
+        store: dist.Store,
+        *,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout_s: float,
+        given_up: threading.Event | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self._device = device
@@ -59,7 +68,10 @@ class Group:
         kinds = dist.ProcessGroup.BackendType
         self.process_group = dist.ProcessGroup(store, rank, size)
         others = _connections()
-        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        patient = MeetingStore(
+            dist.PrefixStore("gloo", store), given_up or threading.Event(), wait_s=timeout_s
+        )
+        gloo = dist.ProcessGroupGloo(patient, rank, size, timeout)
         self._connections = _connections() - others
         self.process_group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         self.process_group._set_default_backend(kinds.GLOO)
@@ -123,14 +135,23 @@ class Group:
         if self._device.type == "cuda":
             self.process_group._get_backend(self._device).abort()
 
+    def release(self) -> None:
+        """Let go of it; its threads, connections and port, too, go when nothing else holds it."""
+        del self.process_group
+
 
 def retire(*things: object) -> None:
-    """Let go of what nobody uses any more and what takes a while to close: connections, processes that read data."""
+    """Let go of what nobody uses any more and what takes a while to close: groups, processes that read data."""
     threading.Thread(target=_let_go, args=(list(things),), name="retired", daemon=True).start()
 
 
 def _let_go(things: list[object]) -> None:
     time.sleep(_RETIREMENT_S)
+    for thing in things:
+        if isinstance(
+            thing, Group
+        ):  # whoever has still an eye on it, an error's traceback e.g., does not keep it
+            thing.release()
     things.clear()
 
 

@@ -9,7 +9,9 @@ Everybody has a place: those of the new generation have their rank, those who wi
 import os
 import queue
 import socket
-from collections.abc import Callable
+import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -18,8 +20,12 @@ import torch
 import torch.distributed as dist
 
 from services.executor.worker.channel import Channel
-from services.executor.worker.groups import Group, PeerLost
+from services.executor.worker.groups import Group, PeerLost, retire
+from services.executor.worker.meeting_store import GivenUp, MeetingStore
 from shared.messages.worker_channel import Assignment, ChangeMembership, RendezvousListening
+
+_CONNECT_S = 20.0  # to one who listens
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +59,11 @@ class Met:
     everyone: Group | None
 
     def close(self) -> None:
-        """After a peer was lost."""
+        """It has come to nothing: a peer was lost, or the meeting given up."""
         for group in (self.workers, self.everyone):
             if group is not None:
                 group.close()
+        retire(self.workers, self.everyone)
 
 
 def invitation(assignment: Assignment, device: torch.device) -> Invitation:
@@ -105,27 +112,49 @@ def open_rendezvous(invited: Invitation, channel: Channel) -> dist.Store | None:
     return store
 
 
-def meet(invited: Invitation, channel: Channel, store: dist.Store | None, *, hand_over: bool) -> Met:
-    """Return once all are connected. Raises PeerLost if some do not come. hand_over: some bring the job's state."""
+def meet(
+    invited: Invitation,
+    channel: Channel,
+    store: dist.Store | None,
+    *,
+    hand_over: bool,
+    given_up: threading.Event | None = None,
+) -> Met:
+    """Return once all are connected. Raises PeerLost if some do not come, or the meeting is given up.
+
+    hand_over: some bring the job's state.
+    """
     if invited.size == 1:
         return Met(workers=None, everyone=None)
+    given_up = given_up or threading.Event()
     try:
         place = dist.PrefixStore(
-            f"{invited.job_id}/{invited.generation}", store or _connect(invited, channel.receive_rendezvous)
+            f"{invited.job_id}/{invited.generation}", store or _connect(invited, channel, given_up)
         )
-        _wait_for_all(invited, place)
-        everyone = _group(invited, place, "everyone", invited.size) if hand_over else None
+        _wait_for_all(invited, MeetingStore(place, given_up, wait_s=invited.wait_s))
+        everyone = _group(invited, place, "everyone", invited.size, given_up) if hand_over else None
         together = invited.stays and invited.world_size > 1
-        workers = _group(invited, place, "workers", invited.world_size) if together else None
+        workers = _group(invited, place, "workers", invited.world_size, given_up) if together else None
     except (RuntimeError, queue.Empty) as error:
         raise PeerLost(f"the workers of this generation did not meet: {error}") from error
     return Met(workers=workers, everyone=everyone)
 
 
-def _connect(invited: Invitation, receive: Callable[[int, float], str]) -> dist.Store:
-    address = invited.rendezvous or receive(invited.generation, invited.wait_s)
+def _connect(invited: Invitation, channel: Channel, given_up: threading.Event) -> dist.Store:
+    """Place 0 listens already where an address is known."""
+    address = invited.rendezvous or _address(invited, channel, given_up)
     host, _, port = address.rpartition(":")
-    return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=invited.wait_s))
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_S))
+    store.set_timeout(timedelta(seconds=invited.wait_s))
+    return store
+
+
+def _address(invited: Invitation, channel: Channel, given_up: threading.Event) -> str:
+    give_up_s = time.monotonic() + invited.wait_s
+    while not given_up.is_set() and time.monotonic() < give_up_s:
+        with suppress(queue.Empty):
+            return channel.receive_rendezvous(invited.generation, _LOOK_S)
+    raise GivenUp("nobody has told where to meet")
 
 
 def _wait_for_all(invited: Invitation, place: dist.Store) -> None:
@@ -135,7 +164,7 @@ def _wait_for_all(invited: Invitation, place: dist.Store) -> None:
     place.wait(["complete"], timedelta(seconds=invited.wait_s))
 
 
-def _group(invited: Invitation, place: dist.Store, name: str, size: int) -> Group:
+def _group(invited: Invitation, place: dist.Store, name: str, size: int, given_up: threading.Event) -> Group:
     _bind_to_host(invited.advertise_host)
     return Group(
         dist.PrefixStore(name, place),
@@ -143,6 +172,7 @@ def _group(invited: Invitation, place: dist.Store, name: str, size: int) -> Grou
         size=size,
         device=invited.device if name == "workers" else torch.device("cpu"),
         timeout_s=invited.collective_timeout_s,
+        given_up=given_up,
     )
 
 

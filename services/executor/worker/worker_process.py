@@ -1,6 +1,7 @@
 """A worker's life from the fork to its exit code: log file, channel, training, last words."""
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -30,6 +31,8 @@ def run_worker(sock: socket.socket, log_file: str) -> NoReturn:
     _write_output_to(Path(log_file))
     channel = Channel(sock)
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
+    # A process that reads data inherits connections, but not the threads that serve them: to collect one is a crash.
+    os.register_at_fork(after_in_child=gc.freeze)
     code = _exit_code_of_training(channel)
     log.info("worker_ended", exit_code=code.name)
     sys.stdout.flush()

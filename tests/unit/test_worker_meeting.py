@@ -1,0 +1,107 @@
+"""Who waits at a meeting that is given up waits no longer; what was built for it goes."""
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from services.executor.worker.groups import Group, PeerLost
+from services.executor.worker.meeting import Invitation, invitation, meet
+from services.executor.worker.meeting_store import GivenUp, MeetingStore
+from shared.messages.job import JobSpec
+from shared.messages.worker_channel import Assignment
+
+PATIENCE_S = 30.0
+
+
+SPEC = JobSpec(training_function="a:B", global_batch_size=8, max_iterations=10, deadline_in_s=60.0)
+
+
+def invited_to(place: int, size: int) -> Invitation:
+    """With all the time in the world."""
+    assignment = Assignment(
+        job_id="job",
+        generation=1,
+        rank=place,
+        world_size=size,
+        spec=SPEC,
+        checkpoint_dir="unused",
+        start_timeout_s=1000.0,
+        collective_timeout_s=1000.0,
+    )
+    return invitation(assignment, torch.device("cpu"))
+
+
+def raised_in_threads(*acts: Callable[[], object]) -> tuple[Callable[[], None], list[BaseException]]:
+    """How to wait for their ends, and what they have raised by then."""
+    errors: list[BaseException] = []
+
+    def act(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=act, args=(one,), daemon=True) for one in acts]
+    for thread in threads:
+        thread.start()
+
+    def ended() -> None:
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+    return ended, errors
+
+
+class NobodyTells:
+    """A channel that never brings an address."""
+
+    def receive_rendezvous(self, generation: int, timeout_s: float) -> str:
+        return queue.SimpleQueue[str]().get(timeout=timeout_s)
+
+
+def test_nobody_waits_for_one_who_never_comes():
+    """Two of three: one at the door, one before an address is known."""
+    given_up = threading.Event()
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ended, errors = raised_in_threads(
+        lambda: meet(invited_to(0, 3), NobodyTells(), server, hand_over=True, given_up=given_up),  # pyright: ignore
+        lambda: meet(invited_to(1, 3), NobodyTells(), None, hand_over=True, given_up=given_up),  # pyright: ignore
+    )
+    given_up.set()
+    ended()
+    assert [type(error) for error in errors] == [PeerLost, PeerLost]
+
+
+def test_nobody_waits_for_one_who_dies_while_connections_are_made():
+    given_up = threading.Event()
+    store = dist.HashStore()
+
+    def group(rank: int) -> Group:
+        return Group(
+            store, rank=rank, size=3, device=torch.device("cpu"), timeout_s=1000.0, given_up=given_up
+        )
+
+    ended, errors = raised_in_threads(lambda: group(0), lambda: group(1))
+    MeetingStore(store, threading.Event(), wait_s=PATIENCE_S).wait(["gloo/0/0", "gloo/0/1"])
+    given_up.set()
+    ended()
+    assert len(errors) == 2
+    assert all("the meeting was given up" in str(error) for error in errors)
+
+
+def test_a_store_for_a_meeting_waits_as_long_as_it_is_told():
+    store = MeetingStore(dist.HashStore(), threading.Event(), wait_s=PATIENCE_S)
+    with pytest.raises(RuntimeError, match="absent did not come within 0 s"):
+        store.wait(["absent"], timedelta(milliseconds=1))
+    store.set("here", "yes")
+    assert (store.get("here"), store.add("number", 2)) == (b"yes", 2)
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(GivenUp):
+        MeetingStore(dist.HashStore(), given_up, wait_s=PATIENCE_S).get("absent")
