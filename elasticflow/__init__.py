@@ -17,7 +17,7 @@ from elasticflow.job import ElasticJob
 from shared.messages.job import JobClass, JobSpec, Scalar
 
 if TYPE_CHECKING:
-    from elasticflow.calls import amend, cancel, hold, jobs, quote, release, scale, submit, wait
+    from elasticflow.calls import amend, cancel, hold, jobs, profile, quote, release, scale, submit, wait
     from elasticflow.client import Client
     from elasticflow.script import Script, elastic
 
@@ -33,6 +33,7 @@ __all__ = [
     "elastic",
     "hold",
     "jobs",
+    "profile",
     "quote",
     "release",
     "scale",
@@ -44,7 +45,7 @@ _LIVES_IN = {
     "Client": "elasticflow.client",
     **dict.fromkeys(("Script", "elastic"), "elasticflow.script"),
     **dict.fromkeys(
-        ("amend", "cancel", "hold", "jobs", "quote", "release", "scale", "submit", "wait"),
+        ("amend", "cancel", "hold", "jobs", "profile", "quote", "release", "scale", "submit", "wait"),
         "elasticflow.calls",
     ),
 }

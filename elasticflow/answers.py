@@ -16,6 +16,7 @@ from shared.messages.events import (
     JobAmended,
     JobCancelled,
     JobFailed,
+    JobMeasured,
     JobRejected,
     JobScaled,
     MessageRefused,
@@ -39,7 +40,8 @@ Reply = (
     | ScaleRefused
     | BoundEnded
 )
-Answer = Decision | ProfileRequested | Reply | MessageRefused
+Measured = JobMeasured | JobRejected | JobCancelled | JobFailed
+Answer = Decision | Measured | ProfileRequested | Reply | MessageRefused
 
 
 class Answers:

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elasticflow.answers import Decision
+from elasticflow.answers import Decision, Measured
 from elasticflow.client import Client
 from elasticflow.endpoint import Endpoint, find_endpoint
 from elasticflow.job import ElasticJob
-from elasticflow.submission import quotable, submission_of
+from elasticflow.submission import measurable, quotable, submission_of
 from elasticflow.views import JobView, job_view, job_views
 from shared.messages.events import (
     AmendRefused,
@@ -57,6 +57,16 @@ def quote(
     ready = submission_of(quotable(job))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return _with_client(endpoint, tenant, lambda client: client.quote(ready.spec))
+
+
+def profile(
+    job: ElasticJob, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> Measured:
+    """How fast this job trains on each number of GPUs in its range: `JobMeasured`. Measured in a pre-run where nobody
+    knows; nothing is submitted."""
+    ready = measurable(submission_of(quotable(job)))
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.profile(ready.spec, code=ready.code))
 
 
 def hold(

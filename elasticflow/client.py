@@ -6,11 +6,11 @@ notebooks, without `await`, are in `elasticflow/calls.py`.
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
-from elasticflow.answers import Decision
-from elasticflow.asking import Asking, check
+from elasticflow.answers import Decision, Measured
+from elasticflow.asking import Asking, check, fresh_job_id
 from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.errors import NoAdmission, Undecided, UnknownPool, UnknownQuote
 from elasticflow.job import InvalidJob
@@ -18,14 +18,26 @@ from elasticflow.packaging import Package
 from elasticflow.patience import patiently
 from shared.errors import NoResponder
 from shared.messages import codec, subjects
-from shared.messages.commands import AmendJob, CancelJob, HoldQuote, QuoteDeadline, ScaleJob, SubmitJob
+from shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    HoldQuote,
+    ProfileJob,
+    QuoteDeadline,
+    ScaleJob,
+    SubmitJob,
+)
 from shared.messages.events import (
     AmendRefused,
     BoundEnded,
     CancelRefused,
     DeadlineQuoted,
+    JobAdmitted,
     JobAmended,
     JobCancelled,
+    JobFailed,
+    JobMeasured,
+    JobRejected,
     JobScaled,
     MessageRefused,
     ProfileRequested,
@@ -41,6 +53,10 @@ from shared.runtime.nats_bus import connect_nats
 from shared.runtime.nats_url import masked
 
 ANSWER_TIMEOUT_S = 30.0
+DECISIONS = (JobAdmitted, JobRejected, JobCancelled, JobFailed)
+MEASURED = (JobMeasured, JobRejected, JobCancelled, JobFailed)
+
+SomeDecision = TypeVar("SomeDecision", bound=Decision | Measured)
 
 
 class Client(Asking):
@@ -81,6 +97,31 @@ class Client(Asking):
         timeout_s: for the first sign of an answer. Raises InvalidJob, Undecided.
         """
         wish = self._submission(spec, job_id)
+        return await self._decided(wish, DECISIONS, code, on_profiling, timeout_s)
+
+    async def profile(
+        self,
+        spec: JobSpec,
+        *,
+        code: Package | None = None,
+        on_profiling: Callable[[ProfileRequested], None] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Measured:
+        """How fast it trains on each number of GPUs in its range, measured in a pre-run where nobody knows; nothing is
+        submitted. Raises InvalidJob, Undecided."""
+        wish = ProfileJob(job_id=f"profile-{fresh_job_id(spec)}"[:64], tenant=self.tenant, spec=spec)
+        check(wish)
+        return await self._decided(wish, MEASURED, code, on_profiling, timeout_s)
+
+    async def _decided(
+        self,
+        wish: SubmitJob | ProfileJob,
+        kinds: tuple[type[SomeDecision], ...],
+        code: Package | None,
+        on_profiling: Callable[[ProfileRequested], None] | None,
+        timeout_s: float,
+    ) -> SomeDecision:
+        """Hand it in, and wait for one of these; timeout_s: for the first sign of an answer."""
         async with self._listening(wish.job_id) as answers:
             await self._hand_in(wish, code)
             patience = asyncio.timeout(timeout_s)
@@ -94,7 +135,7 @@ class Client(Asking):
                                 patience.reschedule(None)
                             case MessageRefused(problems=problems):
                                 raise InvalidJob(*problems)
-                            case decision if isinstance(decision, Decision) and _is_about(decision, spec):
+                            case decision if isinstance(decision, kinds) and _is_about(decision, wish.spec):
                                 return decision
                             case _:
                                 pass
@@ -112,7 +153,7 @@ class Client(Asking):
         check(wish)
         return wish
 
-    async def _hand_in(self, wish: SubmitJob, code: Package | None) -> None:
+    async def _hand_in(self, wish: SubmitJob | ProfileJob, code: Package | None) -> None:
         if code is not None:
             bucket = streams.code_bucket(self._pool)
             await patiently(self._bus.put_object, bucket, code.code_digest, code.archive)
@@ -198,14 +239,6 @@ class Client(Asking):
         return await self._answered(wish, (JobAmended, AmendRefused), timeout_s)
 
 
-def fresh_job_id(spec: JobSpec) -> str:
-    """The class's name and something new: "digits-cnn-3f9a1c"."""
-    name = spec.training_function.rpartition(":")[2]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", name).lower()
-    words = re.sub(r"[^a-z0-9-]+", "", words).strip("-")
-    return f"{words[:50] or 'job'}-{fresh_id()[:6]}"
-
-
-def _is_about(decision: Decision, spec: JobSpec) -> bool:
+def _is_about(decision: Decision | Measured, spec: JobSpec) -> bool:
     """Not a decision on somebody else's wish under the same name."""
     return getattr(decision, "spec", None) in (None, spec)

@@ -190,8 +190,7 @@ class ElasticJob:
         return self
 
     def set_gpus(self, *, min_gpus: int | None = None, max_gpus: int | None = None) -> Self:
-        """A range for what does not run, or does not converge, on other numbers of GPUs; whoever gives none leaves
-        it to the system. Both the same: an inelastic job. Of the numbers between, powers of two are used."""
+        """A range for what does not run, or does not converge, on other numbers; powers of two of it are used."""
         if min_gpus is not None:
             self.min_gpus = min_gpus
         if max_gpus is not None:

@@ -26,7 +26,11 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
     """An event whose subject is the job."""
     match event:
         case events.ProfileRequested():
+            if event.only_measured:
+                return f"to be measured, for {event.tenant}: {spec_in_words(event.spec)}"
             return f"{_submitted(event)}; its speed is not known, so it is measured before the decision"
+        case events.JobMeasured():
+            return f"measured, which was all that was asked for: {speeds_in_words(event.iterations_per_s)}"
         case events.JobAdmitted():
             return _admitted(event, old, state)
         case events.JobRejected():
@@ -98,6 +102,8 @@ def cause_in_words(event: Event, job_id: str) -> str:
             return f"{name(event.job_id)} failed"
         case events.JobCancelled():
             return f"{name(event.job_id)} was cancelled"
+        case events.JobMeasured():
+            return f"{name(event.job_id)} is measured"
         case events.JobAmended():
             return f"{name(event.job_id)} was amended"
         case events.JobScaled():

@@ -6,14 +6,14 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticflow.errors import NotLoadable
 from elasticflow.job import ElasticJob
 from elasticflow.packaging import MAIN, Package, PackagingFailed, package
 from elasticflow.script import Script
-from shared.messages.job import JobSpec
+from shared.messages.job import JobClass, JobSpec
 
 _SOME_DAYS_S = 10 * 86_400.0
 
@@ -44,6 +44,12 @@ def with_code(job: ElasticJob, code: Package | None) -> Submission:
 def quotable(job: ElasticJob) -> ElasticJob:
     """The same job with some deadline, which a description needs and a quote ignores."""
     return copy.copy(job).set_job_class("slo").set_deadline(within=_SOME_DAYS_S)
+
+
+def measurable(submission: Submission) -> Submission:
+    """The same without a deadline, of which a pre-run knows nothing."""
+    spec = replace(submission.spec, job_class=JobClass.BEST_EFFORT, deadline_s=None, deadline_in_s=None)
+    return replace(submission, spec=spec)
 
 
 def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Package | None]:

@@ -91,7 +91,8 @@ class VirtualCluster:
 
     def at_rest(self) -> bool:
         """Every submission has reached its end, and no worker process is left."""
-        return len(self.state.ended_jobs) >= self._num_submitted and not self.world.num_processes
+        num_ended = sum(not job.only_measured for job in self.state.ended_jobs.values())
+        return num_ended >= self._num_submitted and not self.world.num_processes
 
     # -- the parties -------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from elasticflow.cli import (
     jobs,
     logs,
     nodes,
+    profile,
     replay,
     scale,
     simulate,
@@ -102,6 +103,7 @@ app.command()(down.down)
 app.command()(configure.configure)
 app.command()(submit.submit)
 app.command()(submit.quote)
+app.command()(profile.profile)
 app.command()(jobs.jobs)
 app.command()(jobs.cancel)
 app.command()(amend.amend)

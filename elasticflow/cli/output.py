@@ -22,6 +22,7 @@ STYLES = {
     "running": "green",
     "recovering": "yellow",
     "finished": "bright_black",
+    "measured": "bright_black",
     "admitted": "green",
     "rejected": "red",
     "failed": "red",

@@ -12,13 +12,14 @@ from services.admission.promises import Promises
 from services.admission.quotes import take, why_not_taken
 from services.admission.refusals import problems_of, size_problems, too_small, why_unrunnable
 from services.admission.rules import Request, objection
-from shared.messages.commands import SubmitJob
+from shared.messages.commands import ProfileJob, SubmitJob
 from shared.messages.events import (
     AdmissionEvent,
     BoundEnded,
     JobAdmitted,
     JobAmended,
     JobCancelled,
+    JobMeasured,
     JobRejected,
     JobScaled,
     ProfileRequested,
@@ -38,12 +39,13 @@ from shared.scheduling.planned_pool import flat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A submission, or one that waited for its profile; deadline_s: absolute."""
+    """A submission, or one that waited for its profile. deadline_s: absolute; only_measured: it asks for no more."""
 
     job_id: str
     tenant: str
     spec: JobSpec
     deadline_s: float | None
+    only_measured: bool = False
 
 
 class Desk:
@@ -73,7 +75,7 @@ class Desk:
         job = newcomer(state, submission.job_id, spec, curve, deadline_s)
         return self.promises.least_gpu_seconds(job)
 
-    def submit(self, submission: SubmitJob) -> None:
+    def submit(self, submission: SubmitJob | ProfileJob) -> None:
         """Say something about a submission, unless the same was said before."""
         spec = submission.spec
         self.state = with_range(self.state, spec)
@@ -82,6 +84,7 @@ class Desk:
             tenant=submission.tenant,
             spec=spec,
             deadline_s=spec.resolved_deadline_s(self.now_s),
+            only_measured=isinstance(submission, ProfileJob),
         )
         if self._is_anothers(wish):
             why = (
@@ -91,14 +94,15 @@ class Desk:
             return
         known = self.state.job(wish.job_id)
         if known is not None and not is_anew(known, submission):
-            if (known.submitted or known.spec) != spec or known.tenant != wish.tenant:
+            same = (known.submitted or known.spec, known.tenant, known.only_measured)
+            if same != (spec, wish.tenant, wish.only_measured):
                 why = f"job_id: {wish.job_id} names another job already, of another spec or tenant; choose another"
                 self._reject(wish, "duplicate", why)
             return
         problems = problems_of(self.state, spec, self.now_s)
         if problems:
             self._reject(wish, "invalid", "; ".join(problems))
-        elif (taken := take(self.state, self.promises, submission, self.now_s)) is not None:
+        elif isinstance(submission, SubmitJob) and (taken := self._taken(submission)) is not None:
             self.say(taken)
             self.promises.look_again(self.state)
         elif profile_known(self.state, spec) or too_small(self.state, spec):
@@ -110,9 +114,14 @@ class Desk:
                     tenant=wish.tenant,
                     spec=spec,
                     deadline_s=wish.deadline_s,
+                    only_measured=wish.only_measured,
                     at_s=self.now_s,
                 )
             )
+
+    def _taken(self, submission: SubmitJob) -> JobAdmitted | None:
+        """As it was quoted."""
+        return take(self.state, self.promises, submission, self.now_s)
 
     def _is_anothers(self, wish: Wish) -> bool:
         quote = self.state.held_quotes.get(wish.job_id)
@@ -128,7 +137,13 @@ class Desk:
     def decide_profiled(self, job: Job) -> None:
         """Decide on a job that waits for its profile, if it is known now or comes too late."""
         spec = spec_of(job)
-        wish = Wish(job_id=job.job_id, tenant=job.tenant, spec=spec, deadline_s=job.deadline_s)
+        wish = Wish(
+            job_id=job.job_id,
+            tenant=job.tenant,
+            spec=spec,
+            deadline_s=job.deadline_s,
+            only_measured=job.only_measured,
+        )
         if profile_known(self.state, spec):
             problems = size_problems(self.state, spec)
             if problems:
@@ -142,6 +157,10 @@ class Desk:
         spec, curve = wish.spec, known_curve(self.state, wish.spec)
         if curve is None:
             self._reject(wish, "unrunnable", why_unrunnable(self.state, spec))
+            return
+        if wish.only_measured:
+            rates = self.state.curves[spec.profile_key].iterations_per_s
+            self.say(JobMeasured(job_id=wish.job_id, iterations_per_s=rates, at_s=self.now_s))
             return
         if spec.job_class is JobClass.SLO:
             self._promise(wish, newcomer(self.state, wish.job_id, spec, curve, wish.deadline_s))

@@ -19,6 +19,7 @@ from shared.messages.commands import (
     CancelJob,
     Command,
     HoldQuote,
+    ProfileJob,
     QuoteDeadline,
     ScaleJob,
     SubmitJob,
@@ -42,14 +43,17 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
             for wish in desk.in_order([wish for wish in together if isinstance(wish, SubmitJob)]):
                 desk.submit(wish)
         for command in together:
-            desk.answer(_judged(desk, command))
+            if isinstance(command, SubmitJob | ProfileJob):
+                desk.submit(command)
+            else:
+                desk.answer(_judged(desk, command))
     for job in desk.state.profiling_jobs:
         desk.decide_profiled(job)
     return tuple(desk.said)
 
 
-def _judged(desk: Desk, command: Command) -> AdmissionEvent | None:
-    """Each wish but a submission, which takes more than one step."""
+def _judged(desk: Desk, command: CancelJob | HoldQuote | AmendJob | ScaleJob) -> AdmissionEvent | None:
+    """A wish that takes one step."""
     state, promises, now_s = desk.state, desk.promises, desk.now_s
     match command:
         case CancelJob():
@@ -60,8 +64,6 @@ def _judged(desk: Desk, command: Command) -> AdmissionEvent | None:
             return amend(state, promises, command, now_s)
         case ScaleJob():
             return scale(state, promises, command, now_s)
-        case SubmitJob():
-            return None
 
 
 def wake_at_s(state: PoolState) -> float | None:

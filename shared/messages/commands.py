@@ -87,4 +87,16 @@ class ScaleJob:
     until_s: TimeS | None = None
 
 
-Command = SubmitJob | CancelJob | HoldQuote | AmendJob | ScaleJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileJob:
+    """Find out how fast this trains on each number of GPUs in its range, and train nothing: `ProfileRequested` where
+    that has to be measured, then `JobMeasured`. (Amoeba, Table 1: profile.)
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token  # of the pre-run
+    tenant: Token
+    spec: JobSpec
+
+
+Command = SubmitJob | CancelJob | HoldQuote | AmendJob | ScaleJob | ProfileJob

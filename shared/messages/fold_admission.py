@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shared.messages import events
 from shared.messages.changed import changed
-from shared.messages.commands import SubmitJob
+from shared.messages.commands import ProfileJob, SubmitJob
 from shared.messages.fold_curves import configured_curves, with_range
 from shared.messages.fold_jobs import all_stopping, ended, scheduling_event, with_job
 from shared.messages.pool_state import HeldQuote, Job, Phase, PoolState, Usage, spec_of
@@ -34,6 +34,7 @@ def accepted(
         decided_sequence=sequence,
         deadline_s=event.deadline_s,
         least_gpu_seconds=0.0 if isinstance(event, events.ProfileRequested) else event.least_gpu_seconds,
+        only_measured=isinstance(event, events.ProfileRequested) and event.only_measured,
         minimum_satisfactory_share=() if profiling else event.minimum_satisfactory_share,
         planned_share=() if profiling else event.minimum_satisfactory_share,
     )
@@ -59,7 +60,8 @@ def accepted(
 
 
 def is_anew(
-    known: Job, wish: SubmitJob | events.ProfileRequested | events.JobAdmitted | events.JobRejected
+    known: Job,
+    wish: SubmitJob | ProfileJob | events.ProfileRequested | events.JobAdmitted | events.JobRejected,
 ) -> bool:
     """A rejection is an end: another wish may come under the same name, and is judged anew."""
     return known.phase is Phase.REJECTED and (known.spec, known.tenant) != (wish.spec, wish.tenant)

@@ -87,6 +87,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
 def _of_a_job(
     state: PoolState,
     event: events.JobCancelled
+    | events.JobMeasured
     | events.JobAmended
     | events.JobScaled
     | events.BoundEnded
@@ -107,6 +108,8 @@ def _of_a_job(
     match event:
         case events.JobCancelled():
             return ended(state, job, Phase.CANCELLED, event.at_s, sequence, explanation=event.reason)
+        case events.JobMeasured():
+            return ended(state, job, Phase.MEASURED, event.at_s, sequence) if job.only_measured else state
         case events.JobAmended():
             return amended(state, job, event, sequence)
         case events.JobScaled():

@@ -16,7 +16,7 @@ def told_before(state: PoolState, wish: Command) -> events.AdmissionEvent | even
     assert job is not None, wish.job_id
     if isinstance(wish, ScaleJob) and bound is not None:
         return _scaled(job, bound)
-    return outcome(job)
+    return outcome(state, job)
 
 
 def _held(quote: HeldQuote) -> events.QuoteHeld:
@@ -43,7 +43,7 @@ def _scaled(job: Job, bound: GpuBound) -> events.JobScaled:
     )
 
 
-def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
+def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFailed:
     """What was said of this job, told again to whoever asks again: admission's word, or its end if that was none
     that its user had hoped for."""
     match job.phase:
@@ -53,6 +53,7 @@ def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
                 tenant=job.tenant,
                 spec=spec_of(job),
                 deadline_s=job.deadline_s,
+                only_measured=job.only_measured,
                 at_s=job.decided_at_s,
             )
         case Phase.REJECTED:
@@ -74,6 +75,13 @@ def outcome(job: Job) -> events.AdmissionEvent | events.JobFailed:
                 generation=job.generation,
                 error=job.explanation,
                 traceback=job.traceback,
+                at_s=job.ended_at_s or job.decided_at_s,
+            )
+        case Phase.MEASURED:
+            curve = state.curves.get(spec_of(job).profile_key)
+            return events.JobMeasured(
+                job_id=job.job_id,
+                iterations_per_s={} if curve is None else curve.iterations_per_s,
                 at_s=job.ended_at_s or job.decided_at_s,
             )
         case Phase.CANCELLED:

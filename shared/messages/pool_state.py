@@ -22,7 +22,7 @@ from shared.messages.speed import UNSEEN, SpeedSeen
 
 
 class Phase(StrEnum):
-    """Where a job is in its life. The last four are ends: nothing follows them."""
+    """Where a job is in its life. The last five are ends: nothing follows them."""
 
     PROFILING = "profiling"  # its scaling curve is being measured, the decision is still open
     ADMITTED = "admitted"
@@ -30,6 +30,7 @@ class Phase(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     REJECTED = "rejected"
+    MEASURED = "measured"  # its speed was all that was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class Job:
     decided_sequence: int
     deadline_s: float | None = None
     submitted: JobSpec | None = None  # its spec before it was amended, or bounded
+    only_measured: bool = False
     outdated: bool = False  # workers of the current generation know the spec of before
     minimum_satisfactory_share: ShareSchedule = ()  # as promised last: at admission, or amended
     planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise

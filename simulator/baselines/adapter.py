@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shared.messages import lifecycle
-from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, SubmitJob
+from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, ScaleJob, SubmitJob
 from shared.messages.events import (
     AdmissionEvent,
     AllocationDecided,
@@ -23,6 +23,7 @@ from shared.messages.events import (
     JobRejected,
     PlanEvent,
     QuoteRefused,
+    ScaleRefused,
 )
 from shared.messages.policy import Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
@@ -81,7 +82,10 @@ class _Seat:
             elif isinstance(command, AmendJob):
                 why = f"{self.baseline.name} does not plan ahead: nothing was promised that could be amended"
                 say(AmendRefused(job_id=command.job_id, explanation=why, at_s=now_s))
-            elif pool.job(command.job_id) is None:
+            elif isinstance(command, ScaleJob):
+                why = f"{self.baseline.name} chooses the numbers of GPUs alone"
+                say(ScaleRefused(job_id=command.job_id, explanation=why, at_s=now_s))
+            elif isinstance(command, SubmitJob) and pool.job(command.job_id) is None:
                 say(self._answer(view, jobs, _asking(pool, command, now_s), now_s))
         for job in sorted(profiling, key=lambda job: (job.decided_sequence, job.job_id)):
             if job.job_id in pool.live_jobs and profile_known(pool, spec_of(job)):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.pool_state import Job, Phase, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve, resize_cost
@@ -62,7 +63,7 @@ class View:
     def _curve(self, spec: JobSpec) -> ScalingCurve | None:
         profile_key = spec.profile_key
         if profile_key not in self._curves:
-            self._curves[profile_key] = known_curve(self._books.pool, spec)
+            self._curves[profile_key] = known_curve(with_range(self._books.pool, spec), spec)
         return self._curves[profile_key]
 
 

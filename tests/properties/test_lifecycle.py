@@ -106,4 +106,4 @@ def test_what_a_job_says_of_itself_fits_together(history: tuple[Any, ...]) -> No
             assert job.phase not in (Phase.PROFILING, Phase.ADMITTED)
             assert (job.num_gpus, job.gpus, job.predecessor) == (0, (), None)
             assert job.ended_at_s is not None
-            outcome(job)
+            outcome(state, job)

@@ -145,7 +145,7 @@ def test_iterations_of_a_job_that_waits_are_changed_without_more_ado() -> None:
     assert history.decided(POLICY, submit("a", deadline_s=NOW_S + 400.0)) == (), (
         "told before, not a duplicate"
     )
-    told = outcome(job)
+    told = outcome(history.state, job)
     assert isinstance(told, events.JobAdmitted)
     assert told.spec.max_iterations == 100
 

@@ -205,7 +205,7 @@ def test_an_ended_job_takes_its_bound_along() -> None:
     ],
 )
 def test_a_wish_that_makes_no_sense_is_refused_in_words(asked: ScaleJob, words: str) -> None:
-    own = {"min_gpus": 2, "max_gpus": 4} if asked.min_gpus == 8 or asked.max_gpus == 1 else {}
+    own: dict[str, Any] = {"min_gpus": 2, "max_gpus": 4} if asked.min_gpus == 8 or asked.max_gpus == 1 else {}
     history = pool(8)
     history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 400.0, **own))
     explanation = refused(history, asked).explanation

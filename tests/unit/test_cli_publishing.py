@@ -9,7 +9,15 @@ import msgpack
 import pytest
 
 from shared.messages import codec
-from shared.messages.commands import AmendJob, CancelJob, HoldQuote, QuoteDeadline, ScaleJob, SubmitJob
+from shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    HoldQuote,
+    ProfileJob,
+    QuoteDeadline,
+    ScaleJob,
+    SubmitJob,
+)
 from shared.messages.events import JobRejected
 
 PAGE = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()
@@ -18,7 +26,16 @@ SHOWN = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, r
 
 def test_the_page_shows_each_wish_and_an_answer() -> None:
     shown = [type(codec.decode(json.dumps(message).encode()).message) for message in SHOWN]
-    assert shown == [SubmitJob, CancelJob, AmendJob, ScaleJob, HoldQuote, QuoteDeadline, JobRejected]
+    assert shown == [
+        SubmitJob,
+        CancelJob,
+        AmendJob,
+        ScaleJob,
+        ProfileJob,
+        HoldQuote,
+        QuoteDeadline,
+        JobRejected,
+    ]
 
 
 @pytest.mark.parametrize("message", SHOWN, ids=lambda message: message["type"])

@@ -90,9 +90,9 @@ def test_who_asks_again_is_told_how_it_went_wrong() -> None:
     for before in (profile_requested(), admitted()):
         for end in (failed, cancelled):
             state = pool(4).then(before, end).state
-            assert outcome(state.ended_jobs["a"]) == end
+            assert outcome(state, state.ended_jobs["a"]) == end
 
 
 def test_who_asks_again_is_told_of_the_promise() -> None:
     state = pool(4).then(admitted()).state
-    assert isinstance(outcome(state.live_jobs["a"]), events.JobAdmitted)
+    assert isinstance(outcome(state, state.live_jobs["a"]), events.JobAdmitted)

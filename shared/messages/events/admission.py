@@ -12,6 +12,7 @@ from shared.messages.limits import (
     NumGpus,
     PositiveGpus,
     PositiveIterations,
+    Rate,
     Text,
     TimeS,
     Token,
@@ -24,13 +25,27 @@ RejectionReason = Literal["invalid", "deadline", "price", "quota", "duplicate", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequested:
-    """The job's scaling curve is unknown: measure it first, then decide. From admission."""
+    """The job's scaling curve is unknown: measure it first, then decide. From admission.
+
+    only_measured: there is nothing to decide, `JobMeasured` follows.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     tenant: Token
     spec: JobSpec
     deadline_s: TimeS | None
+    only_measured: bool = False
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMeasured:
+    """This is how fast it trains, which was all that was asked for. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    iterations_per_s: Mapping[NumGpus, Rate]
     at_s: TimeS
 
 
@@ -202,6 +217,7 @@ class BoundEnded:
 
 AdmissionEvent = (
     ProfileRequested
+    | JobMeasured
     | JobAdmitted
     | JobRejected
     | JobCancelled

@@ -1,4 +1,4 @@
-"""`eflow scale-out` and `scale-in` over a real server: granted or refused, shown, told, ended, and decided again."""
+"""Operators' calls over a real server: bounds, granted or refused, told, ended and decided again; measured curves."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import json
 import elasticflow
 from shared.messages import events
 from tests.front_door import WAIT_S, FrontDoor
+from tests.histories import LINEAR
 
 
 async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
@@ -40,3 +41,16 @@ async def test_a_bound_ends_by_itself(door: FrontDoor) -> None:
         while (await door.eflow("jobs", "--json")).value[0]["bound"] is not None:
             pass
     assert "no longer bounded: its time is over" in (await door.eflow("why", "j1")).out
+
+
+async def test_a_curve_is_shown_of_a_job_and_of_a_file(door: FrontDoor) -> None:
+    await door.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    of_job = await door.eflow("profile", "j1", "--json")
+    assert {point["num_gpus"]: point["speedup"] for point in of_job.value["points"]} == LINEAR
+    of_file = await door.eflow("profile", "line.py", "--gpus", "..2")
+    assert of_file.status == 0, of_file.err
+    assert "linear/b64, 64 samples an iteration" in of_file.out
+    assert of_file.out.count("not in ..2") == 2
+    unknown = await door.eflow("profile", "nobody", "--json")
+    assert (unknown.status, "no job 'nobody'" in unknown.value["error"]) == (1, True)
+    assert [job["job_id"] for job in (await door.eflow("jobs", "--all", "--json")).value] == ["j1"]

@@ -1,0 +1,111 @@
+"""`eflow profile`."""
+
+from typing import Annotated
+
+import typer
+
+from elasticflow.answers import Measured
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.output import note, print_json, say, say_line, table
+from elasticflow.cli.submit import Batch, Gpus, Settings
+from elasticflow.cli.wish import Wish
+from elasticflow.client import Client
+from elasticflow.errors import UnknownJob
+from elasticflow.job import InvalidJob
+from elasticflow.profiles import ProfileView, profile_view
+from elasticflow.submission import Submission, load, measurable, quotable, with_code
+from elasticflow.times import clock_time
+from shared.messages.events import JobCancelled, JobFailed, JobMeasured
+
+
+def profile(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="JOB|FILE[:CLASS]|MODULE:CLASS", help="A job, or a subclass of ElasticJob."),
+    ],
+    batch: Batch = None,
+    setting: Settings = None,
+    gpus: Gpus = "",
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """How fast a job trains, by number of GPUs: what was measured of it.
+
+    A training function that nobody has measured yet is measured now, in a pre-run
+    on GPUs that no promise needs; nothing is submitted. --gpus says which
+    numbers to try. Exit code 1 if it cannot be measured.
+
+    \b
+    Examples:
+      eflow profile digits-3f9a1c
+      eflow profile train.py --gpus 1..4
+      eflow profile train.py:Digits --batch 256 --json
+    """
+    where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
+    if ":" not in target and not target.endswith(".py"):
+        view = run(lambda client: _known(client, target), **where)
+    else:
+        wish = Wish(target=target, batch=batch, settings=tuple(setting or ()), gpus=gpus)
+        job, code = load(target)
+        ready = measurable(with_code(quotable(wish.apply(job)), code))
+        view = run(lambda client: _measured(client, ready), **where)
+    print_json(view) if as_json else _show(view)
+
+
+async def _known(client: Client, job_id: str) -> ProfileView:
+    """Raises UnknownJob."""
+    state = await client.state()
+    job = state.job(job_id)
+    if job is None or job.spec is None:
+        raise UnknownJob(job_id, f"pool {client.endpoint.pool}")
+    view = profile_view(state, job.spec)
+    if view is None:
+        raise InvalidJob(f"nothing was measured of {job_id} yet")
+    return view
+
+
+async def _measured(client: Client, ready: Submission) -> ProfileView:
+    answer = await client.profile(
+        ready.spec,
+        code=ready.code,
+        on_profiling=lambda event: note(f"{event.job_id}: not measured yet, measuring it on free GPUs ..."),
+    )
+    view = profile_view(await client.state(), ready.spec)
+    if not isinstance(answer, JobMeasured) or view is None:
+        raise InvalidJob(_why_not(answer))
+    return view
+
+
+def _why_not(answer: Measured) -> str:
+    match answer:
+        case JobFailed():
+            return f"{answer.error}; see `eflow logs {answer.job_id}`"
+        case JobCancelled():
+            return f"cancelled {answer.reason}".rstrip()
+        case JobMeasured():
+            return "it runs on no number of GPUs here"
+        case _:
+            return answer.explanation
+
+
+def _show(view: ProfileView) -> None:
+    say_line(f"{view.profile_key}, {view.global_batch_size} samples an iteration")
+    rows = (
+        (
+            str(point.num_gpus),
+            f"{point.iterations_per_s:.4g}",
+            f"{point.samples_per_s:.4g}",
+            f"{point.speedup:.2f}",
+            f"{point.efficiency:.0%}",
+            clock_time(point.measured_at_s) if point.measured_at_s is not None else "-",
+            "" if point.is_in_range else f"not in {view.gpu_range}",
+        )
+        for point in view.points
+    )
+    columns = ("GPUS", "ITERATIONS/S", "SAMPLES/S", "SPEEDUP", "EFFICIENCY", "MEASURED", "")
+    say(table(*columns, rows=rows, right=columns[:6]))
+    if not view.complete:
+        say_line("more sizes are still to be measured", "yellow")
