@@ -7,7 +7,7 @@ import typer
 from elasticflow.answers import Measured
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
 from elasticflow.cli.output import note, print_json, say, say_line, table
-from elasticflow.cli.submit import Batch, Gpus, Settings
+from elasticflow.cli.submit import Arguments, Batch, Gpus, Settings
 from elasticflow.cli.wish import Wish
 from elasticflow.client import Client
 from elasticflow.errors import UnknownJob
@@ -23,6 +23,7 @@ def profile(
         str,
         typer.Argument(metavar="JOB|FILE[:CLASS]|MODULE:CLASS", help="A job, or a subclass of ElasticJob."),
     ],
+    arguments: Arguments = None,
     batch: Batch = None,
     setting: Settings = None,
     gpus: Gpus = "",
@@ -48,8 +49,14 @@ def profile(
     if ":" not in target and not target.endswith(".py"):
         view = run(lambda client: _known(client, target), **where)
     else:
-        wish = Wish(target=target, batch=batch, settings=tuple(setting or ()), gpus=gpus)
-        job, code = load(target)
+        wish = Wish(
+            target=target,
+            arguments=tuple(arguments or ()),
+            batch=batch,
+            settings=tuple(setting or ()),
+            gpus=gpus,
+        )
+        job, code = load(target, wish.arguments)
         ready = measurable(with_code(quotable(wish.apply(job)), code))
         view = run(lambda client: _measured(client, ready), **where)
     print_json(view) if as_json else _show(view)

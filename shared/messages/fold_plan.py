@@ -83,7 +83,7 @@ def _goes_over(
 def _micro_batch_size(state: PoolState, job: Job) -> int:
     """Found by trying, by the job or by those before it. Whoever has begun keeps its own: its bits depend on it."""
     if job.micro_batch_size is None or job.phase is Phase.PROFILING:
-        return state.micro_batch_sizes.get(spec_of(job).profile_key, 0)
+        return state.micro_batch_sizes.get(spec_of(job).measured_key, 0)
     return job.micro_batch_size
 
 

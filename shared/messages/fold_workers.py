@@ -113,7 +113,7 @@ def memory_exceeded(state: PoolState, job: Job, event: events.MemoryExceeded, se
     smaller = half_of(event.micro_batch_size)
     if not speaks or knows(job, smaller):
         return state
-    key = spec_of(job).profile_key
+    key = spec_of(job).measured_key
     known = state.micro_batch_sizes.get(key, smaller)
     state = changed(state, micro_batch_sizes=state.micro_batch_sizes.set(key, min(smaller, known)))
     job = changed(job, micro_batch_size=smaller)
