@@ -146,7 +146,8 @@ class VirtualCluster:
         faults = self._faults
         self._again_and_again(faults.worker_crash_every_s, lambda: self._any_node().crash_worker())
         self._again_and_again(
-            faults.node_crash_every_s, lambda: self._any_node().crash(self._outage_s(faults.max_outage_s))
+            faults.node_crash_every_s,
+            lambda: self._any_node().crash(self._outage_s(faults.max_outage_s), silently=True),
         )
         self._again_and_again(
             faults.partition_every_s, lambda: self._any_node().part(self._outage_s(faults.max_outage_s))

@@ -14,6 +14,7 @@ from services.executor.notes import (
     Note,
     StartWorker,
     StopWorkers,
+    TellPeersLost,
     TellRendezvous,
 )
 from services.executor.observing import report
@@ -53,13 +54,13 @@ class VirtualNode:
 
     # -- faults ------------------------------------------------------------------------------------------
 
-    def crash(self, outage_s: float) -> None:
-        """Executor and workers are gone at once; back after outage_s."""
+    def crash(self, outage_s: float, *, silently: bool = False) -> None:
+        """Executor and workers are gone at once; back after outage_s. silently: as a machine without power."""
         if self._executor is not None:
             self._executor.end()
             self._executor = None
             self._link.cut()
-            self._world.kill_all(self.node_id, told=False)
+            self._world.kill_all(self.node_id, told=False, silently=silently)
             self._engine.after(outage_s, self._boot)
 
     def part(self, outage_s: float) -> None:
@@ -123,6 +124,8 @@ class VirtualNode:
                 self._world.change(action)
             case TellRendezvous():
                 self._world.introduce((action.job_id, action.generation), self.node_id)
+            case TellPeersLost():
+                self._world.tell_lost(action.worker)
             case StopWorkers():
                 self._world.stop((action.job_id, action.generation), self.node_id)
             case KillWorker():

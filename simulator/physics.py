@@ -141,10 +141,16 @@ class World:
         for process in self._on(key, node_id):
             self._end(process, Ended(worker=process.id, signal=KILLED) if told else None)
 
-    def kill_all(self, node_id: str, *, told: bool) -> None:
-        """The node's workers are gone; told: their executor lives to see it."""
+    def kill_all(self, node_id: str, *, told: bool, silently: bool = False) -> None:
+        """The node's workers are gone; told: their executor lives to see it; silently: their peers do not."""
         for process in self._here(node_id):
-            self._end(process, Ended(worker=process.id, signal=KILLED) if told else None)
+            self._end(process, Ended(worker=process.id, signal=KILLED) if told else None, silently)
+
+    def tell_lost(self, worker: WorkerId) -> None:
+        """It need not wait for its peers any more."""
+        process = next((p for p in self._holders.values() if p.id == worker), None)
+        if process is not None and process.run.broken:
+            self._lose_peer(process, process.run)
 
     def any_process(self, node_id: str) -> Process | None:
         """The first of the node's workers, by id."""
@@ -272,8 +278,8 @@ class World:
         for process in list(run.processes.values()):
             self._end(process, Ended(worker=process.id, exit_code=ExitCode.DONE))
 
-    def _end(self, process: Process, last: Ended | None) -> None:
-        """A process is gone; peers that still live end soon after. last: what its executor sees of it."""
+    def _end(self, process: Process, last: Ended | None, silently: bool = False) -> None:
+        """A process is gone; peers that still live notice soon after. last: what its executor sees of it."""
         if not self._lives(process):
             return
         del self._holders[process.gpu]
@@ -285,7 +291,7 @@ class World:
         del run.processes[process.rank]
         for bereft in (run, *joined_by(run, self.runs.values())):
             bereft.breaks(self._engine.now_s)
-            for peer in list(bereft.processes.values()):
+            for peer in () if silently else list(bereft.processes.values()):
                 self._engine.after(
                     self._physics.peer_lost_s,
                     lambda peer=peer, bereft=bereft: self._lose_peer(peer, bereft),

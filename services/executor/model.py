@@ -65,6 +65,7 @@ class Worker:
     trains: bool = False  # it has met its peers
     first_iteration: int = 0  # of its generation
     resize: ResizeTimeline | None = None  # how its generation began, if nobody stopped for it
+    loss_told: int = 0  # the newest generation of which it knows that some of its workers are gone
     interrupted_at_s: float | None = None  # it has lost a peer, and holds the state of a step boundary
     exceeded: int = 0  # samples that its memory does not hold at once
     iteration: int = 0

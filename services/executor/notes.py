@@ -110,6 +110,14 @@ class TellRendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellPeersLost:
+    """To one that survives: of its generation, or of one before this, some are gone."""
+
+    worker: WorkerId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorkers:
     """Checkpoint at the next step boundary, then exit."""
 
@@ -140,4 +148,13 @@ class Depart:
 
 
 Note = Said | Ended | ContactLost | ContactRestored | LeaveRequested
-Action = StartWorker | ChangeMembers | TellRendezvous | StopWorkers | KillWorkers | KillWorker | Depart
+Action = (
+    StartWorker
+    | ChangeMembers
+    | TellRendezvous
+    | TellPeersLost
+    | StopWorkers
+    | KillWorkers
+    | KillWorker
+    | Depart
+)

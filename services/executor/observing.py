@@ -22,6 +22,7 @@ from services.executor.notes import (
     Said,
     StartWorker,
     StopWorkers,
+    TellPeersLost,
     TellRendezvous,
     WorkerId,
 )
@@ -64,6 +65,8 @@ def observe(state: State, note: Any, now_s: float) -> State:
             meeting = (noted.job_id, noted.generation)
             told = [w.id for w in state.workers.values() if w.runs and w.place[:2] == meeting]
             return _each(state, told, rendezvous=noted.address)
+        case TellPeersLost():
+            return _each(state, (noted.worker,), loss_told=noted.generation)
         case StopWorkers():
             return _each(state, _running_ids(state, noted), stop_asked_at_s=now_s)
         case KillWorker():

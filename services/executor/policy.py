@@ -9,7 +9,7 @@ from functools import partial
 from services.executor.model import Membership, Offer, State, evolve, is_current, start
 from services.executor.notes import Action, Depart, KillWorkers, WorkerId
 from services.executor.observing import observe
-from services.executor.staffing import ends, kill_due_s, notice_due_s, starts
+from services.executor.staffing import ends, kill_due_s, losses, notice_due_s, starts
 from services.executor.verdict import crash_due_s, end_of_job, overdue_at_s
 from shared.messages import worker_channel as channel
 from shared.messages.commands import Command
@@ -107,6 +107,7 @@ def _of_a_job(state: State, job_id: str, now_s: float) -> list[Output]:
     outputs: list[Output] = [*ends(state, job, workers, now_s)]
     if job is None:
         return outputs
+    outputs += losses(state, job)
     if is_current(job):
         outputs += _milestones(state, job, now_s)
     if (end := end_of_job(state, job, workers, now_s)) is not None:

@@ -8,6 +8,7 @@ from services.executor.notes import (
     KillWorkers,
     StartWorker,
     StopWorkers,
+    TellPeersLost,
     TellRendezvous,
     WorkerId,
 )
@@ -82,6 +83,20 @@ def _is_hopeless(state: State, job: Job | None, worker: Worker, now_s: float) ->
     due_s = notice_due_s(job, worker)
     unaware = due_s is not None and due_s <= now_s
     return unaware or (worker.runs and not worker.kill_asked and is_lost(state, job, worker))
+
+
+def losses(state: State, job: Job) -> list[TellPeersLost]:
+    """Survivors here that are to wait no longer for whom the ledger counts as gone: the network may never tell."""
+    before = job.predecessor
+    if before is None or not before.lost:
+        return []
+    broken = job.generation if job.broken else job.generation - 1  # the newest that is
+    holders = (holder_on(state, job.job_id, gpu) for gpu in before.surviving)
+    return [
+        TellPeersLost(worker=worker.id, generation=broken)
+        for worker in holders
+        if worker is not None and not worker.kill_asked and worker.loss_told < broken
+    ]
 
 
 def starts(state: State) -> list[StartWorker | ChangeMembers | TellRendezvous]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.executor.assigning import assignment
 from services.executor.code_archive import CodeArchive, CodeUnusable
 from services.executor.fork_server import Exited
 from services.executor.launcher import OnEvent, WorkerEvent, WorkerHandle
@@ -21,6 +22,7 @@ from services.executor.notes import (
     Said,
     StartWorker,
     StopWorkers,
+    TellPeersLost,
     TellRendezvous,
     WorkerId,
 )
@@ -33,6 +35,7 @@ from shared.messages.worker_channel import (
     Failed,
     JoinRendezvous,
     LeaseExtended,
+    PeersLost,
     StopAtBoundary,
     Switched,
     ToWorker,
@@ -107,6 +110,9 @@ class Workforce:
                 for worker in self._in_places_after_the_first(action):
                     told = JoinRendezvous(generation=action.generation, address=action.address)
                     self._send(worker, told)
+            case TellPeersLost():
+                self._log.info("TellPeersLost", **action.worker._asdict(), up_to=action.generation)
+                self._send(action.worker, PeersLost(generation=action.generation))
             case StopWorkers():
                 self._log.info("StopWorkers", job_id=action.job_id, generation=action.generation)
                 for worker in self._of_generation(action):
@@ -184,7 +190,9 @@ class Workforce:
         try:
             code_path = await self._code.folder(action.spec.code_digest)
             post.launching = True  # from here on a process may exist: it is killed once it is known
-            handle = await self._launcher.launch(self._assignment(action, code_path))
+            handle = await self._launcher.launch(
+                assignment(action, self._settings, self._data_dir, code_path)
+            )
         except CodeUnusable as error:
             self._note(Said(worker=worker, message=Failed(error=str(error))))
             self._ended(Ended(worker=worker, exit_code=ExitCode.FAILED))
@@ -199,28 +207,6 @@ class Workforce:
                 handle.send(message)
             if post.unwanted:
                 handle.kill()
-
-    def _assignment(self, action: StartWorker, code_path: str) -> Assignment:
-        job_id, generation, rank = action.worker
-        return Assignment(
-            job_id=job_id,
-            generation=generation,
-            rank=rank,
-            world_size=action.world_size,
-            spec=action.spec,
-            purpose=action.purpose,
-            checkpoint_dir=str(self._data_dir / "checkpoints" / job_id),
-            code_path=code_path,
-            device=self._settings.device,
-            gpu_index=action.gpu_index,
-            cpu_share=self._settings.cpu_share,
-            advertise_host=self._settings.advertise_host,
-            rendezvous=action.rendezvous,
-            fence_s=action.fence_s,
-            checkpoint_iteration=action.checkpoint_iteration,
-            meeting_size=action.meeting_size,
-            micro_batch_size=action.micro_batch_size,
-        )
 
     # -- hearing -----------------------------------------------------------------------------------------
 

@@ -118,6 +118,14 @@ class JoinRendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeersLost:
+    """Some workers are gone, the ledger says: wait for nobody who is of this generation or an older one. `Interrupted`
+    is the answer of a worker that is of it itself."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopAtBoundary:
     """Write a checkpoint at the next step boundary that all workers agree on, then exit. As SIGTERM."""
 
@@ -269,7 +277,7 @@ class WorkerReaped:
     signal: int | None
 
 
-ToWorker = Assignment | ChangeMembership | JoinRendezvous | StopAtBoundary | LeaseExtended
+ToWorker = Assignment | ChangeMembership | JoinRendezvous | PeersLost | StopAtBoundary | LeaseExtended
 FromWorker = (
     RendezvousListening
     | Started

@@ -1,16 +1,22 @@
-"""A worker dies: the others wait, take in another, and go on from the step at which they were."""
+"""A worker dies, or a machine vanishes: the others wait, take in another if there is one, and go on from the step at
+which they were."""
 
 import signal
 from dataclasses import replace
 from pathlib import Path
 
-from shared.messages.events import GenerationStarted, WorkerCrashed
+import psutil
+
+from shared.messages.events import GenerationStarted, NodeLost, WorkerCrashed
 from shared.messages.job import JobClass
 from tests.faults.evidence import assert_sound, iterations_trained
-from tests.faults.pool import CONFIG, job, running_pool
+from tests.faults.pool import CONFIG, RunningPool, job, running_pool
 
 ITERATIONS = 400
 TWO_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0}})
+FOUR_GPUS = replace(
+    CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0, 4: 80.0}}, heartbeat_timeout_s=3.0, max_restarts=0
+)
 
 
 async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path: Path) -> None:
@@ -42,3 +48,49 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
     assert again.resize.bytes_moved > 0
     assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))
     assert_sound(entries, pool.data_dir)
+
+
+async def test_a_node_that_vanishes_without_a_word_costs_the_step_in_flight(tmp_path: Path) -> None:
+    """No connection to it breaks: all that ran there is stopped, and killed only when nobody minds any more."""
+    async with running_pool(tmp_path, num_nodes=2, replicas={}, config=FOUR_GPUS) as pool:
+        spec = job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS)
+        await pool.acknowledged(spec, "survivor")
+        state = await pool.when(
+            lambda state: (
+                (one := state.live_jobs.get("survivor")) is not None
+                and len(one.gpus) == 4
+                and one.training
+                and one.iterations_per_s is not None
+            ),
+            "it trains on all GPUs",
+        )
+        node_id = state.live_jobs["survivor"].gpus[0].node_id  # where rank 0 is, who keeps the checkpoints
+        processes = all_of_node(pool, node_id)
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            await pool.when(
+                lambda state: (one := state.live_jobs["survivor"]).training and node_id not in one.nodes,
+                "it trains on the GPUs that are left",
+            )
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGKILL)
+        await pool.ended(["survivor"])
+        entries = await pool.ledger()
+    facts = [entry.message for entry in entries]
+    assert [fact.reason for fact in facts if isinstance(fact, NodeLost)][:1] == ["silent"]
+    starts = [fact for fact in facts if isinstance(fact, GenerationStarted)]
+    after = next(start for start in starts if start.num_gpus == 2 and start.iteration > 0)
+    assert after.resize is not None, "nobody began anew"
+    assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))
+    assert_sound(entries, pool.data_dir)
+
+
+def all_of_node(pool: RunningPool, node_id: str) -> list[psutil.Process]:
+    """Its executor, its fork server, its workers: who starts others first."""
+    name = next(name for name in pool.pids() if name.startswith("executor") and node_id in name)
+    pid = pool.pid(name)
+    assert pid is not None
+    executor = psutil.Process(pid)
+    return [executor, *executor.children(recursive=True)]

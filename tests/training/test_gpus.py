@@ -84,7 +84,7 @@ assignment = Assignment(
     job_id="a", generation=1, rank=0, world_size=1, spec=spec, checkpoint_dir="", device="cuda"
 )
 device = claim(assignment)
-group = Group(dist.FileStore(sys.argv[1], 1), rank=0, size=1, device=device, timeout_s=60)
+group = Group(dist.FileStore(sys.argv[1], 1), generation=1, rank=0, size=1, device=device, timeout_s=60)
 members = Membership(group, Pacer(1.0), VirtualNodes(count=1, global_batch_size=4))
 model = torch.nn.Linear(3, 1).to(device)
 parallel = members.wrap(model, device, find_unused_parameters=False)

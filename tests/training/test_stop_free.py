@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from services.executor.launcher import Exited
 from services.executor.worker.checkpoint import CheckpointStore, state_of
 from shared.messages.worker_channel import (
     Alive,
@@ -16,6 +17,7 @@ from shared.messages.worker_channel import (
     Failed,
     Finished,
     Interrupted,
+    PeersLost,
     Progressed,
     Started,
     Switched,
@@ -120,6 +122,35 @@ async def test_a_worker_that_is_stopped_is_ended_and_the_others_go_on(node, spec
     finished = await after.first(Finished)
     await after.ended()
     assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("name", ["Wide", "WideAndFast"])
+async def test_who_waits_for_one_that_says_nothing_goes_on_when_it_is_told(node, spec_of, name, lost):
+    """As where a machine vanishes from the network: no connection breaks. A transfer of which a part has come waits
+    for the rest, so the thread is left behind in it."""
+    spec = spec_of(name, max_iterations=30, hyperparameters={"learning_rate": 1e-7}, global_batch_size=15)
+    alone = node.new_job_id()
+    metrics = await run(node, spec, job_id=alone)
+    job_id = node.new_job_id()
+    before = await node.launch(spec, job_id=job_id, num_workers=3)
+    await before.first(Progressed)
+    silent = before.workers[lost]
+    os.kill(silent.pid, signal.SIGSTOP)
+    survivors = [rank for rank in range(3) if rank != lost]
+    for rank in survivors:
+        before.workers[rank].send(PeersLost(generation=1))
+    interrupted = [await before.first(Interrupted, rank) for rank in survivors]
+    assert not before.all_of(Exited), "nothing told them but the message"
+    after = await node.regroup(before, [survivors[1], None, survivors[0]], lost=[lost])
+    came = await all_there(after, [survivors[1], None, survivors[0]])
+    assert came.iteration == max(each.iteration for each in interrupted) > 0
+    finished = await after.first(Finished)
+    assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
+    silent.kill()
+    if name == "Wide":
+        assert (digest_of(node, job_id), dict(finished.metrics)) == (digest_of(node, alone), metrics)
+    assert dict(finished.metrics) == pytest.approx(metrics, rel=1e-3)
 
 
 async def test_who_survives_and_is_stopped_keeps_what_was_done(node, spec_of):

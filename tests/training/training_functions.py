@@ -95,6 +95,20 @@ class Fast(Points):
     reproducible = "fast"
 
 
+class Wide(Points):
+    """More numbers than a connection takes at once."""
+
+    virtual_nodes = 3
+
+    def init_model(self):
+        return nn.Sequential(nn.Linear(4, 200_000), nn.Tanh(), nn.Linear(200_000, 1))
+
+
+class WideAndFast(Wide):
+    virtual_nodes = None
+    reproducible = "fast"
+
+
 class Stateful(Points):
     """All that could tell one number of workers from another: dropout, statistics, noise while loading and after the
     backward pass, clipping, a schedule, a layer that only some batches use, uneven parts."""

@@ -5,6 +5,7 @@ from services.executor.notes import (
     KillWorker,
     StartWorker,
     StopWorkers,
+    TellPeersLost,
     TellRendezvous,
     WorkerId,
 )
@@ -24,9 +25,10 @@ from shared.messages.worker_channel import (
     Switched,
 )
 from tests.executor_node import KILL_A1, OTHER_NODE, STOP_A1, TIMELINE, ExecutorNode, kinds
-from tests.histories import NOW_S
+from tests.histories import NOW_S, gpus
 
 JOINED = Started(iteration=7, resize=TIMELINE)
+STOP_A2 = StopWorkers(job_id="a", generation=2)
 STARTED = events.GenerationStarted(
     job_id="a", generation=2, num_gpus=2, iteration=7, resize=TIMELINE, at_s=NOW_S
 )
@@ -179,7 +181,7 @@ def test_the_crash_of_a_newcomer_leaves_the_incumbents_training_for_the_next_try
 def test_who_survives_an_incumbent_goes_over_without_it() -> None:
     node = training(2).place("node-0:0", "node-0:1", "node-0:2", "node-1:0").forget().ends(rank=1, signal=9)
     assert [(f.generation, f.rank) for f in node.told] == [(1, 1)]
-    assert node.acted == [StopWorkers(job_id="a", generation=2)]
+    assert set(node.acted) == {STOP_A2, TellPeersLost(worker=WorkerId("a", 1, 0), generation=2)}
     node.ends(generation=2, rank=2, code=ExitCode.PEER_LOST).says(Interrupted(iteration=12)).forget()
     node.place("node-0:0", "node-0:1")
     assert change(0, 0, 2, 2, generation=3) in node.acted
@@ -188,6 +190,28 @@ def test_who_survives_an_incumbent_goes_over_without_it() -> None:
     node.says(Switched(generation=3, rank=0, iteration=12, resize=TIMELINE))
     job = node.state.pool.live_jobs["a"]
     assert (job.training, job.iteration, job.restarts, job.predecessor) == (True, 12, 0, None)
+
+
+def test_survivors_are_told_once_whom_they_need_not_wait_for() -> None:
+    """And only of what is broken: those with whom they are to go on are of a generation of their own."""
+    node = training(2).ends(rank=1, signal=9)
+    assert node.acted == [TellPeersLost(worker=WorkerId("a", 1, 0), generation=1)]
+    node.says(Interrupted(iteration=12)).forget().place("node-0:0", "node-0:1", "node-1:0").settle()
+    assert TellPeersLost not in kinds(node.acted)
+    node.forget().ledger(
+        events.WorkerCrashed(
+            job_id="a", generation=2, node_id="node-1", rank=2, explanation="", at_s=node.now_s
+        )
+    )
+    assert TellPeersLost(worker=WorkerId("a", 1, 0), generation=2) in node.acted
+
+
+def test_a_survivor_that_learns_of_a_loss_together_with_what_follows_is_not_torn_from_that() -> None:
+    lost = events.NodeLost(node_id="node-1", incarnation="x", reason="silent", at_s=NOW_S)
+    again = events.PlacedJob(job_id="a", generation=3, gpus=gpus("node-0:0", "node-0:1"))
+    node = training(1).place("node-0:0", "node-1:0").ledger(STARTED).switches(to=0).forget()
+    node.ledger(lost, events.PlacementDecided(placements=(again,), at_s=NOW_S))
+    assert TellPeersLost(worker=WorkerId("a", 2, 0), generation=2) in node.acted
 
 
 def test_who_survives_and_is_told_to_go_on_but_notices_nothing_is_lost_too() -> None:
@@ -208,7 +232,8 @@ def test_who_lost_a_peer_that_nobody_misses_is_ended_and_missed_itself() -> None
     assert node.policy.wake_at_s(node.state) == NOW_S + 6.0 + QUIET_EXIT_S
     node.at(NOW_S + 6.0 + QUIET_EXIT_S)
     assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(1, 0)]
-    assert node.acted == [KillWorker(worker=WorkerId("a", 1, 0))]
+    assert KillWorker(worker=WorkerId("a", 1, 0)) in node.acted
+    assert KillWorker(worker=WorkerId("a", 1, 1)) not in node.acted
 
 
 def test_whoever_dies_after_the_switch_is_missed_in_the_new_generation() -> None:

@@ -20,7 +20,7 @@ def together(size, act):
     with ThreadPoolExecutor(size) as pool:
 
         def member(rank):
-            return act(Group(store, rank=rank, size=size, device=CPU, timeout_s=30))
+            return act(Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=30))
 
         return list(pool.map(member, range(size)))
 

@@ -7,13 +7,14 @@ that died, the old generation trains on until its executor says what is to be in
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import structlog
 
 from services.executor.worker.channel import Channel
 from services.executor.worker.device import MemoryExceeded, release_memory
-from services.executor.worker.groups import PeerLost
+from services.executor.worker.groups import Group, PeerLost
 from services.executor.worker.handover import HandOver
 from services.executor.worker.meeting import Invitation, Met, changed, invitation, meet, open_rendezvous
 from services.executor.worker.trainer import Trainer
@@ -43,6 +44,7 @@ class Changes:
     ) -> None:
         self._trainer, self._channel = trainer, channel
         self._preparation: Preparation | None = None
+        self._going_over: Met | None = None
         self._made = None if handed is None else _Made(handed, since_s, None)
         self.left = False
 
@@ -64,20 +66,30 @@ class Changes:
                 self._preparation.give_up()
             self._preparation = Preparation(invited, self._channel)
 
+    @property
+    def groups(self) -> Iterator[Group]:
+        """All in which this worker may wait for others, now or next."""
+        if (group := self._trainer.members.group) is not None:
+            yield group
+        if (going_over := self._going_over) is not None:
+            yield from going_over.groups
+        if (preparation := self._preparation) is not None and preparation.ready_for:
+            yield from preparation.met.groups
+
     def go_over(self) -> None:
         """All workers do so at once; those who are not of the new generation have `left` then."""
         preparation, self._preparation = self._preparation, None
         assert preparation is not None, "it has said that it was ready"
+        self._going_over = preparation.met
         handed = self._trainer.go_over(preparation.invited, preparation.met)
+        self._going_over = None
         self._made = _Made(handed, preparation.began_s, preparation.invited)
         self.left = not preparation.invited.stays
 
     def survive(self, cause: PeerLost | MemoryExceeded) -> bool:
         """A peer is gone, or a micro-batch was too big: wait for others, or for smaller ones, and go on from the newest
-        step that anybody has done. False if this worker is to stop instead. Raises the cause if its own state is none
-        to go on from."""
-        if not self._trainer.mend():
-            raise cause
+        step that anybody has done. False if this worker is to stop instead. Raises PeerLost if one more is gone on the
+        way."""
         log.warning("interrupted", iteration=self._trainer.iteration, reason=str(cause))
         size = 0
         if isinstance(cause, MemoryExceeded):
@@ -86,15 +98,8 @@ class Changes:
         self._channel.send(Interrupted(iteration=self._trainer.iteration, micro_batch_size=size))
         while not self._channel.stop_requested:
             self._look(wait_s=_LOOK_S)
-            if self._preparation is None or not self._preparation.ready_for:
-                continue
-            try:
+            if self._preparation is not None and self._preparation.ready_for:
                 self.go_over()
-            except (
-                PeerLost
-            ) as another:  # of those who were to come, or who was lost before was still among them
-                log.warning("peer_lost", iteration=self._trainer.iteration, reason=str(another))
-            else:
                 return True
         return False
 

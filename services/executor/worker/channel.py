@@ -25,6 +25,7 @@ from shared.messages.worker_channel import (
     FromWorker,
     JoinRendezvous,
     LeaseExtended,
+    PeersLost,
     StopAtBoundary,
 )
 from shared.messages.worker_frames import FrameReader, encode_frame
@@ -43,6 +44,7 @@ class Channel:
             queue.SimpleQueue
         )  # by generation
         self._changes: queue.SimpleQueue[ChangeMembership] = queue.SimpleQueue()
+        self._losses: queue.SimpleQueue[PeersLost] = queue.SimpleQueue()
         self._stop_requested = threading.Event()
         self._has_state_to_save = False
         self._lease_until_s = math.inf
@@ -71,6 +73,10 @@ class Channel:
             while True:
                 newest = self._changes.get_nowait()
         return newest
+
+    def receive_loss(self) -> PeersLost:
+        """The next, however long it takes."""
+        return self._losses.get()
 
     @property
     def stop_requested(self) -> bool:
@@ -109,6 +115,8 @@ class Channel:
                         self._changes.put(message)
                     case JoinRendezvous(generation=generation, address=address):
                         self._addresses[generation].put(address)
+                    case PeersLost():
+                        self._losses.put(message)
                     case StopAtBoundary():
                         self.request_stop()
                     case LeaseExtended(until_s=until_s):

@@ -4,20 +4,18 @@ Groups are built beside each other and known to nobody else: torch's own default
 a worker goes from one generation into the next while it trains. NCCL carries what lies on GPUs and gloo the rest.
 Everything here only moves bytes, but for `all_reduce`.
 
-gloo tells at once that a peer is gone. NCCL may wait for it inside the GPU, where nothing here can hear of it: such a
-worker is ended by its executor, when the ledger says that the generation is broken, or by NCCL after the timeout.
+gloo tells at once that a peer is gone, with two exceptions: a machine that vanishes without a word, and a transfer of
+which a part has been sent, which gloo forgets to tell of it. NCCL may wait inside the GPU. What frees those who wait in
+vain is `interruption`.
 """
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # (torch.distributed has no public way to make a group that is not the whole process's)
 
-import os
 import pickle
-import socket
-import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
@@ -25,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.distributed as dist
 
+from services.executor.worker.connections import connections, shut_down
 from services.executor.worker.meeting_store import MeetingStore
 from shared.errors import Retry
 
@@ -40,6 +39,11 @@ class PeerLost(Retry):
     SENTENCE: ClassVar[str] = "{reason}"
 
 
+class LeftBehind(BaseException):
+    """Raised in a thread that has waited in vain, when it comes back after all: another one has gone on in its place,
+    and it may touch nothing any more."""
+
+
 class Transfer(NamedTuple):
     """A tensor on its way to or from a peer. tag: tells it from others between the same two."""
 
@@ -49,30 +53,34 @@ class Transfer(NamedTuple):
 
 
 class Group:
-    """One of `size` workers that have met under a name in a store. Blocks until all are connected, or the meeting is
-    given up."""
+    """One of `size` workers that have met under a name in a store, to be in this generation or to go over to it. Blocks
+    until all are connected, or the meeting is given up."""
 
     def __init__(
         self,
         store: dist.Store,
         *,
+        generation: int,
         rank: int,
         size: int,
         device: torch.device,
         timeout_s: float,
         given_up: threading.Event | None = None,
     ) -> None:
-        self.rank, self.size = rank, size
+        self.generation, self.rank, self.size = generation, rank, size
+        self._state = threading.Lock()
+        self._closed = self._waits = self._is_left = False
+        self._unfinished: dict[torch.futures.Future[torch.Tensor], torch.Tensor] = {}  # sums
         self._device = device
         timeout = timedelta(seconds=timeout_s)
         kinds = dist.ProcessGroup.BackendType
         self.process_group = dist.ProcessGroup(store, rank, size)
-        others = _connections()
+        others = connections()
         patient = MeetingStore(
             dist.PrefixStore("gloo", store), given_up or threading.Event(), wait_s=timeout_s
         )
         gloo = dist.ProcessGroupGloo(patient, rank, size, timeout)
-        self._connections = _connections() - others
+        self._connections = connections() - others
         self.process_group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         self.process_group._set_default_backend(kinds.GLOO)
         if device.type == "cuda":
@@ -86,17 +94,33 @@ class Group:
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Everybody's, by rank."""
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        with noticing_lost_peers():
+        with self._waiting():
             self.process_group.allgather([everyone], [mine]).wait()
         return everyone
 
-    def all_reduce(self, tensor: torch.Tensor) -> dist.Work:
-        """The sum, in place, in whatever order is fast."""
-        return self.process_group.allreduce([tensor])
+    def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """The sum, in place, in whatever order is fast. It is no sum if `check` says afterwards that a peer is gone."""
+        sum_of_library = self.process_group.allreduce([tensor]).get_future()
+        if self._device.type == "cuda":
+            return sum_of_library.then(lambda summed: summed.value()[0])
+        done = torch.futures.Future[torch.Tensor]()
+        self._unfinished[done] = tensor
+        sum_of_library.add_done_callback(lambda summed: self._summed(summed, done))
+        return done
+
+    def _summed(self, summed: Any, done: torch.futures.Future[torch.Tensor]) -> None:
+        try:
+            summed.value()
+        except RuntimeError:
+            self.close()
+        with self._state:
+            tensor = self._unfinished.pop(done, None)
+        if tensor is not None:
+            done.set_result(tensor)
 
     def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
         """The source's, in place."""
-        with noticing_lost_peers():
+        with self._waiting():
             self.process_group.broadcast(tensor, source).wait()
 
     def broadcast_object(self, value: Any, *, source: int) -> Any:
@@ -111,7 +135,7 @@ class Group:
     def exchange(self, sends: Iterable[Transfer], receives: Iterable[Transfer]) -> None:
         """All at once; return when all have come and gone. Between two workers, in the same order on both."""
         together = self._device.type == "cuda"  # NCCL starts them as one, or they wait for each other
-        with noticing_lost_peers():
+        with self._waiting():
             if together:
                 self.process_group._start_coalescing(self._device)
             works = [self.process_group.send([t.tensor], t.peer, t.tag) for t in sends]
@@ -125,15 +149,51 @@ class Group:
         """Return when everyone knows of the end: who closes its sockets first may cut off the last words."""
         self.all_gather(torch.zeros(1))
 
+    def check(self) -> None:
+        """Raises PeerLost if what was received may be none: the group was closed meanwhile."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        if self._closed:
+            raise PeerLost("the workers were parted while they computed")
+
     def close(self) -> None:
-        """After a peer was lost: a third one may wait for this worker, and learns of the loss only by this.
+        """After a peer was lost, from any thread: a third one may wait for this worker, and learns of the loss only by
+        this; and whoever waits here for the lost one comes back, mostly.
 
         torch closes its sockets when nobody holds the group any more, here or in a process that has inherited them.
         """
-        for descriptor, _ in self._connections & _connections():
-            _shut_down(descriptor)
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+            in_vain, self._unfinished = self._unfinished, {}
+        for descriptor, _ in self._connections & connections():
+            shut_down(descriptor)
         if self._device.type == "cuda":
             self.process_group._get_backend(self._device).abort()
+        for done, tensor in in_vain.items():
+            done.set_result(tensor)
+
+    def leave_behind(self) -> bool:
+        """Give up the thread that still waits in this group, which was closed; another one may take its place. False if
+        none waits."""
+        with self._state:
+            given_up = self._waits and not self._is_left
+            self._is_left = self._waits
+            return given_up
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """For peers: a collective that fails in here raises PeerLost, or LeftBehind if it took too long to."""
+        self._waits = True
+        try:
+            with noticing_lost_peers():
+                yield
+        finally:
+            with self._state:
+                self._waits = False
+            if self._is_left:
+                raise LeftBehind
 
     def release(self) -> None:
         """Let go of it; its threads, connections and port, too, go when nothing else holds it."""
@@ -153,29 +213,6 @@ def _let_go(things: list[object]) -> None:
         ):  # whoever has still an eye on it, an error's traceback e.g., does not keep it
             thing.release()
     things.clear()
-
-
-def _connections() -> set[tuple[int, int]]:
-    """TCP sockets of this process that are connected: (file descriptor, inode)."""
-    found: set[tuple[int, int]] = set()
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # closed by another thread, or no socket
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode) and _is_connection(int(name)):
-                found.add((int(name), status.st_ino))
-    return found
-
-
-def _is_connection(descriptor: int) -> bool:
-    with socket.socket(fileno=os.dup(descriptor)) as copy:
-        listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        return copy.family in (socket.AF_INET, socket.AF_INET6) and not listens
-
-
-def _shut_down(descriptor: int) -> None:
-    # gloo may have closed it meanwhile
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
 
 
 def is_communication_error(error: BaseException) -> bool:

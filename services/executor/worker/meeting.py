@@ -58,12 +58,15 @@ class Met:
     workers: Group | None
     everyone: Group | None
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(group for group in (self.workers, self.everyone) if group is not None)
+
     def close(self) -> None:
         """It has come to nothing: a peer was lost, or the meeting given up."""
-        for group in (self.workers, self.everyone):
-            if group is not None:
-                group.close()
-        retire(self.workers, self.everyone)
+        for group in self.groups:
+            group.close()
+        retire(*self.groups)
 
 
 def invitation(assignment: Assignment, device: torch.device) -> Invitation:
@@ -168,6 +171,7 @@ def _group(invited: Invitation, place: dist.Store, name: str, size: int, given_u
     _bind_to_host(invited.advertise_host)
     return Group(
         dist.PrefixStore(name, place),
+        generation=invited.generation,
         rank=invited.place,
         size=size,
         device=invited.device if name == "workers" else torch.device("cpu"),

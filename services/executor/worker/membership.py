@@ -125,6 +125,11 @@ class Membership:
         """Rank 0's value, on every rank."""
         return value if self.group is None else self.group.broadcast_object(value, source=0)
 
+    def check(self) -> None:
+        """Before what was received changes anything for good. Raises PeerLost if somebody is gone."""
+        if self.group is not None:
+            self.group.check()
+
     def leave(self) -> None:
         """Part from the others, for ever."""
         if self.group is not None:
@@ -135,4 +140,4 @@ class Membership:
         """DDP hook: each worker's mean gradient counts by its part of the global batch."""
         self._pacer.pace()
         gradients = bucket.buffer().mul_(self._shares[self.rank])
-        return group.all_reduce(gradients).get_future().then(lambda summed: summed.value()[0])
+        return group.all_reduce(gradients)

@@ -91,6 +91,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         def optimizer_begins(*_: Any) -> None:
+            if self._stage is _Stage.COMPUTING:
+                self.members.check()
             self._stage = _Stage.CHANGING
 
         self.optimizer.register_step_pre_hook(optimizer_begins)
@@ -210,7 +212,7 @@ class Trainer:
 
     def mend(self) -> bool:
         """After a step in which a peer was lost: back to a step boundary, the last or the next, and away from the
-        others. False if neither boundary has all that makes it up."""
+        others. False if neither boundary has all that makes it up: the state is none to go on from."""
         match self._stage:
             case _Stage.COMPUTING:
                 self.steps.take_back()

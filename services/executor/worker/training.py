@@ -4,15 +4,20 @@ What one step is, and what the workers agree on in it, is in trainer.py.
 """
 
 import statistics
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import structlog
 
 from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
-from services.executor.worker.device import MemoryExceeded
-from services.executor.worker.groups import PeerLost
+from services.executor.worker.device import MemoryExceeded, prepare_thread
+from services.executor.worker.groups import LeftBehind, PeerLost
+from services.executor.worker.interruption import Interruption
 from services.executor.worker.saving import Saving
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.surroundings import at_home
@@ -27,9 +32,9 @@ _MIN_MEASURED_ITERATIONS = 3
 _TURN_S = 0.1  # between two ranks that would save the same
 
 
-def run(assignment: Assignment, channel: Channel) -> None:
+def run(assignment: Assignment, channel: Channel, elsewhere: Callable[[Callable[[], None]], None]) -> None:
     """Train, or measure, until done, told to stop, or gone. Raises TrainingFailed, PeerLost, Superseded or
-    whatever the user's code raises."""
+    whatever the user's code raises. elsewhere: does in another thread what this one was to do, to its end."""
     born_s = time.monotonic()
     with at_home(assignment), Telemetry(channel) as telemetry:
         trainer, handed = set_up(assignment, channel, telemetry)
@@ -48,34 +53,83 @@ def run(assignment: Assignment, channel: Channel) -> None:
                 channel.send(Interrupted(iteration=trainer.iteration, micro_batch_size=size))
                 channel.wait_for_stop()
         else:
-            _train(trainer, assignment, channel, Changes(trainer, channel, handed, since_s=born_s))
+            changes = Changes(trainer, channel, handed, since_s=born_s)
+            training = _Training(trainer, channel, changes)
+
+            def go_on_elsewhere(lost: PeerLost) -> None:
+                elsewhere(partial(training.take_over, lost))
+
+            Interruption(channel, changes, go_on_elsewhere).start()
+            training.go_on()
 
 
-def _train(trainer: Trainer, assignment: Assignment, channel: Channel, changes: Changes) -> None:
-    saving, saved_at_s = Saving(channel), time.monotonic()
-    first = trainer.iteration
-    while True:
-        try:
-            if trainer.evaluation_is_due():
-                trainer.evaluate()
-            if (condition := trainer.condition_met()) is not None:
-                return _finish(trainer, saving, channel, condition)
-            due = trainer.iteration > first and time.monotonic() - saved_at_s >= assignment.checkpoint_every_s
-            if trainer.checkpoints and due:
-                saving.begin(trainer.checkpoints, trainer.iteration, trainer.state())
-                saved_at_s = time.monotonic()
-            stop, switch = changes.step(stop=channel.stop_requested)
-            if trainer.iteration == first + 1:  # optimizers get their state in the first step
-                trainer.check_state()
-            if stop:
-                return _stop(trainer, saving)
-            if switch:
-                changes.go_over()
-        except (PeerLost, MemoryExceeded) as cause:
-            if not changes.survive(cause.with_traceback(None)):  # its frames hold the step's memory
-                return _stop_alone(trainer, saving)
-        if changes.left:
-            return log.info("left_at_boundary", iteration=trainer.iteration)
+@dataclass
+class _Training:
+    trainer: Trainer
+    channel: Channel
+    changes: Changes
+
+    def __post_init__(self) -> None:
+        self._saving = Saving(self.channel)
+        self._saved_at_s = time.monotonic()
+        self._first = self.trainer.iteration
+
+    def go_on(self, cause: PeerLost | MemoryExceeded | None = None) -> None:
+        """To the end. cause: for which this worker is at a step boundary, and waits for others."""
+        over = False
+        while not over:
+            try:
+                over = self._step() if cause is None else self._survive(cause)
+                cause = None
+            except (PeerLost, MemoryExceeded) as error:
+                if not self.trainer.mend():
+                    raise
+                cause = error.with_traceback(None)  # its frames hold the step's memory
+            except LeftBehind:
+                threading.Event().wait()  # for the end of the process: another thread sees to it
+
+    def take_over(self, lost: PeerLost) -> None:
+        """From a thread that waits in vain for whom is lost."""
+        prepare_thread(self.trainer.device)
+        if not self.trainer.mend():
+            raise lost
+        self.go_on(lost)
+
+    def _step(self) -> bool:
+        """One, and what is due before it. True if there is nothing left to do here."""
+        trainer = self.trainer
+        if trainer.evaluation_is_due():
+            trainer.evaluate()
+        if (condition := trainer.condition_met()) is not None:
+            _finish(trainer, self._saving, self.channel, condition)
+            return True
+        if trainer.checkpoints and trainer.iteration > self._first and self._checkpoint_is_due():
+            self._saving.begin(trainer.checkpoints, trainer.iteration, trainer.state())
+            self._saved_at_s = time.monotonic()
+        stop, switch = self.changes.step(stop=self.channel.stop_requested)
+        if trainer.iteration == self._first + 1:  # optimizers get their state in the first step
+            trainer.check_state()
+        if stop:
+            _stop(trainer, self._saving)
+            return True
+        if switch:
+            self.changes.go_over()
+        return self._has_left()
+
+    def _checkpoint_is_due(self) -> bool:
+        return time.monotonic() - self._saved_at_s >= self.trainer.assignment.checkpoint_every_s
+
+    def _survive(self, cause: PeerLost | MemoryExceeded) -> bool:
+        """As `_step`."""
+        if self.changes.survive(cause):
+            return self._has_left()
+        _stop_alone(self.trainer, self._saving)
+        return True
+
+    def _has_left(self) -> bool:
+        if self.changes.left:
+            log.info("left_at_boundary", iteration=self.trainer.iteration)
+        return self.changes.left
 
 
 def _stop(trainer: Trainer, saving: Saving) -> None:

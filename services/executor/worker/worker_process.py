@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,16 +35,25 @@ def run_worker(sock: socket.socket, log_file: str) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
     # A process that reads data inherits connections, but not the threads that serve them: to collect one is a crash.
     os.register_at_fork(after_in_child=gc.freeze)
-    code = _exit_code_of_training(channel)
+
+    def elsewhere(work: Callable[[], None]) -> None:
+        threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
+
+    _end_with(lambda: training.run(channel.receive_assignment(), channel, elsewhere), channel)
+
+
+def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
+    """Whichever thread does it, the process ends after it."""
+    code = _exit_code_of(work, channel)
     log.info("worker_ended", exit_code=code.name)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a broken process group may hang in its destructors
 
 
-def _exit_code_of_training(channel: Channel) -> ExitCode:
+def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
     try:
-        training.run(channel.receive_assignment(), channel)
+        work()
     except PeerLost as error:
         log.warning("peer_lost", reason=str(error))
         return ExitCode.PEER_LOST

@@ -1,0 +1,84 @@
+"""Who waits for peers in vain comes back, or is left behind; it never meddles with whoever took its place."""
+
+import threading
+
+# pyright: reportPrivateImportUsage=false
+from queue import SimpleQueue
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from services.executor.worker.groups import Group, LeftBehind, PeerLost, Transfer
+
+CPU = torch.device("cpu")
+WAIT_S = 30.0
+
+
+class ForgottenTransfer:
+    """As gloo's, of which a part has been sent: it does not hear of the end of its connection."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def send(self, *_: object) -> "ForgottenTransfer":
+        return self
+
+    def wait(self) -> None:
+        self.begun.set()
+        self.over.wait(WAIT_S)
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group(dist.HashStore(), generation=1, rank=0, size=1, device=CPU, timeout_s=WAIT_S)
+
+
+def test_a_thread_that_is_stuck_is_left_behind_once_and_learns_of_it(group: Group) -> None:
+    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
+    ends: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def exchange() -> None:
+        try:
+            group.exchange([Transfer(torch.ones(1), 1)], [])
+        except BaseException as end:
+            ends.put(end)
+        else:
+            ends.put(None)
+
+    threading.Thread(target=exchange, daemon=True).start()
+    assert transfer.begun.wait(WAIT_S)
+    group.close()
+    assert [group.leave_behind(), group.leave_behind()] == [True, False]
+    transfer.over.set()
+    assert isinstance(ends.get(timeout=WAIT_S), LeftBehind)
+
+
+def test_nobody_is_left_behind_who_does_not_wait(group: Group) -> None:
+    group.close()
+    assert not group.leave_behind()
+    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
+    transfer.over.set()
+    group.exchange([Transfer(torch.ones(1), 1)], [])
+
+
+def test_a_sum_that_was_given_up_ends_and_is_not_believed(group: Group) -> None:
+    """torch's reducer would wait for it, and take what it is given."""
+    never = torch.futures.Future[list[torch.Tensor]]()
+
+    class Library:
+        def allreduce(self, _: object) -> "Library":
+            return self
+
+        def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+            return never
+
+    group.process_group = Library()  # type: ignore[assignment]
+    gradients = torch.ones(3)
+    done = group.all_reduce(gradients)
+    group.check()
+    group.close()
+    assert done.wait() is gradients
+    with pytest.raises(PeerLost):
+        group.check()
+    never.set_result([gradients])  # late, and nobody minds
