@@ -84,7 +84,13 @@ def test_nobody_waits_for_one_who_dies_while_connections_are_made():
 
     def group(rank: int) -> Group:
         return Group(
-            store, rank=rank, size=3, device=torch.device("cpu"), timeout_s=1000.0, given_up=given_up
+            store,
+            generation=1,
+            rank=rank,
+            size=3,
+            device=torch.device("cpu"),
+            timeout_s=1000.0,
+            given_up=given_up,
         )
 
     ended, errors = raised_in_threads(lambda: group(0), lambda: group(1))
