@@ -1,7 +1,7 @@
 """One node with real worker processes, shared by all tests here: its fork server loads torch once."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -102,9 +102,10 @@ class Node:
         num_workers: int = 1,
         generation: int = 1,
         ranks: Sequence[int] | None = None,
+        odd: Mapping[int, JobSpec] | None = None,
         **more: Any,
     ) -> Generation:
-        """ranks: those to start; by default all."""
+        """ranks: those to start; by default all. odd: ranks that believe in another spec."""
         ranks = range(num_workers) if ranks is None else ranks
         workers = self._generations[job_id, generation] = Generation(ranks)
         assignment = Assignment(
@@ -118,7 +119,12 @@ class Node:
             **more,
         )
         for rank in ranks:
-            own = replace(assignment, rank=rank, gpu_index=assignment.gpu_index + rank)
+            own = replace(
+                assignment,
+                rank=rank,
+                gpu_index=assignment.gpu_index + rank,
+                spec=(odd or {}).get(rank, spec),
+            )
             workers.workers[rank] = await self.launcher.launch(own)
         workers.pass_on_rendezvous()
         return workers

@@ -1,8 +1,19 @@
 """What goes wrong in a job is told in words, and ends all of its workers."""
 
+from dataclasses import replace
+
 import pytest
 
-from shared.messages.worker_channel import Alive, Checkpointed, ExitCode, Failed, Finished, Started
+from services.executor.launcher import Exited
+from shared.messages.worker_channel import (
+    Alive,
+    Checkpointed,
+    ExitCode,
+    Failed,
+    Finished,
+    Progressed,
+    Started,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -60,6 +71,46 @@ async def test_batch_larger_than_the_data_set_names_both(node, spec_of, purpose)
 async def test_more_workers_than_samples_in_a_batch(node, spec_of):
     failed, _ = await failure_of(node, spec_of("Points", global_batch_size=1), num_workers=2)
     assert failed.error == "2 workers cannot share a global batch of 1 samples"
+
+
+OTHER = {"hyperparameters": {"learning_rate": 0.3}, "seed": 7}
+
+
+async def test_a_worker_that_is_not_like_its_peers_is_named_before_any_tensor_travels(node, spec_of):
+    """As on a node with another copy of the code: here with another model, and another number of samples."""
+    other = spec_of("WiderWithFewerSamples", **OTHER)
+    workers = await node.launch(spec_of("Points"), job_id=node.new_job_id(), num_workers=2, odd={1: other})
+    failed = await workers.first(Failed, 1)
+    assert failed.error.startswith(
+        "this worker differs from the first of its generation: training function: "
+    )
+    for difference in (
+        "hyperparameters: [",
+        "seed: 7 here, 0 there",
+        "samples: 40 here, 50 there",
+        "parameters: 4 #",
+    ):
+        assert difference in failed.error
+    assert not workers.all_of(Started)
+    for worker in workers.workers.values():
+        worker.kill()
+    await workers.ended()
+
+
+@pytest.mark.parametrize("members", [[0, None], [None, 0]], ids=str)
+async def test_a_newcomer_that_is_not_like_the_others_fails_the_job(node, spec_of, members):
+    """Whoever of them is first: the other finds out."""
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
+    before = await node.launch(spec, job_id=node.new_job_id())
+    await before.first(Progressed)
+    before.workers[0].assignment = replace(before.workers[0].assignment, spec=spec_of("Points", **OTHER))
+    after = await node.regroup(before, members)
+    finds_out = after if members[1] is None else before
+    assert "seed: " in (await finds_out.first(Failed)).error
+    for worker in {*before.workers.values(), *after.workers.values()}:
+        worker.kill()
+    await before.ended()
+    await after.first(Exited, members.index(None))
 
 
 async def test_job_that_never_calls_back_is_alive_without_progress(node, spec_of):

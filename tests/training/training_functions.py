@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from elasticflow import ElasticJob, Scalar
 
@@ -77,6 +77,14 @@ class ErrorOfTheAllocator(Points):
     def train(self, batch, model, optimizer):
         torch.empty(2**46)
         return super().train(batch, model, optimizer)
+
+
+class WiderWithFewerSamples(Points):
+    def init_model(self):
+        return nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 1))
+
+    def init_dataset(self):
+        return Subset(Numbered(), range(40))
 
 
 class Scheduled(Points):

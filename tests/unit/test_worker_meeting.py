@@ -70,8 +70,8 @@ def test_nobody_waits_for_one_who_never_comes():
     given_up = threading.Event()
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ended, errors = raised_in_threads(
-        lambda: meet(invited_to(0, 3), NobodyTells(), server, hand_over=True, given_up=given_up),  # pyright: ignore
-        lambda: meet(invited_to(1, 3), NobodyTells(), None, hand_over=True, given_up=given_up),  # pyright: ignore
+        lambda: meet(invited_to(0, 3), {}, NobodyTells(), server, hand_over=True, given_up=given_up),  # pyright: ignore
+        lambda: meet(invited_to(1, 3), {}, NobodyTells(), None, hand_over=True, given_up=given_up),  # pyright: ignore
     )
     given_up.set()
     ended()

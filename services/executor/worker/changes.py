@@ -17,7 +17,9 @@ from services.executor.worker.device import MemoryExceeded, release_memory
 from services.executor.worker.groups import Group, PeerLost
 from services.executor.worker.handover import HandOver
 from services.executor.worker.meeting import Invitation, Met, changed, invitation, meet, open_rendezvous
+from services.executor.worker.plan import Plan, plan_of
 from services.executor.worker.trainer import Trainer
+from services.executor.worker.training_function import TrainingFailed
 from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import Interrupted, Started, Switched
 
@@ -43,6 +45,9 @@ class Changes:
         self, trainer: Trainer, channel: Channel, handed: HandOver | None, *, since_s: float
     ) -> None:
         self._trainer, self._channel = trainer, channel
+        self._plan = plan_of(
+            trainer.function, trainer.spec, trainer.model, trainer.optimizer, trainer.dataset_size
+        )
         self._preparation: Preparation | None = None
         self._going_over: Met | None = None
         self._made = None if handed is None else _Made(handed, since_s, None)
@@ -64,7 +69,9 @@ class Changes:
             invited = changed(invitation(self._trainer.assignment, self._trainer.device), change)
             if self._preparation is not None:
                 self._preparation.give_up()
-            self._preparation = Preparation(invited, self._channel)
+            self._preparation = Preparation(invited, self._plan, self._channel)
+        if self._preparation is not None and self._preparation.failed is not None:
+            raise self._preparation.failed
 
     @property
     def groups(self) -> Iterator[Group]:
@@ -129,8 +136,10 @@ class Changes:
 class Preparation:
     """Of another generation. Begins at once, in a thread of its own."""
 
-    def __init__(self, invited: Invitation, channel: Channel) -> None:
+    def __init__(self, invited: Invitation, plan: Plan, channel: Channel) -> None:
         self.invited = invited
+        self.failed: TrainingFailed | None = None
+        self._plan = plan
         self.began_s = time.monotonic()
         self._channel = channel
         self._met: Met | None = None
@@ -160,9 +169,11 @@ class Preparation:
         try:
             store = open_rendezvous(self.invited, self._channel)
             self._met = met = meet(
-                self.invited, self._channel, store, hand_over=True, given_up=self._given_up
+                self.invited, self._plan, self._channel, store, hand_over=True, given_up=self._given_up
             )
             if self._given_up.is_set():
                 met.close()
+        except TrainingFailed as error:
+            self.failed = error
         except (PeerLost, RuntimeError) as error:
             log.warning("membership_unchanged", generation=self.invited.generation, reason=str(error))

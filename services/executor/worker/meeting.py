@@ -6,6 +6,7 @@ Everybody has a place: those of the new generation have their rank, those who wi
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its stores, but does not export them by the letter)
 
+import json
 import os
 import queue
 import socket
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from services.executor.worker.channel import Channel
 from services.executor.worker.groups import Group, PeerLost, retire
 from services.executor.worker.meeting_store import GivenUp, MeetingStore
+from services.executor.worker.plan import Plan, compare
 from shared.messages.worker_channel import Assignment, ChangeMembership, RendezvousListening
 
 _CONNECT_S = 20.0  # to one who listens
@@ -117,15 +119,17 @@ def open_rendezvous(invited: Invitation, channel: Channel) -> dist.Store | None:
 
 def meet(
     invited: Invitation,
+    plan: Plan,
     channel: Channel,
     store: dist.Store | None,
     *,
     hand_over: bool,
     given_up: threading.Event | None = None,
 ) -> Met:
-    """Return once all are connected. Raises PeerLost if some do not come, or the meeting is given up.
+    """Return once all are connected. Raises PeerLost if some do not come, or the meeting is given up; TrainingFailed if
+    this worker is not like the one in place 0.
 
-    hand_over: some bring the job's state.
+    plan: of this worker. hand_over: some bring the job's state.
     """
     if invited.size == 1:
         return Met(workers=None, everyone=None)
@@ -134,7 +138,10 @@ def meet(
         place = dist.PrefixStore(
             f"{invited.job_id}/{invited.generation}", store or _connect(invited, channel, given_up)
         )
+        if invited.place == 0:
+            place.set("plan", json.dumps(plan))
         _wait_for_all(invited, MeetingStore(place, given_up, wait_s=invited.wait_s))
+        compare(plan, json.loads(place.get("plan")))
         everyone = _group(invited, place, "everyone", invited.size, given_up) if hand_over else None
         together = invited.stays and invited.world_size > 1
         workers = _group(invited, place, "workers", invited.world_size, given_up) if together else None

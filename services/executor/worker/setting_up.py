@@ -23,6 +23,7 @@ from services.executor.worker.lockstep import Lockstep
 from services.executor.worker.meeting import invitation, meet, open_rendezvous
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.plan import plan_of
 from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.script import Script
 from services.executor.worker.surroundings import is_script
@@ -65,7 +66,8 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         pacer=pacer,
     )
 
-    met = meet(invited, channel, store, hand_over=assignment.meeting_size > 0)
+    plan = plan_of(function, spec, model, optimizer, dataset_size)
+    met = meet(invited, plan, channel, store, hand_over=assignment.meeting_size > 0)
     members = Membership(met.workers, pacer, virtual_nodes)
     stateful: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
     if isinstance(function, Script):
