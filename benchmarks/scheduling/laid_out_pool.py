@@ -28,7 +28,7 @@ from simulator.trace_driven import facts
 from simulator.trace_driven.pool import TENANT, ClusterShape, pool_config, spec_of
 from simulator.workload.generator import Recipe, generate
 from simulator.workload.jobs import TraceJob
-from simulator.workload.overhead import overhead_model
+from simulator.workload.overhead import reference_cost
 from simulator.workload.throughputs import Throughputs
 
 BEGAN_S = 0.0
@@ -64,7 +64,7 @@ class Stay:
 def laid_out_pool(recipe: Recipe, known: Throughputs, num_live: int) -> tuple[PoolState, float]:
     """So many promised jobs, all with GPUs training; and the instant at which that is so."""
     workload = generate(recipe, known, SEED, "generated load")
-    cluster, cost = cluster_of(recipe.cluster_gpus), overhead_model("reference", recipe.cluster_gpus)
+    cluster, cost = cluster_of(recipe.cluster_gpus), reference_cost(recipe.cluster_gpus)
     state = fold(PoolState(), facts.pool_configured(pool_config(workload, cost), 0, BEGAN_S))
     for node_id in cluster.node_ids:
         state = fold(state, facts.node_joined(node_id, cluster.gpus_per_node, None, BEGAN_S))

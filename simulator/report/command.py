@@ -141,7 +141,7 @@ def _drawn(
 
     runner(comparison.trials())
     for workload, cluster in product(comparison.workloads, comparison.clusters) if with_bound else ():
-        cost = overhead_model(comparison.overhead, cluster.num_gpus)
+        cost = overhead_model(comparison.overhead, cluster.num_gpus).least(workload.jobs)
         bounds[workload.name, cluster.num_gpus] = clairvoyant_bound(workload, cluster.num_gpus, cost)
     return list(sections(comparison, runner, bounds))
 

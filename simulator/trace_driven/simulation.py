@@ -29,7 +29,7 @@ from simulator.trace_driven.failures import FailingNodes, Failures
 from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape, pool_config, wish
 from simulator.trace_driven.result import Result, result_of
 from simulator.trace_driven.speed_noise import SpeedNoise
-from simulator.trace_driven.world import NO_SPEEDS, Training, World
+from simulator.trace_driven.world import NO_COSTS, NO_SPEEDS, Training, World
 from simulator.workload.jobs import TraceJob, Workload
 
 FIRST_MEASURED_S = 60.0  # of training: when speeds are not what curves say, a job's is measured
@@ -57,6 +57,7 @@ class Simulation:
         failures: Failures | None = None,
         confidence: float | None = None,
         noise: SpeedNoise | None = None,
+        costs: Mapping[str, ResizeCost] = NO_COSTS,
         observers: Sequence[Observer] = (),
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
@@ -66,7 +67,7 @@ class Simulation:
         self._engine = Engine(workload.jobs[0].submitted_at_s)
         self._council = Council(self._engine, policies.values(), self._settle)
         self._fold, self._soon = self._council.fold, self._council.soon
-        self.world = World(cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS)
+        self.world = World(cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS, costs)
         self._wishes: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
         self._trained_at_s = self._engine.now_s

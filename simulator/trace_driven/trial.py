@@ -15,7 +15,7 @@ from simulator.trace_driven.speed_noise import SpeedNoise
 from simulator.trace_driven.strategies import OURS, strategy
 from simulator.trace_driven.verification import Verification
 from simulator.workload.jobs import Workload
-from simulator.workload.overhead import overhead_model
+from simulator.workload.overhead import Overhead, overhead_model
 
 if TYPE_CHECKING:
     from simulator.bound import Bound
@@ -35,8 +35,13 @@ class Trial:
     noise: SpeedNoise | None = None
 
     @property
-    def resize_cost(self) -> ResizeCost:
+    def overheads(self) -> Overhead:
         return overhead_model(self.overhead, self.cluster.num_gpus)
+
+    @property
+    def resize_cost(self) -> ResizeCost:
+        """What policies count on, for every job."""
+        return self.overheads.most(self.workload.jobs)
 
     def verification(self) -> Verification | None:
         """To watch the simulation, if its policy promises anything for certain: baselines do not, and nobody can where
@@ -58,6 +63,7 @@ class Trial:
             failures=self.failures,
             confidence=self.confidence,
             noise=self.noise,
+            costs=self.overheads.by_job(self.workload.jobs),
             observers=tuple(observer for observer in observers if observer is not None),
         )
 
@@ -65,7 +71,9 @@ class Trial:
         """What no policy can beat here, however well it foresees."""
         from simulator.bound import clairvoyant_bound  # inside: its solver takes a while to load
 
-        return clairvoyant_bound(self.workload, self.cluster.num_gpus, self.resize_cost)
+        return clairvoyant_bound(
+            self.workload, self.cluster.num_gpus, self.overheads.least(self.workload.jobs)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from simulator.workload.jobs import TraceJob
 # in a job's life, at its end, not at each plan.
 DONE_WITHIN_S = 1e-6
 NO_SPEEDS: Mapping[str, float] = MappingProxyType({})
+NO_COSTS: Mapping[str, ResizeCost] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,15 @@ class World:
     """The cluster, the jobs on it, and what has been."""
 
     def __init__(
-        self, cluster: ClusterShape, resize_cost: ResizeCost, speeds: Mapping[str, float] = NO_SPEEDS
+        self,
+        cluster: ClusterShape,
+        resize_cost: ResizeCost,
+        speeds: Mapping[str, float] = NO_SPEEDS,
+        costs: Mapping[str, ResizeCost] = NO_COSTS,
     ) -> None:
-        """speeds: by job, what is true over what its curve says; 1 where nothing else is said."""
-        self._cluster, self._resize_cost, self._speeds = cluster, resize_cost, speeds
+        """speeds: by job, what is true over what its curve says; 1 where nothing else is said. costs: by job, where
+        one pays another than resize_cost."""
+        self._cluster, self._resize_cost, self._speeds, self._costs = cluster, resize_cost, speeds, costs
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
         self._down: dict[str, int] = {}  # node: position among the outages
         self._iterations: dict[str, float] = {}  # of jobs that wait for GPUs
@@ -127,7 +133,7 @@ class World:
             generation=generation,
             gpus=gpus,
             placed_at_s=now_s,
-            starts_s=now_s + self._resize_cost.seconds(len(gpus)),
+            starts_s=now_s + self._costs.get(job.job_id, self._resize_cost).seconds(len(gpus)),
             iteration=self._iterations.pop(job.job_id, 0.0),
             speed=self._speeds.get(job.job_id, 1.0),
         )

@@ -16,6 +16,7 @@ class TraceJob:
     deadline_s: absolute; None for best effort, and only then.
     num_gpus, duration_s: what the trace asked for and how long it ran there, for the rigid baselines alone;
     0 = unknown; num_gpus need be neither a power of two nor a level of the curve.
+    state_bytes: parameters, optimizer and buffers, which move where its GPUs change; 0 = unknown.
     curve: at the levels where the job makes progress and may run, beyond the size of any cluster.
     min_gpus, max_gpus: where it may run. measured: the curve of its model, where it may not run on all of it.
     """
@@ -29,6 +30,7 @@ class TraceJob:
     job_class: JobClass
     num_gpus: int = 0
     duration_s: float = 0.0
+    state_bytes: int = 0
     curve: ScalingCurve
     min_gpus: int = 1
     max_gpus: int | None = None

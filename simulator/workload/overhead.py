@@ -1,7 +1,10 @@
 """Overhead models: how long a job whose set of GPUs changes stands still, by name."""
 
 import json
+import math
 import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,26 +12,84 @@ from shared.errors import BadSettings
 from shared.messages.limits import MAX_GPUS
 from shared.scheduling.resize_cost import ResizeCost
 from simulator.workload.errors import refusal
+from simulator.workload.jobs import TraceJob
 from simulator.workload.table import parsed
 
 CHOICES = "none, a number of seconds, reference, or measured FILE"
 REFERENCE_BASE_S, REFERENCE_LARGE_BASE_S, REFERENCE_LARGE_GPUS = 2.0, 7.0, 256
 REFERENCE_PER_DOUBLING_S = 2.0
 MAX_COST_S = 1e6
+COEFFICIENTS = ("seconds", "seconds_per_byte", "seconds_per_doubling")
 
 
-def overhead_model(name: str, total_gpus: int) -> ResizeCost:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopModel:
+    """seconds + seconds_per_byte * bytes of the job's state + seconds_per_doubling * log2(GPUs), as benchmarks/engine
+    fits it to measured stops."""
+
+    seconds: float
+    seconds_per_byte: float
+    seconds_per_doubling: float
+
+    def cost(self, state_bytes: int, num_gpus_C: tuple[int, ...]) -> ResizeCost:
+        """At these numbers of GPUs."""
+        moved_s = self.seconds + self.seconds_per_byte * state_bytes
+        return ResizeCost(
+            num_gpus_C, tuple(moved_s + self.seconds_per_doubling * math.log2(n) for n in num_gpus_C)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """by_num_gpus: of a job of which nothing else is known. model: of one whose state has known bytes.
+    num_gpus_C: where a modelled cost is told, ascending."""
+
+    by_num_gpus: ResizeCost
+    model: StopModel | None = None
+    num_gpus_C: tuple[int, ...] = (1,)
+
+    def of(self, job: TraceJob) -> ResizeCost:
+        if self.model is None or not job.state_bytes:
+            return self.by_num_gpus
+        return self.model.cost(job.state_bytes, self.num_gpus_C)
+
+    def by_job(self, jobs: Iterable[TraceJob]) -> Mapping[str, ResizeCost]:
+        """Of those whose cost is their own."""
+        return {job.job_id: cost for job in jobs if (cost := self.of(job)) is not self.by_num_gpus}
+
+    def most(self, jobs: Iterable[TraceJob]) -> ResizeCost:
+        """What no job exceeds: planners, which know one cost for all, promise by it."""
+        return self._of_all(jobs, max)
+
+    def least(self, jobs: Iterable[TraceJob]) -> ResizeCost:
+        """What every job pays: bounds count on no more."""
+        return self._of_all(jobs, min)
+
+    def _of_all(self, jobs: Iterable[TraceJob], chosen: Callable[[Iterable[float]], float]) -> ResizeCost:
+        costs = {self.of(job) for job in jobs}
+        if len(costs) <= 1:
+            return next(iter(costs), self.by_num_gpus)
+        num_gpus_C = tuple(sorted({num_gpus for cost in costs for num_gpus in cost.num_gpus_C}))
+        return ResizeCost(num_gpus_C, tuple(chosen(cost.seconds(n) for cost in costs) for n in num_gpus_C))
+
+
+def overhead_model(name: str, total_gpus: int) -> Overhead:
     """name: none | SECONDS | reference | measured FILE (or measured:FILE); total_gpus: of the cluster.
 
     A measured file is JSON, {"seconds_by_num_gpus": {"1": 0.02, "2": 0.03}}; between and beyond its numbers of
-    GPUs, the next lower one holds. Raises BadSettings for an unknown name, BadInput for a bad file.
+    GPUs, the next lower one holds. With a "stop_model" beside it, that is what jobs pay whose `state_bytes` are known.
+    Raises BadSettings for an unknown name, BadInput for a bad file.
     """
+    if measured := re.fullmatch(r"measured[ :](.+)", name):
+        return _measured(Path(measured[1].strip()), total_gpus)
+    return Overhead(by_num_gpus=_cost_named(name, total_gpus))
+
+
+def _cost_named(name: str, total_gpus: int) -> ResizeCost:
     if name == "none":
         return ResizeCost()
     if name == "reference":
         return reference_cost(total_gpus)
-    if measured := re.fullmatch(r"measured[ :](.+)", name):
-        return _measured_cost(Path(measured[1].strip()))
     seconds = parsed(name)
     if seconds is None or not 0 <= seconds <= MAX_COST_S:
         raise BadSettings((f"overhead {name!r} must be {CHOICES} (0 to {MAX_COST_S:g} s)",))
@@ -41,14 +102,17 @@ def reference_cost(total_gpus: int) -> ResizeCost:
     Source: the cost that the authors' simulator of ElasticFlow charges a job that moves to a new set of GPUs.
     """
     base_s = REFERENCE_LARGE_BASE_S if total_gpus >= REFERENCE_LARGE_GPUS else REFERENCE_BASE_S
-    bits = range(max(total_gpus, 1).bit_length())
+    num_gpus_C = _doublings(total_gpus)
     return ResizeCost(
-        tuple(1 << bit for bit in bits),
-        tuple(base_s + REFERENCE_PER_DOUBLING_S * (bit + 1) for bit in bits),
+        num_gpus_C, tuple(base_s + REFERENCE_PER_DOUBLING_S * (bit + 1) for bit in range(len(num_gpus_C)))
     )
 
 
-def _measured_cost(file: Path) -> ResizeCost:
+def _doublings(total_gpus: int) -> tuple[int, ...]:
+    return tuple(1 << bit for bit in range(max(total_gpus, 1).bit_length()))
+
+
+def _measured(file: Path, total_gpus: int) -> Overhead:
     expected = 'expected {"seconds_by_num_gpus": {"1": 0.02, "2": 0.03, ...}}'
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
@@ -63,15 +127,29 @@ def _measured_cost(file: Path) -> ResizeCost:
     num_gpus_C, seconds_C = zip(*costs, strict=True)
     if len(set(num_gpus_C)) < len(num_gpus_C):
         raise refusal(file, f"the same number of GPUs twice; {expected}")
-    return ResizeCost(num_gpus_C, seconds_C)
+    return Overhead(
+        by_num_gpus=ResizeCost(num_gpus_C, seconds_C),
+        model=_stop_model(file, content["stop_model"]) if "stop_model" in content else None,
+        num_gpus_C=_doublings(total_gpus),
+    )
+
+
+def _stop_model(file: Path, content: Any) -> StopModel:
+    if not isinstance(content, dict):
+        raise refusal(file, f"stop_model: expected {', '.join(COEFFICIENTS)}")
+    return StopModel(**{name: _seconds(file, content.get(name), "stop_model", name) for name in COEFFICIENTS})
 
 
 def _measurement(file: Path, num_gpus: str, cost_s: Any) -> tuple[int, float]:
     count = parsed(num_gpus)
     if count is None or not count.is_integer() or not 1 <= count <= MAX_GPUS:
         raise refusal(file, f"must be a whole number, 1 to {MAX_GPUS}", column="num_gpus", value=num_gpus)
-    is_number = isinstance(cost_s, int | float) and not isinstance(cost_s, bool)
-    if not is_number or not 0 <= cost_s <= MAX_COST_S:
-        reason = f"must be 0 to {MAX_COST_S:g} seconds, on {num_gpus} GPUs"
-        raise refusal(file, reason, column="seconds", value=json.dumps(cost_s))
-    return int(count), float(cost_s)
+    return int(count), _seconds(file, cost_s, "seconds", f"on {num_gpus} GPUs")
+
+
+def _seconds(file: Path, seconds: Any, column: str, which: str) -> float:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MAX_COST_S:
+        reason = f"must be 0 to {MAX_COST_S:g} seconds, {which}"
+        raise refusal(file, reason, column=column, value=json.dumps(seconds))
+    return float(seconds)

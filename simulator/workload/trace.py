@@ -5,7 +5,8 @@
 
 Times are in seconds on a clock of the trace's own, deadlines absolute. Without a job_id column, jobs are called by
 their line. In the first form num_gpu and duration may be empty or absent (only rigid baselines look at them),
-min_gpus and max_gpus may say on how many GPUs the job may run, and one of three more columns may say 1: `best_effort`
+min_gpus and max_gpus may say on how many GPUs the job may run, state_bytes what moves where they change (for measured
+overheads, see overhead.py), and one of three more columns may say 1: `best_effort`
 (its deadline is not looked at), `soft_deadline` and `padding`. Other columns are passed over.
 """
 
@@ -40,6 +41,7 @@ COLUMNS = (
     "padding",
     "min_gpus",
     "max_gpus",
+    "state_bytes",
 )
 CLASSES = {
     "best_effort": JobClass.BEST_EFFORT,
@@ -56,6 +58,7 @@ SPELLINGS = {name: name for name in COLUMNS} | {
     "num_gpus": "num_gpu",
 }
 MAX_ID_CHARS = 200
+MAX_STATE_BYTES = 1 << 50
 ADVICE = "mend these rows, or pass over them with --skip-bad"
 
 
@@ -109,6 +112,7 @@ def write_trace(workload: Workload, file: Path) -> None:
                     int(job.job_class is JobClass.PADDING),
                     job.min_gpus if job.min_gpus > 1 else "",
                     job.max_gpus or "",
+                    job.state_bytes or "",
                 )
             )
 
@@ -150,6 +154,7 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
         job_class=job_class,
         num_gpus=row.whole("num_gpu", 1, MAX_GPUS) if row.has("num_gpu") else 0,
         duration_s=row.number("duration", 0, MAX_DURATION_S) if row.has("duration") else 0.0,
+        state_bytes=row.whole("state_bytes", 0, MAX_STATE_BYTES) if row.has("state_bytes") else 0,
         curve=curve,
         min_gpus=min_gpus,
         max_gpus=max_gpus,

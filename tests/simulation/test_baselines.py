@@ -16,7 +16,7 @@ from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Simulation
 from simulator.workload.bundled import bundled_throughputs, bundled_trace
 from simulator.workload.jobs import Workload
-from simulator.workload.overhead import overhead_model
+from simulator.workload.overhead import reference_cost
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
 
@@ -51,7 +51,7 @@ def simulated(name: str) -> tuple[Result, Watch]:
         workload,
         CLUSTER,
         {"admission": admission, "allocator": allocator, "placement": PLANNERS["placement"]},
-        resize_cost=overhead_model("reference", CLUSTER.num_gpus),
+        resize_cost=reference_cost(CLUSTER.num_gpus),
         observers=(watch,),
     )
     return simulation.run(), watch

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule
 from simulator.workload.jobs import Workload
-from simulator.workload.overhead import overhead_model
+from simulator.workload.overhead import reference_cost
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
 from tests.schedules_made import problems
@@ -22,7 +22,7 @@ def published(name: str) -> Workload:
 def test_the_bound_of_itp_cluster10_at_every_scarcity() -> None:
     workload = published("itp_cluster10")
     bounds = {
-        num_gpus: clairvoyant_bound(workload, num_gpus, overhead_model("reference", num_gpus))
+        num_gpus: clairvoyant_bound(workload, num_gpus, reference_cost(num_gpus))
         for num_gpus in (256, 128, 64, 32, 16, 8)
     }
     assert all(bound.exact for bound in bounds.values())
@@ -35,11 +35,11 @@ def test_the_bound_of_itp_cluster10_at_every_scarcity() -> None:
 )
 def test_the_jobs_of_large_traces_that_are_feasible_alone(name: str, num_jobs: int) -> None:
     """A cluster of 256 GPUs or more starts jobs 5 s later than a small one."""
-    assert len(feasible_alone(published(name), 512, overhead_model("reference", 512))) == num_jobs
+    assert len(feasible_alone(published(name), 512, reference_cost(512))) == num_jobs
 
 
 def test_merged_intervals_stay_above_the_bound_and_come_down_to_it() -> None:
-    workload, cost = published("itp_cluster10"), overhead_model("reference", 16)
+    workload, cost = published("itp_cluster10"), reference_cost(16)
     merged = [
         clairvoyant_bound(workload, 16, cost, max_intervals).jobs_met for max_intervals in (30, 120, 480)
     ]
@@ -51,7 +51,7 @@ def test_merged_intervals_stay_above_the_bound_and_come_down_to_it() -> None:
 def test_hindsight_comes_close_to_the_bound_of_itp_cluster10() -> None:
     workload = published("itp_cluster10")
     for num_gpus, at_least in [(64, 258), (16, 232)]:
-        cost = overhead_model("reference", num_gpus)
+        cost = reference_cost(num_gpus)
         made = hindsight_schedule(workload, num_gpus, cost, moves=500)
         assert at_least <= made.met <= clairvoyant_bound(workload, num_gpus, cost).whole_jobs_met
         assert problems(made, workload, num_gpus, cost) == []

@@ -10,7 +10,7 @@ from shared.messages.pool_state import PoolState
 from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
 from simulator.trace_driven.simulation import Simulation
 from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.overhead import overhead_model
+from simulator.workload.overhead import reference_cost
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
 
@@ -33,7 +33,7 @@ def digest() -> str:
     cluster, seen = ClusterShape(num_nodes=2, gpus_per_node=8), Digest()
     policies: tuple[AdmissionPolicy, ...] = ("first-come", "selective")
     for admission in policies:
-        cost = overhead_model("reference", cluster.num_gpus)
+        cost = reference_cost(cluster.num_gpus)
         Simulation(workload, cluster, resize_cost=cost, admission=admission, observers=[seen]).run()
     return seen.of_events.hexdigest()
 

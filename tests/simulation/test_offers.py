@@ -14,7 +14,7 @@ from shared.messages.pool_state import PoolState
 from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
 from simulator.trace_driven.simulation import Simulation
 from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.overhead import overhead_model
+from simulator.workload.overhead import reference_cost
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
 
@@ -43,7 +43,7 @@ def moments(admission: AdmissionPolicy) -> tuple[Moment, ...]:
     """Of a crowded trace; any wish at any moment, with any window."""
     workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
     onlooker, cluster = Onlooker(), ClusterShape(num_nodes=1, gpus_per_node=8)
-    cost = overhead_model("reference", cluster.num_gpus)
+    cost = reference_cost(cluster.num_gpus)
     Simulation(workload, cluster, resize_cost=cost, admission=admission, observers=[onlooker]).run()
     chance, found = np.random.default_rng(7), list[Moment]()
     for _ in range(NUM_WISHES):

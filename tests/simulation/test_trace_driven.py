@@ -25,11 +25,12 @@ from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Simulation
 from simulator.trace_driven.strategies import STRATEGIES, strategy
 from simulator.trace_driven.timeline import Pieces, efficiency, held_gpus
+from simulator.trace_driven.trial import Trial
 from simulator.trace_driven.verification import Verification
 from simulator.trace_driven.world import DONE_WITHIN_S, World
 from simulator.workload.bundled import bundled_throughputs, bundled_trace
 from simulator.workload.jobs import TraceJob, Workload
-from simulator.workload.overhead import overhead_model
+from simulator.workload.overhead import reference_cost
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
 
@@ -57,6 +58,25 @@ def simulated(*jobs: TraceJob, cluster: ClusterShape = SIXTEEN) -> Result:
     return Simulation(Workload.of("test", jobs), cluster, resize_cost=COST).run()
 
 
+def test_a_job_of_known_state_stands_still_for_its_own_time_and_promises_hold(tmp_path: Path) -> None:
+    model = {"seconds": 1.0, "seconds_per_byte": 1e-6, "seconds_per_doubling": 0.5}
+    file = tmp_path / "engine.json"
+    file.write_text(json.dumps({"seconds_by_num_gpus": {"1": 30.0}, "stop_model": model}))
+    jobs = [replace(each, state_bytes=10**6 * (number % 3)) for number, each in enumerate(small(40).jobs)]
+    trial = Trial(workload=Workload.of("known", jobs), cluster=SIXTEEN, overhead=f"measured {file}")
+    verification = trial.verification()
+    simulation = trial.simulation(verification)
+    simulation.run()
+    assert verification is not None
+    assert verification.certificates_checked > 0
+    assert not verification.failures
+    state_bytes = {job.job_id: job.state_bytes for job in jobs}
+    for stay in simulation.world.stays:
+        known = state_bytes[stay.job_id]
+        own_s = 1.0 + 1e-6 * known + 0.5 * math.log2(stay.num_gpus) if known else 30.0
+        assert stay.starts_s - stay.placed_at_s == pytest.approx(own_s)
+
+
 def small(num_jobs: int = 100) -> Workload:
     workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
     return Workload.of("small", workload.jobs[:num_jobs])
@@ -70,7 +90,7 @@ def run_of_small(policy: str = "selective", failures: Failures | None = None) ->
         workload,
         SIXTEEN,
         chosen.policies,
-        resize_cost=overhead_model("reference", SIXTEEN.num_gpus),
+        resize_cost=reference_cost(SIXTEEN.num_gpus),
         admission=chosen.admission,
         failures=failures,
     ).run()

@@ -200,6 +200,12 @@ def test_the_bundled_traces_read_without_a_complaint() -> None:
         bundled_trace("large")
 
 
+def test_the_bytes_of_a_jobs_state_may_be_known(tmp_path: Path) -> None:
+    rows = ("a,10,500,bert,900,64,2,300,880000000", "b,10,500,bert,900,64,2,300,")
+    jobs = read_trace(trace_of(tmp_path, f"{HEADER},state_bytes", *rows), TABLES).jobs
+    assert [job.state_bytes for job in jobs] == [880_000_000, 0]
+
+
 def test_a_range_of_gpus_is_the_part_of_the_curve_where_the_job_may_run(tmp_path: Path) -> None:
     header = f"{HEADER},min_gpus,max_gpus"
     rows = ("a,10,500,bert,900,64,2,300,2,2", "b,10,500,bert,900,64,2,300,,", "c,10,500,bert,900,64,,,,3")
