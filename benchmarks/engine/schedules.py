@@ -89,7 +89,7 @@ class Played:
 async def play(stage: Stage, virtual_nodes: int, seed: int, folder: Path) -> Played:
     """folder: for what its workers tell, empty."""
     events = schedule(seed)
-    crew = stage.crew(f"v{virtual_nodes}-seed{seed}", _spec(virtual_nodes, folder, step_s=STEP_S))
+    crew = stage.crew(f"v{virtual_nodes}-seed{seed}", spec_of(virtual_nodes, folder, step_s=STEP_S))
     player = Player(crew, seed)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -114,7 +114,7 @@ async def play(stage: Stage, virtual_nodes: int, seed: int, folder: Path) -> Pla
 
 async def undisturbed(stage: Stage, virtual_nodes: int, num_iterations: int, folder: Path) -> dict[int, str]:
     """What one worker holds at the beginning of each iteration, whom nobody disturbs."""
-    spec = _spec(virtual_nodes, folder, max_iterations=num_iterations)
+    spec = spec_of(virtual_nodes, folder, max_iterations=num_iterations)
     crew = stage.crew(f"v{virtual_nodes}-undisturbed", spec, checkpoint_every_s=1e6)
     await crew.start(1)
     await crew.until(lambda: not crew.processes, "it has finished")
@@ -142,7 +142,8 @@ def reading_errors(expected: dict[int, str]) -> list[int]:
     return wrong
 
 
-def _spec(virtual_nodes: int, record: Path, *, step_s: float = 0.0, max_iterations: int = 10**9) -> JobSpec:
+def spec_of(virtual_nodes: int, record: Path, *, step_s: float = 0.0, max_iterations: int = 10**9) -> JobSpec:
+    """record: where each worker says what it holds."""
     job = JOBS[virtual_nodes]().set_hyperparameter(
         global_batch_size=GLOBAL_BATCH_SIZE, step_s=step_s, record=str(record)
     )
@@ -174,7 +175,7 @@ async def prove(virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1) -
         async with stage() as there:
             outcomes = await asyncio.gather(*map(one, seeds))
             played = [outcome for outcome in outcomes if isinstance(outcome, Played)]
-            longest = max(each.final[0] for each in played) + 1
+            longest = max(iteration for each in played for iteration, _ in (*each.held, each.final)) + 1
             expected = await undisturbed(there, virtual_nodes, longest, folders["undisturbed"])
     kinds = Counter(event.kind for each in played for event in each.events)
     return {

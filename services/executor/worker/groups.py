@@ -15,7 +15,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
@@ -196,8 +196,9 @@ class Group:
                 raise LeftBehind
 
     def release(self) -> None:
-        """Let go of it; its threads, connections and port, too, go when nothing else holds it."""
-        del self.process_group
+        """Let go of it, once or more; its threads, connections and port, too, go when nothing else holds it."""
+        with suppress(AttributeError):
+            del self.process_group
 
 
 def retire(*things: object) -> None:
@@ -208,9 +209,7 @@ def retire(*things: object) -> None:
 def _let_go(things: list[object]) -> None:
     time.sleep(_RETIREMENT_S)
     for thing in things:
-        if isinstance(
-            thing, Group
-        ):  # whoever has still an eye on it, an error's traceback e.g., does not keep it
+        if isinstance(thing, Group):  # an error's traceback may have an eye on it still, and does not keep it
             thing.release()
     things.clear()
 

@@ -1,0 +1,119 @@
+"""`python -m benchmarks.engine.soak`: 500 changes, losses and stops of one job's workers, and what they leave behind.
+
+One worker, the veteran, lives through all of it: what it parks and forgets would add up in it. Processes are weighed
+after each event, and at rest with two workers, before most of them and after the last: the two are to be the same.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine.crew import Crew
+from benchmarks.engine.footprint import Footprint, footprint, shared_memory
+from benchmarks.engine.parts import table_of
+from benchmarks.engine.playing import CHANCES, Kind, Player, schedule
+from benchmarks.engine.schedules import STEP_S, spec_of, stage
+from shared.runtime.logs import configure_logs
+
+_REST_S = 2.5  # until what is retired has gone
+_WARM_UP = 10  # one in so many events comes before the first rest: memory that is touched once grows once
+_CHANCES: Mapping[Kind, float] = {
+    kind: chance for kind, chance in CHANCES.items() if kind not in ("kill all", "suspend")
+}
+
+
+async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dict[str, Any]:
+    """Raises AssertionError if it does not come to its end."""
+    began_s, shared_before = time.monotonic(), shared_memory()
+    events = schedule(seed, num_events=num_events, chances=_CHANCES)[1:]
+    warm_up = num_events // _WARM_UP
+    weights: list[Footprint] = []
+    with tempfile.TemporaryDirectory() as record:
+        async with stage() as there:
+            crew = there.crew("soak", spec_of(virtual_nodes, Path(record), step_s=STEP_S))
+            player = Player(crew, seed, spares_oldest=True)
+            await crew.start(2)
+            veteran = psutil.Process(crew.processes[0].handle.pid)
+            server = veteran.parent()
+            assert server is not None
+            for event in events[:warm_up]:
+                await player.happen(event)
+            before = await _at_rest(crew, server)
+            for event in events[warm_up:]:
+                await player.happen(event)
+                weights.append(footprint([veteran]))
+            after = await _at_rest(crew, server)
+            iterations = crew.members[0].iteration
+            assert await crew.suspend(), "all were there"
+            left = server.children(recursive=True)
+    return {
+        "events": dict(sorted(Counter(event.kind for event in events).items())),
+        "warm_up": warm_up,
+        "killed": player.killed,
+        "generations": crew.generation,
+        "iterations": iterations,
+        "took_s": round(time.monotonic() - began_s),
+        "processes_left": len(left),
+        "shared_memory_left": sorted(shared_memory() - shared_before),
+        "at_rest": {who: {"before": asdict(before[who]), "after": asdict(after[who])} for who in before},
+        "columns": ["event", "workers", *(field.name for field in fields(Footprint))],
+        "veteran": [
+            " ".join(map(str, (event.kind, event.size, *asdict(weight).values())))
+            for event, weight in zip(events[warm_up:], weights, strict=True)
+        ],
+    }
+
+
+async def _at_rest(crew: Crew, server: psutil.Process) -> dict[str, Footprint]:
+    """The veteran is rank 0 of two: the numbers depend on nothing else."""
+    veteran = crew.processes[0]
+    assert await crew.go_over([veteran, None]), "nobody disturbs it"
+    await asyncio.sleep(_REST_S)
+    return {
+        "veteran": footprint([psutil.Process(veteran.handle.pid)]),
+        "all below the fork server": footprint(server.children(recursive=True)),
+        "fork server": footprint([server]),
+        "launcher": footprint([psutil.Process()]),
+    }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    columns = [field.name for field in fields(Footprint)]
+    shown = table_of(f"At rest, before and after {len(result['veteran'])} events", "", "", *columns)
+    for who, weights in result["at_rest"].items():
+        for when, weight in weights.items():
+            shown.add_row(who, when, *(str(weight[column]) for column in columns))
+    return shown
+
+
+def main(
+    events: Annotated[int, typer.Option(min=1)] = 500,
+    seed: int = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON object to this file.")] = None,
+) -> None:
+    configure_logs(level="error")
+    result = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "torch": torch.__version__,
+        "seed": seed,
+        **asyncio.run(soak(events, seed=seed)),
+    }
+    Console(width=140).print(table(result))
+    if out:
+        out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

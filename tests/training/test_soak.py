@@ -1,0 +1,14 @@
+"""Changes, losses and stops leave nothing behind: no process, thread, descriptor, port or shared memory.
+
+A few here; `python -m benchmarks.engine.soak` plays five hundred and weighs memory as well.
+"""
+
+from benchmarks.engine.soak import soak
+
+
+async def test_what_the_engine_holds_of_the_machine_does_not_grow():
+    result = await soak(10, seed=3, virtual_nodes=4)
+    assert result["processes_left"] == 0
+    for who, weights in result["at_rest"].items():
+        before, after = ({**weights[when], "memory_mib": None} for when in ("before", "after"))
+        assert after == before, who
