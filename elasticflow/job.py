@@ -66,6 +66,8 @@ class ElasticJob:
     max_gpus: int | None = None  # nor on more; the same as min_gpus: an inelastic job
 
     evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
+    shuffle: ClassVar[bool] = True  # the samples of each epoch anew
+    shuffle_window: ClassVar[int] = 1024  # of data in partitions: samples that are shuffled among each other
     data_workers: ClassVar[int] = (
         1  # processes that read ahead for each worker; 0: it reads what is due by itself
     )
@@ -99,7 +101,13 @@ class ElasticJob:
         raise TypeError(f"{type(self).__name__} lacks init_model")
 
     def init_dataset(self) -> Any:
-        """The training data: map-style, with `len()` and `[]`, the same on every call."""
+        """The training data, the same on every call and every node.
+
+        Map-style: `len()` and `[]`, shuffled as a whole; with an attribute `partition_sizes` (samples in each file,
+        say), in an order in which reads stay together. Or read in order: `partition_sizes` and a method
+        `read_partition(partition, start)` that returns an iterator over the partition's samples from `start` on; or
+        any iterable with a `len()`, such as a torch IterableDataset. Each sample comes once an epoch.
+        """
         raise TypeError(f"{type(self).__name__} lacks init_dataset")
 
     def init_optimizer(self, model: nn.Module) -> Optimizer:

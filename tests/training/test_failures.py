@@ -20,15 +20,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NO_SUCH_GPU = 1000
 
 
-async def failure_of(node, spec, **launch) -> tuple[Failed, str]:
+async def failure_of(node, spec, *, job_id: str = "", **launch) -> tuple[Failed, str]:
     """What the job said, and rank 0's log, once all of its workers have ended."""
-    job_id = node.new_job_id()
+    job_id = job_id or node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, **launch)
     failed = await workers.first(Failed)
     codes = {exit_.code for exit_ in (await workers.ended()).values()}
     assert ExitCode.FAILED in codes
     assert codes <= {ExitCode.FAILED, ExitCode.PEER_LOST}
-    return failed, node.log_of(job_id)
+    return failed, node.log_of(job_id, generation=launch.get("generation", 1))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

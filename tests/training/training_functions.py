@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from elasticflow import ElasticJob, Scalar
 
@@ -51,15 +51,19 @@ class Points(ElasticJob):
 
     def train(self, batch, model, optimizer):
         numbers, points, targets = batch
+        if record := self.hyperparameters["record"]:
+            with (Path(record) / str(os.getpid())).open("a") as file:
+                file.write(" ".join(map(str, [self.iteration, *numbers.tolist(), *self.more(points)])) + "\n")
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(points), targets)
         loss.backward()
         optimizer.step()
-        if record := self.hyperparameters["record"]:
-            with (Path(record) / str(os.getpid())).open("a") as file:
-                file.write(f"{self.iteration} {' '.join(str(n) for n in numbers.tolist())}\n")
         time.sleep(self.hyperparameters["step_s"])
         return loss
+
+    def more(self, points):
+        """To record."""
+        return []
 
 
 class TooBig(Points):
@@ -333,3 +337,80 @@ class HoldsMemory(Points):
         held = torch.zeros(self.hyperparameters["held_mib"], 1024, 1024, dtype=torch.uint8)
         model.register_buffer("held", held, persistent=False)
         return model
+
+
+class Parted(Noisy):
+    partition_sizes = (7, 13, 0, 20, 10)
+
+
+class InPartitions(Points):
+    shuffle_window = 24
+
+    def init_dataset(self):
+        return Parted()
+
+    def more(self, points):
+        """No two parts have the same noise."""
+        return [points.double().sum().item()]
+
+
+class Files:
+    """The same, but read in order. lost: samples that the last file lacks."""
+
+    partition_sizes = Parted.partition_sizes
+
+    def __init__(self, lost=0):
+        self.points = Noisy()
+        self.lost = lost
+
+    def read_partition(self, partition, start):
+        first = sum(self.partition_sizes[:partition])
+        end = first + self.partition_sizes[partition]
+        for index in range(first + start, min(end, NUM_SAMPLES - self.lost)):
+            yield self.points[index]
+
+
+class FromFiles(InPartitions):
+    data_workers = 2
+
+    def init_dataset(self):
+        return Files()
+
+
+class FromATornFile(Points):
+    def init_dataset(self):
+        return Files(lost=1)
+
+
+class Stream(IterableDataset):
+    """The same, in an order of its own."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        points = Noisy()
+        for index in torch.randperm(NUM_SAMPLES).tolist():
+            yield points[index]
+
+
+class FromAStream(InPartitions):
+    def init_dataset(self):
+        return Stream()
+
+
+class InPartitionsReadHere(InPartitions):
+    data_workers = 0
+
+
+class FromFilesReadHere(FromFiles):
+    data_workers = 0
+
+
+class FromAStreamReadHere(FromAStream):
+    data_workers = 0
+
+
+class OfAnySize(Points):
+    def init_dataset(self):
+        return Subset(Numbered(), range(int(self.hyperparameters["num_samples"])))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.executor.worker.data_order import Part
-from services.executor.worker.loading import PartReader
+from services.executor.worker.loading import SampleReader
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.read_ahead import ReadAhead
 
@@ -21,7 +21,18 @@ class Batch(NamedTuple):
 
 
 def part(iteration: int, virtual_node: int = 0, samples: tuple[int, ...] = (1, 2, 3)) -> Part:
-    return Part(iteration=iteration, virtual_node=virtual_node, micro_batch=0, samples=samples)
+    return Part(iteration=iteration, virtual_node=virtual_node, micro_batch=0, position=0, samples=samples)
+
+
+class Reading:
+    def __init__(self, read: Callable[[Part], Any]) -> None:
+        self._read = read
+
+    def __call__(self, part: Part) -> Any:
+        return self._read(part)
+
+    def turn(self, part: Part) -> int:
+        return part.iteration + part.virtual_node
 
 
 @pytest.fixture
@@ -30,7 +41,9 @@ def reading() -> Iterator[Callable[..., ReadAhead]]:
 
     def make(read: Callable[[Part], Any], num_processes: int = 1) -> ReadAhead:
         pacer = Pacer(1.0)
-        made.append(ReadAhead(read, num_processes=num_processes, device=torch.device("cpu"), pacer=pacer))
+        made.append(
+            ReadAhead(Reading(read), num_processes=num_processes, device=torch.device("cpu"), pacer=pacer)
+        )
         return made[-1]
 
     yield make
@@ -96,7 +109,7 @@ class Noisy:
 
 
 def test_what_is_drawn_while_reading_disturbs_nobody_and_is_the_same_in_any_process(reading):
-    read = PartReader(Noisy(), torch.cat, seed=3)
+    read = SampleReader(Noisy(), torch.cat, seed=3)
     here = [read(part(i)) for i in range(4)]
     torch.manual_seed(1)
     undisturbed = [torch.rand(1000) for _ in range(3)]
@@ -170,7 +183,7 @@ def test_what_the_process_uses_is_charged(reading):
     def read(_: Part) -> float:
         return sum(float(i) for i in range(100_000))
 
-    ahead = ReadAhead(read, num_processes=1, device=torch.device("cpu"), pacer=Charged(1.0))
+    ahead = ReadAhead(Reading(read), num_processes=1, device=torch.device("cpu"), pacer=Charged(1.0))
     ahead.expect([part(0), part(1)])
     ahead.take([part(0), part(1)])
     ahead.close()

@@ -83,4 +83,4 @@ def test_seeds_differ_between_jobs_phases_steps_and_virtual_nodes():
             (0, 1, 2**32, 2**63 - 1), (*Phase, Phase.AFTER_MEETING + 1), (0, 1, 2**32), (-1, 0, 1), (0, 1)
         )
     }
-    assert len(seeds) == 4 * 6 * 3 * 3 * 2
+    assert len(seeds) == 4 * 7 * 3 * 3 * 2

@@ -21,7 +21,9 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     virtual_nodes.py      parts of a batch, fixed for life: who carries which, and their seeds (pure)
     summation_tree.py     the one order in which they are summed (pure)
     data_order.py         (seed, iteration, virtual node) -> samples (pure)
-    loading.py            reads them
+    data_set.py           what the user's data set is, and how a job goes through it
+    loading.py            reads parts of a map-style one
+    streams.py            reads parts of one that is read in order
     read_ahead.py         batches of the steps to come, at hand when they are due
     reader_process.py     a process that reads them, and how they come from it
     bitwise.py            a step to the bit: train() for each virtual node, in lockstep

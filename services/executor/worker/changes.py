@@ -46,7 +46,7 @@ class Changes:
     ) -> None:
         self._trainer, self._channel = trainer, channel
         self._plan = plan_of(
-            trainer.function, trainer.spec, trainer.model, trainer.optimizer, trainer.dataset_size
+            trainer.function, trainer.spec, trainer.model, trainer.optimizer, trainer.dataset.samples_told
         )
         self._preparation: Preparation | None = None
         self._going_over: Met | None = None

@@ -2,7 +2,7 @@
 
 import random  # noqa: TID251 - users' code may draw from it, so it is seeded like the others
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,18 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
-class PartReader:
-    """The user's data set by parts instead of samples. What is drawn at random while a part is read, to augment
+class Reader(Protocol):
+    """Of parts, wherever it is called: what it returns depends on nothing but the part."""
+
+    def __call__(self, part: Part) -> Any: ...
+
+    def turn(self, part: Part) -> int:
+        """Which of several processes reads it, counted round and round."""
+        ...
+
+
+class SampleReader:
+    """A map-style data set by parts instead of samples. What is drawn at random while a part is read, to augment
     it, belongs to the part and not to the process that reads it."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
@@ -43,3 +53,7 @@ class PartReader:
         if hasattr(self._dataset, "__getitems__"):  # as torch's own fetcher does
             return self._collate(self._dataset.__getitems__(list(part.samples)))
         return self._collate([self._dataset[index] for index in part.samples])
+
+    def turn(self, part: Part) -> int:
+        """Spreads the parts of one step over processes, and so those of many steps."""
+        return part.iteration + part.virtual_node + part.micro_batch

@@ -24,7 +24,7 @@ def plan_of(
     spec: JobSpec,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    dataset_size: int,
+    samples: str,
 ) -> Plan:
     """Of one worker."""
     groups = [len(group["params"]) for group in optimizer.param_groups]
@@ -34,7 +34,7 @@ def plan_of(
         "hyperparameters": str(sorted(function.hyperparameters.items())),
         "seed": str(spec.seed),
         "mode": f"{function.reproducible}, {function.virtual_nodes} virtual nodes",
-        "samples": str(dataset_size),
+        "samples": samples,
         "parameters": _tensors(model.named_parameters()),
         "buffers": _tensors(model.named_buffers()),
         "optimizer": f"{type(optimizer).__qualname__} of {groups}",

@@ -5,7 +5,7 @@ of a process: a thread that read beside the training would change its bits. So a
 Nothing that is read depends on it: where it cannot go on, the worker reads what is due by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from services.executor.worker.data_order import Part
 from services.executor.worker.device import Copies
+from services.executor.worker.loading import Reader
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.reader_process import NotRead, ReaderProcess, ReadPart
 
@@ -23,11 +24,9 @@ log = structlog.get_logger()
 
 
 class ReadAhead:
-    """read: a part's batch, wherever it is called. num_processes: 0: nothing is read ahead."""
+    """num_processes: 0: nothing is read ahead."""
 
-    def __init__(
-        self, read: Callable[[Part], Any], *, num_processes: int, device: torch.device, pacer: Pacer
-    ) -> None:
+    def __init__(self, read: Reader, *, num_processes: int, device: torch.device, pacer: Pacer) -> None:
         self._read = read
         self._copies = Copies(device)
         self._pacer = pacer
@@ -46,7 +45,7 @@ class ReadAhead:
         self._awaited = {part: self._awaited[part] for part in parts if part in self._awaited}
         new = [part for part in parts if part not in self._awaited]
         for index, process in enumerate(self._processes):
-            theirs = [part for part in new if _turn(part) % len(self._processes) == index]
+            theirs = [part for part in new if self._read.turn(part) % len(self._processes) == index]
             if theirs:
                 self._awaited.update(zip(theirs, process.read(theirs), strict=True))
 
@@ -76,8 +75,3 @@ class ReadAhead:
         """From here on, the worker reads. It fails by itself if it is the data set that does."""
         log.warning("reading_ahead_ended", reason=str(why) or type(why).__name__)
         self.close()
-
-
-def _turn(part: Part) -> int:
-    """Spreads the parts of one step over processes, and so those of many steps."""
-    return part.iteration + part.virtual_node + part.micro_batch

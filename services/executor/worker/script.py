@@ -31,6 +31,8 @@ class Script:
     """A `TrainingFunction`. further_state: what outlives a change beside model and optimizer, by name."""
 
     evaluate_every = 0
+    shuffle = True
+    shuffle_window = 1024
     reproducible = "bitwise"
     find_unused_parameters = False
 

@@ -13,12 +13,13 @@ from services.executor.worker.bitwise import POINTS, BitwiseSteps
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, state_of
 from services.executor.worker.data_order import DataOrder
+from services.executor.worker.data_set import DataSet, recognize, sample_order
 from services.executor.worker.device import claim, prepare_thread
 from services.executor.worker.fast import FastSteps
 from services.executor.worker.groups import retire
 from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over, own_tensors
 from services.executor.worker.in_turn import InTurn
-from services.executor.worker.loading import PartReader, seed_generators
+from services.executor.worker.loading import seed_generators
 from services.executor.worker.lockstep import Lockstep
 from services.executor.worker.meeting import invitation, meet, open_rendezvous
 from services.executor.worker.membership import Membership
@@ -26,6 +27,7 @@ from services.executor.worker.pacing import Pacer
 from services.executor.worker.plan import plan_of
 from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.script import Script
+from services.executor.worker.streams import reader_of
 from services.executor.worker.surroundings import is_script
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Steps, Trainer
@@ -55,18 +57,19 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = function.init_model().to(device)
-        dataset = function.init_dataset()
+        dataset = recognize(function.init_dataset())
         optimizer = function.init_optimizer(model)
-    dataset_size = _checked_size(dataset, spec, assignment.world_size)
+    line = sample_order(dataset, function, spec)
+    _check_world_size(assignment.world_size, spec)
     virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size, assignment.micro_batch_size)
     reading = ReadAhead(
-        PartReader(dataset, function.collate, spec.seed),
+        reader_of(dataset, line, function.collate),
         num_processes=function.data_workers,
         device=device,
         pacer=pacer,
     )
 
-    plan = plan_of(function, spec, model, optimizer, dataset_size)
+    plan = plan_of(function, spec, model, optimizer, dataset.samples_told)
     met = meet(invited, plan, channel, store, hand_over=assignment.meeting_size > 0)
     members = Membership(met.workers, pacer, virtual_nodes)
     stateful: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
@@ -82,6 +85,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         )
         retire(met.everyone)
     state = handed.state if handed else _from_checkpoint(assignment, members)
+    _check_data(dataset, state)
     if "model" in state:
         for name, each in stateful.items():
             each.load_state_dict(state[name])
@@ -94,9 +98,9 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         model=model,
         optimizer=optimizer,
         stateful=stateful,
-        dataset_size=dataset_size,
+        dataset=dataset,
         reading=reading,
-        order=DataOrder(seed=spec.seed, dataset_size=dataset_size, virtual_nodes=virtual_nodes),
+        order=DataOrder(line=line, virtual_nodes=virtual_nodes),
         device=device,
         pacer=pacer,
         telemetry=telemetry,
@@ -164,17 +168,19 @@ def _newest(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | Non
     return content
 
 
-def _checked_size(dataset: Any, spec: JobSpec, world_size: int) -> int:
-    try:
-        size = len(dataset)
-    except TypeError as error:
-        raise TrainingFailed("init_dataset() must return a map-style data set with a length") from error
-    if spec.global_batch_size > size:
-        raise TrainingFailed(
-            f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
-        )
+def _check_world_size(world_size: int, spec: JobSpec) -> None:
     if world_size > spec.global_batch_size:
         raise TrainingFailed(
             f"{world_size} workers cannot share a global batch of {spec.global_batch_size} samples"
         )
-    return size
+
+
+def _check_data(dataset: DataSet, state: Mapping[str, Any]) -> None:
+    """Where a job stands in its data is one number, which means something else in other data."""
+    found = dataset.samples_told
+    known = state.get("samples", found)
+    if found != known:
+        raise TrainingFailed(
+            f"the data set has {found} samples, but it had {known} when the job began: init_dataset() must return the "
+            "same data at every start"
+        )

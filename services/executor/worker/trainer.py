@@ -17,6 +17,7 @@ from torch import nn
 
 from services.executor.worker.checkpoint import CheckpointStore, unreadable_types
 from services.executor.worker.data_order import DataOrder
+from services.executor.worker.data_set import DataSet
 from services.executor.worker.device import MemoryExceeded, finish_work, is_out_of_memory
 from services.executor.worker.fingerprint import fingerprint
 from services.executor.worker.groups import PeerLost, retire
@@ -70,7 +71,7 @@ class Trainer:
     model: nn.Module  # as the user made it
     optimizer: torch.optim.Optimizer
     stateful: Mapping[str, Stateful]  # all that outlives a generation, by name; the model first
-    dataset_size: int
+    dataset: DataSet
     device: torch.device
     pacer: Pacer
     telemetry: Telemetry
@@ -281,7 +282,8 @@ class Trainer:
         return {
             **{name: each.state_dict() for name, each in self.stateful.items()},
             "iteration": self.iteration,
-            "epoch": self.iteration * self.spec.global_batch_size // self.dataset_size,
+            "epoch": self.iteration * self.spec.global_batch_size // self.dataset.partitions.num_samples,
+            "samples": self.dataset.samples_told,
             "metrics": self.metrics,
         }
 

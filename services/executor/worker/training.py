@@ -183,5 +183,5 @@ def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None
     trainer.members.leave()
     if trainer.is_rank_0 and enough():
         rate = 1 / max(statistics.median(step_times_s), 1e-6)
-        channel.send(Profiled(iterations_per_s=rate, dataset_size=trainer.dataset_size))
+        channel.send(Profiled(iterations_per_s=rate, dataset_size=trainer.dataset.partitions.num_samples))
         log.info("profiled", iterations_per_s=round(rate, 3), iterations=len(step_times_s))

@@ -45,8 +45,10 @@ class TrainingFunction(Protocol):
     @property
     def data_workers(
         self,
-    ) -> int: ...  # processes that read ahead for one worker; 0: it reads what is due by itself
+    ) -> int: ...  # processes that read ahead for one worker; 0: it reads what is due itself
 
+    shuffle: bool
+    shuffle_window: int  # samples of data in partitions that are shuffled among each other
     reproducible: str  # "bitwise" or "fast"
     virtual_nodes: int  # 0: chosen by the batch
     find_unused_parameters: bool  # as of DistributedDataParallel

@@ -112,7 +112,8 @@ class Phase(IntEnum):
     LOAD = 1
     TRAIN = 2
     EVALUATE = 3
-    AFTER_MEETING = 4
+    READ = 4  # what is read in order: windows and partitions, not parts
+    AFTER_MEETING = 5
 
 
 EVERYONE = -1  # instead of a virtual node: all of them draw the same
