@@ -89,14 +89,14 @@ class ForkServer:
             raise LaunchFailed("the fork server did not come up", str(log_file)) from error
         return server
 
-    async def fork(self, log_file: Path, channel: socket.socket) -> "Fork":
-        """A new worker that writes to log_file and holds this end of a channel. Raises EOFError, OSError."""
+    async def fork(self, channel: socket.socket) -> "Fork":
+        """A new worker that holds this end of a channel. Raises EOFError, OSError."""
         if self._reading.done():
             raise EOFError("the fork server has died")
         request = next(self._requests)
         reply = self._replies[request] = asyncio.get_running_loop().create_future()
         try:
-            frame = encode_frame(ForkWorker(request=request, log_file=str(log_file)))
+            frame = encode_frame(ForkWorker(request=request))
             socket.send_fds(self._control, [frame], [channel.fileno()])
             return await reply
         finally:  # an answer that comes too late is nobody's: its worker ends with its channel

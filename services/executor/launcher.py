@@ -10,12 +10,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
 from services.executor.fork_server import Exited, ForkServer, LaunchFailed
 from services.executor.processes import is_stopped, kill_group, kill_marked
+from services.executor.spares import Spares, WorkerProcess
 from shared.messages.worker_channel import Assignment, FromWorker, ToWorker
 from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
 
@@ -61,10 +64,18 @@ class Launcher:
 
     on_event: called in the event loop for everything that a worker says, in order, and last for its end.
     preload: modules that many training functions import, e.g. sklearn.datasets: loaded once for all workers.
+    device, warm_workers: for how many GPUs, from the first on, a process waits that is ready for one.
     """
 
     def __init__(
-        self, *, data_dir: Path, node_id: str, on_event: OnEvent, preload: Sequence[str] = ()
+        self,
+        *,
+        data_dir: Path,
+        node_id: str,
+        on_event: OnEvent,
+        preload: Sequence[str] = (),
+        device: Literal["cpu", "cuda"] = "cpu",
+        warm_workers: int = 0,
     ) -> None:
         self._logs = data_dir.resolve() / "logs"
         self._marks = {"EF_WORKER": "1", "EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir.resolve())}
@@ -77,6 +88,8 @@ class Launcher:
         self._followers: set[asyncio.Task[None]] = set()
         self._handles: set[WorkerHandle] = set()
         self._watcher: asyncio.Task[None] | None = None
+        self.spares = Spares(self._fork, device=device, num_gpus=warm_workers)
+        self._warming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Kill what an earlier incarnation of this node left, then get the fork server ready."""
@@ -85,10 +98,23 @@ class Launcher:
         await self._start_server()
         self._keeper = asyncio.create_task(self._keep_server(), name="fork server")
         self._watcher = asyncio.create_task(self._end_stopped(), name="stopped workers")
+        self._warming = asyncio.create_task(self.spares.run(), name="spares")
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
-        """A new worker with this assignment. Raises LaunchFailed."""
+        """A worker with this assignment: a spare, or a new one. Raises LaunchFailed."""
+        process = self.spares.take(assignment.gpu_index) or await self._fork()
+        handle = WorkerHandle(assignment, process.pid, process.writer)
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
+        handle.send(replace(assignment, log_file=str(log_file)))
+        self._handles.add(handle)
+        following = self._follow(handle, process.reader, process.exited)
+        follower = asyncio.create_task(following, name=f"worker {process.pid}")
+        self._followers.add(follower)
+        follower.add_done_callback(self._followers.discard)
+        return handle
+
+    async def _fork(self) -> WorkerProcess:
+        """Raises LaunchFailed."""
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.callback(ours.close)
@@ -96,19 +122,13 @@ class Launcher:
                 async with asyncio.timeout(_FORK_TIMEOUT_S), self._forking:
                     await self._server_ready.wait()
                     assert self._server is not None
-                    pid, exited = await self._server.fork(log_file, theirs)
+                    pid, exited = await self._server.fork(theirs)
             except (TimeoutError, OSError, EOFError) as error:
                 reason = f"{type(error).__name__} {error}".strip()
                 raise LaunchFailed(reason, str(self._server_log)) from error
             on_failure.pop_all()
         reader, writer = await asyncio.open_connection(sock=ours)
-        handle = WorkerHandle(assignment, pid, writer)
-        handle.send(assignment)
-        self._handles.add(handle)
-        follower = asyncio.create_task(self._follow(handle, reader, exited), name=f"worker {pid}")
-        self._followers.add(follower)
-        follower.add_done_callback(self._followers.discard)
-        return handle
+        return WorkerProcess(pid=pid, exited=exited, reader=reader, writer=writer)
 
     def log_file(self, job_id: str, generation: int, rank: int) -> Path:
         """Where a worker's output goes, and stays."""
@@ -116,7 +136,7 @@ class Launcher:
 
     async def close(self) -> None:
         """Kill all workers and the fork server; return when none of their processes is left."""
-        for task in (self._keeper, self._watcher):
+        for task in (self._keeper, self._watcher, self._warming):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})

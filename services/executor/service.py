@@ -111,7 +111,14 @@ class Executor:
 
 
 def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> Launcher:
-    return Launcher(data_dir=data_dir, node_id=settings.node_id, on_event=on_event, preload=settings.preload)
+    return Launcher(
+        data_dir=data_dir,
+        node_id=settings.node_id,
+        on_event=on_event,
+        preload=settings.preload,
+        device=settings.device,
+        warm_workers=settings.warm_workers,
+    )
 
 
 def _offer(settings: ExecutorSettings) -> Offer:

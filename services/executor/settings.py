@@ -63,6 +63,9 @@ class ExecutorSettings:
     rack: str  # EF_RACK: nodes of one rack are closer to each other; "": not known
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
     stop_grace_s: float  # EF_STOP_GRACE_S: from the wish to stop at a step boundary to the kill
+    warm_workers: (
+        int  # EF_WARM_WORKERS: GPUs for which a process waits, its context made (docs/adr/0020); 0: none
+    )
     preload: tuple[str, ...]  # EF_PRELOAD: modules that many jobs import, loaded once for all workers; commas
 
     @classmethod
@@ -93,6 +96,7 @@ class ExecutorSettings:
             rack=read.token("EF_RACK", "") if given.get("EF_RACK") else "",
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),
+            warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
         )
         read.check()

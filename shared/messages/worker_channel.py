@@ -52,9 +52,19 @@ class ExitCode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """Everything a worker needs to know; the first frame on its channel.
+class WarmUp:
+    """Make ready for an `Assignment` to this GPU, which may come much later or not at all. The first frame on the
+    channel of a spare."""
 
+    device: Literal["cpu", "cuda"]
+    gpu_index: Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Everything a worker needs to know; the first frame on its channel, or the second after `WarmUp`.
+
+    log_file: where its output goes from now on, "" if it stays where it is.
     code_path: folder (or zip) that holds the training function, "" if it is importable anyway.
     gpu_index: number of the GPU on this node.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; no limit from 1 on.
@@ -73,6 +83,7 @@ class Assignment:
     spec: JobSpec
     checkpoint_dir: str
     purpose: Literal["train", "profile"] = "train"
+    log_file: str = ""
     code_path: str = ""
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_index: Index = 0
@@ -249,7 +260,6 @@ class ForkWorker:
     """Fork a worker. Its end of the channel comes along as a file descriptor."""
 
     request: Annotated[int, Strict(), Ge(0)]  # comes back in the answer
-    log_file: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +287,9 @@ class WorkerReaped:
     signal: int | None
 
 
-ToWorker = Assignment | ChangeMembership | JoinRendezvous | PeersLost | StopAtBoundary | LeaseExtended
+ToWorker = (
+    WarmUp | Assignment | ChangeMembership | JoinRendezvous | PeersLost | StopAtBoundary | LeaseExtended
+)
 FromWorker = (
     RendezvousListening
     | Started

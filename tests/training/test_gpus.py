@@ -83,7 +83,7 @@ spec = JobSpec(training_function="m:C", global_batch_size=4, max_iterations=1, d
 assignment = Assignment(
     job_id="a", generation=1, rank=0, world_size=1, spec=spec, checkpoint_dir="", device="cuda"
 )
-device = claim(assignment)
+device = claim("cuda", 0)
 group = Group(dist.FileStore(sys.argv[1], 1), generation=1, rank=0, size=1, device=device, timeout_s=60)
 members = Membership(group, Pacer(1.0), VirtualNodes(count=1, global_batch_size=4))
 model = torch.nn.Linear(3, 1).to(device)

@@ -45,6 +45,14 @@ def test_gpus_are_offered_whole() -> None:
     assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "3"}, num_gpus=8).device == "cpu"
 
 
+def test_on_gpus_a_process_waits_for_each_on_cpus_only_where_asked() -> None:
+    assert (read({}, num_gpus=8).warm_workers, read({"EF_SLOTS": "4"}).warm_workers) == (8, 0)
+    assert read({"EF_WARM_WORKERS": "2"}, num_gpus=8).warm_workers == 2
+    assert read({"EF_SLOTS": "4", "EF_WARM_WORKERS": "4"}).warm_workers == 4
+    with pytest.raises(BadSettings, match="EF_WARM_WORKERS"):
+        read({"EF_SLOTS": "4", "EF_WARM_WORKERS": "5"})
+
+
 def test_sockets_are_found_where_gpus_sit_on_them_evenly_and_said_otherwise() -> None:
     assert (read({}, num_gpus=8).sockets, read({}, num_gpus=8).rack) == (2, "")
     assert read({}, num_gpus=8, sockets=3).sockets == 1

@@ -54,7 +54,7 @@ MESSAGES = (
     Finished(iteration=100, condition="metric", metrics={"accuracy": 0.91}),
     Failed(error="ValueError: no", traceback="line 1\nline 2"),
     ForkServerReady(),
-    ForkWorker(request=0, log_file="/somewhere/g1-r0.log"),
+    ForkWorker(request=0),
     WorkerForked(request=0, pid=4711),
     ForkRefused(request=0, reason="no memory"),
     WorkerReaped(pid=4711, exit_code=None, signal=9),

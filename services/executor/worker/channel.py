@@ -27,6 +27,7 @@ from shared.messages.worker_channel import (
     LeaseExtended,
     PeersLost,
     StopAtBoundary,
+    WarmUp,
 )
 from shared.messages.worker_frames import FrameReader, encode_frame
 
@@ -39,7 +40,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._writing = threading.Lock()
-        self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[WarmUp | Assignment] = queue.SimpleQueue()
         self._addresses: defaultdict[int, queue.SimpleQueue[str]] = defaultdict(
             queue.SimpleQueue
         )  # by generation
@@ -58,8 +59,9 @@ class Channel:
         except OSError:
             _end_process_group()
 
-    def receive_assignment(self) -> Assignment:
-        return self._assignments.get()
+    def receive_order(self) -> WarmUp | Assignment:
+        """The next, however long it takes."""
+        return self._orders.get()
 
     def receive_rendezvous(self, generation: int, timeout_s: float) -> str:
         """host:port of rank 0 of this generation. Raises queue.Empty if it does not come in time."""
@@ -107,10 +109,12 @@ class Channel:
         while data := self._receive():
             for message in frames.feed(data):
                 match message:
+                    case WarmUp():
+                        self._orders.put(message)
                     case Assignment():
                         if message.fence_s is not None:
                             self._lease_until_s = boot_s() + message.fence_s
-                        self._assignments.put(message)
+                        self._orders.put(message)
                     case ChangeMembership():
                         self._changes.put(message)
                     case JoinRendezvous(generation=generation, address=address):

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from shared.errors import Retry
-from shared.messages.worker_channel import Assignment
 
 _MALLOC_OPTIONS = (  # of glibc's malloc.h
     (-4, 0),  # M_MMAP_MAX: nothing outside of the heap
@@ -63,21 +62,32 @@ class DeviceUnusable(Retry):
     )
 
 
-def claim(assignment: Assignment) -> torch.device:
+def claim(kind: str, gpu_index: int) -> torch.device:
     """The device of this process from here on, also where code only says "cuda". Raises DeviceUnusable."""
-    if assignment.device == "cpu":
+    if kind == "cpu":
         torch.set_num_threads(1)  # a slot is at most one core
         _keep_freed_memory()
         return torch.device("cpu")
     try:
         torch.cuda.init()
-        torch.cuda.set_device(assignment.gpu_index)
+        torch.cuda.set_device(gpu_index)
     except (
         AssertionError,
         RuntimeError,
     ) as error:  # torch without CUDA; no driver, no such GPU, a broken one
-        raise DeviceUnusable(assignment.gpu_index, str(error).partition("\n")[0]) from error
-    return torch.device("cuda", assignment.gpu_index)
+        raise DeviceUnusable(gpu_index, str(error).partition("\n")[0]) from error
+    return torch.device("cuda", gpu_index)
+
+
+def warm_up(kind: str, gpu_index: int) -> None:
+    """What a worker's first step would wait for: on a GPU, its context, and the library that multiplies. Raises
+    DeviceUnusable."""
+    device = claim(kind, gpu_index)
+    if device.type == "cuda":
+        square = torch.zeros(16, 16, device=device)
+        torch.mm(square, square)
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def _keep_freed_memory() -> None:

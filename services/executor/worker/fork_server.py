@@ -99,14 +99,14 @@ class ForkServer:
             os.close(channel_fd)
             return self._send(ForkRefused(request=request.request, reason=f"fork: {error}"))
         if pid == 0:
-            self._become_worker(server_pid, request, channel_fd)
+            self._become_worker(server_pid, channel_fd)
         os.close(channel_fd)
         with contextlib.suppress(OSError):  # the child does the same: whoever is first
             os.setpgid(pid, pid)
         self._workers.add(pid)
         return self._send(WorkerForked(request=request.request, pid=pid))
 
-    def _become_worker(self, server_pid: int, request: ForkWorker, channel_fd: int) -> None:
+    def _become_worker(self, server_pid: int, channel_fd: int) -> None:
         try:
             _die_with_parent()
             if os.getppid() != server_pid:
@@ -117,7 +117,7 @@ class ForkServer:
             for inherited in (self._control, self._wakeup, self._signalled):
                 inherited.close()
             os.set_inheritable(channel_fd, False)
-            run_worker(socket.socket(fileno=channel_fd), request.log_file)
+            run_worker(socket.socket(fileno=channel_fd))
         finally:
             os._exit(ExitCode.FAILED)
 

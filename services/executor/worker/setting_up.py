@@ -49,7 +49,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     """Build model, data and optimizer, meet the others, take over the state of the job: from those who train, if the
     worker joins some, else from the checkpoint."""
     spec = assignment.spec
-    device = claim(assignment)
+    device = claim(assignment.device, assignment.gpu_index)
     pacer = Pacer(assignment.cpu_share)
     invited = invitation(assignment, device)
     store = open_rendezvous(invited, channel)

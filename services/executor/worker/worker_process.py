@@ -18,19 +18,18 @@ import structlog
 from services.executor.worker import training
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import Superseded
-from services.executor.worker.device import DeviceUnusable
+from services.executor.worker.device import DeviceUnusable, warm_up
 from services.executor.worker.groups import PeerLost
 from services.executor.worker.training_function import TrainingFailed
-from shared.messages.worker_channel import ExitCode, Failed
+from shared.messages.worker_channel import Assignment, ExitCode, Failed, WarmUp
 
 _MAX_TEXT = 16_000  # characters of an error or traceback that travel; the log has all of it
 
 log = structlog.get_logger()
 
 
-def run_worker(sock: socket.socket, log_file: str) -> NoReturn:
-    """Train as the assignment on the channel says, then exit with an `ExitCode`."""
-    _write_output_to(Path(log_file))
+def run_worker(sock: socket.socket) -> NoReturn:
+    """Train as the assignment on the channel says, then exit with an `ExitCode`. A spare gets warm before."""
     channel = Channel(sock)
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
     # A process that reads data inherits connections, but not the threads that serve them: to collect one is a crash.
@@ -39,7 +38,18 @@ def run_worker(sock: socket.socket, log_file: str) -> NoReturn:
     def elsewhere(work: Callable[[], None]) -> None:
         threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
 
-    _end_with(lambda: training.run(channel.receive_assignment(), channel, elsewhere), channel)
+    _end_with(lambda: training.run(_assigned(channel), channel, elsewhere), channel)
+
+
+def _assigned(channel: Channel) -> Assignment:
+    """What the worker is to do, as soon as that is known."""
+    order = channel.receive_order()
+    while isinstance(order, WarmUp):
+        warm_up(order.device, order.gpu_index)
+        order = channel.receive_order()
+    if order.log_file:
+        _write_output_to(Path(order.log_file))
+    return order
 
 
 def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
