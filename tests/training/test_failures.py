@@ -11,6 +11,7 @@ from shared.messages.worker_channel import (
     ExitCode,
     Failed,
     Finished,
+    Profiled,
     Progressed,
     Started,
 )
@@ -71,6 +72,25 @@ async def test_batch_larger_than_the_data_set_names_both(node, spec_of, purpose)
 async def test_more_workers_than_samples_in_a_batch(node, spec_of):
     failed, _ = await failure_of(node, spec_of("Points", global_batch_size=1), num_workers=2)
     assert failed.error == "2 workers cannot share a global batch of 1 samples"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_state_that_the_model_hides_is_found_in_the_pre_run(node, spec_of, num_workers):
+    failed, _ = await failure_of(node, spec_of("HiddenState"), purpose="profile", num_workers=num_workers)
+    assert failed.error.startswith(
+        "the same step came to another loss when it was done again: the model keeps "
+    )
+    assert "0.running, which is neither parameter nor buffer" in failed.error
+    assert "register_buffer()" in failed.error
+
+
+@pytest.mark.parametrize("function", ["HarmlessCache", "Stateful", "Fast"])
+async def test_a_step_that_follows_from_what_is_declared_is_measured(node, spec_of, function):
+    job_id = node.new_job_id()
+    workers = await node.launch(spec_of(function), job_id=job_id, num_workers=2, purpose="profile")
+    await workers.first(Profiled)
+    await workers.ended()
+    assert "step_not_repeatable" not in node.log_of(job_id)
 
 
 OTHER = {"hyperparameters": {"learning_rate": 0.3}, "seed": 7}
@@ -192,3 +212,11 @@ async def test_a_gpu_that_cannot_be_used_is_no_fault_of_the_job(node, spec_of):
     assert (await workers.ended())[0].code == ExitCode.DEVICE_UNUSABLE
     assert not workers.all_of(Failed)
     assert f"cannot use GPU {NO_SUCH_GPU}, which nvidia-smi lists" in node.log_of(job_id)
+
+
+async def test_a_gpu_that_is_lost_in_a_step_is_no_fault_of_the_job(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(spec_of("LosesItsGpu"), job_id=job_id)
+    assert (await workers.ended())[0].code == ExitCode.DEVICE_UNUSABLE
+    assert not workers.all_of(Failed)
+    assert "the GPU was lost: CUDA error: uncorrectable ECC error encountered; look" in node.log_of(job_id)

@@ -91,6 +91,46 @@ class WiderWithFewerSamples(Points):
         return Subset(Numbered(), range(40))
 
 
+class Forgetful(nn.Module):
+    """What it returns depends on how often it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 1)
+        self.running = torch.zeros(1)
+
+    def forward(self, points):
+        self.running = 0.9 * self.running + 0.1 * points.detach().mean()
+        return self.body(points) - self.running
+
+
+class HiddenState(Points):
+    def init_model(self):
+        return nn.Sequential(Forgetful())
+
+
+class Caching(nn.Linear):
+    """It keeps what it returned, for others to look at."""
+
+    def forward(self, points):
+        self.last = super().forward(points)
+        return self.last
+
+
+class HarmlessCache(Points):
+    def init_model(self):
+        return Caching(4, 1)
+
+
+class LosesItsGpu(Points):
+    def train(self, batch, model, optimizer):
+        if self.iteration == 5:
+            raise torch.AcceleratorError(
+                "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors ..."
+            )
+        return super().train(batch, model, optimizer)
+
+
 class Scheduled(Points):
     """Its learning rate follows from an attribute, which is not what it would be in a worker that comes later."""
 

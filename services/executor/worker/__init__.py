@@ -34,6 +34,7 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     in_turn.py            its passes through one loop as the calls of one step
     tree_reduce.py        sums of tensors along the tree, here and between workers
     buffers.py            buffers by virtual nodes, and how they are combined
+    repeatability.py      whether a step follows from what is declared
     fast.py               a step with plain all-reduces
     checkpoint.py         whole or not at all, newest generation first
     saving.py             checkpoints beside the training

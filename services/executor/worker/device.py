@@ -24,6 +24,25 @@ _NO_MEMORY = (  # how torch's allocators and libraries say it where they raise a
 )
 
 
+_DEVICE_LOST = (  # as the CUDA runtime puts it
+    "no CUDA-capable device is detected",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "hardware stack error",
+    "unknown error",
+)
+
+
+@dataclass(eq=False)
+class DeviceLost(Retry):
+    """Not the job's fault. reason: as CUDA put it."""
+
+    reason: str
+
+    SENTENCE: ClassVar[str] = "the GPU was lost: {reason}; look for Xid in the node's kernel log"
+
+
 @dataclass(eq=False)
 class MemoryExceeded(Retry):
     """Nothing has changed: smaller micro-batches may fit. micro_batch_size: samples."""
@@ -60,6 +79,11 @@ class DeviceUnusable(Retry):
         "torch {torch_version} cannot use GPU {gpu_index}, which nvidia-smi lists: {reason}; install a build of torch "
         "that fits the node's driver, or start its executor with EF_DEVICE=cpu"
     )
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the device itself has failed, whatever it was told to do."""
+    return isinstance(error, torch.AcceleratorError) and any(text in str(error) for text in _DEVICE_LOST)
 
 
 def claim(kind: str, gpu_index: int) -> torch.device:

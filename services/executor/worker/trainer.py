@@ -259,7 +259,7 @@ class Trainer:
             met.close()  # who has gone over already, or waits for this worker, learns of the loss by this
             raise
         if handed.state is not None:
-            self._take_over(handed.state)
+            self.take_over(handed.state)
         if invited.stays:
             retire(self.members.group, met.everyone)
             virtual_nodes = virtual_nodes_of(
@@ -287,7 +287,7 @@ class Trainer:
             "metrics": self.metrics,
         }
 
-    def _take_over(self, state: Mapping[str, Any]) -> None:
+    def take_over(self, state: Mapping[str, Any]) -> None:
         """From one who is a step ahead."""
         for name, each in self.stateful.items():
             each.load_state_dict(state[name])

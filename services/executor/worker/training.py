@@ -18,6 +18,7 @@ from services.executor.worker.channel import Channel
 from services.executor.worker.device import MemoryExceeded, prepare_thread
 from services.executor.worker.groups import LeftBehind, PeerLost
 from services.executor.worker.interruption import Interruption
+from services.executor.worker.repeatability import first_step_twice
 from services.executor.worker.saving import Saving
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.surroundings import at_home
@@ -27,7 +28,6 @@ from shared.messages.worker_channel import Assignment, Finished, Interrupted, Pr
 
 log = structlog.get_logger()
 
-_WARM_UP_ITERATIONS = 2
 _MIN_MEASURED_ITERATIONS = 3
 _TURN_S = 0.1  # between two ranks that would save the same
 
@@ -171,9 +171,8 @@ def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None
         )
 
     step_times_s: list[float] = []
-    for _ in range(_WARM_UP_ITERATIONS):
-        if trainer.step(stop=channel.stop_requested).stop:
-            return
+    if first_step_twice(trainer, stop=channel.stop_requested):  # to warm up, too
+        return
     trainer.check_state()
     stopping = False
     while not stopping:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import nn
 
+from services.executor.worker.device import DeviceLost, is_lost
 from services.executor.worker.groups import PeerLost, is_communication_error
 from services.executor.worker.virtual_nodes import VirtualNodes, default_count
 from shared.errors import Stop
@@ -119,6 +120,8 @@ def in_users_code(where: str) -> Iterator[None]:
     except Exception as error:
         if is_communication_error(error):
             raise PeerLost(f"a collective failed {where}: {error}") from error
+        if is_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0]) from error
         error.add_note(where)
         raise
 
