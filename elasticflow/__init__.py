@@ -17,7 +17,19 @@ from elasticflow.job import ElasticJob
 from shared.messages.job import JobClass, JobSpec, Scalar
 
 if TYPE_CHECKING:
-    from elasticflow.calls import amend, cancel, hold, jobs, profile, quote, release, scale, submit, wait
+    from elasticflow.calls import (
+        amend,
+        cancel,
+        checkpoint,
+        hold,
+        jobs,
+        profile,
+        quote,
+        release,
+        scale,
+        submit,
+        wait,
+    )
     from elasticflow.client import Client
     from elasticflow.script import Script, elastic
 
@@ -30,6 +42,7 @@ __all__ = [
     "Script",
     "amend",
     "cancel",
+    "checkpoint",
     "elastic",
     "hold",
     "jobs",
@@ -45,7 +58,10 @@ _LIVES_IN = {
     "Client": "elasticflow.client",
     **dict.fromkeys(("Script", "elastic"), "elasticflow.script"),
     **dict.fromkeys(
-        ("amend", "cancel", "hold", "jobs", "profile", "quote", "release", "scale", "submit", "wait"),
+        (
+            *("amend", "cancel", "checkpoint", "hold", "jobs", "profile"),
+            *("quote", "release", "scale", "submit", "wait"),
+        ),
         "elasticflow.calls",
     ),
 }

@@ -12,6 +12,10 @@ from shared.messages.events import (
     AmendRefused,
     BoundEnded,
     CancelRefused,
+    CheckpointFailed,
+    CheckpointKept,
+    CheckpointRefused,
+    CheckpointWritten,
     JobAdmitted,
     JobAmended,
     JobCancelled,
@@ -29,6 +33,7 @@ from shared.messages.events import (
 from shared.runtime.bus import Subscription
 
 Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
+Checkpointing = CheckpointWritten | CheckpointFailed | CheckpointKept | CheckpointRefused
 Reply = (
     JobCancelled
     | CancelRefused
@@ -39,6 +44,7 @@ Reply = (
     | JobScaled
     | ScaleRefused
     | BoundEnded
+    | Checkpointing
 )
 Measured = JobMeasured | JobRejected | JobCancelled | JobFailed
 Answer = Decision | Measured | ProfileRequested | Reply | MessageRefused

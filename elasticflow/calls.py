@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elasticflow.answers import Decision, Measured
+from elasticflow.answers import Checkpointing, Decision, Measured
 from elasticflow.client import Client
 from elasticflow.endpoint import Endpoint, find_endpoint
 from elasticflow.job import ElasticJob
@@ -135,6 +135,15 @@ def release(
     """Let the system choose a job's number of GPUs again."""
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return _with_client(endpoint, tenant, lambda client: client.release(job_id))
+
+
+def checkpoint(
+    job_id: str, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> Checkpointing:
+    """Keep the state of a job now: `CheckpointWritten` when that is whole on the disk. Of a job that does not train,
+    which checkpoint is its newest: `CheckpointKept`."""
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.checkpoint(job_id))
 
 
 def cancel(

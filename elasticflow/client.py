@@ -7,9 +7,9 @@ notebooks, without `await`, are in `elasticflow/calls.py`.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
-from elasticflow.answers import Decision, Measured
+from elasticflow.answers import Checkpointing, Decision, Measured
 from elasticflow.asking import Asking, check, fresh_job_id
 from elasticflow.endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.errors import NoAdmission, Undecided, UnknownPool, UnknownQuote
@@ -21,6 +21,7 @@ from shared.messages import codec, subjects
 from shared.messages.commands import (
     AmendJob,
     CancelJob,
+    CheckpointJob,
     HoldQuote,
     ProfileJob,
     QuoteDeadline,
@@ -32,12 +33,8 @@ from shared.messages.events import (
     BoundEnded,
     CancelRefused,
     DeadlineQuoted,
-    JobAdmitted,
     JobAmended,
     JobCancelled,
-    JobFailed,
-    JobMeasured,
-    JobRejected,
     JobScaled,
     MessageRefused,
     ProfileRequested,
@@ -53,8 +50,7 @@ from shared.runtime.nats_bus import connect_nats
 from shared.runtime.nats_url import masked
 
 ANSWER_TIMEOUT_S = 30.0
-DECISIONS = (JobAdmitted, JobRejected, JobCancelled, JobFailed)
-MEASURED = (JobMeasured, JobRejected, JobCancelled, JobFailed)
+CHECKPOINT_TIMEOUT_S = 300.0  # large ones take their time
 
 SomeDecision = TypeVar("SomeDecision", bound=Decision | Measured)
 
@@ -97,7 +93,7 @@ class Client(Asking):
         timeout_s: for the first sign of an answer. Raises InvalidJob, Undecided.
         """
         wish = self._submission(spec, job_id)
-        return await self._decided(wish, DECISIONS, code, on_profiling, timeout_s)
+        return await self._decided(wish, get_args(Decision), code, on_profiling, timeout_s)
 
     async def profile(
         self,
@@ -111,7 +107,7 @@ class Client(Asking):
         submitted. Raises InvalidJob, Undecided."""
         wish = ProfileJob(job_id=f"profile-{fresh_job_id(spec)}"[:64], tenant=self.tenant, spec=spec)
         check(wish)
-        return await self._decided(wish, MEASURED, code, on_profiling, timeout_s)
+        return await self._decided(wish, get_args(Measured), code, on_profiling, timeout_s)
 
     async def _decided(
         self,
@@ -222,6 +218,12 @@ class Client(Asking):
         """Let the system choose a job's number of GPUs again. Raises Undecided."""
         wish = ScaleJob(job_id=job_id, tenant=self.tenant)
         return await self._answered(wish, (BoundEnded, ScaleRefused), timeout_s)
+
+    async def checkpoint(self, job_id: str, *, timeout_s: float = CHECKPOINT_TIMEOUT_S) -> Checkpointing:
+        """Keep the state of a job now; answered when that is whole on the disk. Of a job that does not train, which is
+        newest. Raises Undecided."""
+        wish = CheckpointJob(job_id=job_id, tenant=self.tenant)
+        return await self._answered(wish, get_args(Checkpointing), timeout_s)
 
     async def amend(
         self,

@@ -42,6 +42,16 @@ def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
     return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
 
 
+def bytes_in_words(count: int) -> str:
+    """As "1.2 MB"."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
 def gpus_counted(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 

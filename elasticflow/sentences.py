@@ -2,6 +2,7 @@
 
 from elasticflow.phrases import (
     bound_in_words,
+    bytes_in_words,
     deadline_in_words,
     gpus_counted,
     margin_in_words,
@@ -53,6 +54,12 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
             return f"a wish to scale it was refused: {event.explanation}"
         case events.BoundEnded():
             return f"no longer bounded: {event.reason}"
+        case events.CheckpointRequested():
+            return "a checkpoint was asked for"
+        case events.CheckpointWritten():
+            return f"checkpoint of iteration {event.iteration} written, {bytes_in_words(event.num_bytes)}: {event.file}"
+        case events.CheckpointFailed():
+            return f"the checkpoint that was asked for could not be written: {event.explanation}"
         case events.WorkersStopped():
             kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
             return f"generation {event.generation} has stopped on {event.node_id}{kept}"

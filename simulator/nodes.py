@@ -5,6 +5,7 @@ from typing import Any
 
 from services.executor.model import Offer, State
 from services.executor.notes import (
+    AskForCheckpoint,
     ChangeMembers,
     ContactLost,
     ContactRestored,
@@ -126,6 +127,8 @@ class VirtualNode:
                 self._world.introduce((action.job_id, action.generation), self.node_id)
             case TellPeersLost():
                 self._world.tell_lost(action.worker)
+            case AskForCheckpoint():
+                self._world.save(action)
             case StopWorkers():
                 self._world.stop((action.job_id, action.generation), self.node_id)
             case KillWorker():

@@ -6,7 +6,16 @@ It asserts what no schedule may ever cause: two generations of a job that train 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.executor.notes import ChangeMembers, Ended, Note, Purpose, Said, StartWorker, WorkerId
+from services.executor.notes import (
+    AskForCheckpoint,
+    ChangeMembers,
+    Ended,
+    Note,
+    Purpose,
+    Said,
+    StartWorker,
+    WorkerId,
+)
 from shared.messages.cluster import GpuId
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import (
@@ -102,6 +111,12 @@ class World:
         for place, process in sorted((run.processes | incumbents).items()):
             if place and process.gpu.node_id == node_id:
                 self._join(run, process, place)
+
+    def save(self, action: AskForCheckpoint) -> None:
+        """The worker writes a checkpoint at the next boundary, if it trains."""
+        run = self.runs.get(action.worker[:2])
+        if run is not None and run.trains:
+            self._checkpoint(run, request=action.request)
 
     def stop(self, key: RunKey, node_id: str) -> None:
         """The node's workers of this run agree with all others on a boundary, write a checkpoint, exit; whoever trains
@@ -247,10 +262,10 @@ class World:
             self._checkpoint(run)
             self._engine.after(self._physics.checkpoint_every_s, lambda: self._checkpoint_again(run))
 
-    def _checkpoint(self, run: Run) -> None:
+    def _checkpoint(self, run: Run, request: int = 0) -> None:
         iteration = run.iteration(self._engine.now_s)
         self._checkpoints[run.key[0]] = iteration
-        self._rank0_says(run, Checkpointed(iteration=iteration))
+        self._rank0_says(run, Checkpointed(iteration=iteration, request=request))
 
     # -- how it ends -------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from elasticflow.cli import (
     amend,
+    checkpoint,
     configure,
     down,
     events,
@@ -109,6 +110,7 @@ app.command()(jobs.cancel)
 app.command()(amend.amend)
 app.command()(scale.scale_out)
 app.command()(scale.scale_in)
+app.command()(checkpoint.checkpoint)
 app.command()(watch.watch)
 app.command()(logs.logs)
 app.command()(nodes.nodes)

@@ -11,12 +11,14 @@ from itertools import groupby
 from services.admission.amendments import amend
 from services.admission.bounds import ended_bounds, scale
 from services.admission.cancellations import cancel
+from services.admission.checkpoints import checkpoint
 from services.admission.desk import Desk
 from services.admission.quotes import hold
 from services.admission.refusals import problems_of
 from shared.messages.commands import (
     AmendJob,
     CancelJob,
+    CheckpointJob,
     Command,
     HoldQuote,
     ProfileJob,
@@ -52,7 +54,9 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     return tuple(desk.said)
 
 
-def _judged(desk: Desk, command: CancelJob | HoldQuote | AmendJob | ScaleJob) -> AdmissionEvent | None:
+def _judged(
+    desk: Desk, command: CancelJob | HoldQuote | AmendJob | ScaleJob | CheckpointJob
+) -> AdmissionEvent | None:
     """A wish that takes one step."""
     state, promises, now_s = desk.state, desk.promises, desk.now_s
     match command:
@@ -64,6 +68,8 @@ def _judged(desk: Desk, command: CancelJob | HoldQuote | AmendJob | ScaleJob) ->
             return amend(state, promises, command, now_s)
         case ScaleJob():
             return scale(state, promises, command, now_s)
+        case CheckpointJob():
+            return checkpoint(state, command, now_s)
 
 
 def wake_at_s(state: PoolState) -> float | None:

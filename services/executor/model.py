@@ -72,6 +72,8 @@ class Worker:
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0
     checkpoint_iteration: int | None = None  # newest whole checkpoint; only rank 0 knows
+    checkpoint_request: int = 0  # the newest that it was told
+    checkpoint_answer: channel.Checkpointed | channel.NotCheckpointed | None = None  # to such a request
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     outcome: channel.Finished | channel.Failed | channel.Profiled | None = None
     stop_asked_at_s: float | None = None

@@ -118,6 +118,14 @@ class TellPeersLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskForCheckpoint:
+    """Of the job of this worker, which trains on."""
+
+    worker: WorkerId
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorkers:
     """Checkpoint at the next step boundary, then exit."""
 
@@ -153,6 +161,7 @@ Action = (
     | ChangeMembers
     | TellRendezvous
     | TellPeersLost
+    | AskForCheckpoint
     | StopWorkers
     | KillWorkers
     | KillWorker

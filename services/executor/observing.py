@@ -10,6 +10,7 @@ from typing import Any, assert_never, cast
 from services.executor.model import State, Worker, forgotten_if_over
 from services.executor.notes import (
     Action,
+    AskForCheckpoint,
     ChangeMembers,
     ContactLost,
     ContactRestored,
@@ -67,6 +68,8 @@ def observe(state: State, note: Any, now_s: float) -> State:
             return _each(state, told, rendezvous=noted.address)
         case TellPeersLost():
             return _each(state, (noted.worker,), loss_told=noted.generation)
+        case AskForCheckpoint():
+            return _each(state, (noted.worker,), checkpoint_request=noted.request)
         case StopWorkers():
             return _each(state, _running_ids(state, noted), stop_asked_at_s=now_s)
         case KillWorker():
@@ -120,8 +123,14 @@ def _heard(state: State, note: Said, now_s: float) -> State:
             )
         case channel.Alive(iteration=iteration, seconds_since_progress=silence_s):
             worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
-        case channel.Checkpointed(iteration=iteration):
-            worker = replace(worker, checkpoint_iteration=max(iteration, worker.checkpoint_iteration or 0))
+        case channel.Checkpointed(iteration=iteration, request=request):
+            worker = replace(
+                worker,
+                checkpoint_iteration=max(iteration, worker.checkpoint_iteration or 0),
+                checkpoint_answer=note.message if request else worker.checkpoint_answer,
+            )
+        case channel.NotCheckpointed():
+            worker = replace(worker, checkpoint_answer=note.message)
         case channel.Profiled() | channel.Finished() | channel.Failed():
             worker = replace(worker, outcome=worker.outcome or note.message)
         case _:

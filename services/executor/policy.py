@@ -6,6 +6,7 @@ which is once; an action is taken for as long as the processes are not as they s
 
 from functools import partial
 
+from services.executor.asked_checkpoints import asked_checkpoint
 from services.executor.model import Membership, Offer, State, evolve, is_current, start
 from services.executor.notes import Action, Depart, KillWorkers, WorkerId
 from services.executor.observing import observe
@@ -110,6 +111,7 @@ def _of_a_job(state: State, job_id: str, now_s: float) -> list[Output]:
     outputs += losses(state, job)
     if is_current(job):
         outputs += _milestones(state, job, now_s)
+    outputs += asked_checkpoint(job, workers, now_s)
     if (end := end_of_job(state, job, workers, now_s)) is not None:
         outputs.append(end)
     still_here = {generation for worker in workers if worker.runs for generation in worker.generations}

@@ -13,6 +13,7 @@ from services.executor.fork_server import Exited
 from services.executor.launcher import OnEvent, WorkerEvent, WorkerHandle
 from services.executor.notes import (
     Action,
+    AskForCheckpoint,
     ChangeMembers,
     Depart,
     Ended,
@@ -36,6 +37,7 @@ from shared.messages.worker_channel import (
     JoinRendezvous,
     LeaseExtended,
     PeersLost,
+    SaveCheckpoint,
     StopAtBoundary,
     Switched,
     ToWorker,
@@ -113,6 +115,8 @@ class Workforce:
             case TellPeersLost():
                 self._log.info("TellPeersLost", **action.worker._asdict(), up_to=action.generation)
                 self._send(action.worker, PeersLost(generation=action.generation))
+            case AskForCheckpoint():
+                self._send(action.worker, SaveCheckpoint(request=action.request))
             case StopWorkers():
                 self._log.info("StopWorkers", job_id=action.job_id, generation=action.generation)
                 for worker in self._of_generation(action):

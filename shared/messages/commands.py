@@ -99,4 +99,15 @@ class ProfileJob:
     spec: JobSpec
 
 
-Command = SubmitJob | CancelJob | HoldQuote | AmendJob | ScaleJob | ProfileJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointJob:
+    """Keep the state of a job now, not only when it is due: `CheckpointRequested`, then `CheckpointWritten` or
+    `CheckpointFailed`; or at once `CheckpointKept`, `CheckpointRefused`. (Amoeba, Table 1: checkpoint.)
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    tenant: Token
+
+
+Command = SubmitJob | CancelJob | HoldQuote | AmendJob | ScaleJob | ProfileJob | CheckpointJob

@@ -82,6 +82,14 @@ def progressed(job: Job, event: events.JobProgressed) -> Job:
     )
 
 
+def checkpoint_answered(job: Job, event: events.CheckpointWritten | events.CheckpointFailed) -> Job:
+    """Of a request that is not the newest there is nothing to say."""
+    if event.request != job.checkpoint_request:
+        return job
+    job = changed(job, checkpoint_request=0)
+    return checkpointed(job, event.iteration) if isinstance(event, events.CheckpointWritten) else job
+
+
 def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
     if gone not in job.stopping:

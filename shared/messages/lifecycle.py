@@ -23,6 +23,7 @@ from shared.messages.fold_jobs import (
 from shared.messages.fold_nodes import node_joined, node_lost
 from shared.messages.fold_plan import allocated, placed
 from shared.messages.fold_workers import (
+    checkpoint_answered,
     generation_started,
     memory_exceeded,
     progressed,
@@ -76,7 +77,14 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return node_lost(state, event, sequence)
         case events.QuoteHeld():
             return quote_held(state, event, sequence)
-        case events.CancelRefused() | events.QuoteRefused() | events.AmendRefused() | events.ScaleRefused():
+        case (
+            events.CancelRefused()
+            | events.QuoteRefused()
+            | events.AmendRefused()
+            | events.ScaleRefused()
+            | events.CheckpointRefused()
+            | events.CheckpointKept()
+        ):
             return state
         case events.ThroughputMeasured():
             return measured(state, event, sequence)
@@ -91,6 +99,9 @@ def _of_a_job(
     | events.JobAmended
     | events.JobScaled
     | events.BoundEnded
+    | events.CheckpointRequested
+    | events.CheckpointWritten
+    | events.CheckpointFailed
     | events.RendezvousOpened
     | events.GenerationStarted
     | events.WorkersStopped
@@ -128,6 +139,10 @@ def _of_a_job(
                 return state
             job = changed(job, iteration=event.iteration, metrics=event.metrics)
             return ended(state, job, Phase.FINISHED, event.at_s, sequence)
+        case events.CheckpointRequested():
+            return with_job(state, changed(job, checkpoint_request=sequence))
+        case events.CheckpointWritten() | events.CheckpointFailed():
+            return with_job(state, checkpoint_answered(job, event))
         case events.WorkersStopped():
             return with_job(state, workers_stopped(job, event))
         case events.WorkerCrashed():

@@ -112,6 +112,7 @@ class Job:
 
     iteration: int = 0
     checkpoint_iteration: int = 0
+    checkpoint_request: int = 0  # sequence of the newest that has no answer yet; 0: none
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0
     speed: SpeedSeen = UNSEEN  # kept where promises are made with a confidence

@@ -25,9 +25,11 @@ from shared.messages.limits import (
     Index,
     Iterations,
     Name,
+    NumBytes,
     NumSamples,
     PositiveDurationS,
     Rate,
+    Sequence,
     Text,
     Token,
 )
@@ -142,6 +144,14 @@ class StopAtBoundary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCheckpoint:
+    """Write a checkpoint at the next step boundary, and train on. For rank 0, which answers with `Checkpointed` or
+    `NotCheckpointed` of this request."""
+
+    request: Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseExtended:
     """The executor sees the ledger: train on until then, unless there is another one. Instants are of the boot
     clock (services/executor/boot_clock.py): both ends live on one machine."""
@@ -217,9 +227,23 @@ class Alive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointed:
-    """A whole checkpoint of this many steps is on the disk. From rank 0."""
+    """A whole checkpoint of this many steps is on the disk. From rank 0.
+
+    request: what it answers, 0 if nobody asked; only then its file, and how large that is, are told.
+    """
 
     iteration: Iterations
+    request: Sequence = 0
+    num_bytes: NumBytes = 0
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCheckpointed:
+    """The disk did not take the checkpoint that was asked for. The training goes on."""
+
+    request: Sequence
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +312,14 @@ class WorkerReaped:
 
 
 ToWorker = (
-    WarmUp | Assignment | ChangeMembership | JoinRendezvous | PeersLost | StopAtBoundary | LeaseExtended
+    WarmUp
+    | Assignment
+    | ChangeMembership
+    | JoinRendezvous
+    | PeersLost
+    | StopAtBoundary
+    | SaveCheckpoint
+    | LeaseExtended
 )
 FromWorker = (
     RendezvousListening
@@ -298,6 +329,7 @@ FromWorker = (
     | Progressed
     | Alive
     | Checkpointed
+    | NotCheckpointed
     | Profiled
     | Finished
     | Failed

@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from shared.messages import lifecycle
-from shared.messages.commands import AmendJob, CancelJob, Command, HoldQuote, ScaleJob, SubmitJob
+from shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    CheckpointJob,
+    Command,
+    HoldQuote,
+    ScaleJob,
+    SubmitJob,
+)
 from shared.messages.events import (
     AdmissionEvent,
     AllocationDecided,
     AmendRefused,
     CancelRefused,
+    CheckpointRefused,
     JobAdmitted,
     JobCancelled,
     JobRejected,
@@ -82,6 +91,9 @@ class _Seat:
             elif isinstance(command, AmendJob):
                 why = f"{self.baseline.name} does not plan ahead: nothing was promised that could be amended"
                 say(AmendRefused(job_id=command.job_id, explanation=why, at_s=now_s))
+            elif isinstance(command, CheckpointJob):
+                why = f"{self.baseline.name} keeps nothing"
+                say(CheckpointRefused(job_id=command.job_id, explanation=why, at_s=now_s))
             elif isinstance(command, ScaleJob):
                 why = f"{self.baseline.name} chooses the numbers of GPUs alone"
                 say(ScaleRefused(job_id=command.job_id, explanation=why, at_s=now_s))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import elasticflow
 from shared.messages import events
@@ -54,3 +55,29 @@ async def test_a_curve_is_shown_of_a_job_and_of_a_file(door: FrontDoor) -> None:
     unknown = await door.eflow("profile", "nobody", "--json")
     assert (unknown.status, "no job 'nobody'" in unknown.value["error"]) == (1, True)
     assert [job["job_id"] for job in (await door.eflow("jobs", "--all", "--json")).value] == ["j1"]
+
+
+async def test_a_checkpoint_is_asked_for_and_told_when_it_is_whole(door: FrontDoor) -> None:
+    await door.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    none_yet = await door.eflow("checkpoint", "j1")
+    assert (none_yet.status, none_yet.out) == (1, "no checkpoint: j1 has not trained yet\n")
+    await door.place("j1", "node-0:0", "node-0:1")
+    await door.train("j1", iteration=40)
+    asking = asyncio.create_task(door.eflow("checkpoint", "j1"))
+    async with asyncio.timeout(WAIT_S):
+        newest: dict[str, Any] = {}
+        while newest.get("type") != "CheckpointRequested":
+            newest = (await door.eflow("events", "--job", "j1", "--json")).value[-1]
+        written = events.CheckpointWritten(
+            job_id="j1",
+            request=newest["sequence"],
+            iteration=41,
+            num_bytes=1_200,
+            file="/data/41.ckpt",
+            at_s=door.now_s + 3.0,
+        )
+        await door.tell(written)
+        ran = await asking
+    assert ran.status == 0
+    assert ran.out == "checkpoint  j1: iteration 41\n  1.2 kB in /data/41.ckpt\n"
+    assert "checkpoint of iteration 41 written" in (await door.eflow("why", "j1")).out

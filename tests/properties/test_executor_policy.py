@@ -29,6 +29,7 @@ from shared.messages.worker_channel import (
     ExitCode,
     Failed,
     Finished,
+    NotCheckpointed,
     Profiled,
     RendezvousListening,
     Started,
@@ -41,6 +42,8 @@ GPUS = tuple(GpuId(node_id, index) for node_id in ("node-0", "node-1") for index
 WORDS = (
     RendezvousListening(generation=1, port=4000),
     Checkpointed(iteration=9),
+    Checkpointed(iteration=9, request=3, num_bytes=10, file="a.ckpt"),
+    NotCheckpointed(request=3, reason="full"),
     Profiled(iterations_per_s=1.0, dataset_size=10),
     Finished(iteration=100, condition="max_iterations"),
     Failed(error="ValueError"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shared.messages import events
-from shared.messages.commands import AmendJob, HoldQuote, ScaleJob, SubmitJob
+from shared.messages.commands import AmendJob, CheckpointJob, HoldQuote, ScaleJob, SubmitJob
 from shared.messages.events import PlanDecided, PlanEvent
 from shared.messages.job import JobClass
 from shared.messages.pool_state import Phase
@@ -67,7 +67,7 @@ def _with_range(arrival: Arrival, chance: np.random.Generator) -> Arrival:
 
 
 def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
-    """Operators bound jobs of every class under way, for a while, for good, or release them."""
+    """Operators bound jobs of every class under way, or release them, and ask for checkpoints."""
     chance = np.random.default_rng([seed, 8])
     for arrival in base.arrivals:
         wish = arrival.command
@@ -84,6 +84,9 @@ def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
                 until_s=until_s,
             )
             yield Arrival(at_s=at_s, command=scale)
+        if isinstance(wish, SubmitJob):
+            keep = CheckpointJob(job_id=wish.job_id, tenant=wish.tenant)
+            yield Arrival(at_s=arrival.at_s + float(chance.exponential(25.0)), command=keep)
 
 
 def life(seed: int, faults: Faults) -> VirtualCluster:
@@ -119,6 +122,17 @@ def test_operators_are_granted_some_bounds_and_refused_others() -> None:
     decided = [event for seed in range(6) for event in said(life(seed, NO_FAULTS))]
     kinds = {type(event) for event in decided}
     assert {events.JobScaled, events.ScaleRefused, events.BoundEnded} <= kinds
+    assert {events.CheckpointRequested, events.CheckpointKept, events.CheckpointRefused} <= kinds
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_checkpoint_that_is_asked_for_is_told_or_the_job_ends(seed: int) -> None:
+    cluster = life(seed, NO_FAULTS)
+    asked = {event.job_id for event in said(cluster) if isinstance(event, events.CheckpointRequested)}
+    written = [e.message for e in cluster.ledger.entries if isinstance(e.message, events.CheckpointWritten)]
+    assert asked
+    assert {fact.job_id for fact in written} == asked
+    assert len(written) == len({fact.request for fact in written})
 
 
 @pytest.mark.parametrize(("seed", "faults"), [(1, NO_FAULTS), (2, BAD_TIMES), (3, BAD_TIMES)])

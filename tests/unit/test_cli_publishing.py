@@ -12,6 +12,7 @@ from shared.messages import codec
 from shared.messages.commands import (
     AmendJob,
     CancelJob,
+    CheckpointJob,
     HoldQuote,
     ProfileJob,
     QuoteDeadline,
@@ -32,6 +33,7 @@ def test_the_page_shows_each_wish_and_an_answer() -> None:
         AmendJob,
         ScaleJob,
         ProfileJob,
+        CheckpointJob,
         HoldQuote,
         QuoteDeadline,
         JobRejected,

@@ -1,13 +1,14 @@
 """Checkpoints beside the training: a copy is waited for, the disk is not."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from services.executor.worker.checkpoint import CheckpointStore, Superseded, state_of, write_durably
 from services.executor.worker.saving import Saving
-from shared.messages.worker_channel import Checkpointed
+from shared.messages.worker_channel import Checkpointed, NotCheckpointed
 
 
 class Said:
@@ -16,6 +17,11 @@ class Said:
     def __init__(self):
         self.messages = []
         self.said = threading.Semaphore(0)
+        self.checkpoint_request = 0
+
+    def take_checkpoint_request(self):
+        request, self.checkpoint_request = self.checkpoint_request, 0
+        return request
 
     def send(self, message):
         self.messages.append(message)
@@ -52,6 +58,41 @@ def test_the_training_goes_on_while_the_disk_writes_what_was_then(tmp_path):
     assert channel.said.acquire(timeout=30)
     assert channel.messages == [Checkpointed(iteration=5)]
     assert newest(disk.store)["model"]["weight"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_one_that_is_asked_for_is_told_with_its_file_and_only_once(tmp_path):
+    disk, channel = Disk(tmp_path), Said()
+    saving = Saving(channel)
+    saving.begin(disk.store, 5, {"iteration": 5})
+    channel.checkpoint_request = 40
+    assert not saving.is_asked_for, "the disk is busy with one that was begun before"
+    disk.free.set()
+    saving.join()
+    assert saving.is_asked_for
+    saving.begin(disk.store, 6, {"iteration": 6})
+    saving.join()
+    assert not saving.is_asked_for
+    first, asked = channel.messages
+    assert first == Checkpointed(iteration=5)
+    assert (asked.iteration, asked.request) == (6, 40)
+    assert Path(asked.file).stat().st_size == asked.num_bytes > 0
+
+
+def test_a_stop_answers_what_was_asked_and_a_full_disk_does_too(tmp_path):
+    def refuse(path, content):
+        raise OSError(28, "No space left on device")
+
+    channel = Said()
+    saving = Saving(channel)
+    channel.checkpoint_request = 40
+    saving.begin(CheckpointStore(tmp_path, generation=1, write=refuse), 5, {"iteration": 5})
+    saving.join()
+    channel.checkpoint_request = 41
+    saving.finish(CheckpointStore(tmp_path, generation=1), 6, {"iteration": 6})
+    refused, kept = channel.messages
+    assert (type(refused), refused.request) == (NotCheckpointed, 40)
+    assert "No space left" in refused.reason
+    assert (kept.iteration, kept.request) == (6, 41)
 
 
 def test_the_last_one_waits_for_the_one_before_and_for_the_disk(tmp_path):

@@ -26,6 +26,7 @@ from shared.messages.worker_channel import (
     JoinRendezvous,
     LeaseExtended,
     PeersLost,
+    SaveCheckpoint,
     StopAtBoundary,
     WarmUp,
 )
@@ -47,6 +48,7 @@ class Channel:
         self._changes: queue.SimpleQueue[ChangeMembership] = queue.SimpleQueue()
         self._losses: queue.SimpleQueue[PeersLost] = queue.SimpleQueue()
         self._stop_requested = threading.Event()
+        self._checkpoint_request = 0
         self._has_state_to_save = False
         self._lease_until_s = math.inf
         threading.Thread(target=self._read, name="channel", daemon=True).start()
@@ -79,6 +81,16 @@ class Channel:
     def receive_loss(self) -> PeersLost:
         """The next, however long it takes."""
         return self._losses.get()
+
+    @property
+    def checkpoint_request(self) -> int:
+        """What asks for a checkpoint; 0: nothing."""
+        return self._checkpoint_request
+
+    def take_checkpoint_request(self) -> int:
+        """The same, once. One that comes at this moment takes the place of the one before, and is taken with it."""
+        request, self._checkpoint_request = self._checkpoint_request, 0
+        return request
 
     @property
     def stop_requested(self) -> bool:
@@ -123,6 +135,8 @@ class Channel:
                         self._losses.put(message)
                     case StopAtBoundary():
                         self.request_stop()
+                    case SaveCheckpoint(request=request):
+                        self._checkpoint_request = request
                     case LeaseExtended(until_s=until_s):
                         self._lease_until_s = until_s
                     case _:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import structlog
 import torch
@@ -35,6 +35,13 @@ class Superseded(Stop):
     newer: int
 
     SENTENCE: ClassVar[str] = "generation {generation} is over: generation {newer} has written a checkpoint"
+
+
+class Written(NamedTuple):
+    """One checkpoint on the disk."""
+
+    file: Path
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,7 +69,7 @@ class CheckpointStore:
         self._generation = generation
         self._write = write or write_durably
 
-    def save(self, iteration: int, state: Mapping[str, Any]) -> None:
+    def save(self, iteration: int, state: Mapping[str, Any]) -> Written:
         """Raises Superseded, or OSError if the disk does not take it; then the older ones are still there."""
         self._refuse_if_superseded()
         buffer = io.BytesIO()
@@ -70,8 +77,10 @@ class CheckpointStore:
         content = buffer.getvalue()
         entry = _Entry(self._generation, iteration, hashlib.sha256(content).hexdigest())
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._write(self._folder / entry.file_name, content)
+        file = self._folder / entry.file_name
+        self._write(file, content)
         self._remove_outdated()
+        return Written(file, len(content))
 
     def newest(self, *, at_least: int = 0) -> bytes | None:
         """Content of the newest whole checkpoint, not before iteration at_least. Raises Superseded."""

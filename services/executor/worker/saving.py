@@ -1,4 +1,5 @@
-"""When the state of a job is kept: now and then beside the training, and at its end before anything else.
+"""When the state of a job is kept: now and then and when somebody asks beside the training, and at its end before
+anything else.
 
 The training waits for a copy in memory, not for the disk. One checkpoint is written at a time; what is due in the
 meantime is left out, the next one is newer.
@@ -12,10 +13,10 @@ import structlog
 import torch
 
 from services.executor.worker.channel import Channel
-from services.executor.worker.checkpoint import CheckpointStore, Superseded
+from services.executor.worker.checkpoint import CheckpointStore, Superseded, Written
 from services.executor.worker.tensor_tree import put_together, take_apart
 from services.executor.worker.training_function import TrainingFailed
-from shared.messages.worker_channel import Checkpointed
+from shared.messages.worker_channel import Checkpointed, NotCheckpointed
 
 log = structlog.get_logger()
 
@@ -29,6 +30,15 @@ class Saving:
         self._writing: threading.Thread | None = None
         self._superseded: Superseded | None = None
 
+    @property
+    def is_asked_for(self) -> bool:
+        """Somebody waits for a checkpoint, and it could be begun."""
+        return self._channel.checkpoint_request > 0 and not self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._writing is not None and self._writing.is_alive()
+
     def begin(self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any]) -> None:
         """Copy the state and write it in the background, if nothing is being written. Raises Superseded if that is
         what the last one has found.
@@ -37,11 +47,11 @@ class Saving:
         """
         if self._superseded is not None:
             raise self._superseded
-        if self._writing is not None and self._writing.is_alive():
+        if self._is_busy:
             return
-        copied = self._copy_of(state)
+        copied, request = self._copy_of(state), self._channel.take_checkpoint_request()
         self._writing = threading.Thread(
-            target=self._write, args=(checkpoints, iteration, copied), name="checkpoint", daemon=True
+            target=self._write, args=(checkpoints, iteration, copied, request), name="checkpoint", daemon=True
         )
         self._writing.start()
 
@@ -50,13 +60,13 @@ class Saving:
         go on as if it were not."""
         self.join()
         try:
-            checkpoints.save(iteration, state)
+            written = checkpoints.save(iteration, state)
         except OSError as error:
             raise TrainingFailed(
                 f"the checkpoint of iteration {iteration} could not be written: {error}; "
                 "free disk space on the node, then submit the job again"
             ) from error
-        self._channel.send(Checkpointed(iteration=iteration))
+        self._channel.send(_told(iteration, written, self._channel.take_checkpoint_request()))
 
     def join(self) -> None:
         """Wait for the disk."""
@@ -72,16 +82,27 @@ class Saving:
             copy.copy_(tensor)
         return put_together(outline, self._copies)
 
-    def _write(self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any]) -> None:
+    def _write(
+        self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any], request: int
+    ) -> None:
         try:
-            checkpoints.save(iteration, state)
+            written = checkpoints.save(iteration, state)
         except OSError as error:
             log.warning("checkpoint_not_written", iteration=iteration, reason=str(error))
+            if request:
+                self._channel.send(NotCheckpointed(request=request, reason=str(error)))
         except Superseded as error:
             self._superseded = error
         else:
-            self._channel.send(Checkpointed(iteration=iteration))
+            self._channel.send(_told(iteration, written, request))
             log.info("checkpoint_written", iteration=iteration)
+
+
+def _told(iteration: int, written: Written, request: int) -> Checkpointed:
+    if not request:
+        return Checkpointed(iteration=iteration)
+    file, num_bytes = written
+    return Checkpointed(iteration=iteration, request=request, num_bytes=num_bytes, file=str(file))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:

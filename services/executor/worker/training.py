@@ -117,7 +117,8 @@ class _Training:
         return self._has_left()
 
     def _checkpoint_is_due(self) -> bool:
-        return time.monotonic() - self._saved_at_s >= self.trainer.assignment.checkpoint_every_s
+        rests_s = time.monotonic() - self._saved_at_s
+        return self._saving.is_asked_for or rests_s >= self.trainer.assignment.checkpoint_every_s
 
     def _survive(self, cause: PeerLost | MemoryExceeded) -> bool:
         """As `_step`."""

@@ -9,6 +9,9 @@ from shared.messages.events.admission import (
     AmendRefused,
     BoundEnded,
     CancelRefused,
+    CheckpointKept,
+    CheckpointRefused,
+    CheckpointRequested,
     JobAdmitted,
     JobAmended,
     JobCancelled,
@@ -23,6 +26,8 @@ from shared.messages.events.admission import (
 )
 from shared.messages.events.answers import DeadlineQuoted, MessageRefused
 from shared.messages.events.jobs import (
+    CheckpointFailed,
+    CheckpointWritten,
     GenerationStarted,
     JobAtRisk,
     JobEvent,
@@ -57,6 +62,11 @@ __all__ = [
     "Answer",
     "BoundEnded",
     "CancelRefused",
+    "CheckpointFailed",
+    "CheckpointKept",
+    "CheckpointRefused",
+    "CheckpointRequested",
+    "CheckpointWritten",
     "DeadlineQuoted",
     "Event",
     "GenerationStarted",

@@ -9,6 +9,7 @@ from shared.messages.job import JobSpec
 from shared.messages.limits import (
     DurationS,
     FewItems,
+    Iterations,
     NumGpus,
     PositiveGpus,
     PositiveIterations,
@@ -215,6 +216,38 @@ class BoundEnded:
     at_s: TimeS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequested:
+    """Whoever is rank 0 is to write a checkpoint now. From admission; read by executors."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointKept:
+    """The job does not train, so its newest checkpoint has all that was done. From admission.
+
+    iteration: of it; 0: there is none yet, and the job starts from nothing.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    iteration: Iterations
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRefused:
+    """There is no such job, or nothing of it to be kept. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    explanation: Text
+    at_s: TimeS
+
+
 AdmissionEvent = (
     ProfileRequested
     | JobMeasured
@@ -229,4 +262,7 @@ AdmissionEvent = (
     | JobScaled
     | ScaleRefused
     | BoundEnded
+    | CheckpointRequested
+    | CheckpointKept
+    | CheckpointRefused
 )

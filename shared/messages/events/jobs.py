@@ -12,8 +12,10 @@ from shared.messages.limits import (
     Index,
     Iterations,
     Name,
+    NumBytes,
     NumGpus,
     Rate,
+    Sequence,
     Text,
     TimeS,
     Token,
@@ -105,6 +107,33 @@ class JobProgressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointWritten:
+    """The checkpoint that was asked for is whole on the disk. From the executor of rank 0.
+
+    request: sequence of the `CheckpointRequested`. file: as that node sees it.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    request: Sequence
+    iteration: Iterations
+    num_bytes: NumBytes
+    file: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """The disk did not take it; the job trains on. From the executor of rank 0."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    request: Sequence
+    explanation: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
     """The termination condition is met. From the executor of rank 0."""
 
@@ -168,6 +197,8 @@ JobEvent = (
     | WorkerCrashed
     | MemoryExceeded
     | JobProgressed
+    | CheckpointWritten
+    | CheckpointFailed
     | JobFinished
     | JobFailed
     | ThroughputMeasured
