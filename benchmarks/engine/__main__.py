@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.engine import resizes, steady, torchft, torchrun
+from benchmarks.engine import resizes, stalls, steady, torchft, torchrun, transient
 from benchmarks.engine.parts import Options, Part
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
 from shared.runtime.logs import configure_logs
@@ -24,6 +24,8 @@ PARTS: Mapping[str, Part] = {
     "torchrun": Part(measure=torchrun.measure, table=torchrun.table),
     "torchft": Part(measure=torchft.measure, table=torchft.table),
     "steady": Part(measure=steady.measure, table=steady.table),
+    "stalls": Part(measure=stalls.measure, table=stalls.table),
+    "transient": Part(measure=transient.measure, table=transient.table),
 }
 
 

@@ -24,6 +24,7 @@ from shared.messages.worker_channel import (
     Finished,
     Interrupted,
     JoinRendezvous,
+    PeersLost,
     Progressed,
     RendezvousListening,
     Started,
@@ -181,6 +182,9 @@ class Crew:
         self._changed.set()
 
     async def _go_over(self, members: Sequence[Worker | None], leaving: tuple[Worker, ...]) -> bool:
+        if any(not worker.has_state for worker in self.members):  # as the ledger would tell
+            for worker in self.holders:
+                worker.handle.send(PeersLost(generation=self.generation))
         self.generation, self._address = self.generation + 1, ""
         generation, size = self.generation, len(members)
         some_have_state = bool(leaving) or any(members)

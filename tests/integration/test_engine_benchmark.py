@@ -2,10 +2,12 @@
 
 import pytest
 
-from benchmarks.engine import resizes, torchft, torchrun
+from benchmarks.engine import resizes, stalls, torchft, torchrun, transient
 from benchmarks.engine.parts import Options
+from benchmarks.engine.stalls import measure_stalls
 from benchmarks.engine.steady import measure_steady
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
+from benchmarks.engine.transient import measure_transient
 
 SMALL = Options(million_parameters=(1,), rounds=1)
 
@@ -38,3 +40,16 @@ def test_torchft_is_measured_or_missed_aloud() -> None:
     if "not installed" in row.get("error", ""):
         pytest.skip(row["error"])
     assert row["crash_s"] > 0
+
+
+async def test_transient_gpus_are_measured_beside_a_restart() -> None:
+    rows = await measure_transient(1, period_s=1.0, rounds=1)
+    assert [row["way"] for row in rows] == ["gone-over", "stopped-and-resumed"]
+    assert all(row["steps"] > 0 and row["of_ideal"] > 0 for row in rows)
+    assert transient.table(rows).row_count == 2
+
+
+async def test_what_checkpoints_and_newcomers_cost_is_measured() -> None:
+    row = await measure_stalls(1, rounds=1, turn_s=0.5)
+    assert row["step_s"] > 0
+    assert stalls.table([row]).row_count == 1

@@ -1,0 +1,80 @@
+"""Jobs whose workers note when each of their steps begins, and what is read from that.
+
+The monotonic clock is one for all processes of a machine.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from benchmarks.engine.models import Perceptron
+from elasticflow import Scalar
+from shared.messages.job import JobSpec
+
+
+class Timed(Perceptron):
+    """hyperparameters: notes: folder. step_s: what a GPU would need for a step, in which the processor rests; several
+    workers share it out."""
+
+    BATCH_SIZE = 16
+    virtual_nodes: ClassVar[int] = 4
+    hyperparameters: Mapping[str, Scalar] = {"million_parameters": 1, "notes": "", "step_s": 0.0}
+
+    _noted = -1  # iteration
+
+    def train(
+        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> torch.Tensor:
+        if self.iteration != self._noted:
+            self._noted = self.iteration
+            with (Path(str(self.hyperparameters["notes"])) / str(os.getpid())).open("a") as file:
+                file.write(f"{self.iteration} {time.monotonic()}\n")
+        time.sleep(float(self.hyperparameters["step_s"]) * len(batch[0]) / self.BATCH_SIZE)
+        return super().train(batch, model, optimizer)
+
+
+def timed_spec(notes: Path, *, million_parameters: int, step_s: float) -> JobSpec:
+    job = Timed().set_hyperparameter(
+        global_batch_size=Timed.BATCH_SIZE,
+        million_parameters=million_parameters,
+        notes=str(notes),
+        step_s=step_s,
+    )
+    return job.term_condition(max_iterations=10**9).set_job_class("best_effort").spec()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One that was followed by another."""
+
+    began_s: float
+    took_s: float  # to the beginning of the next
+    num_workers: int
+
+
+def steps(notes: Path) -> list[Step]:
+    """By iteration. One that was tried again counts from the last time."""
+    began: dict[int, dict[int, float]] = {}  # by iteration and process
+    for file in notes.iterdir():
+        for line in file.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):  # its writer was not killed in the middle
+                iteration, at_s = line.split()
+                began.setdefault(int(iteration), {})[int(file.name)] = float(at_s)
+    firsts = [(min(by_process.values()), len(by_process)) for _, by_process in sorted(began.items())]
+    return [Step(at_s, next_s - at_s, num) for (at_s, num), (next_s, _) in pairwise(firsts)]
+
+
+def median_s(some: Sequence[Step]) -> float:
+    return statistics.median(step.took_s for step in some)
+
+
+def mean_s(some: Sequence[Step]) -> float:
+    return statistics.fmean(step.took_s for step in some)

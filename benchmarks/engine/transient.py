@@ -1,0 +1,107 @@
+"""GPUs that are lent and revoked: the share of what they could have given (Amoeba, section 6.2, figure 8).
+
+A job of two workers gets two GPUs more for a while, loses them for as long, and so on; Amoeba's two minutes are twenty
+seconds here. Ideal is a job that changes its size at once: for as long as so many GPUs were its own, it would have
+trained at the speed that it has in the same run with so many when nothing changes. GPUs are stood in for by rest.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.engine.crew import Crew
+from benchmarks.engine.parts import Options, Row, table_of
+from benchmarks.engine.schedules import Stage, stage
+from benchmarks.engine.timed import Step, median_s, steps, timed_spec
+
+PERIOD_S = 20.0
+_OWN, _LENT = 2, 2
+_STEP_S = 0.4  # on one worker
+_ROUNDS = 2
+_FEW_STEPS = 5
+
+
+def measure(options: Options) -> list[Row]:
+    size = min(options.million_parameters)
+    return asyncio.run(measure_transient(size, period_s=PERIOD_S, rounds=min(options.rounds, _ROUNDS)))
+
+
+async def measure_transient(million_parameters: int, *, period_s: float, rounds: int) -> list[Row]:
+    """A row for workers that go over, and one for a stop and a restart at each change, for comparison."""
+    async with stage() as there:
+        return [
+            await _row(there, "gone-over", million_parameters, period_s=period_s, rounds=rounds),
+            await _row(there, "stopped-and-resumed", million_parameters, period_s=period_s, rounds=1),
+        ]
+
+
+async def _row(there: Stage, way: str, million_parameters: int, *, period_s: float, rounds: int) -> Row:
+    with tempfile.TemporaryDirectory() as notes:
+        spec = timed_spec(Path(notes), million_parameters=million_parameters, step_s=_STEP_S)
+        crew = there.crew(way, spec, checkpoint_every_s=1e6)
+        await crew.start(_OWN)
+        await asyncio.sleep(_FEW_STEPS * _STEP_S / _OWN)
+        owned: list[tuple[float, int]] = []  # from when, how many
+        for _ in range(rounds):
+            for num_workers in (_OWN + _LENT, _OWN):
+                began_s = time.monotonic()
+                owned.append((began_s, num_workers))
+                await _change(crew, way, num_workers)
+                await asyncio.sleep(began_s + period_s - time.monotonic())
+        until_s = time.monotonic()
+        taken = steps(Path(notes))
+        await crew.suspend()
+    return {
+        "way": way,
+        "million_parameters": million_parameters,
+        "period_s": period_s,
+        "rounds": rounds,
+        "own": _OWN,
+        "lent": _LENT,
+        **shares(taken, owned, until_s),
+    }
+
+
+async def _change(crew: Crew, way: str, num_workers: int) -> None:
+    if way == "gone-over":
+        staying = crew.holders[:num_workers]
+        await crew.go_over([*staying, *[None] * (num_workers - len(staying))])
+    else:
+        await crew.suspend()
+        await crew.start(num_workers)
+
+
+def shares(taken: Sequence[Step], owned: Sequence[tuple[float, int]], until_s: float) -> dict[str, Any]:
+    """Of the ideal, and of what would have been without the lent GPUs. owned: from when on how many were there."""
+    sizes = {num_workers for _, num_workers in owned}
+    rates = {n: 1 / median_s([step for step in taken if step.num_workers == n]) for n in sizes}
+    ends_s = [*(began_s for began_s, _ in owned[1:]), until_s]
+    ideal = sum((end_s - began_s) * rates[n] for (began_s, n), end_s in zip(owned, ends_s, strict=True))
+    num_steps = sum(owned[0][0] <= step.began_s < until_s for step in taken)
+    alone = (until_s - owned[0][0]) * rates[min(sizes)]
+    return {
+        "steps_per_s": {str(n): round(rate, 3) for n, rate in sorted(rates.items())},
+        "steps": num_steps,
+        "of_ideal": round(num_steps / ideal, 4),
+        "of_own_gpus_alone": round(num_steps / alone, 4),
+    }
+
+
+def table(rows: list[Row]) -> Table:
+    drawn = table_of(
+        f"Two GPUs lent and revoked every {rows[0]['period_s']:.0f} s",
+        *("way", "parameters", "share of the ideal", "x without them"),
+    )
+    for row in rows:
+        drawn.add_row(
+            row["way"],
+            f"{row['million_parameters']} M",
+            f"{row['of_ideal']:.1%}",
+            f"{row['of_own_gpus_alone']:.2f}",
+        )
+    return drawn
