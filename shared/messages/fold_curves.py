@@ -59,7 +59,12 @@ def with_range(state: PoolState, spec: JobSpec) -> PoolState:
     if spec.profile_key in state.curves or spec.profile_key == spec.measured_key:
         return state
     whole = state.curves.get(spec.measured_key, _NO_CURVE)
-    return with_curve(state, spec.measured_key, replace(whole, parts=(*whole.parts, spec.gpu_range)))
+    state = with_curve(state, spec.measured_key, replace(whole, parts=(*whole.parts, spec.gpu_range)))
+    part = state.curves[spec.profile_key]
+    wider = (wide.part_of(spec.measured_key) for wide in whole.parts if wide.contains(spec.gpu_range))
+    if part.iterations_per_s and any(state.curves[key].complete for key in wider):
+        state = changed(state, curves=state.curves.set(spec.profile_key, replace(part, complete=True)))
+    return state
 
 
 def with_curve(state: PoolState, profile_key: str, curve: MeasuredCurve) -> PoolState:

@@ -27,6 +27,9 @@ class GpuRange(NamedTuple):
     def holds(self, num_gpus: int) -> bool:
         return self.least <= num_gpus and (self.most is None or num_gpus <= self.most)
 
+    def contains(self, other: "GpuRange") -> bool:
+        return self.and_within(other) == other
+
     def and_within(self, other: "GpuRange") -> "GpuRange":
         """What both have; perhaps nothing."""
         bounds = [most for most in (self.most, other.most) if most is not None]

@@ -13,13 +13,13 @@ from services.monitor import policy as monitor
 from services.placement.policy import POLICY as PLACEMENT
 from shared.messages import events
 from shared.messages.cluster import segments
-from shared.messages.commands import QuoteDeadline
+from shared.messages.commands import ProfileJob, QuoteDeadline, ScaleJob
 from shared.messages.gpu_range import ANY_NUMBER, GpuRange, range_problem
 from shared.messages.job import JobClass, JobSpec, Scalar
 from shared.messages.pool_state import Phase
 from shared.scheduling.outlook import known_curve
 from tests.facts import lost
-from tests.histories import LINEAR, NOW_S, History, pool, spec, submit
+from tests.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 
 
 def shares(history: History) -> dict[str, int]:
@@ -214,17 +214,28 @@ def test_pre_runs_try_the_sizes_of_the_range_alone(
 def test_what_one_job_has_measured_another_need_not_measure() -> None:
     history = pool(8)
     assert profiled(history, LINEAR, spec(min_gpus=2, max_gpus=4)) == [2, 4]
-    history.decided(ADMISSION, submit("b", model_name="new", min_gpus=4, max_gpus=4))
-    assert (
-        history.state.live_jobs["b"].phase is Phase.PROFILING
-    )  # whether 8 GPUs are worth a try was not asked
-    history.decided(ALLOCATOR)
     history.decided(ADMISSION)
-    assert history.state.live_jobs["b"].phase is Phase.ADMITTED  # and for 4 there is nothing left to measure
+    history.decided(ADMISSION, submit("b", model_name="new", min_gpus=4, max_gpus=4))
+    assert history.state.live_jobs["b"].phase is Phase.ADMITTED
+    history.decided(ADMISSION, submit("c", model_name="new", min_gpus=4))
+    assert history.state.live_jobs["c"].phase is Phase.PROFILING  # of 8 GPUs nobody knows
     whole = pool(8)
     assert profiled(whole, LINEAR, spec()) == [1, 2, 4, 8]
     (admitted,) = whole.decided(ADMISSION, submit("c", model_name="new", min_gpus=2, max_gpus=4))[-1:]
     assert isinstance(admitted, events.JobAdmitted)
+
+
+def test_of_a_part_that_is_known_each_smaller_part_is() -> None:
+    history = pool(8)
+    assert profiled(history, LINEAR, spec(min_gpus=1, max_gpus=4)) == [1, 2, 4]
+    history.decided(ADMISSION)
+    one = ScaleJob(job_id="a", tenant="lab", max_gpus=2)
+    (scaled,) = history.decided(ADMISSION, one)
+    assert isinstance(scaled, events.JobScaled)
+    (measured_already,) = history.decided(
+        ADMISSION, ProfileJob(job_id="p", tenant="lab", spec=best_effort(model_name="new", max_gpus=1))
+    )
+    assert measured_already == events.JobMeasured(job_id="p", iterations_per_s={1: 1.0}, at_s=NOW_S)
 
 
 def test_a_curve_that_ends_below_the_range_is_measured_in_it() -> None:
