@@ -16,6 +16,7 @@ from shared.messages.worker_channel import (
     Finished,
     Profiled,
     Progressed,
+    SaveCheckpoint,
     Started,
 )
 
@@ -143,3 +144,22 @@ async def test_finished_job_that_is_started_again_finishes_again(node, spec_of):
         assert (await workers.first(Finished)).iteration == 10
         await workers.ended()
     assert (await workers.first(Started)).iteration == 10
+
+
+async def test_a_checkpoint_that_is_asked_for_is_whole_while_the_training_goes_on(node, spec_of):
+    job_id = node.new_job_id()
+    spec = spec_of("Points", max_iterations=4000, hyperparameters={"step_s": 0.004})
+    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    await workers.first(Progressed)
+    workers.workers[0].send(SaveCheckpoint(request=7))
+    written = await workers.first(Checkpointed, 0)
+    assert written.request == 7
+    assert Path(written.file).parent == node.checkpoints_of(job_id)
+    content = Path(written.file).read_bytes()
+    assert len(content) == written.num_bytes
+    assert state_of(content)["iteration"] == written.iteration
+    workers.workers[0].send(SaveCheckpoint(request=8))
+    workers.stop()
+    await workers.ended()
+    assert 8 in {checkpoint.request for checkpoint in workers.all_of(Checkpointed)}
+    assert workers.all_of(Checkpointed)[-1].iteration > written.iteration
