@@ -24,6 +24,7 @@ from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import Interrupted, Started, Switched
 
 _LOOK_S = 0.002
+_GIVEN_UP_S = 1.0  # until a preparation has ended that was given up
 
 log = structlog.get_logger()
 
@@ -67,9 +68,10 @@ class Changes:
     def _look(self, wait_s: float = 0.0) -> None:
         if (change := self._channel.newest_change(wait_s)) is not None:
             invited = changed(invitation(self._trainer.assignment, self._trainer.device), change)
-            if self._preparation is not None:
-                self._preparation.give_up()
-            self._preparation = Preparation(invited, self._plan, self._channel)
+            before = self._preparation
+            if before is not None:
+                before.give_up()
+            self._preparation = Preparation(invited, self._plan, self._channel, before)
         if self._preparation is not None and self._preparation.failed is not None:
             raise self._preparation.failed
 
@@ -134,9 +136,12 @@ class Changes:
 
 
 class Preparation:
-    """Of another generation. Begins at once, in a thread of its own."""
+    """Of another generation. Begins at once, in a thread of its own. before: whose place it takes: who built two groups
+    at a time would not know whose a connection is."""
 
-    def __init__(self, invited: Invitation, plan: Plan, channel: Channel) -> None:
+    def __init__(
+        self, invited: Invitation, plan: Plan, channel: Channel, before: "Preparation | None"
+    ) -> None:
         self.invited = invited
         self.failed: TrainingFailed | None = None
         self._plan = plan
@@ -144,7 +149,8 @@ class Preparation:
         self._channel = channel
         self._met: Met | None = None
         self._given_up = threading.Event()
-        threading.Thread(target=self._prepare, name="preparation", daemon=True).start()
+        self._thread = threading.Thread(target=self._prepare, args=(before,), name="preparation", daemon=True)
+        self._thread.start()
 
     @property
     def ready_for(self) -> int:
@@ -164,7 +170,9 @@ class Preparation:
         if self._met is not None:
             self._met.close()
 
-    def _prepare(self) -> None:
+    def _prepare(self, before: "Preparation | None") -> None:
+        if before is not None:
+            before._thread.join(_GIVEN_UP_S)
         log.info("membership_changes", generation=self.invited.generation, world_size=self.invited.world_size)
         try:
             store = open_rendezvous(self.invited, self._channel)
