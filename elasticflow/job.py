@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from shared.messages.codec import validate
-from shared.messages.commands import SubmitJob
-from shared.messages.gpu_range import range_problem
+from elasticflow.job_problems import problems_of
 from shared.messages.job import JobClass, JobSpec, MetricCondition, Scalar
 
 if TYPE_CHECKING:
@@ -228,21 +226,8 @@ class ElasticJob:
             min_gpus=self.min_gpus,
             max_gpus=self.max_gpus,
         )
-        problems = [
-            problem.removeprefix("spec.")
-            for problem in validate(SubmitJob(job_id="job", tenant="tenant", spec=spec))
-        ]
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
-        needs_none = self.job_class in (JobClass.BEST_EFFORT, JobClass.PADDING)
-        if has_deadline and needs_none:
-            problems.append(f"deadline: a {self.job_class} job has none; use soft to have one tried")
-        if not has_deadline and not needs_none:
-            problems.append(
-                f"deadline: a job of class {self.job_class} needs one: set_deadline(...), or --deadline"
-            )
-        is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
-        if is_range and (wrong := range_problem(self.min_gpus, self.max_gpus)) is not None:
-            problems.append(wrong)
+        problems = problems_of(spec, has_deadline=has_deadline)
         if problems:
             raise InvalidJob(*problems)
         return spec

@@ -1,0 +1,25 @@
+"""What is wrong with a job before anybody is asked: one line for each field. Pure."""
+
+from shared.messages.codec import validate
+from shared.messages.commands import SubmitJob
+from shared.messages.gpu_range import range_problem
+from shared.messages.job import JobClass, JobSpec
+
+
+def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
+    """Of a spec that was made without looking; [] if it can be submitted."""
+    problems = [
+        problem.removeprefix("spec.")
+        for problem in validate(SubmitJob(job_id="job", tenant="tenant", spec=spec))
+    ]
+    needs_none = spec.job_class in (JobClass.BEST_EFFORT, JobClass.PADDING)
+    if has_deadline and needs_none:
+        problems.append(f"deadline: a {spec.job_class} job has none; use soft to have one tried")
+    if not has_deadline and not needs_none:
+        problems.append(
+            f"deadline: a job of class {spec.job_class} needs one: set_deadline(...), or --deadline"
+        )
+    is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
+    if is_range and (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
+        problems.append(wrong)
+    return problems
