@@ -69,6 +69,9 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
             return _progressed(event, new)
         case events.WorkerCrashed():
             return _crashed(event, old, new, state)
+        case events.WorkerLagged():
+            gpu = gpus_in_words(new.gpus[event.rank : event.rank + 1])
+            return f"rank {event.rank} on {gpu} takes {event.slowdown:.1f} times as long as the others: its GPU is slow"
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
@@ -123,6 +126,8 @@ def cause_in_words(event: Event, job_id: str) -> str:
             return f"{name(event.job_id)} is at risk"
         case events.WorkerCrashed():
             return f"a worker of {name(event.job_id)} crashed"
+        case events.WorkerLagged():
+            return f"a GPU of {name(event.job_id)} is slow"
         case events.MemoryExceeded():
             return f"{whose(event.job_id)} micro-batches did not fit into the memory"
         case events.ThroughputMeasured():

@@ -1,7 +1,7 @@
 """Jobs and nodes as people look at them: a folded pool in, rows of plain values out. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.messages.cluster import GpuId, segments
 from shared.messages.gpu_range import ANY_NUMBER, GpuBound
@@ -48,7 +48,8 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node and what its GPUs carry; jobs[i] is the job on GPU i, "" if it is free."""
+    """One node and what its GPUs carry; jobs[i] is the job on GPU i, "" if it is free. slow_until_s: by GPU, of
+    those on which workers were slower than their peers."""
 
     node_id: str
     alive: bool
@@ -57,6 +58,7 @@ class NodeView:
     jobs: tuple[str, ...]
     since_s: float
     left: bool = False
+    slow_until_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
     @property
     def num_free_gpus(self) -> int:
@@ -145,6 +147,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             jobs=tuple(holder.get(GpuId(node.node_id, index), "") for index in range(node.num_gpus)),
             since_s=node.since_s,
             left=node.left,
+            slow_until_s={slow.gpu_index: slow.since_s + state.config.slow_gpu_s for slow in node.slow_gpus},
         )
         for _, node in sorted(state.nodes.items())
     )

@@ -56,7 +56,7 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
         rows=(
             (
                 view.node_id,
-                Text("alive", style="green") if view.alive else lost_word(view, now_s),
+                alive_word(view, now_s) if view.alive else lost_word(view, now_s),
                 view.device,
                 f"{view.num_free_gpus if view.alive else 0}/{view.num_gpus}",
                 gpu_cells(view),
@@ -65,6 +65,15 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
             for view in views
         ),
     )
+
+
+def alive_word(view: NodeView, now_s: float) -> Text:
+    """And which of its GPUs count as slow, for how long yet."""
+    slow = {index: until_s for index, until_s in sorted(view.slow_until_s.items()) if until_s > now_s}
+    if not slow:
+        return Text("alive", style="green")
+    longest = duration_in_words(max(slow.values()) - now_s)
+    return Text(f"GPU {', '.join(map(str, slow))} slow ({longest} yet)", style="yellow")
 
 
 def lost_word(view: NodeView, now_s: float) -> Text:

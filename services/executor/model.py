@@ -74,6 +74,8 @@ class Worker:
     checkpoint_iteration: int | None = None  # newest whole checkpoint; only rank 0 knows
     checkpoint_request: int = 0  # the newest that it was told
     checkpoint_answer: channel.Checkpointed | channel.NotCheckpointed | None = None  # to such a request
+    lagged: channel.Lagged | None = None  # the newest that it has said
+    lagged_at_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     outcome: channel.Finished | channel.Failed | channel.Profiled | None = None
     stop_asked_at_s: float | None = None

@@ -121,6 +121,8 @@ def _heard(state: State, note: Said, now_s: float) -> State:
                 metrics=metrics,
                 progressed_at_s=now_s,
             )
+        case channel.Lagged():
+            worker = replace(worker, lagged=note.message, lagged_at_s=now_s)
         case channel.Alive(iteration=iteration, seconds_since_progress=silence_s):
             worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
         case channel.Checkpointed(iteration=iteration, request=request):
@@ -144,6 +146,7 @@ def _begun(worker: Worker, iteration: int, resize: ResizeTimeline | None, now_s:
         trains=True,
         interrupted_at_s=None,
         exceeded=0,
+        lagged=None,
         first_iteration=iteration,
         resize=resize,
         iteration=iteration,

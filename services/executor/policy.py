@@ -22,8 +22,10 @@ from shared.messages.events import (
     NodeLost,
     RendezvousOpened,
     ThroughputMeasured,
+    WorkerLagged,
     WorkersStopped,
 )
+from shared.messages.fold_workers import lag_is_news
 from shared.messages.policy import Policy
 from shared.messages.pool_state import Job, Phase, spec_of
 
@@ -155,6 +157,16 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 iteration=rank0.first_iteration,  # not how far it came since: that is on no disk
                 resize=rank0.resize,
                 at_s=now_s,
+            )
+        )
+    if rank0.lagged is not None and lag_is_news(state.pool, job, rank0.lagged.rank, rank0.lagged_at_s):
+        facts.append(
+            WorkerLagged(
+                job_id=job.job_id,
+                generation=job.generation,
+                rank=rank0.lagged.rank,
+                slowdown=rank0.lagged.slowdown,
+                at_s=rank0.lagged_at_s,
             )
         )
     if isinstance(rank0.outcome, channel.Profiled) and not _is_measured(state, job):

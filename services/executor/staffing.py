@@ -88,7 +88,7 @@ def _is_hopeless(state: State, job: Job | None, worker: Worker, now_s: float) ->
 def losses(state: State, job: Job) -> list[TellPeersLost]:
     """Survivors here that are to wait no longer for whom the ledger counts as gone: the network may never tell."""
     before = job.predecessor
-    if before is None or not before.lost:
+    if before is None or before.trains:
         return []
     broken = job.generation if job.broken else job.generation - 1  # the newest that is
     holders = (holder_on(state, job.job_id, gpu) for gpu in before.surviving)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from shared.messages.pool_state import PoolState
+from shared.messages.pool_state import PoolState, slow_gpus_at
 from shared.runtime.telemetry import Metrics
 
 MAX_JOBS = 500  # jobs with series of their own: a bound on what Prometheus has to keep
@@ -15,6 +15,7 @@ class PoolGauges:
         self._nodes = metrics.gauge("ef_nodes_alive", "Nodes that are heard")
         self._gpus = metrics.gauge("ef_gpus", "GPUs of the nodes that are alive")
         self._gpus_used = metrics.gauge("ef_gpus_used", "GPUs that carry a worker")
+        self._gpus_slow = metrics.gauge("ef_gpus_slow", "GPUs on which a worker was slower than its peers")
         self._jobs = metrics.gauge_by("ef_jobs", "Jobs by phase", "phase")
         self._num_gpus = metrics.gauge_by("ef_job_gpus", "GPUs of a live job", "job_id")
         self._rate = metrics.gauge_by(
@@ -28,6 +29,7 @@ class PoolGauges:
         self._nodes.set(sum(node.alive for node in pool.nodes.values()))
         self._gpus.set(pool.num_gpus)
         self._gpus_used.set(sum(len(job.gpus) for job in live))
+        self._gpus_slow.set(len(slow_gpus_at(pool, now_s)))
         for gauge in (self._jobs, self._num_gpus, self._rate, self._margin):
             gauge.clear()
         for phase, count in Counter(job.phase for job in (*live, *pool.ended_jobs.values())).items():

@@ -10,12 +10,13 @@ from math import inf
 
 from immutables import Map
 
+from services.placement.slow_gpus import replacement_due_s, replacements
 from shared.messages.cluster import PoolConfig, segments
 from shared.messages.commands import Command
 from shared.messages.events import PlacedJob, PlacementDecided
 from shared.messages.fold_jobs import alive
 from shared.messages.policy import planner
-from shared.messages.pool_state import Job, NodeState, Phase, PoolState, spec_of
+from shared.messages.pool_state import Job, NodeState, Phase, PoolState, slow_gpus_at, spec_of
 from shared.messages.remembered import remembered
 from shared.scheduling.buddy import Mobility, any_spread, place
 from shared.scheduling.outlook import resize_cost
@@ -27,7 +28,12 @@ LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the poo
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
-    """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays."""
+    """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays; else for
+    one that a slow GPU holds up."""
+    return _placed(state, now_s) or _replaced(state, now_s)
+
+
+def _placed(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
     jobs, topology = list(state.live_jobs.values()), pool_topology(state)
     wishes = _wishes(state)
     if sum(wishes.values()) > topology.num_gpus:
@@ -41,7 +47,9 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     current = {job.job_id: job.gpus for job in jobs}
     wanted = {job.job_id: wishes[job.job_id] if job.job_id in due else _num_held(state, job) for job in jobs}
     mobility = Mobility(
-        movable={job.job_id for job in unplanned if _may_move(job)},
+        movable={job.job_id for job in unplanned if _may_move(job)}
+        if not slow_gpus_at(state, now_s)
+        else set(),
         stake=lambda job_id: _stake(state, state.live_jobs[job_id], now_s),
     )
     placement = place(topology, current, wanted, mobility)
@@ -55,8 +63,20 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     return (PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s),)
 
 
+def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
+    """A place beside a slow GPU's for one worker: the nearest free one, where workers need not stop for it."""
+    replacement = next(replacements(state, now_s), None)
+    return () if replacement is None else (PlacementDecided(placements=(replacement,), at_s=now_s),)
+
+
 def wake_at_s(state: PoolState) -> float | None:
-    """When the patience with a job that is handed over ends, if another wish can come true then."""
+    """When something is due that only time brings."""
+    due_s = (_patience_ends_s(state), replacement_due_s(state))
+    return min((at_s for at_s in due_s if at_s is not None), default=None)
+
+
+def _patience_ends_s(state: PoolState) -> float | None:
+    """With a job that is handed over, if another wish can come true then."""
     handed_over = [job for job in state.live_jobs.values() if job.handed_over]
     if not handed_over:
         return None

@@ -104,6 +104,7 @@ class PoolConfig:
     heartbeat_timeout_s: PositiveDurationS = 6.0  # silence after which a node is lost
     stall_timeout_s: PositiveDurationS = 120.0  # without one iteration for so long a job has failed
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
+    slow_gpu_s: DurationS = 600.0  # so long a GPU counts as slow on which a worker was slower than its peers
     stop_free: bool = False  # workers go over to a job's next generation where they can, and train until then
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])

@@ -28,6 +28,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         alive=True,
         since_s=event.at_s,
         sockets=event.sockets,
+        slow_gpus=known.slow_gpus if known is not None else (),
         rack=event.rack,
     )
     state = changed(state, nodes=state.nodes.set(event.node_id, node))

@@ -1,5 +1,7 @@
 """The fold of what executors and the monitor tell of a job's workers. Part of `lifecycle`."""
 
+from dataclasses import replace
+
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.events import Event
@@ -12,7 +14,7 @@ from shared.messages.fold_jobs import (
     with_job,
     workers_on,
 )
-from shared.messages.pool_state import Job, PoolState, StoppingWorkers, spec_of
+from shared.messages.pool_state import Job, PoolState, SlowGpu, StoppingWorkers, slow_gpu, spec_of
 
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2
@@ -138,6 +140,35 @@ def knows(job: Job, micro_batch_size: int) -> bool:
 def half_of(micro_batch_size: int) -> int:
     """What is tried next, rounded up."""
     return (micro_batch_size + 1) // 2
+
+
+def worker_lagged(state: PoolState, job: Job, event: events.WorkerLagged) -> PoolState:
+    """Its GPU counts as slow for a while."""
+    if event.generation != job.generation or not lag_is_news(state, job, event.rank, event.at_s):
+        return state
+    gpu = job.gpus[event.rank]
+    slow = SlowGpu(
+        gpu_index=gpu.gpu_index,
+        slowdown=event.slowdown,
+        job_id=job.job_id,
+        generation=job.generation,
+        since_s=event.at_s,
+    )
+    node = state.nodes[gpu.node_id]
+    others = (other for other in node.slow_gpus if other.gpu_index != gpu.gpu_index)
+    node = replace(node, slow_gpus=(*others, slow))
+    return changed(state, nodes=state.nodes.set(node.node_id, node))
+
+
+def lag_is_news(state: PoolState, job: Job, rank: int, at_s: float) -> bool:
+    """Of a worker of the current generation: nobody knows that its GPU is slow, or will know it for long."""
+    if not whole(job, job.generation) or rank >= len(job.gpus):
+        return False
+    known = slow_gpu(state, job.gpus[rank])
+    if known is None:
+        return True
+    same = (known.job_id, known.generation) == (job.job_id, job.generation)
+    return at_s - known.since_s > (state.config.slow_gpu_s / 2 if same else 0.0)
 
 
 def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:

@@ -30,12 +30,13 @@ from shared.messages.fold_workers import (
     speed_seen,
     start_seen,
     worker_crashed,
+    worker_lagged,
     workers_gone_after_the_end,
     workers_stopped,
 )
 from shared.messages.pool_state import Phase, PoolState
 
-FOLD = 8  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
+FOLD = 9  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -106,6 +107,7 @@ def _of_a_job(
     | events.GenerationStarted
     | events.WorkersStopped
     | events.WorkerCrashed
+    | events.WorkerLagged
     | events.MemoryExceeded
     | events.JobProgressed
     | events.JobFinished
@@ -147,6 +149,8 @@ def _of_a_job(
             return with_job(state, workers_stopped(job, event))
         case events.WorkerCrashed():
             return worker_crashed(state, job, event, sequence)
+        case events.WorkerLagged():
+            return worker_lagged(state, job, event)
         case events.MemoryExceeded():
             return memory_exceeded(state, job, event, sequence)
         case events.RendezvousOpened():

@@ -175,6 +175,20 @@ class HeldQuote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGpu:
+    """A GPU on which a worker was slower than its peers; it counts as slow for `PoolConfig.slow_gpu_s`.
+
+    slowdown: its time for as many samples, by the median of theirs. Of which job and generation that was said.
+    """
+
+    gpu_index: int
+    slowdown: float
+    job_id: str
+    generation: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """One node, as its executor and the monitor last said."""
 
@@ -187,6 +201,7 @@ class NodeState:
     left: bool = False  # it said good-bye
     sockets: int = 1
     rack: str = ""
+    slow_gpus: tuple[SlowGpu, ...] = ()  # for some, the time may be over
     earlier_incarnations: tuple[str, ...] = ()  # newest first: their joining, told again, is old news
 
 
@@ -269,6 +284,23 @@ def _num_gpus_alive(nodes: Map[str, NodeState]) -> int:
     if _last_counted[0] is not nodes:
         _last_counted = (nodes, sum(node.num_gpus for node in nodes.values() if node.alive))
     return _last_counted[1]
+
+
+def slow_gpu(state: PoolState, gpu: GpuId) -> SlowGpu | None:
+    """What was said of it last, however long ago."""
+    node = state.nodes.get(gpu.node_id)
+    slow = node.slow_gpus if node is not None else ()
+    return next((each for each in slow if each.gpu_index == gpu.gpu_index), None)
+
+
+def slow_gpus_at(state: PoolState, now_s: float) -> dict[GpuId, SlowGpu]:
+    """Those that count as slow."""
+    return {
+        GpuId(node.node_id, slow.gpu_index): slow
+        for node in state.nodes.values()
+        for slow in node.slow_gpus
+        if node.alive and now_s - slow.since_s < state.config.slow_gpu_s
+    }
 
 
 def spec_of(job: Job) -> JobSpec:

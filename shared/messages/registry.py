@@ -41,6 +41,7 @@ _TYPES: tuple[type[Any], ...] = (
     events.GenerationStarted,
     events.WorkersStopped,
     events.WorkerCrashed,
+    events.WorkerLagged,
     events.MemoryExceeded,
     events.JobProgressed,
     events.CheckpointWritten,

@@ -218,6 +218,14 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lagged:
+    """A worker of the generation is slower than the others, for many steps in a row. From rank 0."""
+
+    rank: Index
+    slowdown: Rate  # its time for its own part of a step, by the median of the others'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
     """Instead of `Progressed` while no step ends: the process lives, its training may not."""
 
@@ -327,6 +335,7 @@ FromWorker = (
     | Switched
     | Interrupted
     | Progressed
+    | Lagged
     | Alive
     | Checkpointed
     | NotCheckpointed

@@ -147,6 +147,25 @@ class Fast(Points):
     reproducible = "fast"
 
 
+class OneIsSlow(Points):
+    """The first that comes to the file `taken`, by delay_s for each part of a batch."""
+
+    def init_dataset(self):
+        with contextlib.suppress(FileExistsError):
+            Path(self.hyperparameters["taken"]).touch(exist_ok=False)
+            print("I am slow")
+            self.delay_s = self.hyperparameters["delay_s"]
+        return super().init_dataset()
+
+    def train(self, batch, model, optimizer):
+        time.sleep(getattr(self, "delay_s", 0.0))
+        return super().train(batch, model, optimizer)
+
+
+class OneIsSlowAndFast(OneIsSlow):
+    reproducible = "fast"
+
+
 class Wide(Points):
     """More numbers than a connection takes at once."""
 

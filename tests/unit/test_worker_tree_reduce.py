@@ -10,6 +10,7 @@ from services.executor.worker.bitwise import BitwiseSteps
 from services.executor.worker.lockstep import Lockstep
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.tree_reduce import TensorSum
 from services.executor.worker.virtual_nodes import VirtualNodes
 
@@ -59,6 +60,7 @@ def test_a_hook_of_the_user_sees_the_gradient_of_one_virtual_node() -> None:
         members=Membership(None, Pacer(1.0), virtual_nodes),
         job_seed=0,
         pacer=Pacer(1.0),
+        stopwatch=Stopwatch(torch.device("cpu")),
         take_turns=partial(Lockstep, on_start=lambda: None),
     )
     try:

@@ -18,6 +18,7 @@ from services.executor.worker.buffers import Buffers
 from services.executor.worker.loading import seed_generators
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.training_function import TrainingFailed
 from services.executor.worker.tree_reduce import Tensors, TensorSum
 from services.executor.worker.virtual_nodes import Phase, seed_of
@@ -58,11 +59,13 @@ class BitwiseSteps:
         members: Membership,
         job_seed: int,
         pacer: Pacer,
+        stopwatch: Stopwatch,
         take_turns: TakeTurns,
     ) -> None:
         self.model = model
         self._job_seed = job_seed
         self._pacer = pacer
+        self._stopwatch = stopwatch
         self._all_parameters = _parameters(model, optimizer)
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
         self._iteration = 0
@@ -127,6 +130,8 @@ class BitwiseSteps:
 
     def _meeting(self, point: str) -> None:
         self._num_meetings += 1
+        if self._num_meetings == 1:
+            self._stopwatch.lap()
         if point == _BACKWARD:
             self._pacer.pace()
             self._share(self._gradients.finish(self._trained))

@@ -13,6 +13,7 @@ from torch import nn
 
 from services.executor.worker.loading import seed_generators
 from services.executor.worker.membership import Membership
+from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.virtual_nodes import Phase, seed_of
 
 
@@ -25,16 +26,23 @@ class FastSteps:
         device: torch.device,
         job_seed: int,
         find_unused_parameters: bool,
+        stopwatch: Stopwatch,
     ) -> None:
         self._bare = model
         self._job_seed = job_seed
         self._buffers_before: list[torch.Tensor] = []
         self.model = members.wrap(model, device, find_unused_parameters=find_unused_parameters)
         self.computed = members.computed
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _: stopwatch.lap())
+            for parameter in [each for each in model.parameters() if each.requires_grad][:1]
+        ]  # its gradient is the last of a backward pass, mostly; after it the wrapper waits for the others
 
     def close(self) -> None:
         """The wrapper of the model goes, and its hooks with it."""
         self.model = self._bare
+        for hook in self._hooks:
+            hook.remove()
 
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What train() returns, called once."""

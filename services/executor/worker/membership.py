@@ -20,7 +20,7 @@ from services.executor.worker.pacing import Pacer
 from services.executor.worker.summation_tree import tree_sum
 from services.executor.worker.virtual_nodes import VirtualNodes
 
-_HEAD = 4  # numbers of a worker in an agreement, before those of its virtual nodes
+_HEAD = 5  # numbers of a worker in an agreement, before those of its virtual nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class Agreement:
     over: bool  # at least one training function wants no more steps
     switch: bool  # all are ready for the same new generation
     same: bool  # all have the same fingerprint
+    own_s: tuple[float, ...]  # by rank: time for its own part of the step, for as many samples
     means: tuple[float, ...]  # over the global batch
 
 
@@ -42,6 +43,7 @@ class Membership:
         self.rank, self.world_size = (group.rank, group.size) if group else (0, 1)
         self.virtual_nodes = virtual_nodes
         self.computed = virtual_nodes.computed_by(self.rank, self.world_size)
+        self._part_computed = sum(micro_batch.weight for micro_batch in self.computed)
         self._pacer = pacer
         self._blocks = [virtual_nodes.block(rank, self.world_size) for rank in range(self.world_size)]
         self._weights = [virtual_nodes.weight(virtual_node) for virtual_node in range(virtual_nodes.count)]
@@ -77,10 +79,12 @@ class Membership:
         over: bool,
         ready_for: int,
         fingerprint: int,
+        own_s: float,
         rows: Sequence[Sequence[float]],
     ) -> Agreement:
         """Meet at the step boundary: once a step.
 
+        own_s: how long this worker took for its part before it met the others.
         ready_for: the generation to which this worker could go over now, 0 if there is none.
         rows: as many numbers for each micro-batch computed here.
         """
@@ -89,7 +93,9 @@ class Membership:
         width = len(rows[0]) if rows else 0
         longest = max(map(len, self._blocks))
         mine = torch.zeros(_HEAD + longest * width, dtype=torch.float64)
-        mine[:_HEAD] = torch.tensor([stop, over, ready_for, fingerprint])
+        mine[:_HEAD] = torch.tensor(
+            [stop, over, ready_for, fingerprint, own_s / self._part_computed], dtype=torch.float64
+        )
         mine[_HEAD : _HEAD + len(block) * width] = torch.tensor(
             [row for row, _ in zip(rows, block, strict=False)]
         ).flatten()
@@ -104,6 +110,7 @@ class Membership:
             over=any(bool(theirs[1]) for theirs in everyone),
             switch=ready_for > 0 and all(theirs[2] == ready_for for theirs in everyone),
             same=all(theirs[3] == fingerprint for theirs in everyone),
+            own_s=tuple(float(theirs[4]) for theirs in everyone),
             means=tuple(map(self._mean, zip(*all_rows, strict=True))),
         )
 

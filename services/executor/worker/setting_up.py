@@ -27,6 +27,7 @@ from services.executor.worker.pacing import Pacer
 from services.executor.worker.plan import plan_of
 from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.script import Script
+from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.streams import reader_of
 from services.executor.worker.surroundings import is_script
 from services.executor.worker.telemetry import Telemetry
@@ -50,7 +51,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     worker joins some, else from the checkpoint."""
     spec = assignment.spec
     device = claim(assignment.device, assignment.gpu_index)
-    pacer = Pacer(assignment.cpu_share)
+    pacer, stopwatch = Pacer(assignment.cpu_share), Stopwatch(device)
     invited = invitation(assignment, device)
     store = open_rendezvous(invited, channel)
     function = Script(spec, device) if is_script(spec) else load_training_function(spec, assignment.code_path)
@@ -104,8 +105,9 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         device=device,
         pacer=pacer,
         telemetry=telemetry,
+        stopwatch=stopwatch,
         members=members,
-        make_steps=partial(_steps, function, model, optimizer, device, pacer, spec),
+        make_steps=partial(_steps, function, model, optimizer, device, pacer, stopwatch, spec),
         iteration=state["iteration"],
         metrics=dict(state["metrics"]),
         metric_names=state.get("metric_names"),
@@ -121,6 +123,7 @@ def _steps(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     pacer: Pacer,
+    stopwatch: Stopwatch,
     spec: JobSpec,
     members: Membership,
 ) -> Steps:
@@ -131,6 +134,7 @@ def _steps(
             device=device,
             job_seed=spec.seed,
             find_unused_parameters=function.find_unused_parameters,
+            stopwatch=stopwatch,
         )
     return BitwiseSteps(
         model,
@@ -138,6 +142,7 @@ def _steps(
         members=members,
         job_seed=spec.seed,
         pacer=pacer,
+        stopwatch=stopwatch,
         take_turns=partial(InTurn, points=POINTS)
         if isinstance(function, Script)
         else partial(Lockstep, on_start=partial(prepare_thread, device)),

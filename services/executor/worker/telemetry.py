@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from services.executor.worker.channel import Channel
-from shared.messages.worker_channel import Alive, Progressed
+from shared.messages.worker_channel import Alive, Lagged, Progressed
 
 _PERIOD_S = 0.5
 _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change
@@ -54,6 +54,10 @@ class Telemetry:
             self._metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
             self._progressed_at_s = now_s
             self._step_ends.append((iteration, now_s))
+
+    def lags(self, rank: int, slowdown: float) -> None:
+        """A worker of this generation, which rank 0 has found."""
+        self._channel.send(Lagged(rank=rank, slowdown=slowdown))
 
     def _report(self) -> None:
         reported = 0

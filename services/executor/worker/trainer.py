@@ -5,6 +5,7 @@ and the state that outlives this generation are looked after here, between its c
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -28,6 +29,8 @@ from services.executor.worker.membership import Agreement, Membership
 from services.executor.worker.optimizer_settings import Settings, restore, settings_of
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.read_ahead import ReadAhead
+from services.executor.worker.stopwatch import Stopwatch
+from services.executor.worker.stragglers import Stragglers
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.training_function import (
     Stateful,
@@ -75,6 +78,7 @@ class Trainer:
     device: torch.device
     pacer: Pacer
     telemetry: Telemetry
+    stopwatch: Stopwatch
     members: Membership
     make_steps: Callable[[Membership], Steps]
     reading: ReadAhead
@@ -86,6 +90,7 @@ class Trainer:
     is_over: bool = False  # some training function wants no more steps
     generation: int = 0  # as whose worker it trains
     steps: Steps = field(init=False)
+    _stragglers: Stragglers = field(default_factory=Stragglers)
     _is_evaluated: bool = False  # at this iteration
     _settings_before: Settings = ()  # of the optimizer, at the beginning of the step
     _stage: "_Stage" = field(default_factory=lambda: _Stage.BETWEEN)
@@ -109,12 +114,14 @@ class Trainer:
 
     def step(self, *, stop: bool, ready_for: int = 0) -> Agreement:
         """One iteration on the global batch, and what all workers agree on at its end."""
+        self.stopwatch.start()
         batches = self._batches()
         self._settings_before = settings_of(self.optimizer)
         self._stage = _Stage.COMPUTING
         self.function.iteration = self.iteration
         self.model.train()
         returned = self._compute([partial(self._train, batch) for batch in batches])
+        own_s = self.stopwatch.seconds()
         self.pacer.pace()
         changed_here = self.steps.changed_buffers()
         if not any(map(any, changed_here)) and not self.spec.metric_conditions:
@@ -125,6 +132,7 @@ class Trainer:
             over=self.function.is_over,
             ready_for=ready_for,
             fingerprint=self._fingerprint(),
+            own_s=own_s,
             rows=[
                 (*metrics.values(), *changed) for metrics, changed in zip(returned, changed_here, strict=True)
             ],
@@ -144,6 +152,8 @@ class Trainer:
         self._is_evaluated = False
         self._stage = _Stage.BETWEEN
         self.telemetry.step_ended(self.iteration, self.metrics)
+        if self.is_rank_0 and (straggler := self._stragglers.found(agreement.own_s, time.monotonic())):
+            self.telemetry.lags(straggler.rank, straggler.slowdown)
         return agreement
 
     def _batches(self) -> list[Any]:
@@ -240,6 +250,7 @@ class Trainer:
         keeps = self.is_rank_0 and self.assignment.purpose == "train"
         self.checkpoints = self.checkpoint_store() if keeps else None
         self._is_evaluated = False  # whoever comes does not know: all do it again
+        self._stragglers = Stragglers()
         self.telemetry.began(self.iteration)
 
     def checkpoint_store(self) -> CheckpointStore:

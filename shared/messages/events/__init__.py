@@ -38,6 +38,7 @@ from shared.messages.events.jobs import (
     RendezvousOpened,
     ThroughputMeasured,
     WorkerCrashed,
+    WorkerLagged,
     WorkersStopped,
 )
 from shared.messages.events.nodes import NodeEvent, NodeJoined, NodeLost, NodeReported, WorkerReport
@@ -102,6 +103,7 @@ __all__ = [
     "Telemetry",
     "ThroughputMeasured",
     "WorkerCrashed",
+    "WorkerLagged",
     "WorkerReport",
     "WorkersStopped",
 ]

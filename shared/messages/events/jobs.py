@@ -93,6 +93,22 @@ class MemoryExceeded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLagged:
+    """A worker takes longer for its part of each step than the others do for theirs, by sample: the GPU is slow. From
+    the executor of rank 0.
+
+    slowdown: its time by the median of the others'.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    generation: Generation
+    rank: Index
+    slowdown: Rate
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgressed:
     """How far and how fast. From the monitor, every few seconds for each running job."""
 
@@ -195,6 +211,7 @@ JobEvent = (
     | GenerationStarted
     | WorkersStopped
     | WorkerCrashed
+    | WorkerLagged
     | MemoryExceeded
     | JobProgressed
     | CheckpointWritten

@@ -1,0 +1,24 @@
+"""A worker that is slower than its peers holds up all of them, and is found by what it takes for its own part."""
+
+import pytest
+
+from shared.messages.worker_channel import Lagged
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_rank_0_tells_who_is_slower_than_the_others(node, spec_of, tmp_path):
+    """In both modes, side by side."""
+    jobs = {}
+    for name in ("OneIsSlow", "OneIsSlowAndFast"):
+        settings = {"step_s": 0.0, "delay_s": 0.1, "taken": str(tmp_path / name)}
+        spec = spec_of(name, max_iterations=10**9, global_batch_size=3, hyperparameters=settings)
+        job_id = node.new_job_id()
+        jobs[job_id] = await node.launch(spec, job_id=job_id, num_workers=3)
+    for job_id, workers in jobs.items():
+        lagged = await workers.first(Lagged)
+        workers.stop()
+        await workers.ended()
+        slow = [rank for rank in range(3) if "I am slow" in node.log_of(job_id, rank=rank)]
+        assert [lagged.rank] == slow
+        assert lagged.slowdown > 1.5

@@ -1,0 +1,120 @@
+"""A worker that holds up its peers becomes a fact, and gets another GPU where that costs nobody anything."""
+
+from typing import Any
+
+import pytest
+
+from elasticflow.views import node_views
+from services.placement.policy import POLICY
+from services.placement.slow_gpus import SETTLED_S
+from shared.messages import events
+from shared.messages.cluster import GpuId
+from shared.messages.pool_state import SlowGpu, slow_gpus_at
+from shared.messages.worker_channel import Lagged
+from tests.executor_node import ExecutorNode
+from tests.histories import NOW_S, History, best_effort, gpus, pool, spec
+from tests.unit.test_placement_policy import admitted, allocated
+
+SETTLED_AT_S = NOW_S + SETTLED_S
+KEPT_S = 600.0
+
+
+def lagged(rank: int = 0, generation: int = 1, at_s: float = SETTLED_AT_S) -> events.WorkerLagged:
+    return events.WorkerLagged(job_id="a", generation=generation, rank=rank, slowdown=2.0, at_s=at_s)
+
+
+def training(*num_gpus: int, job: Any = None, **config: Any) -> History:
+    """A job on two GPUs, in a pool of nodes."""
+    history = pool(*num_gpus, **{"stop_free": True} | config)
+    admitted(history, "a", job or best_effort())
+    allocated(history, a=2).decided(POLICY)
+    return history.started("a")
+
+
+def placed(history: History, now_s: float = SETTLED_AT_S) -> list[tuple[GpuId, ...]]:
+    return [each.gpus for decided in history.decided(POLICY, now_s=now_s) for each in decided.placements]
+
+
+# --- the fact ---------------------------------------------------------------------------------------------
+
+
+def test_rank_0_s_executor_tells_of_it_once_and_again_while_it_lasts() -> None:
+    node = ExecutorNode().training(2)
+    said = Lagged(rank=1, slowdown=2.0)
+    node.says(said).says(said).settle()
+    (fact,) = node.told_of(events.WorkerLagged)
+    assert (fact.rank, fact.generation, fact.slowdown) == (1, 1, 2.0)
+    node.at(NOW_S + KEPT_S / 2 - 1).says(said)
+    assert len(node.told_of(events.WorkerLagged)) == 1
+    node.at(NOW_S + KEPT_S / 2 + 1).settle()
+    assert len(node.told_of(events.WorkerLagged)) == 1, "it is over, as far as anybody knows"
+    node.says(said)
+    assert len(node.told_of(events.WorkerLagged)) == 2
+    assert node.unchanged_by(fact)
+
+
+def test_a_gpu_counts_as_slow_for_a_while() -> None:
+    history = training(4).then(lagged(1))
+    slow = SlowGpu(gpu_index=1, slowdown=2.0, job_id="a", generation=1, since_s=SETTLED_AT_S)
+    (gpu,) = gpus("node-0:1")
+    assert slow_gpus_at(history.state, SETTLED_AT_S) == {gpu: slow}
+    assert slow_gpus_at(history.state, SETTLED_AT_S + KEPT_S) == {}
+    (view,) = node_views(history.state)
+    assert view.slow_until_s == {1: SETTLED_AT_S + KEPT_S}
+
+
+@pytest.mark.parametrize("fact", [lagged(generation=7), lagged(rank=2)], ids=["another generation", "nobody"])
+def test_what_cannot_be_is_passed_over(fact: events.WorkerLagged) -> None:
+    history = training(4)
+    before = history.state.nodes
+    assert history.then(fact).state.nodes == before
+
+
+# --- what follows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", [best_effort(), spec()], ids=["best effort", "promised"])
+def test_its_worker_gets_the_nearest_free_gpu_and_the_rank_stays(job: Any) -> None:
+    history = training(2, 4, job=job, racks={"node-0": "r", "node-1": "r"})
+    before = history.state.live_jobs["a"].gpus
+    assert {gpu.node_id for gpu in before} == {"node-0"}
+    (after,) = placed(history.then(lagged(1)))
+    assert (after[0], after[1].node_id) == (before[0], "node-1")
+    assert history.state.live_jobs["a"].handed_over, "nobody stops"
+    same_node = training(4).then(lagged(0))
+    ((first, second),) = placed(same_node)
+    assert (first.node_id, first.gpu_index in (2, 3), second.gpu_index) == ("node-0", True, 1)
+
+
+def test_a_job_that_has_just_been_placed_settles_first() -> None:
+    history = training(4).then(lagged(0, at_s=NOW_S + 15.0))
+    assert placed(history, NOW_S + 15.0) == []
+    assert POLICY.wake_at_s(history.state) == SETTLED_AT_S
+    assert len(placed(history, SETTLED_AT_S)) == 1
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        lambda: training(2).then(lagged()),
+        lambda: training(4, stop_free=False).then(lagged()),
+        lambda: training(4, slow_gpu_s=0.0).then(lagged()),
+        lambda: training(2, 2).then(lagged(), lagged(1)),
+    ],
+    ids=["no GPU is free", "workers would have to stop", "only told of", "two of two are slow"],
+)
+def test_where_that_is_not_to_be_had_nobody_is_moved(history: Any) -> None:
+    made = history()
+    if len(made.state.nodes) > 1:  # the other node is busy with one that takes both
+        admitted(made, "b", best_effort())
+        allocated(made, a=2, b=2).decided(POLICY)
+    assert placed(made) == []
+    assert POLICY.wake_at_s(made.state) is None
+
+
+def test_nobody_is_moved_back_to_it_while_it_counts_as_slow() -> None:
+    history = training(2, 2).then(lagged(1))
+    (pieces,) = placed(history)
+    history.started("a")
+    assert len({gpu.node_id for gpu in pieces}) == 2
+    assert placed(history, SETTLED_AT_S + 2 * SETTLED_S) == []
