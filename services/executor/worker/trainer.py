@@ -271,8 +271,10 @@ class Trainer:
             raise
         if handed.state is not None:
             self.take_over(handed.state)
+        retire(
+            self.members.group, met.everyone
+        )  # not here: its closing may take a while, also for who leaves
         if invited.stays:
-            retire(self.members.group, met.everyone)
             virtual_nodes = virtual_nodes_of(
                 self.function, self.spec, invited.world_size, invited.micro_batch_size
             )
