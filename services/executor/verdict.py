@@ -165,6 +165,8 @@ def _end_in_words(worker: Worker) -> str:
     match ended.exit_code:
         case ExitCode.PEER_LOST:
             return "lost a peer"
+        case ExitCode.OUT_OF_MEMORY:
+            return "ran out of memory"
         case ExitCode.DEVICE_UNUSABLE:
             return "cannot use its GPU (its log says why)"
         case ExitCode.DONE | ExitCode.SUPERSEDED:

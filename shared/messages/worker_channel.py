@@ -48,6 +48,7 @@ class ExitCode(IntEnum):
     PEER_LOST = 71  # another worker of the generation is gone: a new generation can go on
     SUPERSEDED = 72  # a newer generation of the job has written a checkpoint
     DEVICE_UNUSABLE = 73  # the node's fault; its log says what is wrong with the GPU
+    OUT_OF_MEMORY = 74  # and its script with it; smaller micro-batches may fit: `Interrupted` has said so
 
 
 # --- executor -> worker ---------------------------------------------------------------------------------

@@ -44,12 +44,14 @@ class Short:
         self.model = job.init_model()
         self.optimizer = job.init_optimizer(self.model)
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [5, 20, 20])
+        self.num_samples = 0  # of the present batch
         loader = DataLoader(job.init_dataset())
         self.loader = elasticflow.elastic(loader, self.model, self.optimizer, self.schedule)
 
     def losses(self):
         for _ in self.loader.epochs(10**6):
             for _, points, targets in self.loader:
+                self.num_samples = len(points)
                 yield nn.functional.mse_loss(self.model(points), targets)
 
 
@@ -61,6 +63,17 @@ def schedule_by_steps() -> None:
         job.optimizer.step()
         job.schedule.step()
     print(f"last epoch of the schedule: {job.schedule.last_epoch}")
+
+
+def too_big() -> None:
+    """Its memory holds one sample at once, from the sixth step on."""
+    job = Short()
+    for loss in job.losses():
+        if job.loader.iteration >= 5 and job.num_samples > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
 
 
 def raises() -> None:

@@ -7,7 +7,15 @@ import pytest_asyncio
 
 from benchmarks.engine.sensitive import digest
 from services.executor.worker.checkpoint import CheckpointStore, state_of
-from shared.messages.worker_channel import ExitCode, Failed, Finished, Interrupted, Profiled, Progressed
+from shared.messages.worker_channel import (
+    ExitCode,
+    Failed,
+    Finished,
+    Interrupted,
+    Profiled,
+    Progressed,
+    Started,
+)
 from tests.training.test_bitwise import digest_of, run, stateful
 from tests.training.test_stop_free import all_there
 
@@ -91,6 +99,21 @@ async def test_a_script_that_ends_early_ends_the_job_and_ends_it_again(node, spe
         finished = await workers.first(Finished)
         assert (finished.iteration, finished.condition) == (20, "metric")
         assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+
+
+async def test_a_script_that_runs_out_of_memory_ends_and_goes_on_with_less_at_a_time(node, spec_of):
+    """An error in its loop is its end: what it has done is kept, and its worker is missed as any other."""
+    job_id = node.new_job_id()
+    workers = await node.launch(script(spec_of, "too_big", until=10), job_id=job_id)
+    interrupted = await workers.first(Interrupted)
+    assert (interrupted.iteration, interrupted.micro_batch_size) == (5, 2)
+    assert (await workers.ended())[0].code == ExitCode.OUT_OF_MEMORY
+    again = await node.launch(
+        script(spec_of, "too_big", until=10), job_id=job_id, generation=2, micro_batch_size=1
+    )
+    assert (await again.first(Started)).iteration == 5
+    assert (await again.first(Finished)).iteration == 10
+    await again.ended()
 
 
 async def test_a_script_that_counts_by_itself_is_ended_with_the_job(node, spec_of):

@@ -95,16 +95,19 @@ class Changes:
         self._made = _Made(handed, preparation.began_s, preparation.invited)
         self.left = not preparation.invited.stays
 
-    def survive(self, cause: PeerLost | MemoryExceeded) -> bool:
-        """A peer is gone, or a micro-batch was too big: wait for others, or for smaller ones, and go on from the newest
-        step that anybody has done. False if this worker is to stop instead. Raises PeerLost if one more is gone on the
-        way."""
+    def tell_interrupted(self, cause: PeerLost | MemoryExceeded) -> None:
+        """This worker is at a step boundary, and holds nothing of the step that came to nothing."""
         log.warning("interrupted", iteration=self._trainer.iteration, reason=str(cause))
         size = 0
         if isinstance(cause, MemoryExceeded):
             size = cause.micro_batch_size
             release_memory(self._trainer.device)
         self._channel.send(Interrupted(iteration=self._trainer.iteration, micro_batch_size=size))
+
+    def survive(self) -> bool:
+        """A peer is gone, or a micro-batch was too big: wait for others, or for smaller ones, and go on from the newest
+        step that anybody has done. False if this worker is to stop instead. Raises PeerLost if one more is gone on the
+        way."""
         while not self._channel.stop_requested:
             self._look(wait_s=_LOOK_S)
             if self._preparation is not None and self._preparation.ready_for:

@@ -20,6 +20,7 @@ from services.executor.worker.groups import LeftBehind, PeerLost
 from services.executor.worker.interruption import Interruption
 from services.executor.worker.repeatability import first_step_twice
 from services.executor.worker.saving import Saving
+from services.executor.worker.script import Script
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.surroundings import at_home
 from services.executor.worker.telemetry import Telemetry
@@ -84,6 +85,9 @@ class _Training:
             except (PeerLost, MemoryExceeded) as error:
                 if not self.trainer.mend():
                     raise
+                if isinstance(error, MemoryExceeded) and isinstance(self.trainer.function, Script):
+                    self._keep_what_a_script_did(error)
+                    raise
                 cause = error.with_traceback(None)  # its frames hold the step's memory
             except LeftBehind:
                 threading.Event().wait()  # for the end of the process: another thread sees to it
@@ -122,10 +126,16 @@ class _Training:
 
     def _survive(self, cause: PeerLost | MemoryExceeded) -> bool:
         """As `_step`."""
-        if self.changes.survive(cause):
+        self.changes.tell_interrupted(cause)
+        if self.changes.survive():
             return self._has_left()
         _stop_alone(self.trainer, self._saving)
         return True
+
+    def _keep_what_a_script_did(self, cause: MemoryExceeded) -> None:
+        """An error in its loop was its end: another process goes on."""
+        self.changes.tell_interrupted(cause)
+        _stop_alone(self.trainer, self._saving)
 
     def _has_left(self) -> bool:
         if self.changes.left:

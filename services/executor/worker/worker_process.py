@@ -18,7 +18,7 @@ import structlog
 from services.executor.worker import training
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import Superseded
-from services.executor.worker.device import DeviceLost, DeviceUnusable, warm_up
+from services.executor.worker.device import DeviceLost, DeviceUnusable, MemoryExceeded, warm_up
 from services.executor.worker.groups import PeerLost
 from services.executor.worker.training_function import TrainingFailed
 from shared.messages.worker_channel import Assignment, ExitCode, Failed, WarmUp
@@ -67,6 +67,9 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
     except PeerLost as error:
         log.warning("peer_lost", reason=str(error))
         return ExitCode.PEER_LOST
+    except MemoryExceeded as error:
+        log.warning("memory_exceeded", reason=str(error))
+        return ExitCode.OUT_OF_MEMORY
     except (DeviceUnusable, DeviceLost) as error:
         log.error("device_unusable", reason=str(error))
         return ExitCode.DEVICE_UNUSABLE
