@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         wait,
     )
     from elasticflow.client import Client
-    from elasticflow.script import Script, elastic
+    from elasticflow.script import Script, TorchrunScript, elastic
 
 __all__ = [
     "Client",
@@ -40,6 +40,7 @@ __all__ = [
     "JobSpec",
     "Scalar",
     "Script",
+    "TorchrunScript",
     "amend",
     "cancel",
     "checkpoint",
@@ -56,7 +57,7 @@ __all__ = [
 
 _LIVES_IN = {
     "Client": "elasticflow.client",
-    **dict.fromkeys(("Script", "elastic"), "elasticflow.script"),
+    **dict.fromkeys(("Script", "TorchrunScript", "elastic"), "elasticflow.script"),
     **dict.fromkeys(
         (
             *("amend", "cancel", "checkpoint", "hold", "jobs", "profile"),

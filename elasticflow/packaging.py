@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-MAIN = "__main__"  # in the place of a class: the file is a script
+from shared.messages.job import SCRIPT
+
 MAX_ARCHIVE_BYTES = 16 * 1024 * 1024
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
@@ -57,7 +58,7 @@ def _located(source: type | str | Path) -> tuple[Path, str]:
 
 
 def _what_to_run(file: Path) -> str:
-    """The only job class in it, or MAIN."""
+    """The only job class in it, or SCRIPT."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as error:
@@ -68,7 +69,7 @@ def _what_to_run(file: Path) -> str:
             family.append(node.name)
     names = [name for name in family[1:] if not name.startswith("_")]
     if not names and _calls_elastic(tree):
-        return MAIN
+        return SCRIPT
     if len(names) != 1:
         found = ", ".join(names) or "none"
         raise PackagingFailed(

@@ -6,14 +6,13 @@ Importing this imports no torch.
 from __future__ import annotations
 
 import copy
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.job import ElasticJob, InvalidJob
-from shared.messages.job import JobSpec
+from shared.messages.job import TORCHRUN, JobSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,18 +100,34 @@ class Script(ElasticJob):
         elasticflow.submit(job.term_condition(max_iterations=2000).set_deadline(within=600))
     """
 
+    _KNOWN = frozenset({"global_batch_size"})  # hyperparameters that are not the script's
+
     def __init__(self, target: str | Path, *arguments: str) -> None:
         self.target = str(target)
         self.arguments = arguments
 
     def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
-        if settings := sorted(set(self.hyperparameters) - {"global_batch_size"}):
+        if settings := sorted(set(self.hyperparameters) - self._KNOWN):
             raise InvalidJob(
                 f"hyperparameters: a script gets its settings ({', '.join(settings)}) as arguments, after --"
             )
         job = copy.copy(self)
-        if self.arguments:
-            job.hyperparameters = {**self.hyperparameters, "arguments": shlex.join(self.arguments)}
+        numbered = {str(number): argument for number, argument in enumerate(self.arguments, start=1)}
+        job.hyperparameters = {**self.hyperparameters, **numbered}
         return ElasticJob.spec(
             job, training_function=training_function or self.target, code_digest=code_digest
         )
+
+
+class TorchrunScript(Script):
+    """A script as it is, each of its workers started as under `torchrun`; they begin anew when their number changes.
+
+    target: as of a Script. It keeps its own snapshots, with `torch.save`, in its working directory.
+    hyperparameter batch_per_worker: samples of each worker in a step of its optimizer, if that does not depend on
+    their number; an iteration of the job is then global_batch_size samples, and a step what the workers have together.
+    """
+
+    _KNOWN = Script._KNOWN | {"batch_per_worker"}
+
+    def __init__(self, target: str | Path, *arguments: str) -> None:
+        super().__init__(f"{str(target).removesuffix(f':{TORCHRUN}')}:{TORCHRUN}", *arguments)

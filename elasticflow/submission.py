@@ -11,9 +11,9 @@ from pathlib import Path
 
 from elasticflow.errors import NotLoadable
 from elasticflow.job import ElasticJob
-from elasticflow.packaging import MAIN, Package, PackagingFailed, package
-from elasticflow.script import Script
-from shared.messages.job import JobClass, JobSpec
+from elasticflow.packaging import Package, PackagingFailed, package
+from elasticflow.script import Script, TorchrunScript
+from shared.messages.job import SCRIPT, TORCHRUN, JobClass, JobSpec
 
 _SOME_DAYS_S = 10 * 86_400.0
 
@@ -63,8 +63,9 @@ def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Packag
     except PackagingFailed as error:
         raise NotLoadable(target, str(error)) from None
     training_function = code.training_function if code else target
-    if training_function.endswith(f":{MAIN}"):
-        return Script(target, *arguments), code
+    entry = training_function.partition(":")[2]
+    if entry in (SCRIPT, TORCHRUN):
+        return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
     if arguments:
         raise NotLoadable(
             target, f"it is no script: {shlex.join(arguments)} is for nobody; --set NAME=VALUE sets"

@@ -57,12 +57,26 @@ Gpus = Annotated[
         help="Only for what does not run on other numbers of GPUs: 4, 2..8, 2.. or ..8.",
     ),
 ]
+Torchrun = Annotated[
+    bool,
+    typer.Option(
+        "--torchrun", help="Run the script as it is; it begins anew from its snapshot to be resized."
+    ),
+]
+BatchPerWorker = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-per-worker", metavar="N", help="With --torchrun: samples of each worker in a step."
+    ),
+]
 
 
 def submit(
     context: typer.Context,
     target: Target,
     arguments: Arguments = None,
+    torchrun: Torchrun = False,
+    batch_per_worker: BatchPerWorker = None,
     deadline: When = "",
     batch: Batch = None,
     iterations: NumIterations = None,
@@ -109,6 +123,7 @@ def submit(
       eflow submit train.py --deadline 2h --name nightly-42 --wait --json
       eflow submit train.py --quote digits-3f9a1c
       eflow submit ddp.py --batch 64 --iterations 900 --deadline 5m -- --lr 0.1
+      eflow submit old.py --torchrun --batch 256 --batch-per-worker 32 --iterations 900 --deadline 1h
       eflow submit train.py --deadline 2h --gpus 2..8
     """
     if quote_id and name:
@@ -116,6 +131,8 @@ def submit(
     wish = Wish(
         target=target,
         arguments=tuple(arguments or ()),
+        torchrun=torchrun,
+        batch_per_worker=batch_per_worker,
         deadline=deadline,
         batch=batch,
         iterations=iterations,
@@ -127,7 +144,7 @@ def submit(
         where=where_words(context),
     )
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
-    job, code = load(target, wish.arguments)
+    job, code = load(wish.entry, wish.arguments)
     job = wish.apply(job)
     if quote_id and not deadline:
         job.set_deadline(at=run(lambda client: client.held_quote(quote_id), **where).deadline_s)
@@ -170,6 +187,8 @@ def quote(
     context: typer.Context,
     target: Target,
     arguments: Arguments = None,
+    torchrun: Torchrun = False,
+    batch_per_worker: BatchPerWorker = None,
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
@@ -199,6 +218,8 @@ def quote(
     wish = Wish(
         target=target,
         arguments=tuple(arguments or ()),
+        torchrun=torchrun,
+        batch_per_worker=batch_per_worker,
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
@@ -206,7 +227,7 @@ def quote(
         tenant=tenant,
         where=where_words(context),
     )
-    job, code = load(target, wish.arguments)
+    job, code = load(wish.entry, wish.arguments)
     ready = with_code(quotable(wish.apply(job)), code)
 
     async def ask(client: Client) -> DeadlineQuoted | QuoteHeld | QuoteRefused:

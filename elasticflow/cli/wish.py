@@ -10,7 +10,7 @@ import typer
 
 from elasticflow.job import ElasticJob
 from elasticflow.times import Deadline, parse_deadline
-from shared.messages.job import Scalar
+from shared.messages.job import TORCHRUN, Scalar
 
 
 class ClassName(StrEnum):
@@ -28,6 +28,8 @@ class Wish:
 
     target: str
     arguments: tuple[str, ...] = ()  # of a script
+    torchrun: bool = False  # the script as it is
+    batch_per_worker: int | None = None
     deadline: str = ""
     batch: int | None = None
     iterations: int | None = None
@@ -41,8 +43,9 @@ class Wish:
 
     def command(self) -> str:
         """The command line that asks for this, ready to be pasted into a shell."""
-        words = ["eflow", "submit", self.target]
+        words = ["eflow", "submit", self.target, *(["--torchrun"] if self.torchrun else [])]
         options = {
+            "--batch-per-worker": self.batch_per_worker,
             "--deadline": self.deadline,
             "--batch": self.batch,
             "--iterations": self.iterations,
@@ -59,6 +62,11 @@ class Wish:
         words += self.where
         return shlex.join([*words, "--", *self.arguments] if self.arguments else words)
 
+    @property
+    def entry(self) -> str:
+        """The target, with what is to be run of it where an option says so."""
+        return f"{self.target}:{TORCHRUN}" if self.torchrun else self.target
+
     def apply(self, job: ElasticJob) -> ElasticJob:
         """The job with what was asked for on top of what its class says."""
         if self.deadline:
@@ -67,6 +75,8 @@ class Wish:
         if self.job_class is not None:
             job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
         settings: dict[str, Any] = dict(map(parse_setting, self.settings))
+        if self.batch_per_worker is not None:
+            settings["batch_per_worker"] = self.batch_per_worker
         job.set_hyperparameter(global_batch_size=self.batch, **settings)
         if self.gpus:
             min_gpus, max_gpus = parse_gpus(self.gpus)

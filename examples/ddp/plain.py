@@ -48,11 +48,11 @@ def main() -> None:
         print(f"after epoch {epoch}: learning rate {schedule.get_last_lr()[0]:.4f}")
 
     if dist.get_rank() == 0:
-        model.eval()
+        trained = model.module.eval()
         images, labels = test_set.tensors
-        accuracy = (model(images).argmax(1) == labels).float().mean().item()
+        accuracy = (trained(images).argmax(1) == labels).float().mean().item()
         print(f"accuracy {accuracy:.3f}")
-        torch.save(model.module.state_dict(), "digits.pt")
+        torch.save(trained.state_dict(), "digits.pt")
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ from shared.messages.changed import changed
 from shared.messages.cluster import GpuId
 from shared.messages.events import JobFinished
 from shared.messages.fold_curves import with_speed
+from shared.messages.job import TORCHRUN
 from shared.messages.pool_state import Job, Phase, PoolState, Predecessor, StoppingWorkers, nodes_of, spec_of
 
 # What the state keeps of jobs that ended (decision record 0010); all of it is in the ledger, and in the jobs' logs.
@@ -136,4 +137,5 @@ def holders(state: PoolState, job: Job) -> Predecessor | None:
     if job.predecessor is not None or not state.config.stop_free:
         return job.predecessor
     trains = job.started_at_s is not None and job.phase is Phase.ADMITTED and not job.outdated
-    return Predecessor(generation=job.generation, gpus=job.gpus) if trains else None
+    can_be_joined = spec_of(job).entry != TORCHRUN
+    return Predecessor(generation=job.generation, gpus=job.gpus) if trains and can_be_joined else None

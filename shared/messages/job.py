@@ -41,6 +41,9 @@ def _in_one_sentence(value: Any, validated: ValidatorFunctionWrapHandler) -> Any
         ) from None
 
 
+SCRIPT = "__main__"  # in the place of a class: a script whose loop is elastic
+TORCHRUN = "__torchrun__"  # or one that starts as under torchrun: others join by starting it anew
+
 Scalar = Annotated[bool | Integer | Finite | Annotated[str, FewItems], WrapValidator(_in_one_sentence)]
 
 
@@ -76,7 +79,7 @@ class MetricCondition:
 class JobSpec:
     """One training job, as its user describes it (ElasticFlow, Table 1)."""
 
-    training_function: FunctionPath  # "package.module:Class"
+    training_function: FunctionPath  # "package.module:Class"; instead of a class SCRIPT or TORCHRUN
     code_digest: Digest = ""  # sha256 of the code archive in the object store; "" = importable on the nodes
     model_name: Annotated[str, FewItems] = ""  # names the throughput profile; "" = the function itself
     global_batch_size: BatchSize
@@ -90,6 +93,17 @@ class JobSpec:
     description: Text = ""
     min_gpus: PositiveGpus = 1  # it does not run, or is not to run, on fewer
     max_gpus: PositiveGpus | None = None  # nor on more; the same as min_gpus: it is inelastic
+
+    @property
+    def entry(self) -> str:
+        """The class, or SCRIPT, or TORCHRUN."""
+        return self.training_function.partition(":")[2]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of a script: its hyperparameters 1, 2, ..., as a shell counts them."""
+        numbers = sorted((name for name in self.hyperparameters if name.isdecimal()), key=int)
+        return tuple(str(self.hyperparameters[number]) for number in numbers)
 
     @property
     def gpu_range(self) -> GpuRange:

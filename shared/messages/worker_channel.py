@@ -260,7 +260,7 @@ class Profiled:
     """Median speed of a pre-run at this number of workers. From rank 0."""
 
     iterations_per_s: Rate
-    dataset_size: Iterations  # samples
+    dataset_size: Iterations | None  # samples; None: only the script knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

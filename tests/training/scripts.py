@@ -101,6 +101,14 @@ def never_trains() -> None:
     sys.exit(0)
 
 
+def raises_at_once() -> None:
+    raise ValueError("nothing to train")
+
+
+def exits() -> None:
+    sys.exit(3)
+
+
 def counts_by_itself() -> None:
     """It would loop for ever in a worker that came late."""
     job = Short()

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LAST = 40  # iterations
 
 
-def script(spec_of, *words: str, name: str = "scripts", until: int = LAST, **fields):
-    settings = {"arguments": " ".join(words)}
-    return spec_of(f"{name}:__main__", max_iterations=until, hyperparameters=settings, **fields)
+def script(spec_of, *words: str, name: str = "scripts", entry: str = "__main__", until: int = LAST, **fields):
+    settings = {str(number): word for number, word in enumerate(words, start=1)}
+    return spec_of(f"{name}:{entry}", max_iterations=until, hyperparameters=settings, **fields)
 
 
 def example(spec_of, *, epochs: int = 4):

@@ -41,7 +41,8 @@ def test_a_script_is_packed_as_what_it_is_and_run_nowhere_here(tmp_path):
     spec = with_code(job, code).spec
     assert code is not None
     assert (spec.training_function, spec.code_digest) == ("train:__main__", code.code_digest)
-    assert dict(spec.hyperparameters) == {"arguments": "--epochs '3 or 4'"}
+    assert dict(spec.hyperparameters) == {"1": "--epochs", "2": "3 or 4"}
+    assert spec.arguments == ("--epochs", "3 or 4")
     assert submission_of(job).spec == spec
 
 

@@ -36,6 +36,9 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     buffers.py            buffers by virtual nodes, and how they are combined
     repeatability.py      whether a step follows from what is declared
     fast.py               a step with plain all-reduces
+    torchrun.py           a script as it is, begun anew at each change
+    torchrun_environment.py  what torchrun tells its workers (pure)
+    script_progress.py    how far such a script is, by what it does
     checkpoint.py         whole or not at all, newest generation first
     saving.py             checkpoints beside the training
     tensor_tree.py        a state as its outline and its tensors (pure)

@@ -69,7 +69,11 @@ class InTurn:
             self._before(self.running)
 
     def abandon(self) -> None:
-        """After a meeting that failed: the call has come to its end without effect."""
+        """After a meeting that failed: the call has come to its end without effect. Raises PeerLost if it has not."""
+        if self.running is not None:
+            raise PeerLost(
+                "the script waits within its loop, for somebody who is lost and shows no sign of it"
+            )
 
     def close(self) -> None:
         """Nothing is left of any call."""

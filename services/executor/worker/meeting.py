@@ -102,7 +102,7 @@ def changed(invited: Invitation, change: ChangeMembership) -> Invitation:
     )
 
 
-def open_rendezvous(invited: Invitation, channel: Channel) -> dist.Store | None:
+def open_rendezvous(invited: Invitation, channel: Channel) -> dist.TCPStore | None:
     """Place 0 of several opens the meeting place, early: the others' way there takes time."""
     if invited.place > 0 or invited.size == 1:
         return None
@@ -136,7 +136,7 @@ def meet(
     given_up = given_up or threading.Event()
     try:
         place = dist.PrefixStore(
-            f"{invited.job_id}/{invited.generation}", store or _connect(invited, channel, given_up)
+            f"{invited.job_id}/{invited.generation}", store or connect(invited, channel, given_up)
         )
         if invited.place == 0:
             place.set("plan", json.dumps(plan))
@@ -150,7 +150,7 @@ def meet(
     return Met(workers=workers, everyone=everyone)
 
 
-def _connect(invited: Invitation, channel: Channel, given_up: threading.Event) -> dist.Store:
+def connect(invited: Invitation, channel: Channel, given_up: threading.Event) -> dist.TCPStore:
     """Place 0 listens already where an address is known."""
     address = invited.rendezvous or _address(invited, channel, given_up)
     host, _, port = address.rpartition(":")
@@ -175,7 +175,7 @@ def _wait_for_all(invited: Invitation, place: dist.Store) -> None:
 
 
 def _group(invited: Invitation, place: dist.Store, name: str, size: int, given_up: threading.Event) -> Group:
-    _bind_to_host(invited.advertise_host)
+    bind_to_host(invited.advertise_host)
     return Group(
         dist.PrefixStore(name, place),
         generation=invited.generation,
@@ -187,7 +187,7 @@ def _group(invited: Invitation, place: dist.Store, name: str, size: int, given_u
     )
 
 
-def _bind_to_host(advertise_host: str) -> None:
+def bind_to_host(advertise_host: str) -> None:
     """Let gloo and NCCL use the network that the others see: a host's own name may mean its loopback.
 
     Unless the executor's environment names one. NCCL takes a name for the beginning of one, but for the sign.

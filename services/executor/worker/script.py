@@ -5,9 +5,6 @@ state of the job; then one pass through its loop is one call of train(), and wha
 the job's end. It sees a world of one process: lines about torch.distributed do no harm and mean nothing.
 """
 
-import runpy
-import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from services.executor.worker.coroutine import Coroutine, Returned
 from services.executor.worker.device import prepare_thread
-from services.executor.worker.surroundings import MAIN
+from services.executor.worker.groups import PeerLost
+from services.executor.worker.surroundings import module_of, run_script, world_of_one
 from services.executor.worker.training_function import Stateful, TrainingFailed
 from shared.messages.job import JobSpec, Scalar
 
@@ -36,13 +34,15 @@ class Script:
     reproducible = "bitwise"
     find_unused_parameters = False
 
-    def __init__(self, spec: JobSpec, device: torch.device) -> None:
+    def __init__(self, spec: JobSpec, device: torch.device, gpu_index: int) -> None:
         self.hyperparameters: Mapping[str, Scalar] = spec.hyperparameters
         self.iteration = 0
         self.is_over = False
         self.further_state: dict[str, Stateful] = {}
         self.virtual_nodes = 0
         self._spec = spec
+        self._module = module_of(spec)
+        self._run = partial(run_script, spec, world_of_one(gpu_index), **{_HOOK: self})
         self._thread = Coroutine("script")
         self._thread.go_on(partial(prepare_thread, device))
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer
@@ -51,6 +51,7 @@ class Script:
         self._reported: dict[str, float] = {}
         self._ends = False  # no batch will come any more
         self._has_stepped = False  # the optimizer, in this pass through the loop
+        self._has_failed = False  # e.g. for lack of memory: nobody can go back into its loop
         self._num_empty_loops = 0
 
     # --- as a training function ---
@@ -59,8 +60,8 @@ class Script:
         """Run the script until it is ready to train."""
         if isinstance(self._thread.go_on(self._run), Returned):
             raise TrainingFailed(
-                f"{self._name} ended without training: it must call elasticflow.elastic(loader, model, optimizer) and "
-                "loop over what that returns"
+                f"{self._module} ended without training: it must call elasticflow.elastic(loader, model, optimizer) "
+                "and loop over what that returns"
             )
         return self._objects[1]
 
@@ -88,11 +89,17 @@ class Script:
         del model, optimizer
         if self.is_over:
             raise TrainingFailed(
-                f"{self._name} left its loop within a global batch: parts of that are still to come. Leave it where an "
-                "epoch ends, or let a metric condition or --iterations end the job"
+                f"{self._module} left its loop within a global batch: parts of that are still to come. Leave it where "
+                "an epoch ends, or let a metric condition or --iterations end the job"
             )
+        if self._has_failed:
+            raise PeerLost("the script has not survived the step that is to be repeated")
         self._due, self._loss, self._has_stepped = [batch], None, False
-        self.is_over = isinstance(self._thread.go_on(None), Returned)
+        try:
+            self.is_over = isinstance(self._thread.go_on(None), Returned)
+        except BaseException:
+            self._has_failed = True
+            raise
         return {} if self._loss is None else {"loss": self._loss}
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
@@ -172,22 +179,9 @@ class Script:
     # --- how it is run ---
 
     @property
-    def _name(self) -> str:
-        return self._spec.training_function.removesuffix(MAIN)
-
-    @property
     def _objects(self) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
         assert self._made is not None, "the script has not come so far"
         return self._made
-
-    def _run(self) -> None:
-        arguments = str(self._spec.hyperparameters.get("arguments", ""))
-        sys.argv = [self._name, *shlex.split(arguments)]
-        try:
-            runpy.run_module(self._name, init_globals={_HOOK: self}, run_name="__main__", alter_sys=True)
-        except SystemExit as ended:
-            if ended.code:
-                raise
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         def stepped(*_: Any) -> None:

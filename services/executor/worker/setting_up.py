@@ -29,7 +29,6 @@ from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.script import Script
 from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.streams import reader_of
-from services.executor.worker.surroundings import is_script
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Steps, Trainer
 from services.executor.worker.training_function import (
@@ -40,7 +39,7 @@ from services.executor.worker.training_function import (
     virtual_nodes_of,
 )
 from services.executor.worker.virtual_nodes import Phase, seed_of
-from shared.messages.job import JobSpec
+from shared.messages.job import SCRIPT, JobSpec
 from shared.messages.worker_channel import Assignment
 
 _LOOK_S = 0.2  # for a checkpoint that the shared storage does not show yet
@@ -54,7 +53,11 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     pacer, stopwatch = Pacer(assignment.cpu_share), Stopwatch(device)
     invited = invitation(assignment, device)
     store = open_rendezvous(invited, channel)
-    function = Script(spec, device) if is_script(spec) else load_training_function(spec, assignment.code_path)
+    function = (
+        Script(spec, device, assignment.gpu_index)
+        if spec.entry == SCRIPT
+        else load_training_function(spec, assignment.code_path)
+    )
     seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = function.init_model().to(device)
@@ -153,12 +156,12 @@ def _from_checkpoint(assignment: Assignment, members: Membership) -> Mapping[str
     content = None
     if assignment.rank == 0 and assignment.purpose == "train":
         checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
-        content = _newest(checkpoints, assignment)
+        content = newest_checkpoint(checkpoints, assignment)
     content = members.from_rank_0(content)
     return state_of(content) if content else {"iteration": 0, "metrics": {}}
 
 
-def _newest(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | None:
+def newest_checkpoint(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | None:
     """None if the job has none yet. Work that the ledger counts as done must not be done again in silence."""
     give_up_s = time.monotonic() + assignment.checkpoint_wait_s
     while (content := checkpoints.newest(at_least=assignment.checkpoint_iteration)) is None:

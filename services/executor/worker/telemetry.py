@@ -59,6 +59,11 @@ class Telemetry:
         """A worker of this generation, which rank 0 has found."""
         self._channel.send(Lagged(rank=rank, slowdown=slowdown))
 
+    def moved(self) -> None:
+        """No iteration has ended, but something was done."""
+        with self._lock:
+            self._progressed_at_s = time.monotonic()
+
     def _report(self) -> None:
         reported = 0
         while not self._closed.wait(_PERIOD_S):

@@ -13,10 +13,12 @@ from typing import Literal
 
 import structlog
 
+from services.executor.worker import torchrun
 from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
 from services.executor.worker.device import MemoryExceeded, prepare_thread
 from services.executor.worker.groups import LeftBehind, PeerLost
+from services.executor.worker.handover import HandOver
 from services.executor.worker.interruption import Interruption
 from services.executor.worker.repeatability import first_step_twice
 from services.executor.worker.saving import Saving
@@ -25,6 +27,7 @@ from services.executor.worker.setting_up import set_up
 from services.executor.worker.surroundings import at_home
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Trainer
+from shared.messages.job import TORCHRUN
 from shared.messages.worker_channel import Assignment, Finished, Interrupted, Profiled, Started
 
 log = structlog.get_logger()
@@ -36,32 +39,56 @@ _TURN_S = 0.1  # between two ranks that would save the same
 def run(assignment: Assignment, channel: Channel, elsewhere: Callable[[Callable[[], None]], None]) -> None:
     """Train, or measure, until done, told to stop, or gone. Raises TrainingFailed, PeerLost, Superseded or
     whatever the user's code raises. elsewhere: does in another thread what this one was to do, to its end."""
-    born_s = time.monotonic()
     with at_home(assignment), Telemetry(channel) as telemetry:
-        trainer, handed = set_up(assignment, channel, telemetry)
-        channel.begin_training()
-        if handed is None:
-            channel.send(Started(iteration=trainer.iteration))
-        log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
-        if assignment.purpose == "profile":
-            try:
-                _measure(trainer, assignment, channel)
-            except (
-                MemoryExceeded
-            ) as exceeded:  # nothing is to be kept: another generation measures smaller ones
-                log.warning("interrupted", reason=str(exceeded))
-                size = exceeded.micro_batch_size
-                channel.send(Interrupted(iteration=trainer.iteration, micro_batch_size=size))
-                channel.wait_for_stop()
+        if assignment.spec.entry == TORCHRUN:
+            speed = torchrun.run(assignment, channel, telemetry)
+        elif assignment.purpose == "profile":
+            speed = _profile(assignment, channel, telemetry)
         else:
-            changes = Changes(trainer, channel, handed, since_s=born_s)
-            training = _Training(trainer, channel, changes)
+            speed = None
+            _train(assignment, channel, telemetry, elsewhere)
+    if speed is not None:  # what a pre-run has left is gone: from now on it may be killed
+        channel.send(speed)
 
-            def go_on_elsewhere(lost: PeerLost) -> None:
-                elsewhere(partial(training.take_over, lost))
 
-            Interruption(channel, changes, go_on_elsewhere).start()
-            training.go_on()
+def _begin(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tuple[Trainer, HandOver | None]:
+    trainer, handed = set_up(assignment, channel, telemetry)
+    channel.begin_training()
+    if handed is None:
+        channel.send(Started(iteration=trainer.iteration))
+    log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
+    return trainer, handed
+
+
+def _profile(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profiled | None:
+    """The speed, on rank 0."""
+    trainer, _ = _begin(assignment, channel, telemetry)
+    try:
+        return _measure(trainer, assignment, channel)
+    except MemoryExceeded as exceeded:  # nothing is to be kept: another generation measures smaller ones
+        log.warning("interrupted", reason=str(exceeded))
+        size = exceeded.micro_batch_size
+        channel.send(Interrupted(iteration=trainer.iteration, micro_batch_size=size))
+        channel.wait_for_stop()
+        return None
+
+
+def _train(
+    assignment: Assignment,
+    channel: Channel,
+    telemetry: Telemetry,
+    elsewhere: Callable[[Callable[[], None]], None],
+) -> None:
+    born_s = time.monotonic()
+    trainer, handed = _begin(assignment, channel, telemetry)
+    changes = Changes(trainer, channel, handed, since_s=born_s)
+    training = _Training(trainer, channel, changes)
+
+    def go_on_elsewhere(lost: PeerLost) -> None:
+        elsewhere(partial(training.take_over, lost))
+
+    Interruption(channel, changes, go_on_elsewhere).start()
+    training.go_on()
 
 
 @dataclass
@@ -172,7 +199,7 @@ def _finish(
     log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)
 
 
-def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None:
+def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> Profiled | None:
     """Median speed after a short warm-up. Rank 0's clock decides when it is known well enough."""
 
     def enough() -> bool:
@@ -183,7 +210,7 @@ def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None
 
     step_times_s: list[float] = []
     if first_step_twice(trainer, stop=channel.stop_requested):  # to warm up, too
-        return
+        return None
     trainer.check_state()
     stopping = False
     while not stopping:
@@ -191,7 +218,8 @@ def _measure(trainer: Trainer, assignment: Assignment, channel: Channel) -> None
         stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and enough())).stop
         step_times_s.append(time.monotonic() - began_s)
     trainer.members.leave()
-    if trainer.is_rank_0 and enough():
-        rate = 1 / max(statistics.median(step_times_s), 1e-6)
-        channel.send(Profiled(iterations_per_s=rate, dataset_size=trainer.dataset.partitions.num_samples))
-        log.info("profiled", iterations_per_s=round(rate, 3), iterations=len(step_times_s))
+    if not (trainer.is_rank_0 and enough()):
+        return None
+    rate = 1 / max(statistics.median(step_times_s), 1e-6)
+    log.info("profiled", iterations_per_s=round(rate, 3), iterations=len(step_times_s))
+    return Profiled(iterations_per_s=rate, dataset_size=trainer.dataset.partitions.num_samples)

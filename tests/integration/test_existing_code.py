@@ -1,0 +1,58 @@
+"""Scripts over the whole pipeline: one as it is, measured, resized by a stop, beside one that is elastic."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from shared.messages import events
+from shared.messages.job import JobClass, JobSpec
+from tests.faults.pool import CONFIG, running_pool
+
+EPOCHS = 150
+AS_IT_IS = JobSpec(
+    training_function="examples.ddp.snapshots:__torchrun__",
+    global_batch_size=100,
+    hyperparameters={"1": "--epochs", "2": str(EPOCHS), "batch_per_worker": 50},
+    max_iterations=EPOCHS * 15,
+    job_class=JobClass.BEST_EFFORT,
+)
+ELASTIC = JobSpec(
+    training_function="examples.ddp.elastic:__main__",
+    model_name="digits",
+    global_batch_size=150,
+    max_iterations=200,
+    hyperparameters={"1": "--epochs", "2": "20"},
+    deadline_in_s=3600.0,
+)
+CURVES = {"digits/b150": {1: 20.0, 2: 30.0}}
+
+
+async def test_a_script_gives_way_to_a_promise_and_ends(tmp_path: Path) -> None:
+    config = replace(CONFIG, curves=CURVES)
+    async with running_pool(tmp_path, num_nodes=1, replicas={}, config=config) as pool:
+        await pool.acknowledged(AS_IT_IS, "as-it-is")
+        await pool.when(
+            lambda state: (
+                (job := state.live_jobs.get("as-it-is")) is not None
+                and job.training
+                and len(job.gpus) == 2
+                and job.checkpoint_iteration > 0
+            ),
+            "it trains on two GPUs, and has saved something",
+        )
+        await pool.acknowledged(ELASTIC, "elastic")
+        await pool.ended(["as-it-is", "elastic"])
+        facts = [entry.message for entry in await pool.ledger()]
+    finished = {fact.job_id: fact for fact in facts if isinstance(fact, events.JobFinished)}
+    assert set(finished) == {"as-it-is", "elastic"}, [f for f in facts if isinstance(f, events.JobFailed)]
+    assert finished["as-it-is"].iteration == AS_IT_IS.max_iterations
+    assert finished["elastic"].metrics["accuracy"] > 0.9
+    starts = [
+        fact for fact in facts if isinstance(fact, events.GenerationStarted) and fact.job_id == "as-it-is"
+    ]
+    assert {start.num_gpus for start in starts} == {1, 2}
+    assert all(start.resize is None for start in starts), "nobody joins it while it trains"
+    iterations = [start.iteration for start in starts]
+    assert iterations == sorted(iterations)
+    assert iterations[-1] > 0, "it went on from what it had saved"
+    measured = [fact for fact in facts if isinstance(fact, events.ThroughputMeasured)]
+    assert {fact.num_gpus for fact in measured if fact.job_id == "as-it-is"} == {1, 2}

@@ -1,0 +1,96 @@
+"""A script as torchrun starts it, unchanged: its workers begin anew at another size, from its own snapshot."""
+
+import pytest
+
+from shared.messages.worker_channel import Checkpointed, ExitCode, Failed, Finished, Profiled, Started
+from tests.training.test_scripts import files_of, script
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+EPOCHS = 12
+ITERATIONS = EPOCHS * 10  # 1500 samples, 150 in an iteration: on one worker three steps
+
+
+def example(spec_of, *, epochs: int = EPOCHS):
+    spec = script(spec_of, "--epochs", str(epochs), name="examples.ddp.snapshots", entry="__torchrun__")
+    return spec_of(
+        spec.training_function,
+        global_batch_size=150,
+        max_iterations=ITERATIONS,
+        hyperparameters={**spec.hyperparameters, "batch_per_worker": 50},
+    )
+
+
+async def test_a_script_grows_by_beginning_anew_and_ends_by_itself(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(example(spec_of), job_id=job_id)
+    assert (await workers.first(Started)).iteration == 0
+    kept = await workers.first(Checkpointed)
+    assert kept.iteration % 10 == 0, "after an epoch"
+    workers.stop()
+    await workers.ended()
+    kept = workers.all_of(Checkpointed)[-1]
+
+    workers = await node.launch(
+        example(spec_of),
+        job_id=job_id,
+        num_workers=2,
+        generation=2,
+        checkpoint_iteration=kept.iteration,
+    )
+    started = [await workers.first(Started, rank) for rank in (0, 1)]
+    assert {each.iteration for each in started} == {kept.iteration}
+    finished = await workers.first(Finished)
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    assert (finished.iteration, finished.condition) == (ITERATIONS, "max_iterations")
+    log = node.log_of(job_id, generation=2)
+    assert f"goes on after {kept.iteration // 10} epochs" in log
+    assert float(log.partition("accuracy ")[2].split()[0]) > 0.9
+
+
+async def test_a_pre_run_measures_global_batches_and_leaves_nothing_behind(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(
+        example(spec_of), job_id=job_id, num_workers=2, purpose="profile", profile_min_s=0.05
+    )
+    profiled = await workers.first(Profiled)
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    assert profiled.dataset_size is None
+    assert profiled.iterations_per_s > 0
+    assert not node.checkpoints_of(job_id).exists()
+
+
+async def test_a_worker_that_is_killed_takes_its_peers_along_and_what_was_saved_stays(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(example(spec_of, epochs=10**6), job_id=job_id, num_workers=2)
+    await workers.first(Checkpointed)
+    workers.workers[1].kill()
+    assert (await workers.ended())[0].code == ExitCode.PEER_LOST
+    assert (files_of(node, job_id) / "snapshot.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("word", "purpose", "error"),
+    [
+        ("raises_at_once", "train", "ValueError: nothing to train"),
+        ("exits", "train", "SystemExit: 3"),
+        ("never_trains", "profile", "the script ended after 0 steps of its optimizer: too few to measure"),
+    ],
+)
+async def test_what_goes_wrong_in_a_script_is_told(node, spec_of, word, purpose, error):
+    spec = script(spec_of, word, entry="__torchrun__")
+    workers = await node.launch(spec, job_id=node.new_job_id(), purpose=purpose)
+    failed = await workers.first(Failed)
+    await workers.ended()
+    assert failed.error.startswith(error)
+    assert error.startswith("the script") or word in failed.traceback
+
+
+async def test_a_script_that_ends_without_a_step_has_ended(node, spec_of):
+    workers = await node.launch(
+        script(spec_of, "never_trains", entry="__torchrun__"), job_id=node.new_job_id()
+    )
+    finished = await workers.first(Finished)
+    assert (finished.iteration, finished.condition) == (0, "metric")
+    assert workers.all_of(Started)
+    await workers.ended()

@@ -1,0 +1,68 @@
+"""What a script is told as under torchrun, what its steps are worth, and that nobody joins it while it trains."""
+
+import pytest
+
+from services.executor.worker.script_progress import iterations_a_step
+from services.executor.worker.torchrun_environment import Seat, environment
+from services.executor.worker.training_function import TrainingFailed
+from shared.messages.worker_channel import Assignment
+from tests.facts import admitted, placed
+from tests.histories import pool, spec
+
+
+def assignment(rank: int = 0, world_size: int = 4, device: str = "cuda", **hyperparameters) -> Assignment:
+    return Assignment(
+        job_id="digits",
+        generation=3,
+        rank=rank,
+        world_size=world_size,
+        spec=spec(global_batch_size=128, hyperparameters=hyperparameters),
+        checkpoint_dir="/data",
+        device=device,
+    )
+
+
+SEATS = [Seat("a", 4), Seat("a", 5), Seat("b", 2), Seat("b", 3)]
+
+
+def test_ranks_are_counted_over_all_nodes_and_on_each():
+    told = environment(assignment(rank=3), SEATS, "10.0.0.1:4000", {})
+    assert {name: told[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    assert (told["GROUP_RANK"], told["GROUP_WORLD_SIZE"]) == ("1", "2")
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("10.0.0.1", "4000")
+    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert told["TORCHELASTIC_RESTART_COUNT"] == "2"
+
+
+@pytest.mark.parametrize(("inherited", "visible"), [("", "2,3"), ("0,1,6,7", "6,7")])
+def test_a_script_sees_the_gpus_of_its_node_alone(inherited, visible):
+    told = environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {"CUDA_VISIBLE_DEVICES": inherited})
+    assert told["CUDA_VISIBLE_DEVICES"] == visible
+    on_cpu = environment(assignment(rank=2, device="cpu"), SEATS, "10.0.0.1:4000", {})
+    assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_worker_that_is_alone_meets_nobody():
+    told = environment(assignment(world_size=1), SEATS[:1], "127.0.0.1:0", {})
+    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+def test_a_step_is_an_iteration_or_what_the_workers_bring():
+    assert iterations_a_step(assignment()) == 1.0
+    assert iterations_a_step(assignment(batch_per_worker=32)) == 1.0
+    assert iterations_a_step(assignment(world_size=1, batch_per_worker=32)) == 0.25
+    with pytest.raises(TrainingFailed, match="batch_per_worker: must be a number of samples, not 'some'"):
+        iterations_a_step(assignment(batch_per_worker="some"))
+
+
+@pytest.mark.parametrize(("entry", "stops"), [("Digits", False), ("__main__", False), ("__torchrun__", True)])
+def test_only_what_starts_as_under_torchrun_is_stopped_to_be_resized(entry, stops):
+    job_spec = spec(training_function=f"digits:{entry}")
+    history = pool(4, stop_free=True).then(admitted(spec=job_spec), placed(1, "node-0:0")).started("a")
+    job = history.then(placed(2, "node-0:0", "node-0:1")).state.live_jobs["a"]
+    assert (job.predecessor is None, bool(job.stopping)) == (stops, stops)
