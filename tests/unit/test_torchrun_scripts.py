@@ -43,6 +43,8 @@ def test_ranks_are_counted_over_all_nodes_and_on_each():
 def test_a_script_sees_the_gpus_of_its_node_alone(inherited, visible):
     told = environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {"CUDA_VISIBLE_DEVICES": inherited})
     assert told["CUDA_VISIBLE_DEVICES"] == visible
+    warm = environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {}, sees_all_gpus=True)
+    assert (warm["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in warm) == ("2", False)
     on_cpu = environment(assignment(rank=2, device="cpu"), SEATS, "10.0.0.1:4000", {})
     assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
 

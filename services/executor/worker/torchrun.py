@@ -42,7 +42,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     """The speed of a pre-run, on rank 0. Raises what the script raises, PeerLost, Superseded, TrainingFailed."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the script's to handle
     if assignment.device == "cpu":
-        claim(assignment)
+        claim(assignment.device, assignment.gpu_index)
     world = _meet(assignment, channel)
     progress = ScriptProgress(assignment, channel, telemetry, Pacer(assignment.cpu_share), done=world.done)
     progress.watch()
@@ -97,7 +97,7 @@ def _meet(assignment: Assignment, channel: Channel) -> _World:
             raise PeerLost(f"the workers of this generation did not meet: {error}") from error
         bind_to_host(assignment.advertise_host)
     return _World(
-        environment=environment(assignment, seats, address), done=done, store=store, size=len(seats)
+        environment=environment(assignment, seats, address, sees_all_gpus=torch.cuda.is_initialized()), done=done, store=store, size=len(seats)
     )
 
 

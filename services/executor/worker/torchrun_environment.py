@@ -20,11 +20,14 @@ def environment(
     seats: Sequence[Seat],
     address: str,
     inherited: Mapping[str, str] = os.environ,
+    *,
+    sees_all_gpus: bool = False,
 ) -> dict[str, str]:
     """seats: of all workers, by rank. address: host:port of the store of rank 0, with which a worker that is alone does
     not reckon.
 
-    The script numbers the GPUs of its node from 0, and sees no others.
+    The script numbers the GPUs of its node from 0, and sees no others; unless CUDA is up already, in a warm worker: then
+    sees_all_gpus, and its local rank is the number of its GPU.
     """
     host, _, port = address.rpartition(":")
     rank, world_size = assignment.rank, len(seats)
@@ -33,7 +36,7 @@ def environment(
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
-        "LOCAL_RANK": local.index(rank),
+        "LOCAL_RANK": seats[rank].gpu_index if sees_all_gpus else local.index(rank),
         "LOCAL_WORLD_SIZE": len(local),
         "GROUP_RANK": nodes.index(seats[rank].node_id),
         "GROUP_WORLD_SIZE": len(nodes),
@@ -48,10 +51,11 @@ def environment(
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": assignment.job_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
-        "CUDA_VISIBLE_DEVICES": _visible([seats[r].gpu_index for r in local], inherited)
-        if assignment.device == "cuda"
-        else "",
     }
+    if assignment.device == "cpu":
+        words["CUDA_VISIBLE_DEVICES"] = ""
+    elif not sees_all_gpus:
+        words["CUDA_VISIBLE_DEVICES"] = _visible([seats[r].gpu_index for r in local], inherited)
     return {name: str(number) for name, number in numbers.items()} | words
 
 
