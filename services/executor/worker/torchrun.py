@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 
 import structlog
@@ -33,6 +34,7 @@ from services.executor.worker.torchrun_environment import Seat, environment
 from services.executor.worker.training_function import in_users_code
 from shared.messages.worker_channel import Assignment, Profiled
 
+_groups: list[object] = []  # that the script has destroyed
 _PATIENCE_S = 5.0  # with the next snapshot, half of the executor's usual grace
 
 log = structlog.get_logger()
@@ -46,6 +48,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     world = _meet(assignment, channel)
     progress = ScriptProgress(assignment, channel, telemetry, Pacer(assignment.cpu_share), done=world.done)
     progress.watch()
+    _keep_groups()
     threading.Thread(target=_end_when_asked, args=(channel, progress), name="end", daemon=True).start()
     try:
         with in_users_code("in the script"):
@@ -115,6 +118,19 @@ def _iterations_done(assignment: Assignment) -> float:
     checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
     content = newest_checkpoint(checkpoints, assignment)
     return float(state_of(content)["iterations"]) if content else 0.0
+
+
+def _keep_groups() -> None:
+    """Groups that a script destroys are let go by the end of the process: those of gloo wait for each other when they
+    are closed, now and then for ever."""
+    destroy = dist.destroy_process_group
+
+    @wraps(destroy)
+    def destroy_and_keep(group: dist.ProcessGroup | None = None) -> None:
+        _groups.append(group or dist.group.WORLD)
+        destroy(group)
+
+    dist.destroy_process_group = destroy_and_keep
 
 
 def _end_when_asked(channel: Channel, progress: ScriptProgress) -> None:
