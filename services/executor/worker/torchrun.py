@@ -100,7 +100,10 @@ def _meet(assignment: Assignment, channel: Channel) -> _World:
             raise PeerLost(f"the workers of this generation did not meet: {error}") from error
         bind_to_host(assignment.advertise_host)
     return _World(
-        environment=environment(assignment, seats, address, sees_all_gpus=torch.cuda.is_initialized()), done=done, store=store, size=len(seats)
+        environment=environment(assignment, seats, address, sees_all_gpus=torch.cuda.is_initialized()),
+        done=done,
+        store=store,
+        size=len(seats),
     )
 
 

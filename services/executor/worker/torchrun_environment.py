@@ -26,7 +26,7 @@ def environment(
     """seats: of all workers, by rank. address: host:port of the store of rank 0, with which a worker that is alone does
     not reckon.
 
-    The script numbers the GPUs of its node from 0, and sees no others; unless CUDA is up already, in a warm worker: then
+    The script numbers the GPUs of its node from 0, and sees no others; unless CUDA is up already, in a warm worker:
     sees_all_gpus, and its local rank is the number of its GPU.
     """
     host, _, port = address.rpartition(":")
