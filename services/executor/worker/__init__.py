@@ -33,6 +33,7 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     surroundings.py       where scripts run
     in_turn.py            its passes through one loop as the calls of one step
     tree_reduce.py        sums of tensors along the tree, here and between workers
+    shared_gradients.py   the gradient of the global batch, for one call after another
     buffers.py            buffers by virtual nodes, and how they are combined
     repeatability.py      whether a step follows from what is declared
     fast.py               a step with plain all-reduces

@@ -7,7 +7,7 @@ as on one device. The optimizer's step is taken once, when all of them have aske
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from services.executor.worker.buffers import Buffers
 from services.executor.worker.loading import seed_generators
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.shared_gradients import SharedGradients
 from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.training_function import TrainingFailed
 from services.executor.worker.tree_reduce import Tensors, TensorSum
@@ -70,12 +71,11 @@ class BitwiseSteps:
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
         self._iteration = 0
         self._num_meetings = 0
+        self._seed_of_all = 0  # since the last of them
         self._is_hooked = False  # the user's hooks must see the gradient of one virtual node
         self._in_backward = False
         self._before_backward: Tensors = []  # gradients that train() has not set to zero
-        self._shared: Tensors = []  # gradients as all calls find them after a backward pass
-        self._untouched: Tensors = []  # copies of those, for the calls after the first
-        self._versions: list[int] = []  # of those, as torch counts changes in place
+        self._shared = SharedGradients()
         self._optimizer = optimizer
         self._backward_of_torch = torch.autograd.backward
         self._step_of_optimizer = optimizer.step
@@ -107,7 +107,8 @@ class BitwiseSteps:
         """A step that has failed before the optimizer's: nothing of it stays."""
         self._calls.abandon()
         self._buffers.take_back()
-        self._shared, self._before_backward = [], []
+        self._shared.forget()
+        self._before_backward = []
 
     def changed_buffers(self) -> list[list[float]]:
         """For each micro-batch computed here and each buffer of the model: 1 if it was changed."""
@@ -120,23 +121,31 @@ class BitwiseSteps:
 
     def _before(self, index: int) -> None:
         self._buffers.begin_turn(index)
-        seed = partial(seed_of, self._job_seed, iteration=self._iteration)
         if self._num_meetings == 0:
             mine = self.computed[index]
-            seed_generators(seed(phase=Phase.TRAIN, virtual_node=mine.virtual_node, micro_batch=mine.index))
+            of_mine = {"virtual_node": mine.virtual_node, "micro_batch": mine.index}
+            seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=self._iteration, **of_mine))
         else:  # from here on they do the same, to the same gradients
-            self._restore_gradients()
-            seed_generators(seed(phase=Phase.AFTER_MEETING + self._num_meetings - 1))
+            self._shared.restore()
+            seed_generators(self._seed_of_all)
 
     def _meeting(self, point: str) -> None:
+        phase = Phase.AFTER_MEETING + self._num_meetings
+        self._seed_of_all = seed_of(self._job_seed, phase, iteration=self._iteration)
         self._num_meetings += 1
         if self._num_meetings == 1:
             self._stopwatch.lap()
         if point == _BACKWARD:
             self._pacer.pace()
-            self._share(self._gradients.finish(self._trained))
+            self._shared.share(
+                self._trained,
+                self._gradients.finish(self._trained),
+                before=self._before_backward,
+                num_calls=self._calls.num_going_on,
+            )
+            self._before_backward = []
         else:
-            self._shared = []
+            self._shared.forget()
             self._settle_buffers()
             self._step_of_optimizer()
 
@@ -147,32 +156,6 @@ class BitwiseSteps:
         if mine.numel() and self._group is not None:
             mine = torch.stack(self._group.all_gather(mine)).amax(0)
         self.combine_buffers(mine.nonzero().flatten().tolist())
-
-    def _share(self, gradients: Tensors) -> None:
-        with torch.no_grad():
-            for before, gradient in zip(self._before_backward, gradients, strict=True):
-                if before is not None and gradient is not None:
-                    gradient.add_(before)
-            self._shared = [
-                before if gradient is None else gradient
-                for before, gradient in zip(self._before_backward, gradients, strict=True)
-            ]
-        self._before_backward = []
-        if self._calls.num_going_on > 1:  # a call may clip them in place; the next one must not see that
-            self._untouched = [None if g is None else g.clone() for g in self._shared]
-        self._versions = [0 if g is None else g._version for g in self._shared]
-
-    def _restore_gradients(self) -> None:
-        """Before each call goes on after a backward pass."""
-        if not self._shared:
-            return
-        for i, (parameter, gradient) in enumerate(zip(self._trained, self._shared, strict=True)):
-            parameter.grad = gradient
-            if gradient is not None and gradient._version != self._versions[i]:
-                untouched = self._untouched[i]
-                assert untouched is not None
-                gradient.copy_(untouched)
-                self._versions[i] = gradient._version
 
     # --- within a call ---
 

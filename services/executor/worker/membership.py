@@ -8,6 +8,7 @@ Everything that is agreed upon goes in the order of virtual nodes, so that all w
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -60,9 +61,7 @@ class Membership:
                 process_group=self.group.process_group,
                 find_unused_parameters=find_unused_parameters,
             )
-        if (
-            self._pacer.limits or len(set(self._shares)) > 1
-        ):  # else DDP's own mean of means is right, and fastest
+        if self._pacer.limits or len(set(self._shares)) > 1:  # else DDP's own mean of means is right
             parallel.register_comm_hook(self.group, self.weighted_sum)
         return parallel
 
@@ -92,27 +91,29 @@ class Membership:
         rows = self._by_virtual_node(rows)
         width = len(rows[0]) if rows else 0
         longest = max(map(len, self._blocks))
-        mine = torch.zeros(_HEAD + longest * width, dtype=torch.float64)
-        mine[:_HEAD] = torch.tensor(
-            [stop, over, ready_for, fingerprint, own_s / self._part_computed], dtype=torch.float64
-        )
-        mine[_HEAD : _HEAD + len(block) * width] = torch.tensor(
-            [row for row, _ in zip(rows, block, strict=False)]
-        ).flatten()
-        everyone = [mine] if self.group is None else self.group.all_gather(mine)
+        own_s /= self._part_computed
+        mine = [stop, over, ready_for, fingerprint, own_s, *chain.from_iterable(rows[: len(block)])]
+        everyone = self._all_gather(mine, length=_HEAD + longest * width)
         all_rows = [
-            row
+            theirs[_HEAD + i * width : _HEAD + (i + 1) * width]
             for theirs, block in zip(everyone, self._blocks, strict=True)
-            for row in theirs[_HEAD:].view(longest, width)[: len(block)].tolist()
+            for i in range(len(block))
         ]
         return Agreement(
-            stop=any(bool(theirs[0]) for theirs in everyone),
-            over=any(bool(theirs[1]) for theirs in everyone),
+            stop=any(theirs[0] for theirs in everyone),
+            over=any(theirs[1] for theirs in everyone),
             switch=ready_for > 0 and all(theirs[2] == ready_for for theirs in everyone),
             same=all(theirs[3] == fingerprint for theirs in everyone),
-            own_s=tuple(float(theirs[4]) for theirs in everyone),
+            own_s=tuple(theirs[4] for theirs in everyone),
             means=tuple(map(self._mean, zip(*all_rows, strict=True))),
         )
+
+    def _all_gather(self, mine: list[float], *, length: int) -> list[list[float]]:
+        """Everybody's numbers, by rank, with zeros behind them up to a length that all have in common."""
+        if self.group is None:
+            return [mine]
+        padded = torch.tensor(mine + [0.0] * (length - len(mine)), dtype=torch.float64)
+        return [theirs.tolist() for theirs in self.group.all_gather(padded)]
 
     def _by_virtual_node(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
         """Means over each one's micro-batches, which come one after another."""
