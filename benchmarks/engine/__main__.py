@@ -52,14 +52,16 @@ def main(
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, gloo"
     }
-    for name in parts.split(","):
-        part = PARTS[name]
-        result[name] = rows = part.measure(options)
-        if not as_json:
-            Console(width=_TABLE_WIDTH).print(part.table(rows))
+    chosen = parts.split(",")
+    for name in chosen:
+        result[name] = PARTS[name].measure(options)
     if "resizes" in result:
+        torchrun.set_beside(result["resizes"], result.get("torchrun", []))
         result["seconds_by_num_gpus"] = stops_by_num_gpus(result["resizes"])
         result["stop_model"] = fitted(result["resizes"])
+    if not as_json:
+        for name in chosen:
+            Console(width=_TABLE_WIDTH).print(PARTS[name].table(result[name]))
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")

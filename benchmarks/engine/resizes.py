@@ -101,7 +101,7 @@ def table(rows: list[Row]) -> Table:
     drawn = table_of(
         "A change of workers, milliseconds",
         *("parameters", "workers", "stop", "worst", "goal", "prepared in", "MB moved"),
-        *("by restart", "SIGKILL, p50", "p99", "SIGSTOP, p50", "p99"),
+        *("by restart", "torchrun", "x", "SIGKILL, p50", "p99", "SIGSTOP, p50", "p99"),
     )
     for row in rows:
         drawn.add_row(
@@ -109,7 +109,9 @@ def table(rows: list[Row]) -> Table:
             row["change"],
             *in_ms(row, "stop_s", "worst_stop_s", "goal_s", "prepare_s"),
             f"{row['bytes_moved'] / 1e6:.1f}",
-            *in_ms(row, "restart_s", "crash_s", "crash_p99_s", "hang_s", "hang_p99_s"),
+            *in_ms(row, "restart_s", "torchrun_s"),
+            f"{row['torchrun_ratio']:.0f}" if "torchrun_ratio" in row else "",
+            *in_ms(row, "crash_s", "crash_p99_s", "hang_s", "hang_p99_s"),
         )
     return drawn
 

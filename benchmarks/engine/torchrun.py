@@ -45,6 +45,15 @@ def table(rows: list[Row]) -> Table:
     return drawn
 
 
+def set_beside(resizes: list[Row], rows: list[Row]) -> None:
+    """Each change that was measured here, too, gets this time, and how many times as long it is as the stop."""
+    by_size = {row["million_parameters"]: row for row in rows}
+    for row in resizes:
+        restart_s = by_size.get(row["million_parameters"], {}).get(row["change"])
+        if restart_s is not None:
+            row |= {"torchrun_s": restart_s, "torchrun_ratio": restart_s / row["stop_s"]}
+
+
 def measure_torchrun(million_parameters: int) -> Row:
     """A row: 2 -> 4 -> 2 workers, then a crash of one of two."""
     with tempfile.TemporaryDirectory() as name:

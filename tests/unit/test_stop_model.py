@@ -5,6 +5,7 @@ import math
 import pytest
 
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
+from benchmarks.engine.torchrun import set_beside
 
 
 def stops(seconds: float, per_byte: float, per_doubling: float) -> list[dict[str, float]]:
@@ -31,6 +32,16 @@ def test_no_coefficient_is_negative_where_more_workers_stop_for_less() -> None:
     model = fitted(stops(0.01, 5e-10, -0.001))
     assert model["seconds_per_doubling"] == 0
     assert model["relative_error_rms"] > 0.01
+
+
+def test_a_change_has_torchruns_time_beside_it() -> None:
+    resizes = [
+        {"million_parameters": 1, "change": "2 -> 4", "stop_s": 0.02},
+        {"million_parameters": 1, "change": "4 -> 8", "stop_s": 0.04},
+    ]
+    set_beside(resizes, [{"million_parameters": 1, "2 -> 4": 8.0, "4 -> 2": 9.0}])
+    assert resizes[0]["torchrun_ratio"] == pytest.approx(400)
+    assert "torchrun_s" not in resizes[1]
 
 
 def test_the_longest_stop_counts_for_a_number_of_gpus() -> None:
