@@ -24,7 +24,7 @@ import psutil
 from rich.table import Table
 
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
-from benchmarks.engine.step_log import StepLog
+from benchmarks.engine.step_log import NoStep, StepLog
 
 _ROOT = Path(__file__).parents[2]
 _STEADY_STEPS = 12
@@ -32,16 +32,23 @@ _END_S = 10.0
 
 
 def measure(options: Options) -> list[Row]:
-    return [measure_torchrun(million_parameters) for million_parameters in options.million_parameters]
+    rows: list[Row] = []
+    for million_parameters in options.million_parameters:
+        try:
+            rows.append(measure_torchrun(million_parameters))
+        except NoStep as error:
+            rows.append({"million_parameters": million_parameters, "error": str(error)})
+    return rows
 
 
 def table(rows: list[Row]) -> Table:
     drawn = table_of(
         "torchrun: from the wish to the first step, milliseconds",
-        *("parameters", "step", "2 -> 4", "4 -> 2", "after SIGKILL"),
+        *("parameters", "step", "2 -> 4", "4 -> 2", "after SIGKILL", "error"),
     )
     for row in rows:
-        drawn.add_row(f"{row['million_parameters']} M", *in_ms(row, "step_s", "2 -> 4", "4 -> 2", "crash_s"))
+        times = in_ms(row, "step_s", "2 -> 4", "4 -> 2", "crash_s")
+        drawn.add_row(f"{row['million_parameters']} M", *times, row.get("error", ""))
     return drawn
 
 
