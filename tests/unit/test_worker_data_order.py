@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.worker.data_order import DataOrder, Partitions, SampleOrder
+from services.executor.worker.data_order import Partitions, SampleOrder
 from services.executor.worker.virtual_nodes import VirtualNodes
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -54,10 +54,9 @@ def test_each_sample_once_an_epoch_through_any_resizes(line, world_sizes, micro_
             global_batch_size=line.global_batch_size,
             micro_batch_size=micro_batch_size,
         )
-        order = DataOrder(line=line, virtual_nodes=nodes)
         for rank in range(world_size):
             micro_batches = [each for v in nodes.block(rank, world_size) for each in nodes.micro_batches(v)]
-            for part in order.parts(micro_batches, iteration):
+            for part in line.parts(micro_batches, iteration):
                 assert part.iteration == iteration
                 assert list(part.samples) == _samples(line, part.position, len(part.samples))
                 seen += part.samples
@@ -130,7 +129,7 @@ def test_a_batch_touches_few_partitions_and_each_lane_one_or_two():
 
 def test_parts_are_slices_of_the_batch():
     nodes = VirtualNodes(count=3, global_batch_size=6)
-    order = DataOrder(line=line_of(17, seed=5, batch=6, window=17), virtual_nodes=nodes)
-    parts = order.parts([each for v in (1, 2) for each in nodes.micro_batches(v)], 4)
+    line = line_of(17, seed=5, batch=6, window=17)
+    parts = line.parts([each for v in (1, 2) for each in nodes.micro_batches(v)], 4)
     assert [(part.virtual_node, part.position) for part in parts] == [(1, 26), (2, 28)]
-    assert [sample for part in parts for sample in part.samples] == order.global_batch(4)[2:].tolist()
+    assert [sample for part in parts for sample in part.samples] == _samples(line, 26, 4)

@@ -9,19 +9,29 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.worker.data_order import Part
+from services.executor.worker.data_order import Part, Partitions, SampleOrder
 from services.executor.worker.loading import SampleReader
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.read_ahead import ReadAhead
+from services.executor.worker.virtual_nodes import VirtualNodes
+
+NODES = VirtualNodes(count=4, global_batch_size=8)
+ORDER = SampleOrder(
+    seed=1,
+    partitions=Partitions([800]),
+    global_batch_size=8,
+    num_lanes=1,
+    window_size=8,
+    is_shuffled=False,
+)
+ONE = NODES.micro_batches(0)  # what a worker computes that has one virtual node of four
+ALL = NODES.computed_by(0, 1)
+WORKER = os.getpid()
 
 
-class Batch(NamedTuple):
-    points: torch.Tensor
-    more: Any
-
-
-def part(iteration: int, virtual_node: int = 0, samples: tuple[int, ...] = (1, 2, 3)) -> Part:
-    return Part(iteration=iteration, virtual_node=virtual_node, micro_batch=0, position=0, samples=samples)
+def part(iteration: int) -> Part:
+    """What ONE reads."""
+    return ORDER.parts(ONE, iteration)[0]
 
 
 class Reading:
@@ -39,25 +49,33 @@ class Reading:
 def reading() -> Iterator[Callable[..., ReadAhead]]:
     made: list[ReadAhead] = []
 
-    def make(read: Callable[[Part], Any], num_processes: int = 1) -> ReadAhead:
-        pacer = Pacer(1.0)
-        made.append(
-            ReadAhead(Reading(read), num_processes=num_processes, device=torch.device("cpu"), pacer=pacer)
+    def make(read: Callable[[Part], Any], num_processes: int = 1, pacer: Pacer | None = None) -> ReadAhead:
+        ahead = ReadAhead(
+            Reading(read),
+            ORDER,
+            num_processes=num_processes,
+            device=torch.device("cpu"),
+            pacer=pacer or Pacer(1.0),
         )
-        return made[-1]
+        made.append(ahead)
+        return ahead
 
     yield make
     for each in made:
         each.close()
 
 
-@pytest.mark.parametrize("num_processes", [0, 1, 3])
-def test_batches_come_in_the_order_asked_for_whoever_reads_them(reading, num_processes):
-    ahead = reading(lambda part: (part.samples, part.virtual_node), num_processes)
+@pytest.mark.parametrize("num_processes", [0, 1, 3, 9])
+def test_batches_come_in_their_order_whoever_reads_them(reading, num_processes):
+    ahead = reading(lambda part: part.samples, num_processes)
     for iteration in range(5):
-        due = [part(iteration, v, samples=(iteration, v)) for v in range(4)]
-        ahead.expect([*due, *(part(iteration + 1, v, samples=(iteration + 1, v)) for v in range(4))])
-        assert ahead.take(due) == [((iteration, v), v) for v in range(4)]
+        first = 8 * iteration
+        assert ahead.take(ALL, iteration) == [(i, i + 1) for i in range(first, first + 8, 2)]
+
+
+class Batch(NamedTuple):
+    points: torch.Tensor
+    more: Any
 
 
 def anything(_: Part) -> Any:
@@ -77,30 +95,21 @@ def anything(_: Part) -> Any:
 
 
 def test_any_batch_arrives_as_it_was_made(reading):
-    here, there = anything(part(0)), None
-    ahead = reading(anything)
-    ahead.expect([part(0)])
-    (there,) = ahead.take([part(0)])
+    here = anything(part(0))
+    (there,) = reading(anything).take(ONE, 0)
     assert there["same"][0] is there["same"][1]
     assert type(there["named"]) is Batch
     assert there["else"] == here["else"]
     assert there["named"].more.tolist() == [0, 1, 2]
-    tensors = ["transposed", "part of more", "empty", "number", "trained", "sparse", "conjugate"]
-    pairs = [(here[name], there[name]) for name in tensors]
-    for mine, theirs in [
-        *pairs,
-        (here["same"][0], there["same"][0]),
-        (here["named"].points, there["named"].points),
-    ]:
-        assert (mine.dtype, mine.layout, mine.requires_grad) == (
-            theirs.dtype,
-            theirs.layout,
-            theirs.requires_grad,
-        )
-        assert mine.layout is not torch.strided or mine.stride() == theirs.stride()
-        assert torch.equal(
-            mine.to_dense() if mine.is_sparse else mine, theirs.to_dense() if theirs.is_sparse else theirs
-        )
+    pairs = [(here[name], there[name]) for name in here if isinstance(here[name], torch.Tensor)]
+    pairs += [(here["same"][0], there["same"][0]), (here["named"].points, there["named"].points)]
+    for mine, theirs in pairs:
+        assert mine.dtype == theirs.dtype
+        assert mine.requires_grad == theirs.requires_grad
+        assert mine.layout == theirs.layout
+        if mine.layout is torch.strided:
+            assert mine.stride() == theirs.stride()
+        assert torch.equal(mine.to_dense(), theirs.to_dense())
 
 
 class Noisy:
@@ -112,14 +121,12 @@ def test_what_is_drawn_while_reading_disturbs_nobody_and_is_the_same_in_any_proc
     read = SampleReader(Noisy(), torch.cat, seed=3)
     here = [read(part(i)) for i in range(4)]
     torch.manual_seed(1)
-    undisturbed = [torch.rand(1000) for _ in range(3)]
+    undisturbed = [torch.rand(1000) for _ in range(4)]
     ahead = reading(read)
     torch.manual_seed(1)
-    ahead.expect([part(0)])
-    for i in range(3):
-        ahead.expect([part(i), part(i + 1)])
+    for i in range(4):
+        assert torch.equal(ahead.take(ONE, i)[0], here[i])
         assert torch.equal(torch.rand(1000), undisturbed[i])
-        assert torch.equal(ahead.take([part(i)])[0], here[i])
 
 
 def dies(_: Part) -> Any:
@@ -138,15 +145,11 @@ def cannot_be_sent(_: Part) -> Any:
     return "read here" if os.getpid() == WORKER else (lambda: None)
 
 
-WORKER = os.getpid()
-
-
 @pytest.mark.parametrize("read", [dies, raises, cannot_be_sent])
 def test_the_worker_reads_where_its_process_cannot(reading, read):
     ahead = reading(read)
     for iteration in range(3):
-        ahead.expect([part(iteration), part(iteration + 1)])
-        assert ahead.take([part(iteration)]) == ["read here"]
+        assert ahead.take(ONE, iteration) == ["read here"]
 
 
 def test_what_is_wrong_with_the_data_set_is_raised_as_it_is_when_it_is_due(reading):
@@ -156,21 +159,43 @@ def test_what_is_wrong_with_the_data_set_is_raised_as_it_is_when_it_is_due(readi
         return part.iteration
 
     ahead = reading(read)
-    ahead.expect([part(0), part(1)])
-    assert ahead.take([part(0)]) == [0]
+    assert ahead.take(ONE, 0) == [0]
     with pytest.raises(KeyError, match="no such sample"):
-        ahead.take([part(1)])
+        ahead.take(ONE, 1)
 
 
-def test_who_comes_to_other_parts_than_expected_keeps_what_fits(reading):
-    ahead = reading(lambda part: (part.iteration, part.virtual_node, os.getpid()))
-    ahead.expect([part(7, v) for v in range(4)])
-    ahead.expect([part(7, v) for v in range(2, 6)])
-    taken = ahead.take([part(7, v) for v in range(2, 6)])
-    assert [each[:2] for each in taken] == [(7, v) for v in range(2, 6)]
-    assert WORKER not in {each[2] for each in taken}
-    ahead.expect([])
-    assert ahead.take([part(7, 2)]) == [(7, 2, WORKER)], "nothing that was forgotten comes back"
+def told(part: Part, times: dict[tuple[int, int], int] = {}) -> Any:  # noqa: B006 - of the process that reads
+    """Which part it is, and how often this process has read it."""
+    which = (part.iteration, part.virtual_node)
+    times[which] = times.get(which, 0) + 1
+    return which, times[which], os.getpid() != WORKER
+
+
+def test_what_is_read_for_the_next_generation_is_there_when_it_comes_or_later(reading):
+    """It has other virtual nodes, and may begin a step later than was thought."""
+    before, after = NODES.computed_by(0, 2), NODES.computed_by(2, 3)
+    ahead = reading(told)
+    ahead.take(before, 5)
+    ahead.take(before, 6, coming=after)
+    ahead.take(before, 7, coming=after)
+    taken = ahead.take(after, 8)
+    assert taken == [((8, 2), 1, True), ((8, 3), 1, True)]
+    assert ahead.take(after, 9) == [((9, 2), 1, True), ((9, 3), 1, True)]
+
+
+def test_a_newcomer_has_read_what_it_takes_if_it_comes_in_where_it_was_told_or_not(reading):
+    ahead = reading(told)
+    ahead.prepare(ALL, 7)
+    assert ahead.take(ALL, 8) == [((8, v), 1, True) for v in range(4)]
+    assert ahead.take(ALL, 30) == [((30, v), 1, True) for v in range(4)]
+
+
+def test_a_step_that_is_done_again_gets_its_batches_anew(reading):
+    """Training may have changed them in place."""
+    ahead = reading(told)
+    assert ahead.take(ONE, 3) == [((3, 0), 1, True)]
+    assert ahead.take(ONE, 3) == [((3, 0), 2, True)]
+    assert ahead.take(ONE, 4) == [((4, 0), 1, True)]
 
 
 def test_what_the_process_uses_is_charged(reading):
@@ -180,12 +205,6 @@ def test_what_the_process_uses_is_charged(reading):
         def charge(self, cpu_s: float) -> None:
             charged.append(cpu_s)
 
-    def read(_: Part) -> float:
-        return sum(float(i) for i in range(100_000))
-
-    ahead = ReadAhead(Reading(read), num_processes=1, device=torch.device("cpu"), pacer=Charged(1.0))
-    ahead.expect([part(0), part(1)])
-    ahead.take([part(0), part(1)])
-    ahead.close()
-    assert len(charged) == 2
-    assert min(charged) > 0
+    reading(lambda _: sum(float(i) for i in range(100_000)), pacer=Charged(1.0)).take(ONE, 0)
+    assert len(charged) == 1
+    assert charged[0] > 0

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from services.executor.worker.data_order import DataOrder
 from services.executor.worker.data_set import recognize, sample_order
 from services.executor.worker.streams import reader_of
 from services.executor.worker.training_function import TrainingFailed
@@ -57,16 +56,15 @@ class Job:
         function = SimpleNamespace(virtual_nodes=count, shuffle=shuffle, shuffle_window=window)
         spec = JobSpec(training_function="m:C", global_batch_size=batch, max_iterations=1, deadline_in_s=1.0)
         self._known = recognize(dataset)
-        self._line = sample_order(self._known, function, spec)  # pyright: ignore[reportArgumentType]
+        self._order = sample_order(self._known, function, spec)  # pyright: ignore[reportArgumentType]
         self._nodes = VirtualNodes(count=count or min(batch, 4), global_batch_size=batch)
-        self._order = DataOrder(line=self._line, virtual_nodes=self._nodes)
 
     @property
     def batches_an_epoch(self) -> int:
         return -(-self._known.partitions.num_samples // self._nodes.global_batch_size)
 
     def worker(self) -> Any:
-        return reader_of(self._known, self._line, list)
+        return reader_of(self._known, self._order, list)
 
     def read(self, reader: Any, iteration: int, rank: int = 0, world_size: int = 1) -> list[Any]:
         parts = self._order.parts(self._nodes.computed_by(rank, world_size), iteration)

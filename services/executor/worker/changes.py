@@ -7,7 +7,7 @@ that died, the old generation trains on until its executor says what is to be in
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -25,6 +25,7 @@ from shared.messages.worker_channel import Interrupted, Started, Switched
 
 _LOOK_S = 0.002
 _GIVEN_UP_S = 1.0  # until a preparation has ended that was given up
+_STEPS_TO_SAY_SO = 2  # that this worker is ready: the present one, and the next
 
 log = structlog.get_logger()
 
@@ -52,14 +53,16 @@ class Changes:
         self._preparation: Preparation | None = None
         self._going_over: Met | None = None
         self._made = None if handed is None else _Made(handed, since_s, None)
+        self._waits = False  # for others, between two steps
         self.left = False
 
     def step(self, *, stop: bool) -> tuple[bool, bool]:
         """One step. Whether all stop after it, and whether all go over to another generation."""
         self._look()
         first, began_s = self._trainer.iteration, time.monotonic()
-        ready_for = self._preparation.ready_for if self._preparation else 0
-        agreement = self._trainer.step(stop=stop, ready_for=ready_for)
+        preparation = self._preparation
+        coming = preparation.invited if preparation and preparation.ready_for else None
+        agreement = self._trainer.step(stop=stop, coming=coming)
         if self._made is not None:
             self._tell(self._made, first, began_s)
             self._made = None
@@ -71,9 +74,15 @@ class Changes:
             before = self._preparation
             if before is not None:
                 before.give_up()
-            self._preparation = Preparation(invited, self._plan, self._channel, before)
+            self._preparation = Preparation(
+                invited, self._plan, self._channel, self._goes_over_at, before=before
+            )
         if self._preparation is not None and self._preparation.failed is not None:
             raise self._preparation.failed
+
+    def _goes_over_at(self) -> int:
+        """Steps done then, if all are ready now: who trains says so in the next step."""
+        return self._trainer.iteration + (0 if self._waits else _STEPS_TO_SAY_SO)
 
     @property
     def groups(self) -> Iterator[Group]:
@@ -92,6 +101,7 @@ class Changes:
         self._going_over = preparation.met
         handed = self._trainer.go_over(preparation.invited, preparation.met)
         self._going_over = None
+        self._waits = False
         self._made = _Made(handed, preparation.began_s, preparation.invited)
         self.left = not preparation.invited.stays
 
@@ -108,6 +118,7 @@ class Changes:
         """A peer is gone, or a micro-batch was too big: wait for others, or for smaller ones, and go on from the newest
         step that anybody has done. False if this worker is to stop instead. Raises PeerLost if one more is gone on the
         way."""
+        self._waits = True
         while not self._channel.stop_requested:
             self._look(wait_s=_LOOK_S)
             if self._preparation is not None and self._preparation.ready_for:
@@ -143,8 +154,15 @@ class Preparation:
     at a time would not know whose a connection is."""
 
     def __init__(
-        self, invited: Invitation, plan: Plan, channel: Channel, before: "Preparation | None"
+        self,
+        invited: Invitation,
+        plan: Plan,
+        channel: Channel,
+        goes_over_at: Callable[[], int],
+        *,
+        before: "Preparation | None",
     ) -> None:
+        self._goes_over_at = goes_over_at
         self.invited = invited
         self.failed: TrainingFailed | None = None
         self._plan = plan
@@ -180,7 +198,13 @@ class Preparation:
         try:
             store = open_rendezvous(self.invited, self._channel)
             self._met = met = meet(
-                self.invited, self._plan, self._channel, store, hand_over=True, given_up=self._given_up
+                self.invited,
+                self._plan,
+                self._channel,
+                store,
+                hand_over=True,
+                goes_over_at=self._goes_over_at,
+                given_up=self._given_up,
             )
             if self._given_up.is_set():
                 met.close()

@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.worker.virtual_nodes import MicroBatch, VirtualNodes
+from services.executor.worker.virtual_nodes import MicroBatch
 
 Numbers = NDArray[np.int64]
 
@@ -84,6 +84,20 @@ class SampleOrder:
     num_lanes: int
     window_size: int
     is_shuffled: bool = True
+
+    def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
+        """What these micro-batches read in one step."""
+        batch = _batch(self, iteration)
+        return [
+            Part(
+                iteration=iteration,
+                virtual_node=each.virtual_node,
+                micro_batch=each.index,
+                position=iteration * len(batch) + each.samples.start,
+                samples=tuple(batch[each.samples].tolist()),
+            )
+            for each in micro_batches
+        ]
 
     def samples(self, position: int, end: int) -> Numbers:
         """Those at the positions [position, end), shape (end - position,)."""
@@ -155,36 +169,11 @@ class SampleOrder:
         return batches * (end - start) + min(max(within - start, 0), end - start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataOrder:
-    """The samples of a job's steps, dealt out to its virtual nodes as they are cut at present."""
-
-    line: SampleOrder
-    virtual_nodes: VirtualNodes
-
-    def global_batch(self, iteration: int) -> Numbers:
-        """Sample indices of one step, shape (global_batch_size,)."""
-        return _batch(self.line, iteration)
-
-    def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
-        """What these micro-batches read in one step."""
-        batch = self.global_batch(iteration)
-        return [
-            Part(
-                iteration=iteration,
-                virtual_node=each.virtual_node,
-                micro_batch=each.index,
-                position=iteration * len(batch) + each.samples.start,
-                samples=tuple(batch[each.samples].tolist()),
-            )
-            for each in micro_batches
-        ]
-
-
 @lru_cache(maxsize=4)  # it is asked for when it is to be read, and when it is due
-def _batch(line: SampleOrder, iteration: int) -> Numbers:
-    position = iteration * line.global_batch_size
-    return line.samples(position, position + line.global_batch_size)
+def _batch(order: SampleOrder, iteration: int) -> Numbers:
+    """Of one step, shape (global_batch_size,)."""
+    position = iteration * order.global_batch_size
+    return order.samples(position, position + order.global_batch_size)
 
 
 @lru_cache(maxsize=2)  # a batch touches at most two epochs that are shorter than it

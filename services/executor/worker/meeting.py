@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -55,10 +56,12 @@ class Invitation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
     """Those who came. workers: of the new generation; None for whoever leaves, and for one that is alone.
-    everyone: None where no state is to be handed over, and for one that is alone."""
+    everyone: None where no state is to be handed over, and for one that is alone. goes_over_at: steps done then, as
+    those who train expect."""
 
     workers: Group | None
     everyone: Group | None
+    goes_over_at: int = 0
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -124,12 +127,13 @@ def meet(
     store: dist.Store | None,
     *,
     hand_over: bool,
+    goes_over_at: Callable[[], int] | None = None,
     given_up: threading.Event | None = None,
 ) -> Met:
     """Return once all are connected. Raises PeerLost if some do not come, or the meeting is given up; TrainingFailed if
     this worker is not like the one in place 0.
 
-    plan: of this worker. hand_over: some bring the job's state.
+    plan: of this worker. hand_over: some bring the job's state, and know after which step they could do that.
     """
     if invited.size == 1:
         return Met(workers=None, everyone=None)
@@ -140,14 +144,18 @@ def meet(
         )
         if invited.place == 0:
             place.set("plan", json.dumps(plan))
-        _wait_for_all(invited, MeetingStore(place, given_up, wait_s=invited.wait_s))
+        patient = MeetingStore(place, given_up, wait_s=invited.wait_s)
+        _wait_for_all(invited, patient)
         compare(plan, json.loads(place.get("plan")))
         everyone = _group(invited, place, "everyone", invited.size, given_up) if hand_over else None
         together = invited.stays and invited.world_size > 1
         workers = _group(invited, place, "workers", invited.world_size, given_up) if together else None
+        if goes_over_at is not None:
+            place.set("goes over at", str(goes_over_at()))
+        steps = int(patient.get("goes over at")) if hand_over else 0
     except (RuntimeError, queue.Empty) as error:
         raise PeerLost(f"the workers of this generation did not meet: {error}") from error
-    return Met(workers=workers, everyone=everyone)
+    return Met(workers=workers, everyone=everyone, goes_over_at=steps)
 
 
 def connect(invited: Invitation, channel: Channel, given_up: threading.Event) -> dist.TCPStore:

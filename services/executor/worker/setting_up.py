@@ -12,7 +12,6 @@ from torch import nn
 from services.executor.worker.bitwise import POINTS, BitwiseSteps
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, state_of
-from services.executor.worker.data_order import DataOrder
 from services.executor.worker.data_set import DataSet, recognize, sample_order
 from services.executor.worker.device import claim, prepare_thread
 from services.executor.worker.fast import FastSteps
@@ -63,11 +62,12 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         model = function.init_model().to(device)
         dataset = recognize(function.init_dataset())
         optimizer = function.init_optimizer(model)
-    line = sample_order(dataset, function, spec)
+    order = sample_order(dataset, function, spec)
     _check_world_size(assignment.world_size, spec)
     virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size, assignment.micro_batch_size)
     reading = ReadAhead(
-        reader_of(dataset, line, function.collate),
+        reader_of(dataset, order, function.collate),
+        order,
         num_processes=function.data_workers,
         device=device,
         pacer=pacer,
@@ -81,6 +81,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         stateful |= function.further_state
     handed = None
     if met.everyone is not None:
+        reading.prepare(members.computed, met.goes_over_at)
         handed = hand_over(
             met.everyone,
             iteration=NOTHING_YET,
@@ -104,7 +105,6 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         stateful=stateful,
         dataset=dataset,
         reading=reading,
-        order=DataOrder(line=line, virtual_nodes=virtual_nodes),
         device=device,
         pacer=pacer,
         telemetry=telemetry,

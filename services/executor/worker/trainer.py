@@ -7,7 +7,7 @@ and the state that outlives this generation are looked after here, between its c
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from services.executor.worker.checkpoint import CheckpointStore, unreadable_types
-from services.executor.worker.data_order import DataOrder
 from services.executor.worker.data_set import DataSet
 from services.executor.worker.device import MemoryExceeded, finish_work, is_out_of_memory
 from services.executor.worker.fingerprint import fingerprint
@@ -40,7 +39,7 @@ from services.executor.worker.training_function import (
     in_users_code,
     virtual_nodes_of,
 )
-from services.executor.worker.virtual_nodes import MicroBatch, Phase, seed_of
+from services.executor.worker.virtual_nodes import MicroBatch, Phase, VirtualNodes, seed_of
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
 
@@ -82,7 +81,6 @@ class Trainer:
     members: Membership
     make_steps: Callable[[Membership], Steps]
     reading: ReadAhead
-    order: DataOrder
     checkpoints: CheckpointStore | None = None  # rank 0's, None for the others and for a pre-run
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
@@ -112,10 +110,13 @@ class Trainer:
     def is_rank_0(self) -> bool:
         return self.members.rank == 0
 
-    def step(self, *, stop: bool, ready_for: int = 0) -> Agreement:
-        """One iteration on the global batch, and what all workers agree on at its end."""
+    def step(self, *, stop: bool, coming: Invitation | None = None) -> Agreement:
+        """One iteration on the global batch, and what all workers agree on at its end.
+
+        coming: the generation to which this worker could go over then.
+        """
         self.stopwatch.start()
-        batches = self._batches()
+        batches = self._batches(coming)
         self._settings_before = settings_of(self.optimizer)
         self._stage = _Stage.COMPUTING
         self.function.iteration = self.iteration
@@ -130,7 +131,7 @@ class Trainer:
         agreement = self.members.agree(
             stop=stop,
             over=self.function.is_over,
-            ready_for=ready_for,
+            ready_for=coming.generation if coming else 0,
             fingerprint=self._fingerprint(),
             own_s=own_s,
             rows=[
@@ -156,13 +157,13 @@ class Trainer:
             self.telemetry.lags(straggler.rank, straggler.slowdown)
         return agreement
 
-    def _batches(self) -> list[Any]:
+    def _batches(self, coming: Invitation | None) -> list[Any]:
         """This step's, one for each micro-batch computed here; the next one's are read meanwhile."""
-        ahead = self.reading.steps_ahead(len(self.steps.computed))
-        coming = [self.order.parts(self.steps.computed, self.iteration + step) for step in range(ahead + 1)]
-        self.reading.expect([part for parts in coming for part in parts])
+        next_share: tuple[MicroBatch, ...] = ()
+        if coming is not None and coming.stays:
+            next_share = self._virtual_nodes_in(coming).computed_by(coming.place, coming.world_size)
         with in_users_code(f"while the data of iteration {self.iteration} were read"):
-            return self.reading.take(coming[0])
+            return self.reading.take(self.steps.computed, self.iteration, next_share)
 
     def _compute(self, calls: Sequence[Callable[[], dict[str, float]]]) -> list[dict[str, float]]:
         """What the calls of train() return. Raises MemoryExceeded if too little memory is there for one of them."""
@@ -245,7 +246,6 @@ class Trainer:
 
     def begin(self, generation: int) -> None:
         """As its worker, from the present iteration on; keep the checkpoints if that is its part."""
-        self.order = replace(self.order, virtual_nodes=self.members.virtual_nodes)
         self.generation = generation
         keeps = self.is_rank_0 and self.assignment.purpose == "train"
         self.checkpoints = self.checkpoint_store() if keeps else None
@@ -275,14 +275,14 @@ class Trainer:
             self.members.group, met.everyone
         )  # not here: its closing may take a while, also for who leaves
         if invited.stays:
-            virtual_nodes = virtual_nodes_of(
-                self.function, self.spec, invited.world_size, invited.micro_batch_size
-            )
-            self.members = Membership(met.workers, self.pacer, virtual_nodes)
+            self.members = Membership(met.workers, self.pacer, self._virtual_nodes_in(invited))
             self.steps.close()
             self.steps = self.make_steps(self.members)
             self.begin(invited.generation)
         return handed
+
+    def _virtual_nodes_in(self, invited: Invitation) -> VirtualNodes:
+        return virtual_nodes_of(self.function, self.spec, invited.world_size, invited.micro_batch_size)
 
     # --- the state ---
 
