@@ -33,6 +33,7 @@ from shared.messages.worker_channel import (
 )
 
 PATIENCE_S = 60.0  # for what must come; far above what it takes
+_SETTLE_S = 1.0  # after a loss: others may have gone over or left already, and their word is on its way
 
 
 @dataclass(eq=False)
@@ -209,6 +210,8 @@ class Crew:
             lambda: change.is_made or change.is_broken or self.finished is not None,
             f"generation {generation} trains",
         )
+        if change.is_broken:
+            await asyncio.sleep(_SETTLE_S)
         made, self._change = change.is_made, None
         if not made:
             await self._give_up(list(newcomers.values()))
