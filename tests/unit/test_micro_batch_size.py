@@ -76,8 +76,7 @@ def test_it_is_told_once_and_the_same_worker_goes_on_with_less_at_a_time() -> No
     node = ExecutorNode().stop_free().training(1)
     node.says(Interrupted(iteration=7, micro_batch_size=8))
     assert node.told == [exceeded(8)]
-    assert not node.acted
-    node.place("node-0:0")
+    node.forget().place("node-0:0")
     (change,) = node.acted
     assert isinstance(change, ChangeMembers)
     assert (change.place, change.meeting_size, change.micro_batch_size) == (0, 1, 4)
