@@ -1,4 +1,4 @@
-"""Scripts over the whole pipeline: one as it is, measured, resized by a stop, beside one that is elastic."""
+"""Scripts over the whole pipeline: one as it is, resized by a stop, beside one that is elastic."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +7,10 @@ from shared.messages import events
 from shared.messages.job import JobClass, JobSpec
 from tests.faults.pool import CONFIG, running_pool
 
-EPOCHS = 150
+EPOCHS = 200
 AS_IT_IS = JobSpec(
     training_function="examples.ddp.snapshots:__torchrun__",
+    model_name="snapshots",
     global_batch_size=100,
     hyperparameters={"1": "--epochs", "2": str(EPOCHS), "batch_per_worker": 50},
     max_iterations=EPOCHS * 15,
@@ -23,7 +24,7 @@ ELASTIC = JobSpec(
     hyperparameters={"1": "--epochs", "2": "20"},
     deadline_in_s=3600.0,
 )
-CURVES = {"digits/b150": {1: 20.0, 2: 30.0}}
+CURVES = {"digits/b150": {1: 20.0, 2: 30.0}, "snapshots/b100": {1: 20.0, 2: 40.0}}
 
 
 async def test_a_script_gives_way_to_a_promise_and_ends(tmp_path: Path) -> None:
@@ -49,10 +50,8 @@ async def test_a_script_gives_way_to_a_promise_and_ends(tmp_path: Path) -> None:
     starts = [
         fact for fact in facts if isinstance(fact, events.GenerationStarted) and fact.job_id == "as-it-is"
     ]
-    assert {start.num_gpus for start in starts} == {1, 2}
+    assert len(starts) > 1, "it gave way"
     assert all(start.resize is None for start in starts), "nobody joins it while it trains"
     iterations = [start.iteration for start in starts]
     assert iterations == sorted(iterations)
     assert iterations[-1] > 0, "it went on from what it had saved"
-    measured = [fact for fact in facts if isinstance(fact, events.ThroughputMeasured)]
-    assert {fact.num_gpus for fact in measured if fact.job_id == "as-it-is"} == {1, 2}
