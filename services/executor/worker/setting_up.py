@@ -26,10 +26,11 @@ from services.executor.worker.pacing import Pacer
 from services.executor.worker.plan import plan_of
 from services.executor.worker.read_ahead import ReadAhead
 from services.executor.worker.script import Script
+from services.executor.worker.steps import Steps
 from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.streams import reader_of
 from services.executor.worker.telemetry import Telemetry
-from services.executor.worker.trainer import Steps, Trainer
+from services.executor.worker.trainer import Trainer
 from services.executor.worker.training_function import (
     Stateful,
     TrainingFailed,

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from services.executor.worker.checkpoint import CheckpointStore, unreadable_types
+from services.executor.worker import requirements
+from services.executor.worker.checkpoint import CheckpointStore
 from services.executor.worker.data_set import DataSet
 from services.executor.worker.device import MemoryExceeded, finish_work, is_out_of_memory
 from services.executor.worker.fingerprint import fingerprint
@@ -28,12 +29,12 @@ from services.executor.worker.membership import Agreement, Membership
 from services.executor.worker.optimizer_settings import Settings, restore, settings_of
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.read_ahead import ReadAhead
+from services.executor.worker.steps import Steps
 from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.stragglers import Stragglers
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.training_function import (
     Stateful,
-    TrainingFailed,
     TrainingFunction,
     as_metrics,
     in_users_code,
@@ -42,19 +43,6 @@ from services.executor.worker.training_function import (
 from services.executor.worker.virtual_nodes import MicroBatch, Phase, VirtualNodes, seed_of
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
-
-
-class Steps(Protocol):
-    """How the calls of train() in one step become one step of the whole job."""
-
-    model: nn.Module  # as the user's train() gets it
-    computed: tuple[MicroBatch, ...]  # one call for each
-
-    def close(self) -> None: ...
-    def take_back(self) -> None: ...
-    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
-    def changed_buffers(self) -> list[list[float]]: ...
-    def combine_buffers(self, changed: Sequence[int]) -> None: ...
 
 
 class _Stage(Enum):
@@ -127,7 +115,7 @@ class Trainer:
         changed_here = self.steps.changed_buffers()
         if not any(map(any, changed_here)) and not self.spec.metric_conditions:
             self._stage = _Stage.CHANGED
-        names = self._checked_names([tuple(metrics) for metrics in returned])
+        names = self._agreed_names([tuple(metrics) for metrics in returned])
         agreement = self.members.agree(
             stop=stop,
             over=self.function.is_over,
@@ -141,13 +129,8 @@ class Trainer:
         means, changed_somewhere = agreement.means[: len(names)], agreement.means[len(names) :]
         self.steps.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
         self.metrics |= dict(zip(names, means, strict=True))
-        self._check_loss()
-        if not agreement.same:
-            raise TrainingFailed(
-                f"the workers do not hold the same after iteration {self.iteration}: the settings or the parameters of "
-                "one differ; let what train() changes, such as a learning rate, follow from self.iteration, not from "
-                "attributes, which a worker that joins later does not have"
-            )
+        requirements.finite_loss(self.metrics, self.function.hyperparameters, self.iteration)
+        requirements.same_everywhere(agreement.same, self.iteration)
         self.iteration += 1
         self.is_over = agreement.over
         self._is_evaluated = False
@@ -178,14 +161,11 @@ class Trainer:
             reason = str(error).partition("\n")[0]
         raise self._memory_exceeded(reason)  # out here: the first error holds the memory, by its frames
 
-    def _memory_exceeded(self, reason: str) -> MemoryExceeded | TrainingFailed:
+    def _memory_exceeded(self, reason: str) -> Exception:
         size = self.members.virtual_nodes.largest_micro_batch
         if size > 1:
             return MemoryExceeded(size, reason)
-        return TrainingFailed(
-            f"one sample at a time does not fit into the memory in iteration {self.iteration}: {reason}; take a "
-            "smaller model, recompute activations (torch.utils.checkpoint), or run it on GPUs with more memory"
-        )
+        return requirements.one_sample_that_fits(reason, self.iteration)
 
     def _fingerprint(self) -> int:
         """What a worker that is alone holds needs no comparison."""
@@ -271,9 +251,7 @@ class Trainer:
             raise
         if handed.state is not None:
             self.take_over(handed.state)
-        retire(
-            self.members.group, met.everyone
-        )  # not here: its closing may take a while, also for who leaves
+        retire(self.members.group, met.everyone)  # elsewhere: closing may take a while, also for who leaves
         if invited.stays:
             self.members = Membership(met.workers, self.pacer, self._virtual_nodes_in(invited))
             self.steps.close()
@@ -307,32 +285,12 @@ class Trainer:
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
 
     def check_state(self) -> None:
-        """A state that cannot be read back must fail the job now, not at its first resize."""
-        for part, each in self.stateful.items():
-            if names := unreadable_types(each.state_dict()):
-                raise TrainingFailed(
-                    f"the {part}'s state holds {', '.join(sorted(names))}: checkpoints carry tensors and "
-                    "plain numbers only; use float(...) or int(...)"
-                )
+        requirements.readable_state(self.stateful)
 
-    def _checked_names(self, returned: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-        """Workers that sent vectors of different length to each other would end without a word."""
-        expected = self.metric_names
-        if expected is None:
-            self.metric_names = expected = self.members.from_rank_0(returned[0])
-        for names in returned:
-            if names != expected:
-                raise TrainingFailed(
-                    f"train() returned the metrics {', '.join(names)} in iteration {self.iteration}, "
-                    f"but {', '.join(expected)} in the first; return the same ones each time"
-                )
-        return expected
-
-    def _check_loss(self) -> None:
-        loss = self.metrics.get("loss", 0.0)
-        if not math.isfinite(loss):
-            rate = self.function.hyperparameters.get("learning_rate", "not set")
-            raise TrainingFailed(
-                f"the loss is {loss} in iteration {self.iteration}: lower the learning rate (it is {rate}), "
-                "clip the gradients, or look for bad samples"
-            )
+    def _agreed_names(self, returned: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        """Of the metrics that train() returns: rank 0's in the first step."""
+        names = self.metric_names
+        if names is None:
+            self.metric_names = names = self.members.from_rank_0(returned[0])
+        requirements.same_metrics(names, returned, self.iteration)
+        return names
