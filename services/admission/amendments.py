@@ -8,6 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from services.admission.promises import Promises, asks_no_less
+from services.admission.refusals import no_such_job
 from services.admission.replanning import Found, Replanning, own
 from shared.messages.commands import AmendJob
 from shared.messages.events import AmendRefused, JobAmended
@@ -52,7 +53,7 @@ def amend(state: PoolState, promises: Promises, wish: AmendJob, now_s: float) ->
 def _obstacle(job: Job | None, wish: AmendJob, now_s: float) -> str | None:
     """What stands against it before anything is planned."""
     if job is None or job.tenant != wish.tenant:
-        return f"tenant {wish.tenant} has no such job; `eflow jobs --all` lists them"
+        return no_such_job(wish.tenant)
     if not job.live:
         return f"it has ended already: {job.phase.value}"
     if job.phase is Phase.PROFILING:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from services.admission.promises import Promises
+from services.admission.refusals import no_such_job
 from services.admission.replanning import Found, Replanning, own
 from shared.messages.commands import ScaleJob
 from shared.messages.events import BoundEnded, JobScaled, ScaleRefused
@@ -65,7 +66,7 @@ def _is_release(wish: ScaleJob) -> bool:
 def _obstacle(job: Job | None, standing: GpuBound | None, wish: ScaleJob, now_s: float) -> str | None:
     """What stands against it before anything is planned."""
     if job is None or job.tenant != wish.tenant:
-        return f"tenant {wish.tenant} has no such job; `eflow jobs --all` lists them"
+        return no_such_job(wish.tenant)
     if not job.live:
         return f"it has ended already: {job.phase.value}"
     if job.phase is Phase.PROFILING:

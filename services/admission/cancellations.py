@@ -1,5 +1,6 @@
 """Wishes to stop a job."""
 
+from services.admission.refusals import no_such_job
 from shared.messages.commands import CancelJob
 from shared.messages.events import CancelRefused, JobCancelled
 from shared.messages.pool_state import Phase, PoolState
@@ -9,7 +10,7 @@ def cancel(state: PoolState, wish: CancelJob, now_s: float) -> JobCancelled | Ca
     """None if it is cancelled already: the host repeats the answer."""
     job = state.job(wish.job_id)
     if job is None or job.tenant != wish.tenant:
-        why = f"tenant {wish.tenant} has no such job; `eflow jobs --all` lists them"
+        why = no_such_job(wish.tenant)
         return CancelRefused(job_id=wish.job_id, explanation=why, at_s=now_s)
     if job.phase is Phase.CANCELLED:
         return None

@@ -1,5 +1,6 @@
 """Wishes to keep the state of a job now. Source: Amoeba, section 3, Table 1 (checkpoint)."""
 
+from services.admission.refusals import no_such_job
 from shared.messages.commands import CheckpointJob
 from shared.messages.events import CheckpointKept, CheckpointRefused, CheckpointRequested
 from shared.messages.pool_state import Phase, PoolState
@@ -11,7 +12,7 @@ def checkpoint(
     """Asked for where workers have more than the disk; else the newest has it all."""
     job = state.job(wish.job_id)
     if job is None or job.tenant != wish.tenant:
-        why = f"tenant {wish.tenant} has no such job; `eflow jobs --all` lists them"
+        why = no_such_job(wish.tenant)
         return CheckpointRefused(job_id=wish.job_id, explanation=why, at_s=now_s)
     if job.phase in (Phase.PROFILING, Phase.MEASURED, Phase.REJECTED):
         why = "it was not admitted: there is nothing to be kept"

@@ -24,6 +24,10 @@ def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
     return problems
 
 
+def no_such_job(tenant: str) -> str:
+    return f"tenant {tenant} has no such job; `eflow jobs --all` lists them"
+
+
 def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     problems, batch_size = list[str](), spec.global_batch_size
     if (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:

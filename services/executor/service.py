@@ -27,9 +27,10 @@ FAREWELL_S = 5.0  # for the last facts, after the workers have stopped or were k
 MakeLauncher = Callable[[OnEvent], Launching]
 
 
-async def serve(process: Process, *, make_launcher: MakeLauncher | None = None) -> None:
+async def serve(
+    process: Process, *, settings: ExecutorSettings, make_launcher: MakeLauncher | None = None
+) -> None:
     """Make the placement true on this node, until cancelled; then stop the workers, and go."""
-    settings = ExecutorSettings.from_environment(process.settings.nats_url)
     data_dir = process.settings.data_dir
     process.log.info("node offers", **{name: getattr(settings, name) for name in settings.__slots__})
     with _only_executor(data_dir, settings.node_id):

@@ -42,19 +42,16 @@ class Process:
 
 
 def run_service(
-    service: str,
-    shell: Callable[[Process], Coroutine[Any, Any, None]],
-    *,
-    check: Callable[[Settings], object] = lambda settings: None,
+    service: str, configured: Callable[[Settings], Callable[[Process], Coroutine[Any, Any, None]]]
 ) -> None:
     """Run a service's shell until SIGTERM or SIGINT.
 
-    check: raises BadSettings where the service's own settings are wrong, before anything is waited for.
+    configured: the shell; raises BadSettings where the service's own settings are wrong, before anything is waited for.
     Exits 2 where another start would end the same (wrong settings or credentials, say), 1 where it may not.
     """
     try:
         settings = Settings.from_environment()
-        check(settings)
+        shell = configured(settings)
         configure_logs(settings.log_format, level=settings.log_level)
         if os.environ.get("EF_DIE_WITH_PARENT"):
             die_with_parent()

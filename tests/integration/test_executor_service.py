@@ -14,6 +14,7 @@ import pytest
 from services.executor.code_archive import CodeArchive, CodeUnusable
 from services.executor.fork_server import Exited
 from services.executor.service import serve
+from services.executor.settings import ExecutorSettings
 from shared.errors import BadSettings
 from shared.messages import codec, events, subjects
 from shared.messages.cluster import PoolConfig
@@ -147,7 +148,8 @@ async def run(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
             metrics=Metrics("executor", POOL),
         )
         launcher = FakeLauncher()
-        task = asyncio.create_task(serve(process, make_launcher=launcher.made))
+        offered = ExecutorSettings.from_environment(settings.nats_url)
+        task = asyncio.create_task(serve(process, settings=offered, make_launcher=launcher.made))
         running.append(task)
         return task, launcher
 

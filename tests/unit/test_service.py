@@ -28,7 +28,7 @@ def test_only_what_another_start_cannot_mend_ends_with_2(
 
     monkeypatch.setattr(service, "_run", fail)
     with pytest.raises(SystemExit) as ended:
-        service.run_service("admission", fail)
+        service.run_service("admission", lambda settings: fail)
     assert ended.value.code == status
     assert str(failure) in capsys.readouterr().err
 
@@ -39,12 +39,12 @@ def test_wrong_settings_of_its_own_end_a_service_before_it_waits_for_nats(
     async def wait_for_nats(*_: Any) -> None:
         raise AssertionError("it connects")
 
-    def check(_: Settings) -> None:
+    def configured(_: Settings) -> Any:
         raise BadSettings(problems=("EF_SLOTS='abc': must be a number",))
 
     monkeypatch.setattr(service, "_run", wait_for_nats)
     with pytest.raises(SystemExit) as ended:
-        service.run_service("executor", wait_for_nats, check=check)
+        service.run_service("executor", configured)
     assert ended.value.code == 2
     assert "EF_SLOTS='abc'" in capsys.readouterr().err
 
