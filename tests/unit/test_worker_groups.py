@@ -1,8 +1,9 @@
 """Who waits for peers in vain comes back, or is left behind; it never meddles with whoever took its place."""
 
-import threading
-
 # pyright: reportPrivateImportUsage=false
+
+import threading
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import pytest
@@ -82,3 +83,49 @@ def test_a_sum_that_was_given_up_ends_and_is_not_believed(group: Group) -> None:
     with pytest.raises(PeerLost):
         group.check()
     never.set_result([gradients])  # late, and nobody minds
+
+
+@dataclass
+class OnGpu:
+    """Stands for a tensor there."""
+
+    is_cuda: bool = True
+
+
+class Coalescing:
+    """As NCCL: transfers between a start and an end have no work of their own; none at all have none."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def _start_coalescing(self, _: object) -> None:
+        self.calls.append("start")
+
+    def _end_coalescing(self, _: object) -> "Coalescing":
+        self.calls.append("end")
+        return self
+
+    def send(self, tensors: list[object], *_: object) -> "Coalescing | None":
+        self.calls.append("send")
+        return None if isinstance(tensors[0], OnGpu) else self
+
+    recv = send
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "calls"),
+    [
+        (OnGpu(), ["start", "send", "send", "end", "wait"]),
+        (torch.ones(1), ["send", "send", "wait", "wait"]),
+        (None, []),
+    ],
+)
+def test_only_what_lies_on_gpus_is_sent_as_one(group: Group, tensor: object, calls: list[str]) -> None:
+    """A job on GPUs may keep a tensor on the host, too."""
+    group.process_group = library = Coalescing()  # type: ignore[assignment]
+    transfers = [Transfer(tensor, 1)] if tensor is not None else []  # type: ignore[arg-type]
+    group.exchange(transfers, transfers)
+    assert library.calls == calls

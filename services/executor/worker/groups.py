@@ -133,8 +133,12 @@ class Group:
         return pickle.loads(data.numpy().tobytes())
 
     def exchange(self, sends: Iterable[Transfer], receives: Iterable[Transfer]) -> None:
-        """All at once; return when all have come and gone. Between two workers, in the same order on both."""
-        together = self._device.type == "cuda"  # NCCL starts them as one, or they wait for each other
+        """All at once; return when all have come and gone. Between two workers, in the same order on both; of tensors on
+        one device."""
+        sends, receives = list(sends), list(receives)
+        together = any(
+            t.tensor.is_cuda for t in (*sends, *receives)
+        )  # to NCCL; one by one they wait for each other
         with self._waiting():
             if together:
                 self.process_group._start_coalescing(self._device)

@@ -16,6 +16,7 @@ from services.executor.worker.summation_tree import Node, TreeSum, subtrees
 from services.executor.worker.virtual_nodes import MicroBatch, VirtualNodes
 
 Tensors = list[torch.Tensor | None]  # None adds nothing, e.g. the gradient of a parameter that was not used
+_Kind = tuple[torch.dtype, torch.device]
 
 _ALIGNMENT = 128  # elements, 512 bytes of float32: as tensors of their own would lie
 
@@ -32,7 +33,7 @@ class TensorSum:
         self._folded = TreeSum[Tensors](_add)
         self._unfinished: Tensors | None = None  # of the virtual node whose micro-batches come now
         self._is_pair = False  # what is pushed next is the sum of two virtual nodes
-        self._exchanges: dict[torch.dtype, tuple[list[int], _Exchange]] = {}
+        self._exchanges: dict[_Kind, tuple[list[int], _Exchange]] = {}
         self._shaped_like: list[int] = []
 
     def take_onto(self, micro_batch: MicroBatch) -> Tensors | None:
@@ -81,11 +82,12 @@ class TensorSum:
 
     def _prepare(
         self, like: Sequence[torch.Tensor], group: Group
-    ) -> "dict[torch.dtype, tuple[list[int], _Exchange]]":
-        exchanges: dict[torch.dtype, tuple[list[int], _Exchange]] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in like):
-            positions = [i for i, tensor in enumerate(like) if tensor.dtype == dtype]
-            exchanges[dtype] = positions, _Exchange([like[i] for i in positions], self._nodes, group)
+    ) -> "dict[_Kind, tuple[list[int], _Exchange]]":
+        exchanges: dict[_Kind, tuple[list[int], _Exchange]] = {}
+        kinds = [(tensor.dtype, tensor.device) for tensor in like]
+        for kind in dict.fromkeys(kinds):
+            positions = [i for i, its_kind in enumerate(kinds) if its_kind == kind]
+            exchanges[kind] = positions, _Exchange([like[i] for i in positions], self._nodes, group)
         return exchanges
 
 
@@ -99,7 +101,7 @@ def _add(left: Tensors, right: Tensors) -> Tensors:
 
 
 class _Exchange:
-    """Tensors of one type, one behind another in flat buffers that stay from step to step."""
+    """Tensors of one type on one device, one behind another in flat buffers that stay from step to step."""
 
     def __init__(self, like: Sequence[torch.Tensor], nodes: Sequence[Sequence[Node]], group: Group) -> None:
         self._nodes = nodes
