@@ -133,8 +133,8 @@ class Group:
         return pickle.loads(data.numpy().tobytes())
 
     def exchange(self, sends: Iterable[Transfer], receives: Iterable[Transfer]) -> None:
-        """All at once; return when all have come and gone. Between two workers, in the same order on both; of tensors on
-        one device."""
+        """All at once; return when all have come and gone. Between two workers, in the same order on both. All tensors
+        lie on one device."""
         sends, receives = list(sends), list(receives)
         together = any(
             t.tensor.is_cuda for t in (*sends, *receives)
