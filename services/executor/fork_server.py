@@ -155,9 +155,10 @@ def _environment() -> dict[str, str]:
     """What a worker inherits: no address or secret of the bus, for users' code runs in it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "EF_"))}
     path = os.pathsep.join(filter(None, (str(_ROOT), kept.get("PYTHONPATH"))))
-    forkable = {
+    needed = {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",  # a process with threads must not fork
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # nor one that touched CUDA: torch.cuda.is_available() would
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, sums of products differ from call to call
     }
-    return kept | forkable | {"PYTHONPATH": path}
+    return kept | needed | {"PYTHONPATH": path}

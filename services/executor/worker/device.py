@@ -125,6 +125,15 @@ def _keep_freed_memory() -> None:
             libc.mallopt(parameter, value)
 
 
+def choose_repeatable_kernels(device: torch.device) -> None:
+    """Where GPU libraries have a choice: those that give the same bits each time, slower ones for some convolutions.
+    torch names an operation that has no such kernel in a warning. One thread of a CPU has no choice."""
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # to find mistakes in kernels, at a price
+        torch.backends.cudnn.benchmark = False  # it would choose by what is fastest just now
+
+
 def prepare_thread(device: torch.device) -> None:
     """Let another thread of this process compute as the one that has claimed the device."""
     if device.type == "cuda":

@@ -13,7 +13,7 @@ from services.executor.worker.bitwise import POINTS, BitwiseSteps
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, state_of
 from services.executor.worker.data_set import DataSet, recognize, sample_order
-from services.executor.worker.device import claim, prepare_thread
+from services.executor.worker.device import choose_repeatable_kernels, claim, prepare_thread
 from services.executor.worker.fast import FastSteps
 from services.executor.worker.groups import retire
 from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over, own_tensors
@@ -98,6 +98,8 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     if isinstance(function, Script):
         with in_users_code("before its first batch"):
             function.enter_loop(state["iteration"])
+    if function.reproducible == "bitwise":  # whatever the user's code has set
+        choose_repeatable_kernels(device)
     trainer = Trainer(
         assignment=assignment,
         function=function,
