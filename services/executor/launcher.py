@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +18,7 @@ import structlog
 from services.executor.fork_server import Exited, ForkServer, LaunchFailed
 from services.executor.processes import is_stopped, kill_group, kill_marked
 from services.executor.spares import Spares, WorkerProcess
-from shared.messages.worker_channel import Assignment, FromWorker, ToWorker
+from shared.messages.worker_channel import Assignment, FromWorker, ToWorker, WriteLog
 from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
 
 log = structlog.get_logger()
@@ -105,7 +104,8 @@ class Launcher:
         process = self.spares.take(assignment.gpu_index) or await self._fork()
         handle = WorkerHandle(assignment, process.pid, process.writer)
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
-        handle.send(replace(assignment, log_file=str(log_file)))
+        handle.send(WriteLog(file=str(log_file)))
+        handle.send(assignment)
         self._handles.add(handle)
         following = self._follow(handle, process.reader, process.exited)
         follower = asyncio.create_task(following, name=f"worker {process.pid}")

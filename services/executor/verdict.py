@@ -169,6 +169,8 @@ def _end_in_words(worker: Worker) -> str:
             return "ran out of memory"
         case ExitCode.DEVICE_UNUSABLE:
             return "cannot use its GPU (its log says why)"
+        case ExitCode.UNREADABLE:
+            return "could not read what its executor said (its log says why)"
         case ExitCode.DONE | ExitCode.SUPERSEDED:
             return "ended though nobody asked"
         case code:

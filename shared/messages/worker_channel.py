@@ -49,6 +49,7 @@ class ExitCode(IntEnum):
     SUPERSEDED = 72  # a newer generation of the job has written a checkpoint
     DEVICE_UNUSABLE = 73  # the node's fault; its log says what is wrong with the GPU
     OUT_OF_MEMORY = 74  # and its script with it; smaller micro-batches may fit: `Interrupted` has said so
+    UNREADABLE = 75  # it could not read what its executor said; its log has the reason
 
 
 # --- executor -> worker ---------------------------------------------------------------------------------
@@ -56,18 +57,23 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """Make ready for an `Assignment` to this GPU, which may come much later or not at all. The first frame on the
-    channel of a spare."""
+    """Make ready for an `Assignment` to this GPU, which may come much later or not at all. Said to spares."""
 
     device: Literal["cpu", "cuda"]
     gpu_index: Index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """Everything a worker needs to know; the first frame on its channel, or the second after `WarmUp`.
+class WriteLog:
+    """Output goes to this file from now on. Said before the `Assignment`: what is wrong with that is told there."""
 
-    log_file: where its output goes from now on, "" if it stays where it is.
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Everything a worker needs to know to train. Of one job: no process works for a second one.
+
     code_path: folder (or zip) that holds the training function, "" if it is importable anyway.
     gpu_index: number of the GPU on this node.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; no limit from 1 on.
@@ -86,7 +92,6 @@ class Assignment:
     spec: JobSpec
     checkpoint_dir: str
     purpose: Literal["train", "profile"] = "train"
-    log_file: str = ""
     code_path: str = ""
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_index: Index = 0
@@ -322,6 +327,7 @@ class WorkerReaped:
 
 ToWorker = (
     WarmUp
+    | WriteLog
     | Assignment
     | ChangeMembership
     | JoinRendezvous

@@ -4,7 +4,7 @@ A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast, get_args
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -39,10 +39,9 @@ class FrameReader:
     def __init__(self) -> None:
         self._pending = bytearray()
 
-    def feed(self, data: bytes) -> list[ChannelMessage]:
-        """The messages that are whole now. Raises BrokenChannel at the first that is none."""
+    def feed(self, data: bytes) -> Iterator[ChannelMessage]:
+        """The messages that are whole now, one by one. Raises BrokenChannel behind the last that can be read."""
         self._pending += data
-        messages: list[ChannelMessage] = []
         while len(self._pending) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._pending)
             if length > MAX_FRAME_BYTES:
@@ -50,9 +49,9 @@ class FrameReader:
             end = _LENGTH.size + length
             if len(self._pending) < end:
                 break
-            messages.append(_decode(bytes(self._pending[_LENGTH.size : end])))
+            body = bytes(self._pending[_LENGTH.size : end])
             del self._pending[:end]
-        return messages
+            yield _decode(body)
 
 
 def _decode(body: bytes) -> ChannelMessage:

@@ -108,6 +108,14 @@ async def test_a_lease_that_is_extended_lets_the_training_end(node, spec_of):
     await workers.ended()
 
 
+async def test_a_worker_that_cannot_read_what_it_is_told_says_so_and_ends(node, spec_of):
+    """Admission takes no such name, so only a bug brings one here."""
+    workers = await node.launch(spec_of("Points"), job_id="no token")
+    assert (await workers.ended())[0].code == ExitCode.UNREADABLE
+    assert "cannot read what its executor says" in (log := node.log_of("no token"))
+    assert "job_id" in log
+
+
 async def test_dead_fork_server_is_replaced_and_its_workers_are_reported(node, spec_of):
     spec = spec_of("Points", **LONG)
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)

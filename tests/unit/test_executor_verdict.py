@@ -68,6 +68,10 @@ def test_a_failure_ends_the_job_with_its_traceback() -> None:
         ({"signal": 9}, "rank 1 on node-0 was ended by SIGKILL"),
         ({"code": ExitCode.PEER_LOST}, "rank 1 on node-0 lost a peer"),
         ({"code": ExitCode.DEVICE_UNUSABLE}, "rank 1 on node-0 cannot use its GPU (its log says why)"),
+        (
+            {"code": ExitCode.UNREADABLE},
+            "rank 1 on node-0 could not read what its executor said (its log says why)",
+        ),
         ({"code": 3}, "rank 1 on node-0 ended with exit code 3"),
     ],
 )

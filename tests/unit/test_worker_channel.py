@@ -1,5 +1,7 @@
 """The bytes between an executor and its workers."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from shared.messages.worker_channel import (
     Switched,
     WorkerForked,
     WorkerReaped,
+    WriteLog,
 )
 from shared.messages.worker_frames import MAX_FRAME_BYTES, BrokenChannel, FrameReader, encode_frame
 
@@ -39,6 +42,7 @@ SPEC = JobSpec(
 )
 TIMELINE = ResizeTimeline(prepare_s=0.7, stop_s=0.01, first_step_s=0.1, bytes_moved=4096)
 MESSAGES = (
+    WriteLog(file="/somewhere/g3-r1.log"),
     Assignment(job_id="a", generation=3, rank=1, world_size=2, spec=SPEC, checkpoint_dir="/somewhere"),
     ChangeMembership(generation=2, place=3, world_size=2, meeting_size=4),
     JoinRendezvous(generation=1, address="10.0.0.1:4000"),
@@ -76,7 +80,7 @@ def test_every_message_survives_a_stream_cut_anywhere(cuts):
 def test_foreign_bytes_are_refused_or_awaited_never_more(data):
     frames = FrameReader()
     try:
-        assert frames.feed(len(data).to_bytes(4, "big") + data) == []
+        assert list(frames.feed(len(data).to_bytes(4, "big") + data)) == []
     except BrokenChannel:
         return
     raise AssertionError("these bytes were taken for a message")
@@ -84,7 +88,15 @@ def test_foreign_bytes_are_refused_or_awaited_never_more(data):
 
 def test_a_frame_that_announces_too_much_is_refused_before_it_is_read():
     with pytest.raises(BrokenChannel, match="is above"):
-        FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+        list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+
+
+def test_what_comes_before_a_broken_frame_is_heard():
+    unreadable = replace(MESSAGES[1], job_id="no token")
+    heard = FrameReader().feed(encode_frame(WriteLog(file="a.log")) + encode_frame(unreadable))
+    assert next(heard) == WriteLog(file="a.log")
+    with pytest.raises(BrokenChannel, match="job_id"):
+        next(heard)
 
 
 def test_a_message_that_is_too_large_is_not_sent():

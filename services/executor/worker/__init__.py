@@ -4,7 +4,8 @@ Nobody imports it: the launcher starts `python -m services.executor.worker`, a f
 loaded and forks a child for each worker. They talk over sockets (shared/messages/worker_channel.py).
 
     fork_server.py        forks, reaps, dies with its executor
-    worker_process.py     a child's life: log file, channel, exit code
+    worker_process.py     a child's life: channel, training, exit code
+    log_file.py           where its output goes
     channel.py            the worker's end of its channel
     training.py           the loop, readable from top to bottom
     setting_up.py         from the assignment to a worker that can train

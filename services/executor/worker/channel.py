@@ -14,10 +14,12 @@ import signal
 import socket
 import threading
 from collections import defaultdict
+from pathlib import Path
 
 import structlog
 
 from services.executor.boot_clock import boot_s
+from services.executor.worker.log_file import write_output_to
 from shared.messages.worker_channel import (
     Assignment,
     ChangeMembership,
@@ -29,8 +31,9 @@ from shared.messages.worker_channel import (
     SaveCheckpoint,
     StopAtBoundary,
     WarmUp,
+    WriteLog,
 )
-from shared.messages.worker_frames import FrameReader, encode_frame
+from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
 
 _LOOK_S = 0.1  # at the lease: poll itself does not count the time that a machine sleeps
 
@@ -117,12 +120,25 @@ class Channel:
         os._exit(ExitCode.DONE)
 
     def _read(self) -> None:
+        try:
+            self._hear()
+        except (
+            BrokenChannel
+        ) as error:  # what this worker should do it will never know, and nobody else would say so
+            _say_last(f"this worker cannot read what its executor says, and ends itself: {error}\n".encode())
+            os._exit(ExitCode.UNREADABLE)
+        _end_process_group()
+
+    def _hear(self) -> None:
+        """Until the end of the file or of the lease. Raises BrokenChannel."""
         frames = FrameReader()
         while data := self._receive():
             for message in frames.feed(data):
                 match message:
                     case WarmUp():
                         self._orders.put(message)
+                    case WriteLog(file=file):
+                        write_output_to(Path(file))
                     case Assignment():
                         if message.fence_s is not None:
                             self._lease_until_s = boot_s() + message.fence_s
@@ -140,8 +156,7 @@ class Channel:
                     case LeaseExtended(until_s=until_s):
                         self._lease_until_s = until_s
                     case _:
-                        raise AssertionError(f"a worker is never told {type(message).__name__}")
-        _end_process_group()
+                        raise BrokenChannel(f"a worker is never told {type(message).__name__}")
 
     def _receive(self) -> bytes:
         """What comes next; nothing at the end of the file or of the lease. A word that is here counts, however late

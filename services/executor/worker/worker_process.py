@@ -1,8 +1,6 @@
 """A worker's life from the fork to its exit code: log file, channel, training, last words."""
 
-import errno
 import gc
-import io
 import os
 import signal
 import socket
@@ -10,8 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 
@@ -47,8 +44,6 @@ def _assigned(channel: Channel) -> Assignment:
     while isinstance(order, WarmUp):
         warm_up(order.device, order.gpu_index)
         order = channel.receive_order()
-    if order.log_file:
-        _write_output_to(Path(order.log_file))
     return order
 
 
@@ -97,33 +92,3 @@ def _cause_of(error: BaseException) -> str:
     text = "".join(traceback.format_exception(error.__cause__))
     print(text, file=sys.stderr)
     return text[-_MAX_TEXT:]
-
-
-class _DroppingWhenFull(io.FileIO):
-    """A log file that loses lines, rather than the training, when the disk is full."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return memoryview(data).nbytes
-
-
-def _write_output_to(log_file: Path) -> None:
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    raw = _DroppingWhenFull(log_file, "ab")
-    os.dup2(raw.fileno(), 1)  # C libraries and child processes write there too
-    os.dup2(raw.fileno(), 2)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=True
-    )
-    sys.stderr = sys.stdout
-    structlog.configure(
-        processors=[
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.add_log_level,
-            structlog.dev.ConsoleRenderer(colors=False),
-        ]
-    )
