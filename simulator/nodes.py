@@ -27,8 +27,6 @@ from simulator.ledger import VirtualLedger
 from simulator.physics import World
 from simulator.replica import Replica
 
-HEARTBEAT_EVERY_S = 0.5
-FENCE = 0.5  # of the heartbeat timeout: cut off for longer, an executor kills its own workers
 REBOOT_S = 0.2
 
 
@@ -69,7 +67,7 @@ class VirtualNode:
         if self._executor is None or not self._link.up:
             return
         executor, parted_at_s = self._executor, self._engine.now_s
-        fence_s = FENCE * executor.folded.config.heartbeat_timeout_s
+        lease_s = executor.folded.config.detection.lease_s  # cut off for longer, it ends its own workers
         self._link.up = False
 
         def fence() -> None:
@@ -83,8 +81,8 @@ class VirtualNode:
                 executor.catch_up()
                 executor.note(ContactRestored())
 
-        if outage_s > fence_s:
-            self._engine.after(fence_s, fence)
+        if outage_s > lease_s:
+            self._engine.after(lease_s, fence)
         self._engine.after(outage_s, mend)
 
     def crash_worker(self) -> None:
@@ -153,4 +151,4 @@ class VirtualNode:
         if self._link.up:
             data = codec.encode(report(executor.state, now_s), id="heartbeat", recorded_at_s=now_s)
             self._engine.after(self._network.delay_s(), lambda: self._heard(codec.decode(data).message))
-        self._engine.after(HEARTBEAT_EVERY_S, lambda: self._beat(executor))
+        self._engine.after(executor.folded.config.detection.beat_s, lambda: self._beat(executor))

@@ -1,7 +1,7 @@
 """Heartbeats, and the fence: workers live only as long as this node can see the end of the ledger.
 
 The monitor counts a node as lost after `heartbeat_timeout_s` of silence, and its jobs are then placed elsewhere. So a
-node that sees no more of the ledger ends its workers after half of that, by itself. The sign of sight is a
+node that sees no more of the ledger ends its workers after half of that, `lease_s`, by itself. The sign of sight is a
 round trip to the ledger's leader, followed by a fold up to the end that it named: it fails with the network, with
 NATS, with a cluster that lost its majority, and with a reader that lags.
 
@@ -17,17 +17,13 @@ from services.executor.boot_clock import boot_s
 from services.executor.model import Membership, State
 from services.executor.notes import ContactLost, ContactRestored
 from services.executor.observing import report
-from services.executor.staffing import fence_s
 from shared.errors import Retry
 from shared.messages import codec, subjects
+from shared.messages.detection import DetectionTimes
 from shared.runtime.bus import Bus
 from shared.runtime.clock import Clock
 from shared.runtime.host import Host
 
-BEAT_S = 0.5
-ANSWER_TIMEOUT_S = 2 * BEAT_S  # one answer that is lost must not cost the workers of a node
-LOOKS_IN_FENCE = 5  # at least so many before the fence falls
-_LOOK_S = 0.1
 _FOLD_POLL_S = 0.01
 
 
@@ -60,7 +56,7 @@ class Heartbeat:
         while True:
             if self._host.state.membership is Membership.MEMBER:
                 await self._tell(subject)
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._times.beat_s)
 
     async def _tell(self, subject: str) -> None:
         now_s = self._clock.now_s()
@@ -72,12 +68,12 @@ class Heartbeat:
 
     async def _look_for_the_end(self) -> None:
         while True:
-            asked_s = boot_s()
+            asked_s, times = boot_s(), self._times
             try:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                async with asyncio.timeout(times.answer_s):
                     end = await self._bus.last_sequence(self._pool)
             except TimeoutError:
-                self._log.debug("ledger out of sight", waited_s=ANSWER_TIMEOUT_S)
+                self._log.debug("ledger out of sight", waited_s=times.answer_s)
                 continue
             except Retry as error:
                 self._log.debug("ledger out of sight", error=str(error))
@@ -85,19 +81,18 @@ class Heartbeat:
                 while self._host.folded.sequence < end:  # noqa: ASYNC110 - the host tells nobody of a fold
                     await asyncio.sleep(_FOLD_POLL_S)
                 self._in_sight_s = asked_s
-                self._workers.extend_leases(asked_s + self._fence_s)
-            pause_s = min(BEAT_S, self._fence_s / LOOKS_IN_FENCE)
-            await asyncio.sleep(max(_LOOK_S, asked_s + pause_s - boot_s()))
+                self._workers.extend_leases(asked_s + times.lease_s)
+            await asyncio.sleep(max(times.look_s, asked_s + times.beat_s - boot_s()))
 
     @property
-    def _fence_s(self) -> float:
-        return fence_s(self._host.folded.config)
+    def _times(self) -> DetectionTimes:
+        return self._host.folded.config.detection
 
     async def _fence(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._times.look_s)
             silence_s = boot_s() - self._in_sight_s
-            if silence_s > self._fence_s:
+            if silence_s > self._times.lease_s:
                 await self._stay_cut_off(silence_s)
 
     async def _stay_cut_off(self, silence_s: float) -> None:
@@ -107,7 +102,7 @@ class Heartbeat:
         self._host.note(ContactLost(silence_s=silence_s))
         self._workers.kill_all()
         while self._in_sight_s == last_in_sight_s:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._times.look_s)
             self._workers.kill_all()  # one may have been about to start
         self._log.info("ContactRestored")
         self._host.note(ContactRestored())

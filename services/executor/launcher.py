@@ -25,7 +25,6 @@ log = structlog.get_logger()
 
 _FORK_TIMEOUT_S = 20.0
 _LAST_WORDS_TIMEOUT_S = 1.0  # for a channel that somebody holds open after its worker has ended
-_LOOK_S = 0.5  # at workers that are stopped, e.g. by SIGSTOP: twice in a row is no chance
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 
 
@@ -85,8 +84,6 @@ class Launcher:
         self._server_ready = asyncio.Event()
         self._forking = asyncio.Lock()
         self._followers: set[asyncio.Task[None]] = set()
-        self._handles: set[WorkerHandle] = set()
-        self._watcher: asyncio.Task[None] | None = None
         self.spares = Spares(self._fork, device=device, num_gpus=warm_workers)
         self._warming: asyncio.Task[None] | None = None
 
@@ -96,7 +93,6 @@ class Launcher:
             log.warning("leftover_workers_killed", pids=killed)
         await self._start_server()
         self._keeper = asyncio.create_task(self._keep_server(), name="fork server")
-        self._watcher = asyncio.create_task(self._end_stopped(), name="stopped workers")
         self._warming = asyncio.create_task(self.spares.run(), name="spares")
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
@@ -106,7 +102,6 @@ class Launcher:
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
         handle.send(WriteLog(file=str(log_file)))
         handle.send(assignment)
-        self._handles.add(handle)
         following = self._follow(handle, process.reader, process.exited)
         follower = asyncio.create_task(following, name=f"worker {process.pid}")
         self._followers.add(follower)
@@ -136,7 +131,7 @@ class Launcher:
 
     async def close(self) -> None:
         """Kill all workers and the fork server; return when none of their processes is left."""
-        for task in (self._keeper, self._watcher, self._warming):
+        for task in (self._keeper, self._warming):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
@@ -151,23 +146,13 @@ class Launcher:
     ) -> None:
         """Pass on what the worker says until it has ended and its last words are read."""
         listening = asyncio.create_task(self._listen(handle, reader))
+        watching = asyncio.create_task(_end_if_stopped(handle))
         end = await exited
+        watching.cancel()
         await asyncio.wait({listening}, timeout=_LAST_WORDS_TIMEOUT_S)
         listening.cancel()
-        self._handles.discard(handle)
         handle.ended(end)
         self._on_event(handle, end)
-
-    async def _end_stopped(self) -> None:
-        """Peers would wait for a worker that is stopped; one that is killed they miss at once."""
-        suspects: set[WorkerHandle] = set()
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            stopped = {handle for handle in self._handles if is_stopped(handle.pid)}
-            for handle in stopped & suspects:
-                log.warning("stopped_worker_killed", pid=handle.pid, job_id=handle.assignment.job_id)
-                handle.kill()
-            suspects = stopped
 
     async def _listen(self, handle: WorkerHandle, reader: asyncio.StreamReader) -> None:
         frames = FrameReader()
@@ -206,3 +191,14 @@ class Launcher:
                 log.error("fork_server_not_started", reason=str(error), retry_s=retry_s)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
+
+
+async def _end_if_stopped(handle: WorkerHandle) -> None:
+    """Peers would wait for a worker that a signal has stopped; one that is killed they miss at once. Two looks in a row
+    are no chance."""
+    num_looks = 0
+    while num_looks < 2:
+        await asyncio.sleep(handle.assignment.detection.beat_s)
+        num_looks = num_looks + 1 if is_stopped(handle.pid) else 0
+    log.warning("stopped_worker_killed", pid=handle.pid, job_id=handle.assignment.job_id)
+    handle.kill()

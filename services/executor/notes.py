@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from shared.messages import worker_channel as channel
+from shared.messages.detection import DetectionTimes
 from shared.messages.job import JobSpec
 
 Purpose = Literal["train", "profile"]
@@ -62,7 +63,6 @@ class LeaveRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
     """checkpoint_iteration: the ledger knows of a whole checkpoint of so many steps.
-    fence_s: how long the worker goes on without hearing that the ledger is in sight.
     rendezvous: host:port of rank 0, "" if it is not known yet or not needed.
     meeting_size: of all who meet, where it joins workers that train; 0: all are new.
     micro_batch_size: as `Job`'s.
@@ -74,7 +74,7 @@ class StartWorker:
     purpose: Purpose
     spec: JobSpec
     checkpoint_iteration: int
-    fence_s: float
+    detection: DetectionTimes
     rendezvous: str = ""
     meeting_size: int = 0
     micro_batch_size: int = 0

@@ -66,9 +66,9 @@ def wake_at_s(state: State) -> float | None:
         job = state.pool.job(worker.id.job_id)
         due_s += (
             kill_due_s(state, worker),
-            notice_due_s(job, worker),
+            notice_due_s(state, job, worker),
             crash_due_s(state, job, worker),
-            overdue_at_s(job, worker),
+            overdue_at_s(state, job, worker),
         )
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 

@@ -12,17 +12,10 @@ from services.executor.notes import (
     TellRendezvous,
     WorkerId,
 )
-from shared.messages.cluster import GpuId, PoolConfig
+from shared.messages.cluster import GpuId
 from shared.messages.pool_state import Job, Phase, spec_of
 
-NOTICE_S, NOTICE_STEPS = 1.0, 3  # to notice the loss of a peer; one that waits inside a GPU never does
-SLOWEST_STEPS_PER_S = 0.1  # as long as its speed is not known
-FENCE_PART = 0.5  # of heartbeat_timeout_s: the rest is for killing, and for clocks that differ in speed
-
-
-def fence_s(config: PoolConfig) -> float:
-    """How long workers go on after the ledger's end was last in sight."""
-    return FENCE_PART * config.heartbeat_timeout_s
+NOTICE_STEPS = 3  # to notice the loss of a peer, where that is more than `notice_s`; inside a GPU nobody does
 
 
 def ends(
@@ -61,7 +54,7 @@ def kill_due_s(state: State, worker: Worker) -> float | None:
     return worker.stop_asked_at_s + state.offer.stop_grace_s
 
 
-def notice_due_s(job: Job | None, worker: Worker) -> float | None:
+def notice_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
     """When a worker that still waits for somebody who is gone counts as gone, too.
 
     It was told to stop, or to go on with others, and did neither, though it has had time for a few steps.
@@ -76,11 +69,13 @@ def notice_due_s(job: Job | None, worker: Worker) -> float | None:
     told_s = worker.change_told_at_s if changes and worker.stop_asked_at_s is None else worker.stop_asked_at_s
     if not missed or told_s is None:
         return None
-    return told_s + max(NOTICE_S, NOTICE_STEPS / (worker.iterations_per_s or SLOWEST_STEPS_PER_S))
+    times = state.pool.config.detection
+    step_s = 1.0 / worker.iterations_per_s if worker.iterations_per_s else times.slowest_step_s
+    return told_s + max(times.notice_s, NOTICE_STEPS * step_s)
 
 
 def _is_hopeless(state: State, job: Job | None, worker: Worker, now_s: float) -> bool:
-    due_s = notice_due_s(job, worker)
+    due_s = notice_due_s(state, job, worker)
     unaware = due_s is not None and due_s <= now_s
     return unaware or (worker.runs and not worker.kill_asked and is_lost(state, job, worker))
 
@@ -182,7 +177,7 @@ def _start(state: State, job: Job, worker_id: WorkerId, gpu_index: int) -> Start
         purpose="profile" if job.phase is Phase.PROFILING else "train",
         spec=spec_of(job),
         checkpoint_iteration=job.checkpoint_iteration,
-        fence_s=fence_s(state.pool.config),
+        detection=state.pool.config.detection,
         rendezvous=job.rendezvous if worker_id.rank else "",
         meeting_size=len(_meeting(job)),
         micro_batch_size=job.micro_batch_size or 0,

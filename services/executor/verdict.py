@@ -12,9 +12,6 @@ from shared.messages.fold_workers import half_of, knows
 from shared.messages.pool_state import Job, Phase
 from shared.messages.worker_channel import ExitCode
 
-QUIET_EXIT_S = 3.0  # rank 0 ended well though nobody here asked: who asked elsewhere has said so by then
-PROFILE_LIMIT_S = 600.0  # a pre-run that takes longer is hung
-
 
 def end_of_job(
     state: State, job: Job, workers: tuple[Worker, ...], now_s: float
@@ -24,7 +21,7 @@ def end_of_job(
         return None
     for worker in workers:
         if is_awaited(state, job, worker.id.generation):
-            fact = _outcome(job, worker, now_s)
+            fact = _outcome(state, job, worker, now_s)
             if fact is not None:
                 return fact
     for worker in workers:
@@ -37,7 +34,7 @@ def end_of_job(
     return _crash(state, job, min(crashed, key=_directness), now_s)
 
 
-def _outcome(job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed | None:
+def _outcome(state: State, job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed | None:
     generation, outcome = worker.id.generation, worker.outcome
     if isinstance(outcome, channel.Finished) and job.phase is Phase.ADMITTED:
         finished = JobFinished(
@@ -52,8 +49,9 @@ def _outcome(job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed 
     error, traceback = "", ""
     if isinstance(outcome, channel.Failed):
         error, traceback = outcome.error, outcome.traceback
-    elif (at_s := overdue_at_s(job, worker)) is not None and at_s <= now_s:
-        error = f"its pre-run on {len(job.gpus)} GPUs did not end within {PROFILE_LIMIT_S:.0f} s"
+    elif (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
+        limit_s = state.pool.config.detection.pre_run_s
+        error = f"its pre-run on {len(job.gpus)} GPUs did not end within {limit_s:.0f} s"
     if not error:
         return None
     return JobFailed(job_id=job.job_id, generation=generation, error=error, traceback=traceback, at_s=now_s)
@@ -75,12 +73,12 @@ def _memory_exceeded(state: State, seat: WorkerId, worker: Worker, now_s: float)
     )
 
 
-def overdue_at_s(job: Job | None, worker: Worker) -> float | None:
+def overdue_at_s(state: State, job: Job | None, worker: Worker) -> float | None:
     """When a pre-run that still goes on will have taken too long."""
     if job is None or worker.purpose != "profile" or not worker.runs:
         return None
     pending = is_current(job) and worker.id.generation == job.generation and worker.outcome is None
-    return worker.asked_for_at_s + PROFILE_LIMIT_S if pending else None
+    return worker.asked_for_at_s + state.pool.config.detection.pre_run_s if pending else None
 
 
 def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
@@ -99,14 +97,16 @@ def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
         return worker.ended_at_s
     leaves = worker.becomes is None and job.generation == worker.place.generation != worker.id.generation
     unexpected = (missed or worker.id.rank == 0) and not leaves
-    return worker.ended_at_s + QUIET_EXIT_S if unexpected else None
+    if not unexpected:
+        return None
+    return worker.ended_at_s + state.pool.config.detection.word_s  # who asked elsewhere has said so by then
 
 
 def _silence_due_s(state: State, worker: Worker) -> float | None:
     """When a running worker is given up: it never comes to join the others, or lost a peer that nobody else misses."""
     if worker.interrupted_at_s is not None:
-        noticed_s = state.pool.config.heartbeat_timeout_s + QUIET_EXIT_S  # the loss of a node, too
-        return max(worker.interrupted_at_s, worker.change_told_at_s or 0.0) + noticed_s
+        waits_since_s = max(worker.interrupted_at_s, worker.change_told_at_s or 0.0)
+        return waits_since_s + state.pool.config.detection.missed_s
     joins = worker.joins and not worker.trains
     return worker.asked_for_at_s + state.pool.config.stall_timeout_s if joins else None
 

@@ -10,13 +10,12 @@ from shared.messages.events import NodeReported, WorkerReport
 from shared.messages.policy import LedgerMessage
 from shared.messages.pool_state import Job, PoolState
 
-LISTENING_GAP_S = 1.5  # longer than this between two looks at the bus, and we may have missed heartbeats
 RATE_WEIGHT = 0.3  # of the newest report in the running mean of a job's speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Said twice a second while the bus is connected: a heartbeat would have been heard."""
+    """Said at each beat while the bus is connected: a heartbeat would have been heard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class State:
 
     def deaf(self, now_s: float) -> bool:
         """Who was silent may have spoken: too long ago since we listened, or the clock was set back."""
-        return not 0.0 <= now_s - self.listened_at_s <= LISTENING_GAP_S
+        return not 0.0 <= now_s - self.listened_at_s <= self.pool.config.detection.deaf_s
 
 
 def start(pool: PoolState) -> State:

@@ -217,7 +217,7 @@ def _pool(state: State) -> PoolState:
 
 
 def _never(state: State) -> None:
-    """The sign of listening, twice a second, is all the waking that it needs."""
+    """The sign of listening, at each beat, is all the waking that it needs."""
 
 
 POLICY: Policy[State] = Policy(

@@ -17,9 +17,8 @@ from shared.runtime.outbox import dead_letter_headers
 from shared.runtime.service import Process, host_policy
 from shared.scheduling.warm_up import warm_up
 
-LISTEN_EVERY_S = 0.5
-TOUCH_TIMEOUT_S = 1.0
 SAVE_TIMEOUT_S = 10.0
+PUT_ASIDE_TIMEOUT_S = 1.0
 MAX_RUBBISH = 64  # messages that wait to be put aside
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
@@ -71,12 +70,12 @@ class _Watch:
                     subjects.dead_letter(self._pool, POLICY.service),
                     message.data,
                     message_id=f"dead-{self._pool}-{digest}",
-                    timeout_s=TOUCH_TIMEOUT_S,
+                    timeout_s=PUT_ASIDE_TIMEOUT_S,
                     headers=dead_letter_headers(message.subject, error.problems),
                 )
 
     async def keep(self) -> None:
-        """Twice a second: say that we listen, bring the gauges up to date, now and then take a snapshot."""
+        """At each beat: say that we listen, bring the gauges up to date, now and then take a snapshot."""
         try:
             while True:
                 if await self._in_touch():
@@ -84,7 +83,7 @@ class _Watch:
                 self._gauges.update(self._host.folded, self._process.clock.now_s())
                 if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY:
                     await self._snapshot()
-                await asyncio.sleep(LISTEN_EVERY_S)
+                await asyncio.sleep(self._host.folded.config.detection.beat_s)
         finally:
             if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY // 10:
                 await self._snapshot()
@@ -92,7 +91,7 @@ class _Watch:
     async def _in_touch(self) -> bool:
         """A round trip: a connection that hangs half-open looks connected and brings no heartbeats."""
         try:
-            async with asyncio.timeout(TOUCH_TIMEOUT_S):
+            async with asyncio.timeout(self._host.folded.config.detection.answer_s):
                 await self._process.bus.last_sequence(self._pool)
         except (Retry, TimeoutError):
             return False

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, Strict
 
+from shared.messages.detection import DetectionTimes
 from shared.messages.limits import (
     DurationS,
     FewItems,
@@ -101,7 +102,9 @@ class PoolConfig:
         0.1  # of ln(measured / curve), before any was seen
     )
     deadline_slack_s: DurationS = 1.0  # promises are planned to end this much before their deadline
-    heartbeat_timeout_s: PositiveDurationS = 6.0  # silence after which a node is lost
+    heartbeat_timeout_s: PositiveDurationS = (
+        6.0  # silence after which a node is lost; all of `detection` follows
+    )
     stall_timeout_s: PositiveDurationS = 120.0  # without one iteration for so long a job has failed
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
     slow_gpu_s: DurationS = 600.0  # so long a GPU counts as slow on which a worker was slower than its peers
@@ -112,6 +115,13 @@ class PoolConfig:
     # more than one socket, or a node's rack, counts whatever the nodes say of themselves
     sockets_per_node: NumSockets = 1
     racks: Annotated[Mapping[Token, Name], FewItems] = field(default_factory=dict[str, str])  # node -> rack
+
+    @property
+    def detection(self) -> DetectionTimes:
+        """How soon a loss is known."""
+        return DetectionTimes(
+            heartbeat_timeout_s=self.heartbeat_timeout_s, stall_timeout_s=self.stall_timeout_s
+        )
 
     def quota(self, tenant: str) -> TenantQuota:
         return self.quotas.get(tenant, self.default_quota)

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import Strict
 
+from shared.messages.detection import DetectionTimes
 from shared.messages.job import JobSpec
 from shared.messages.limits import (
     DurationS,
@@ -82,7 +83,8 @@ class Assignment:
         0: all are new, and the state is in the checkpoint.
     checkpoint_iteration: a whole checkpoint of so many steps exists; a start from an older one would lose work.
     micro_batch_size: samples that one forward and backward pass may take; 0: a whole virtual node.
-    fence_s: without a LeaseExtended for so long the worker ends itself; None: it has all the time in the world.
+    leased: without a LeaseExtended for `detection.lease_s` the worker ends itself; else it has all the time in the
+        world.
     """
 
     job_id: Token
@@ -101,13 +103,12 @@ class Assignment:
     meeting_size: Annotated[int, Strict(), Ge(0)] = 0
     checkpoint_iteration: Iterations = 0
     micro_batch_size: NumSamples = 0
-    fence_s: PositiveDurationS | None = None
+    leased: bool = False
+    detection: DetectionTimes = field(default_factory=DetectionTimes)
     checkpoint_every_s: PositiveDurationS = 30.0
     profile_min_s: PositiveDurationS = 0.6
     profile_max_iterations: Annotated[int, Strict(), Ge(3)] = 30
     checkpoint_wait_s: DurationS = 60.0  # NFS shows a folder's new file so much later (acdirmax)
-    start_timeout_s: PositiveDurationS = 60.0  # for all workers of the generation to meet
-    collective_timeout_s: PositiveDurationS = 300.0  # for a worker that hangs without having died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,9 @@ from tests.faults.pool import CONFIG, job, running_pool
 
 ITERATIONS = 1000
 ONE_GPU = {"steps/b8": {1: 40.0}}  # no peer on another node whose end would end it
-LOSS_SOON = replace(CONFIG, heartbeat_timeout_s=3.0, curves=ONE_GPU)
+LOSS_SOON = replace(
+    CONFIG, heartbeat_timeout_s=2.0, curves=ONE_GPU
+)  # a lease of 1 s, six looks at the ledger in each
 
 
 def moved_on(job: Job) -> bool:

@@ -20,9 +20,9 @@ from services.executor.notes import (
     StopWorkers,
     WorkerId,
 )
-from services.executor.verdict import QUIET_EXIT_S
 from shared.messages import events
 from shared.messages.cluster import GpuId
+from shared.messages.detection import DetectionTimes
 from shared.messages.pool_state import Job
 from shared.messages.worker_channel import (
     Checkpointed,
@@ -250,7 +250,7 @@ class Pool:
             self.node.note(Ended(worker=worker, exit_code=exit_code, signal=signal))
 
     def time_passes(self, choice: int) -> None:
-        self.node.at(self.node.now_s + (0.1, 1.0, QUIET_EXIT_S, 10.0)[choice % 4])
+        self.node.at(self.node.now_s + (0.1, 1.0, DetectionTimes().word_s, 10.0)[choice % 4])
 
     def contact_is_lost(self, choice: int) -> None:
         self.node.note(ContactLost(silence_s=1.5))

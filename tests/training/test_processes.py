@@ -13,6 +13,7 @@ import pytest
 from services.executor.boot_clock import boot_s
 from services.executor.launcher import Launcher
 from services.executor.processes import marked_processes, wait_until_gone
+from shared.messages.detection import DetectionTimes
 from shared.messages.worker_channel import (
     Assignment,
     Checkpointed,
@@ -26,6 +27,7 @@ from shared.messages.worker_channel import (
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ROOT = Path(__file__).parents[2]
+SHORT_LEASE, LONG_LEASE = DetectionTimes(heartbeat_timeout_s=1.0), DetectionTimes(heartbeat_timeout_s=1200.0)
 LONG = {"max_iterations": 1_000_000, "hyperparameters": {"step_s": 0.005}}
 
 
@@ -60,7 +62,11 @@ async def test_worker_that_kills_itself_in_a_step_takes_nobody_hostage(node, spe
 
 async def test_worker_that_does_not_meet_its_peers_gives_up(node, spec_of):
     workers = await node.launch(
-        spec_of("Points"), job_id=node.new_job_id(), num_workers=2, ranks=[0], start_timeout_s=0.3
+        spec_of("Points"),
+        job_id=node.new_job_id(),
+        num_workers=2,
+        ranks=[0],
+        detection=DetectionTimes(stall_timeout_s=0.6),
     )
     assert (await workers.ended())[0].code == ExitCode.PEER_LOST
 
@@ -86,7 +92,9 @@ async def test_what_a_worker_started_ends_with_it(node, spec_of):
 
 async def test_a_worker_ends_itself_and_what_it_started_when_its_lease_runs_out(node, spec_of):
     job_id = node.new_job_id()
-    workers = await node.launch(spec_of("StartsProcesses", **LONG), job_id=job_id, fence_s=600.0)
+    workers = await node.launch(
+        spec_of("StartsProcesses", **LONG), job_id=job_id, leased=True, detection=LONG_LEASE
+    )
     await workers.first(Started)
     workers.workers[0].send(LeaseExtended(until_s=boot_s()))
     assert (await workers.ended())[0].signal == signal.SIGKILL
@@ -96,15 +104,17 @@ async def test_a_worker_ends_itself_and_what_it_started_when_its_lease_runs_out(
 
 
 async def test_a_worker_that_never_hears_of_a_lease_ends_too(node, spec_of):
-    workers = await node.launch(spec_of("Points", **LONG), job_id=node.new_job_id(), fence_s=0.5)
+    workers = await node.launch(
+        spec_of("Points", **LONG), job_id=node.new_job_id(), leased=True, detection=SHORT_LEASE
+    )
     assert (await workers.ended())[0].signal == signal.SIGKILL
 
 
 async def test_a_lease_that_is_extended_lets_the_training_end(node, spec_of):
-    spec = spec_of("Points", max_iterations=100, hyperparameters={"step_s": 0.02})
-    workers = await node.launch(spec, job_id=node.new_job_id(), fence_s=0.5)
+    spec = spec_of("Points", max_iterations=12, hyperparameters={"step_s": 0.02})
+    workers = await node.launch(spec, job_id=node.new_job_id(), leased=True, detection=SHORT_LEASE)
     workers.workers[0].send(LeaseExtended(until_s=boot_s() + 600.0))
-    assert (await workers.first(Finished)).iteration == 100
+    assert (await workers.first(Finished)).iteration == 12
     await workers.ended()
 
 

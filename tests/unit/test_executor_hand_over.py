@@ -10,8 +10,8 @@ from services.executor.notes import (
     WorkerId,
 )
 from services.executor.observing import report
-from services.executor.verdict import QUIET_EXIT_S
 from shared.messages import events
+from shared.messages.detection import DetectionTimes
 from shared.messages.pool_state import StoppingWorkers
 from shared.messages.worker_channel import (
     Checkpointed,
@@ -27,6 +27,7 @@ from shared.messages.worker_channel import (
 from tests.executor_node import KILL_A1, OTHER_NODE, STOP_A1, TIMELINE, ExecutorNode, kinds
 from tests.histories import NOW_S, gpus
 
+TIMES = DetectionTimes()
 JOINED = Started(iteration=7, resize=TIMELINE)
 STOP_A2 = StopWorkers(job_id="a", generation=2)
 STARTED = events.GenerationStarted(
@@ -130,7 +131,7 @@ def test_a_job_may_grow_again_before_all_its_workers_have_said_that_they_went_ov
 def test_whoever_leaves_has_a_place_after_the_last_rank_and_its_end_is_no_crash() -> None:
     node = training(2).place("node-0:1")
     assert node.acted == [change(0, 1, 1, 2), change(1, 0, 1, 2)]
-    node.ends().at(NOW_S + QUIET_EXIT_S)
+    node.ends().at(NOW_S + TIMES.word_s)
     assert node.told == []
     node.switches(rank=1, to=0)
     assert kinds(node.told) == [events.GenerationStarted, events.WorkersStopped]
@@ -229,8 +230,8 @@ def test_who_survives_and_is_told_to_go_on_but_notices_nothing_is_lost_too() -> 
 def test_who_lost_a_peer_that_nobody_misses_is_ended_and_missed_itself() -> None:
     """A connection broke, and no worker did."""
     node = training(2).says(Interrupted(iteration=5))
-    assert node.policy.wake_at_s(node.state) == NOW_S + 6.0 + QUIET_EXIT_S
-    node.at(NOW_S + 6.0 + QUIET_EXIT_S)
+    assert node.policy.wake_at_s(node.state) == NOW_S + TIMES.missed_s
+    node.at(NOW_S + TIMES.missed_s)
     assert [(f.generation, f.rank) for f in node.told_of(events.WorkerCrashed)] == [(1, 0)]
     assert KillWorker(worker=WorkerId("a", 1, 0)) in node.acted
     assert KillWorker(worker=WorkerId("a", 1, 1)) not in node.acted

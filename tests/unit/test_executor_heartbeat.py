@@ -58,14 +58,14 @@ async def until(node: Node, num_leases: int) -> None:
 
 
 async def test_one_answer_that_never_comes_costs_no_worker() -> None:
-    node = Node(silent=range(2, 3), heartbeat_timeout_s=20.0)
+    node = Node(silent=range(2, 3), heartbeat_timeout_s=8.0)
     await until(node, num_leases=2)
     assert (node.kills, node.notes) == (0, [])
     assert node.leases == sorted(node.leases)
 
 
 async def test_a_ledger_out_of_sight_extends_nothing_and_ends_all() -> None:
-    node = Node(silent=range(2, 4), heartbeat_timeout_s=1.0)
+    node = Node(silent=range(2, 6), heartbeat_timeout_s=1.0)
     await until(node, num_leases=2)
     assert node.kills > 0
     assert [type(note) for note in node.notes[:1]] == [ContactLost]

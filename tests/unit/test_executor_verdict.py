@@ -9,8 +9,8 @@ from services.executor.notes import (
     WorkerId,
 )
 from services.executor.observing import report
-from services.executor.verdict import PROFILE_LIMIT_S, QUIET_EXIT_S
 from shared.messages import events
+from shared.messages.detection import DetectionTimes
 from shared.messages.pool_state import Phase
 from shared.messages.worker_channel import (
     Checkpointed,
@@ -24,6 +24,8 @@ from shared.messages.worker_channel import (
 )
 from tests.executor_node import KILL_A1, STOP_A1, ExecutorNode, kinds
 from tests.histories import NOW_S
+
+TIMES = DetectionTimes()
 
 # --- ending ---------------------------------------------------------------------------------------------
 
@@ -128,11 +130,11 @@ def test_a_job_that_crashes_again_and_again_fails() -> None:
 def test_a_quiet_exit_is_a_crash_only_if_nobody_elsewhere_asked_for_it() -> None:
     node = ExecutorNode().training(1).ends(code=ExitCode.DONE)
     assert node.told == []
-    assert node.policy.wake_at_s(node.state) == NOW_S + QUIET_EXIT_S
-    node.at(NOW_S + QUIET_EXIT_S)
+    assert node.policy.wake_at_s(node.state) == NOW_S + TIMES.word_s
+    node.at(NOW_S + TIMES.word_s)
     assert kinds(node.told) == [events.WorkerCrashed]
 
-    node = ExecutorNode().training(1).ends(code=ExitCode.DONE).place("node-0:1").at(NOW_S + QUIET_EXIT_S)
+    node = ExecutorNode().training(1).ends(code=ExitCode.DONE).place("node-0:1").at(NOW_S + TIMES.word_s)
     assert kinds(node.told) == [events.WorkersStopped]
 
 
@@ -142,7 +144,7 @@ def test_a_quiet_exit_is_a_crash_only_if_nobody_elsewhere_asked_for_it() -> None
 def test_a_pre_run_is_measured_once_and_its_end_is_no_crash() -> None:
     node = ExecutorNode().settle().profile().place("node-0:0").forget()
     node.says(Started(iteration=0)).says(Profiled(iterations_per_s=2.5, dataset_size=1000)).ends()
-    node.at(NOW_S + QUIET_EXIT_S)
+    node.at(NOW_S + TIMES.word_s)
     assert kinds(node.told) == [events.GenerationStarted, events.ThroughputMeasured]
     curve = node.state.pool.curves["unseen/b64"]
     assert (curve.iterations_per_s, curve.dataset_size) == ({1: 2.5}, 1000)
@@ -164,7 +166,7 @@ def test_the_heartbeat_tells_how_far_a_pre_run_is() -> None:
 
 def test_a_pre_run_that_hangs_fails_its_job() -> None:
     node = ExecutorNode().settle().profile().place("node-0:0").forget()
-    assert node.policy.wake_at_s(node.state) == NOW_S + PROFILE_LIMIT_S
-    node.at(NOW_S + PROFILE_LIMIT_S)
+    assert node.policy.wake_at_s(node.state) == NOW_S + TIMES.pre_run_s
+    node.at(NOW_S + TIMES.pre_run_s)
     assert kinds(node.told) == [events.JobFailed]
     assert node.acted == [KILL_A1]

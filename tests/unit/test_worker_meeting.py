@@ -12,6 +12,7 @@ import torch.distributed as dist
 from services.executor.worker.groups import Group, PeerLost
 from services.executor.worker.meeting import Invitation, invitation, meet
 from services.executor.worker.meeting_store import GivenUp, MeetingStore
+from shared.messages.detection import DetectionTimes
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
 
@@ -30,8 +31,7 @@ def invited_to(place: int, size: int) -> Invitation:
         world_size=size,
         spec=SPEC,
         checkpoint_dir="unused",
-        start_timeout_s=1000.0,
-        collective_timeout_s=1000.0,
+        detection=DetectionTimes(stall_timeout_s=2000.0),
     )
     return invitation(assignment, torch.device("cpu"))
 

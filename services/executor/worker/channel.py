@@ -20,6 +20,7 @@ import structlog
 
 from services.executor.boot_clock import boot_s
 from services.executor.worker.log_file import write_output_to
+from shared.messages.detection import DetectionTimes
 from shared.messages.worker_channel import (
     Assignment,
     ChangeMembership,
@@ -34,8 +35,6 @@ from shared.messages.worker_channel import (
     WriteLog,
 )
 from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
-
-_LOOK_S = 0.1  # at the lease: poll itself does not count the time that a machine sleeps
 
 log = structlog.get_logger()
 
@@ -54,6 +53,7 @@ class Channel:
         self._checkpoint_request = 0
         self._has_state_to_save = False
         self._lease_until_s = math.inf
+        self._look_s = DetectionTimes().look_s
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     def send(self, message: FromWorker) -> None:
@@ -140,8 +140,9 @@ class Channel:
                     case WriteLog(file=file):
                         write_output_to(Path(file))
                     case Assignment():
-                        if message.fence_s is not None:
-                            self._lease_until_s = boot_s() + message.fence_s
+                        self._look_s = message.detection.look_s
+                        if message.leased:
+                            self._lease_until_s = boot_s() + message.detection.lease_s
                         self._orders.put(message)
                     case ChangeMembership():
                         self._changes.put(message)
@@ -163,7 +164,7 @@ class Channel:
         this thread got to hear it."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        while not poll.poll(_LOOK_S * 1000):
+        while not poll.poll(self._look_s * 1000):  # it does not count the time that a machine sleeps
             if boot_s() > self._lease_until_s:
                 _say_last(b"the executor has not extended the lease: this worker ends itself\n")
                 return b""

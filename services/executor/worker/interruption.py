@@ -15,17 +15,21 @@ from services.executor.worker.changes import Changes
 from services.executor.worker.channel import Channel
 from services.executor.worker.groups import PeerLost
 
-_NOTICE_S = 0.1  # for a wait that notices by itself; one that is slower has another thread wait in its place
-
 log = structlog.get_logger()
 
 
 class Interruption(threading.Thread):
-    """Waits for the news. go_on: begins a thread in the place of the one that is stuck."""
+    """Waits for the news. go_on: begins a thread in the place of the one that is stuck.
 
-    def __init__(self, channel: Channel, changes: Changes, go_on: Callable[[PeerLost], None]) -> None:
+    noticing_s: for a wait to notice by itself; one that is slower has another thread wait in its place.
+    """
+
+    def __init__(
+        self, channel: Channel, changes: Changes, go_on: Callable[[PeerLost], None], *, noticing_s: float
+    ) -> None:
         super().__init__(name="interruption", daemon=True)
         self._channel, self._changes, self._go_on = channel, changes, go_on
+        self._noticing_s = noticing_s
 
     def run(self) -> None:
         while True:
@@ -35,7 +39,7 @@ class Interruption(threading.Thread):
         groups = [group for group in self._changes.groups if group.generation <= generation]
         for group in groups:
             group.close()
-        time.sleep(_NOTICE_S)
+        time.sleep(self._noticing_s)
         if any(group.leave_behind() for group in groups):
             log.warning("thread_left_behind", generation=generation)
             self._go_on(PeerLost("the ledger counts a peer as gone, and the training waits for it"))

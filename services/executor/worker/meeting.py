@@ -25,9 +25,9 @@ from services.executor.worker.channel import Channel
 from services.executor.worker.groups import Group, PeerLost, retire
 from services.executor.worker.meeting_store import GivenUp, MeetingStore
 from services.executor.worker.plan import Plan, compare
+from shared.messages.detection import DetectionTimes
 from shared.messages.worker_channel import Assignment, ChangeMembership, RendezvousListening
 
-_CONNECT_S = 20.0  # to one who listens
 _LOOK_S = 0.1
 
 
@@ -45,7 +45,7 @@ class Invitation:
     device: torch.device
     micro_batch_size: int  # of the new generation
     wait_s: float
-    collective_timeout_s: float
+    detection: DetectionTimes
 
     @property
     def stays(self) -> bool:
@@ -86,8 +86,8 @@ def invitation(assignment: Assignment, device: torch.device) -> Invitation:
         advertise_host=assignment.advertise_host,
         device=device,
         micro_batch_size=assignment.micro_batch_size,
-        wait_s=assignment.start_timeout_s,
-        collective_timeout_s=assignment.collective_timeout_s,
+        wait_s=assignment.detection.start_s,
+        detection=assignment.detection,
     )
 
 
@@ -101,7 +101,7 @@ def changed(invited: Invitation, change: ChangeMembership) -> Invitation:
         size=change.meeting_size,
         rendezvous=change.rendezvous,
         micro_batch_size=change.micro_batch_size,
-        wait_s=invited.collective_timeout_s,
+        wait_s=invited.detection.collective_s,
     )
 
 
@@ -162,7 +162,8 @@ def connect(invited: Invitation, channel: Channel, given_up: threading.Event) ->
     """Place 0 listens already where an address is known."""
     address = invited.rendezvous or _address(invited, channel, given_up)
     host, _, port = address.rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_S))
+    connect_s = invited.detection.connect_s
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=connect_s))
     store.set_timeout(timedelta(seconds=invited.wait_s))
     return store
 
@@ -190,7 +191,7 @@ def _group(invited: Invitation, place: dist.Store, name: str, size: int, given_u
         rank=invited.place,
         size=size,
         device=invited.device if name == "workers" else torch.device("cpu"),
-        timeout_s=invited.collective_timeout_s,
+        timeout_s=invited.detection.collective_s,
         given_up=given_up,
     )
 

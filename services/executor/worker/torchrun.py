@@ -54,7 +54,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
         with in_users_code("in the script"):
             run_script(assignment.spec, world.environment)
         if not channel.stop_requested:
-            world.wait_for_all(assignment.rank, assignment.collective_timeout_s)
+            world.wait_for_all(assignment.rank, assignment.detection.collective_s)
             progress.finish()
     except Measured as measured:
         return measured.speed

@@ -87,7 +87,8 @@ def _train(
     def go_on_elsewhere(lost: PeerLost) -> None:
         elsewhere(partial(training.take_over, lost))
 
-    Interruption(channel, changes, go_on_elsewhere).start()
+    noticing_s = assignment.detection.look_s
+    Interruption(channel, changes, go_on_elsewhere, noticing_s=noticing_s).start()
     training.go_on()
 
 

@@ -1,0 +1,92 @@
+"""How soon a loss is known: every wait for a sign of life, as a part of one of two settings of the pool. Pure.
+
+How long a node may be silent decides how long anybody waits for a machine, a process or a word; how long a job may go
+without a step, how long anybody waits for users' code.
+"""
+
+from dataclasses import dataclass
+
+from shared.messages.limits import PositiveDurationS
+
+MAX_BEAT_S = 0.5  # heartbeats carry progress, too
+LONGEST_S = 30 * 86_400.0  # torch counts a timeout in nanoseconds, in 64 bits with whatever it adds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionTimes:
+    """heartbeat_timeout_s, stall_timeout_s: as `PoolConfig`'s. docs/elasticity.md tells who waits for what."""
+
+    heartbeat_timeout_s: PositiveDurationS = 6.0
+    stall_timeout_s: PositiveDurationS = 120.0
+
+    # --- machines, processes, words ---
+
+    @property
+    def beat_s(self) -> float:
+        """Between two signs of life, and two looks for them: a dozen must be missing before a node is."""
+        return min(self.heartbeat_timeout_s / 12, MAX_BEAT_S)
+
+    @property
+    def answer_s(self) -> float:
+        """For an answer of NATS: one that is lost, and even two in a row, cost no lease."""
+        return self.heartbeat_timeout_s / 6
+
+    @property
+    def deaf_s(self) -> float:
+        """Without an answer for longer, a heartbeat may have been missed: nobody is called silent."""
+        return self.beat_s + self.answer_s
+
+    @property
+    def lease_s(self) -> float:
+        """Workers go on for so long after the ledger's end was last in sight. The rest of the silence is for their end,
+        and for clocks that differ in speed."""
+        return self.heartbeat_timeout_s / 2
+
+    @property
+    def look_s(self) -> float:
+        """Between two looks at a clock, so that a lease may end as late; and for a wait to notice that its connection
+        is shut."""
+        return self.beat_s / 5
+
+    @property
+    def notice_s(self) -> float:
+        """For a worker that was told of a loss to stop waiting for whom is lost. It may take some steps instead."""
+        return self.heartbeat_timeout_s / 6
+
+    @property
+    def word_s(self) -> float:
+        """For a fact that another node knows to be in the ledger, and here: as long as who tells it may live on."""
+        return self.lease_s
+
+    @property
+    def missed_s(self) -> float:
+        """For the ledger to count somebody as lost whom a worker misses: even a node, and the word of it."""
+        return self.heartbeat_timeout_s + self.word_s
+
+    # --- users' code ---
+
+    @property
+    def slowest_step_s(self) -> float:
+        """A step, as long as nobody knows how long one takes."""
+        return min(self.stall_timeout_s, LONGEST_S) / 12
+
+    @property
+    def connect_s(self) -> float:
+        """To reach whoever listens already: on a busy machine that takes seconds."""
+        return min(self.stall_timeout_s, LONGEST_S) / 6
+
+    @property
+    def start_s(self) -> float:
+        """From a worker's being ready until all of its generation are: another try must fit before the job is given
+        up."""
+        return min(self.stall_timeout_s, LONGEST_S) / 2
+
+    @property
+    def collective_s(self) -> float:
+        """In one exchange: more than the job may stand still, so that it ends with the monitor's words."""
+        return 2 * min(self.stall_timeout_s, LONGEST_S)
+
+    @property
+    def pre_run_s(self) -> float:
+        """For a pre-run as a whole, which is a few dozen steps and a start."""
+        return 5 * self.stall_timeout_s
