@@ -32,7 +32,7 @@ from benchmarks.engine.sensitive import (
     digest,
 )
 from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore
 from shared.messages.job import JobSpec
 from shared.runtime.logs import configure_logs
 
@@ -99,9 +99,8 @@ async def play(stage: Stage, virtual_nodes: int, seed: int, folder: Path) -> Pla
     finally:
         for worker in crew.processes:
             worker.handle.kill()
-    content = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
-    assert content is not None
-    state = state_of(content)
+    state = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
+    assert state is not None
     return Played(
         seed=seed,
         events=events,

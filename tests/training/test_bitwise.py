@@ -10,7 +10,7 @@ from benchmarks.engine.sensitive import digest
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore
 from shared.messages.worker_channel import ExitCode, Failed, Finished, Interrupted, Started
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,9 +29,9 @@ async def run(node, spec, **launch) -> dict[str, float]:
 
 def digest_of(node, job_id: str) -> str:
     """Of all that the job has come to."""
-    content = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
-    assert content is not None
-    return digest(state_of(content))
+    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    assert state is not None
+    return digest(state)
 
 
 def stateful(spec_of, *, until: int = LAST, **hyperparameters: Any):

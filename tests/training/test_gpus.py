@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore
 from shared.messages.worker_channel import Checkpointed, ExitCode, Finished, Profiled, Progressed, Started
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.gpu]
@@ -35,9 +35,9 @@ async def trained_weights(node, spec, generations=((1, 1),), **launch) -> torch.
         assert codes == {ExitCode.DONE}, node.log_of(job_id, generation=generation)
         iteration = (await workers.first(Checkpointed)).iteration
     assert (await workers.first(Finished)).iteration == iteration == spec.max_iterations
-    content = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
-    assert content is not None
-    return torch.cat([value.flatten() for value in state_of(content)["model"].values()])
+    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    assert state is not None
+    return torch.cat([value.flatten() for value in state["model"].values()])
 
 
 def assert_same_end(moved: torch.Tensor, unmoved: torch.Tensor) -> None:

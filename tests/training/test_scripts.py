@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.engine.sensitive import digest
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore
 from shared.messages.worker_channel import (
     ExitCode,
     Failed,
@@ -38,8 +38,7 @@ def files_of(node, job_id: str) -> Path:
 
 
 def digest_of_what_was_trained(node, job_id: str) -> str:
-    content = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
-    state = state_of(content)
+    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
     return digest([state["model"], state["optimizer"], state["iteration"], state["metrics"]["loss"]])
 
 

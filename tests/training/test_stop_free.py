@@ -9,7 +9,7 @@ import pytest_asyncio
 import torch
 
 from services.executor.launcher import Exited
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore
 from shared.messages.worker_channel import (
     Alive,
     Checkpointed,
@@ -163,8 +163,8 @@ async def test_who_survives_and_is_stopped_keeps_what_was_done(node, spec_of):
     workers.stop()
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {None, ExitCode.DONE}
     assert (await workers.first(Checkpointed)).iteration == done
-    content = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
-    assert state_of(content)["iteration"] == done
+    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    assert state["iteration"] == done
 
 
 async def test_the_fast_mode_goes_over_too_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):

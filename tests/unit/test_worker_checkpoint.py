@@ -1,11 +1,13 @@
 """Checkpoints are whole or not there, and the newest generation comes first."""
 
 import errno
+import io
+from pathlib import Path
 
 import pytest
 import torch
 
-from services.executor.worker.checkpoint import CheckpointStore, Superseded, state_of, write_durably
+from services.executor.worker.checkpoint import CheckpointStore, Superseded
 
 
 def state(iteration: int) -> dict:
@@ -13,8 +15,8 @@ def state(iteration: int) -> dict:
 
 
 def newest_iteration(store: CheckpointStore, **more) -> int | None:
-    content = store.newest(**more)
-    return None if content is None else state_of(content)["iteration"]
+    newest = store.newest(**more)
+    return None if newest is None else newest["iteration"]
 
 
 def test_no_folder_is_no_checkpoint(tmp_path):
@@ -25,9 +27,9 @@ def test_state_comes_back_and_two_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, generation=1)
     for iteration in (10, 20, 30):
         store.save(iteration, state(iteration))
-    content = store.newest()
-    assert content is not None
-    assert torch.equal(state_of(content)["model"]["weight"], torch.arange(4.0))
+    newest = store.newest()
+    assert newest is not None
+    assert torch.equal(newest["model"]["weight"], torch.arange(4.0))
     assert newest_iteration(store) == 30
     assert newest_iteration(store, at_least=30) == 30
     assert newest_iteration(store, at_least=31) is None
@@ -72,16 +74,39 @@ def test_older_generation_can_neither_write_nor_read_any_more(tmp_path):
     assert newest_iteration(CheckpointStore(tmp_path, generation=2)) == 300
 
 
-def test_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
-    CheckpointStore(tmp_path, generation=1).save(10, state(10))
+class FullDisk(io.RawIOBase):
+    """Takes so many bytes."""
 
-    def full(_: int) -> None:
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: bytes) -> int:
+        self._room -= len(content)
+        if self._room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(content)
+
+    def fileno(self) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("services.executor.worker.checkpoint.os.fsync", full)
+
+@pytest.mark.parametrize("room", [0, 100, 10_000, 1 << 30])
+def test_full_disk_leaves_what_was_there(tmp_path, monkeypatch, room):
+    """Wherever in the file it is full, and also where that shows only at its end."""
     store = CheckpointStore(tmp_path, generation=1)
-    with pytest.raises(OSError, match="No space left"):
-        store.save(20, state(20))
+    store.save(10, state(10))
+
+    def opened(path: Path, mode: str = "r"):
+        path.touch()
+        return FullDisk(room)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", opened)
+        with pytest.raises(OSError, match="No space left"):
+            store.save(20, state(20) | {"more": torch.zeros(1000)})
     assert newest_iteration(store) == 10
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -93,14 +118,5 @@ def test_checkpoint_runs_no_code(tmp_path):
 
     store = CheckpointStore(tmp_path, generation=1)
     store.save(10, {"model": Surprise()})
-    content = store.newest()
-    assert content is not None
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
-        state_of(content)
-
-
-def test_durable_write_replaces_whole_files(tmp_path):
-    write_durably(tmp_path / "file.ckpt", b"old")
-    write_durably(tmp_path / "file.ckpt", b"new")
-    assert (tmp_path / "file.ckpt").read_bytes() == b"new"
-    assert len(list(tmp_path.iterdir())) == 1
+        store.newest()

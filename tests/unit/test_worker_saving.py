@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.executor.worker.checkpoint import CheckpointStore, Superseded, state_of, write_durably
+from services.executor.worker.checkpoint import CheckpointStore, Superseded, rename_durably
 from services.executor.worker.saving import Saving
 from shared.messages.worker_channel import Checkpointed, NotCheckpointed
 
@@ -33,18 +33,18 @@ class Disk:
 
     def __init__(self, folder):
         self.free, self.began = threading.Event(), threading.Event()
-        self.store = CheckpointStore(folder, generation=1, write=self.write)
+        self.store = CheckpointStore(folder, generation=1, publish=self.publish)
 
-    def write(self, path, content):
+    def publish(self, path, name):
         self.began.set()
         self.free.wait(30)
-        write_durably(path, content)
+        rename_durably(path, name)
 
 
 def newest(store):
-    content = store.newest()
-    assert content is not None
-    return state_of(content)
+    state = store.newest()
+    assert state is not None
+    return state
 
 
 def test_the_training_goes_on_while_the_disk_writes_what_was_then(tmp_path):
@@ -79,13 +79,13 @@ def test_one_that_is_asked_for_is_told_with_its_file_and_only_once(tmp_path):
 
 
 def test_a_stop_answers_what_was_asked_and_a_full_disk_does_too(tmp_path):
-    def refuse(path, content):
+    def refuse(path, name):
         raise OSError(28, "No space left on device")
 
     channel = Said()
     saving = Saving(channel)
     channel.checkpoint_request = 40
-    saving.begin(CheckpointStore(tmp_path, generation=1, write=refuse), 5, {"iteration": 5})
+    saving.begin(CheckpointStore(tmp_path, generation=1, publish=refuse), 5, {"iteration": 5})
     saving.join()
     channel.checkpoint_request = 41
     saving.finish(CheckpointStore(tmp_path, generation=1), 6, {"iteration": 6})

@@ -2,7 +2,8 @@
 
 A file's name holds generation, iteration and the SHA-256 of its content. It appears under that name only
 when it is complete and on the disk; a file that does not match its name is no checkpoint. A worker of an older
-generation can neither overwrite nor outrank what a newer one has written: generations come first.
+generation can neither overwrite nor outrank what a newer one has written: generations come first. A state goes to the
+disk and comes from there as a stream: nobody holds its bytes beside its tensors.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 import structlog
 import torch
@@ -63,34 +64,39 @@ class CheckpointStore:
         folder: Path,
         *,
         generation: int,
-        write: Callable[[Path, bytes], None] | None = None,
+        publish: Callable[[Path, Path], None] | None = None,
     ) -> None:
         self._folder = folder
         self._generation = generation
-        self._write = write or write_durably
+        self._publish = publish or rename_durably
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> Written:
         """Raises Superseded, or OSError if the disk does not take it; then the older ones are still there."""
         self._refuse_if_superseded()
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        content = buffer.getvalue()
-        entry = _Entry(self._generation, iteration, hashlib.sha256(content).hexdigest())
         self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / entry.file_name
-        self._write(file, content)
+        unfinished = self._folder / f"g{self._generation:010d}-i{iteration:014d}.{os.getpid()}.unfinished"
+        try:
+            digest = _write_durably(unfinished, state)
+            file = self._folder / _Entry(self._generation, iteration, digest).file_name
+            num_bytes = unfinished.stat().st_size
+            self._publish(unfinished, file)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
         self._remove_outdated()
-        return Written(file, len(content))
+        return Written(file, num_bytes)
 
-    def newest(self, *, at_least: int = 0) -> bytes | None:
-        """Content of the newest whole checkpoint, not before iteration at_least. Raises Superseded."""
+    def newest(self, *, at_least: int = 0) -> dict[str, Any] | None:
+        """The state in the newest whole checkpoint, not before iteration at_least; tensors on the CPU. Runs no code
+        that may stand in the file. Raises Superseded."""
         self._refuse_if_superseded()
         for entry in self._entries():
             if entry.iteration < at_least:
                 continue
-            content = (self._folder / entry.file_name).read_bytes()
-            if hashlib.sha256(content).hexdigest() == entry.digest:
-                return content
+            with (self._folder / entry.file_name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == entry.digest:
+                    file.seek(0)
+                    return _read(file)
             log.warning("damaged_checkpoint_ignored", file=entry.file_name)
         return None
 
@@ -119,7 +125,7 @@ class CheckpointStore:
 
 
 def unreadable_types(value: Any) -> set[str]:
-    """Types in a state that `state_of` would refuse to read back. Numbers and tensors are known to be fine."""
+    """Types in a state that could not be read back. Numbers and tensors are known to be fine."""
     match value:
         case None | bool() | int() | float() | str() if type(value) in _ALWAYS_READABLE:
             return set()
@@ -137,7 +143,8 @@ def _comes_back(value: Any) -> bool:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
-        state_of(buffer.getvalue())
+        buffer.seek(0)
+        _read(buffer)
     except Exception:  # pickle raises whatever the object does
         return False
     return True
@@ -147,24 +154,50 @@ def _full_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def state_of(content: bytes) -> dict[str, Any]:
-    """What `save` was given; tensors on the CPU. Runs no code that may stand in the file."""
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+def _read(file: BinaryIO) -> dict[str, Any]:
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """The file with this content, or no file: it gets its name when its bytes are on the disk."""
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
+def _write_durably(path: Path, state: Mapping[str, Any]) -> str:
+    """Return when the bytes are on the disk: their SHA-256."""
+    with path.open("wb") as file:
+        stream = _Hashed(file)
+        torch.save(dict(state), cast(BinaryIO, stream))
+        if stream.error is not None:
+            raise stream.error
+        os.fsync(file.fileno())
+    return stream.digest.hexdigest()
+
+
+class _Hashed:
+    """What torch.save writes into. error: the first of the disk, after which nothing is written: torch's writer makes
+    another one of it, which says nothing of the disk."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+        self._file = file
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        self._unless_failed(lambda: self._file.write(content))
+        return len(content)
+
+    def flush(self) -> None:
+        self._unless_failed(self._file.flush)
+
+    def _unless_failed(self, do: Callable[[], object]) -> None:
+        if self.error is None:
+            try:
+                do()
+            except OSError as error:
+                self.error = error
+
+
+def rename_durably(path: Path, name: Path) -> None:
+    """In the same folder."""
+    path.replace(name)
+    folder = os.open(name.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

@@ -130,7 +130,8 @@ def choose_repeatable_kernels(device: torch.device) -> None:
     torch names an operation that has no such kernel in a warning. One thread of a CPU has no choice."""
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # to find mistakes in kernels, at a price
+        # it would find mistakes in kernels, at a price
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         torch.backends.cudnn.benchmark = False  # it would choose by what is fastest just now
 
 

@@ -1,7 +1,8 @@
 """The state of a job, handed over by those who have it to those who come: from memory to memory, in parallel.
 
 Whoever has done the most steps is a source. The first of them tells how the state is built; then each tensor goes
-straight into the newcomer's own, from the sources in turn. Small ones travel together.
+straight into the newcomer's own, from the sources in turn. Small ones travel together. What rank 0 has read from a
+checkpoint spreads in the same pieces.
 """
 
 import time
@@ -52,31 +53,62 @@ def hand_over(
     if not receivers:
         everyone.part()
         return HandOver(began_s=began_s)
-    tensors: list[torch.Tensor] = []
     is_source = everyone.rank in sources
-    outline = take_apart(state, tensors) if is_source else None
-    outline = everyone.broadcast_object(outline, source=sources[0])
-    outlines = outlines_in(outline)
-    tensors = [tensor.cpu().contiguous() for tensor in tensors] or _places_for(outlines, own)
-    small = [each.index for each in outlines if each.num_bytes <= _SMALL_BYTES]
-    parcel = _parcel(tensors, small)
-    loose = [tensors[each.index] for each in outlines if each.num_bytes > _SMALL_BYTES]
+    freight = _Freight(everyone, sources[0], state if is_source else None, own)
     sends: list[Transfer] = []
     receives: list[Transfer] = []
     for receiver in receivers:
-        for tag, tensor in enumerate([parcel, *loose]):
+        for tag, piece in enumerate(freight.pieces):
             source = sources[(tag + receiver) % len(sources)]
             if everyone.rank == source:
-                sends.append(Transfer(_bytes_of(tensor), receiver, tag))
+                sends.append(Transfer(piece, receiver, tag))
             elif everyone.rank == receiver:
-                receives.append(Transfer(_bytes_of(tensor), source, tag))
+                receives.append(Transfer(piece, source, tag))
     everyone.exchange(sends, receives)
     everyone.part()
-    num_bytes = sum(each.num_bytes for each in outlines)
-    if not receives:
-        return HandOver(began_s=began_s, num_bytes=num_bytes)
-    _unpack(parcel, tensors, small)
-    return HandOver(began_s=began_s, state=put_together(outline, tensors), num_bytes=num_bytes)
+    return HandOver(
+        began_s=began_s, state=freight.unpacked() if receives else None, num_bytes=freight.num_bytes
+    )
+
+
+def spread(group: Group, state: Any = None, own: Sequence[torch.Tensor] = ()) -> Any:
+    """A collective: the state that rank 0 has, everywhere. own: as of `hand_over`."""
+    freight = _Freight(group, 0, state, own)
+    for piece in freight.pieces:
+        group.broadcast(piece, source=0)
+    return state if group.rank == 0 else freight.unpacked()
+
+
+class _Freight:
+    """A state as it travels. A collective: its outline comes from a source, and each receiver has a place for each of
+    its tensors then. pieces: bytes, in the order in which they travel, the small tensors together.
+
+    state: None for a receiver.
+    """
+
+    def __init__(self, group: Group, source: int, state: Any, own: Sequence[torch.Tensor]) -> None:
+        tensors: list[torch.Tensor] = []
+        outline = None if state is None else take_apart(state, tensors)
+        self._outline = group.broadcast_object(outline, source=source)
+        outlines = outlines_in(self._outline)
+        self.num_bytes = sum(each.num_bytes for each in outlines)
+        if state is None:
+            self._tensors = _places_for(outlines, own)
+        else:
+            self._tensors = [tensor.cpu().contiguous() for tensor in tensors]
+        self._small = [each.index for each in outlines if each.num_bytes <= _SMALL_BYTES]
+        self._parcel = _parcel(self._tensors, self._small)
+        loose = [self._tensors[each.index] for each in outlines if each.num_bytes > _SMALL_BYTES]
+        self.pieces = [self._parcel, *map(_bytes_of, loose)]
+
+    def unpacked(self) -> Any:
+        """The state, when all pieces have come."""
+        position = 0
+        for i in self._small:
+            into = _bytes_of(self._tensors[i])
+            into.copy_(self._parcel[position : position + into.numel()])
+            position += into.numel()
+        return put_together(self._outline, self._tensors)
 
 
 def own_tensors(model: nn.Module) -> list[torch.Tensor]:
@@ -96,14 +128,6 @@ def _places_for(outlines: Sequence[Outline], own: Sequence[torch.Tensor]) -> lis
 
 def _parcel(tensors: Sequence[torch.Tensor], small: Sequence[int]) -> torch.Tensor:
     return torch.cat([_bytes_of(tensors[i]) for i in small]) if small else torch.empty(0, dtype=torch.uint8)
-
-
-def _unpack(parcel: torch.Tensor, tensors: Sequence[torch.Tensor], small: Sequence[int]) -> None:
-    position = 0
-    for i in small:
-        into = _bytes_of(tensors[i])
-        into.copy_(parcel[position : position + into.numel()])
-        position += into.numel()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """From an assignment to a worker that can train: the user's objects, the others, the state of the job."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from torch import nn
 
 from services.executor.worker.bitwise import POINTS, BitwiseSteps
 from services.executor.worker.channel import Channel
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore
 from services.executor.worker.data_set import DataSet, recognize, sample_order
 from services.executor.worker.device import choose_repeatable_kernels, claim, prepare_thread
 from services.executor.worker.fast import FastSteps
 from services.executor.worker.groups import retire
-from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over, own_tensors
+from services.executor.worker.handover import NOTHING_YET, HandOver, hand_over, own_tensors, spread
 from services.executor.worker.in_turn import InTurn
 from services.executor.worker.loading import seed_generators
 from services.executor.worker.lockstep import Lockstep
@@ -90,7 +90,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
             own=own_tensors(model),
         )
         retire(met.everyone)
-    state = handed.state if handed else _from_checkpoint(assignment, members)
+    state = handed.state if handed else _from_checkpoint(assignment, members, own_tensors(model))
     _check_data(dataset, state)
     if "model" in state:
         for name, each in stateful.items():
@@ -155,19 +155,24 @@ def _steps(
     )
 
 
-def _from_checkpoint(assignment: Assignment, members: Membership) -> Mapping[str, Any]:
-    content = None
-    if assignment.rank == 0 and assignment.purpose == "train":
+def _from_checkpoint(
+    assignment: Assignment, members: Membership, own: Sequence[torch.Tensor]
+) -> Mapping[str, Any]:
+    """Rank 0 reads it, and all get it. own: of the model."""
+    if members.rank > 0:
+        assert members.group is not None
+        return spread(members.group, own=own)
+    state: dict[str, Any] = {"iteration": 0, "metrics": {}}
+    if assignment.purpose == "train":
         checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
-        content = newest_checkpoint(checkpoints, assignment)
-    content = members.from_rank_0(content)
-    return state_of(content) if content else {"iteration": 0, "metrics": {}}
+        state = newest_checkpoint(checkpoints, assignment) or state
+    return state if members.group is None else spread(members.group, state)
 
 
-def newest_checkpoint(checkpoints: CheckpointStore, assignment: Assignment) -> bytes | None:
+def newest_checkpoint(checkpoints: CheckpointStore, assignment: Assignment) -> dict[str, Any] | None:
     """None if the job has none yet. Work that the ledger counts as done must not be done again in silence."""
     give_up_s = time.monotonic() + assignment.checkpoint_wait_s
-    while (content := checkpoints.newest(at_least=assignment.checkpoint_iteration)) is None:
+    while (state := checkpoints.newest(at_least=assignment.checkpoint_iteration)) is None:
         if assignment.checkpoint_iteration == 0:
             return None
         if time.monotonic() >= give_up_s:
@@ -176,7 +181,7 @@ def newest_checkpoint(checkpoints: CheckpointStore, assignment: Assignment) -> b
                 f"{assignment.checkpoint_dir}: EF_DATA_DIR must be the same storage on all nodes of the pool"
             )
         time.sleep(_LOOK_S)
-    return content
+    return state
 
 
 def _check_world_size(world_size: int, spec: JobSpec) -> None:

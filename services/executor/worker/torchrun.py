@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from services.executor.worker.channel import Channel
-from services.executor.worker.checkpoint import CheckpointStore, state_of
+from services.executor.worker.checkpoint import CheckpointStore
 from services.executor.worker.device import claim
 from services.executor.worker.groups import PeerLost, noticing_lost_peers
 from services.executor.worker.meeting import bind_to_host, connect, invitation, open_rendezvous
@@ -119,8 +119,8 @@ def _iterations_done(assignment: Assignment) -> float:
     if assignment.purpose == "profile":
         return 0.0
     checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
-    content = newest_checkpoint(checkpoints, assignment)
-    return float(state_of(content)["iterations"]) if content else 0.0
+    state = newest_checkpoint(checkpoints, assignment)
+    return float(state["iterations"]) if state else 0.0
 
 
 def _keep_groups() -> None:
