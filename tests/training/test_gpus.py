@@ -41,7 +41,7 @@ async def trained_weights(node, spec, generations=((1, 1),), **launch) -> torch.
 
 
 def assert_same_end(moved: torch.Tensor, unmoved: torch.Tensor) -> None:
-    torch.testing.assert_close(moved, unmoved, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(moved, unmoved, rtol=5e-3, atol=1e-3)
 
 
 async def test_a_gpu_ends_where_a_cpu_slot_ends(node, spec_of):
