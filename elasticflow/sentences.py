@@ -84,12 +84,22 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
             return ""
 
 
-def placed_in_words(placed: events.PlacedJob, migrated: bool, predecessor: Predecessor | None) -> str:
+def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:
     if not placed.gpus:
         return f"generation {placed.generation}: suspended, it holds no GPUs"
     moved = ", moved to defragment the cluster" if migrated else ""
-    trains_on = f"; generation {predecessor.generation} trains on until all are ready" if predecessor else ""
-    return f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{moved}{trains_on}"
+    kept = f", for a while without {len(new.seat) - len(placed.gpus)} of its GPUs" if new.seat else ""
+    where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{moved}{kept}"
+    return f"{where}{_meanwhile(new.predecessor)}"
+
+
+def _meanwhile(predecessor: Predecessor | None) -> str:
+    if predecessor is None:
+        return ""
+    before = f"generation {predecessor.generation}"
+    if predecessor.trains:
+        return f"; {before} trains on until all are ready"
+    return f"; whoever is left of {before} goes on in it"
 
 
 def cause_in_words(event: Event, job_id: str) -> str:

@@ -80,7 +80,7 @@ class _Teller:
                 mine = next((p for p in event.placements if p.job_id == self._job_id), None)
                 if mine is None:
                     return ""
-                return placed_in_words(mine, self._job_id in event.migrated, new.predecessor)
+                return placed_in_words(mine, self._job_id in event.migrated, new)
             case events.ThroughputMeasured() if _is_profile_of(new, event.profile_key):
                 how = "in a pre-run" if event.source == "profile" else f"by {event.job_id} while it trained"
                 return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}"

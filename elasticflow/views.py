@@ -101,7 +101,7 @@ def activity(job: Job) -> str:
     """What the job does now, in a word."""
     if job.phase is not Phase.ADMITTED:
         return job.phase.value
-    if job.broken:
+    if job.broken or job.regroups:
         return "recovering"
     if not job.gpus:
         return "waiting"

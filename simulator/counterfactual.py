@@ -26,6 +26,7 @@ from shared.messages.events import (
     PoolConfigured,
     ProfileCompleted,
 )
+from shared.messages.gpu_range import size_up_to
 from shared.messages.policy import LedgerMessage, Policy
 from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve, resize_cost
@@ -135,14 +136,15 @@ class _Counterfactual:
         self._council.soon()
 
     def _train(self, job: Job, before: _Training | None = None) -> None:
-        """The job begins on its GPUs when the stop is over, or the hand-over, and ends when its iterations are done."""
+        """The job begins on its GPUs when the stop is over, or the hand-over, and ends when its iterations are done.
+        Whoever survives a loss goes on at once, as fast as on the next smaller number of GPUs that was measured."""
         now_s, state = self._engine.now_s, self._state
         curve = state.curves.get(spec_of(job).profile_key)
-        rate = curve.iterations_per_s.get(len(job.gpus), 0.0) if curve is not None else 0.0
+        rate = curve.iterations_per_s.get(size_up_to(len(job.gpus)), 0.0) if curve is not None else 0.0
         starts_s, iteration = now_s, float(job.iteration)
-        if not job.training:
+        if not job.training and not job.seat:
             starts_s = max(job.placed_at_s + self._start_cost_s(len(job.gpus)), now_s)
-        elif (counted_on := known_curve(state, spec_of(job))) is not None:
+        elif job.training and (counted_on := known_curve(state, spec_of(job))) is not None:
             iteration = iteration_at(job, counted_on, now_s, state.config.progress_timeout_s)
         if before is not None:
             iteration = before.iteration_at(starts_s)
@@ -185,6 +187,7 @@ class _Counterfactual:
                     at_s=self._engine.now_s,
                 )
             )
+            self._council.soon()
 
     def _finish(self, training: _Training) -> None:
         if self._trainings.get(training.job_id) is training:

@@ -69,10 +69,13 @@ def _overcommitted(state: PoolState) -> Iterator[str]:
     for job in state.live_jobs.values():
         if job.gpus and len(set(job.gpus)) != len(job.gpus):
             yield f"{job.job_id} holds a GPU twice"
-        for gpu in job.gpus:
+        if job.seat and not (len(job.gpus) < len(job.seat) and set(job.gpus) <= set(job.seat)):
+            yield f"{job.job_id} holds {job.gpus}, which are no part of its seat {job.seat}"
+        for gpu in job.seat or job.gpus:
             if gpu in holders:
                 yield f"{gpu} is held by {holders[gpu]} and {job.job_id}"
             holders[gpu] = job.job_id
+        for gpu in job.gpus:
             node = state.nodes.get(gpu.node_id)
             if node is None or gpu.gpu_index >= node.num_gpus:
                 yield f"{job.job_id} holds {gpu}, which does not exist"

@@ -17,6 +17,7 @@ from services.executor.notes import (
     WorkerId,
 )
 from shared.messages.cluster import GpuId
+from shared.messages.gpu_range import size_up_to
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import (
     Checkpointed,
@@ -39,7 +40,8 @@ KILLED = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Physics:
-    """How long things take, and how fast jobs really are: iterations/s by profile and number of GPUs."""
+    """How long things take, and how fast jobs really are: iterations/s by profile and number of GPUs, in between those
+    of the next smaller one."""
 
     true_curves: Mapping[str, Mapping[int, float]]
     dataset_size: int = 1 << 20  # samples
@@ -201,7 +203,7 @@ class World:
             spec=spec,
             world_size=world_size,
             purpose=purpose,
-            iterations_per_s=self._physics.true_curves[spec.measured_key][world_size],
+            iterations_per_s=self._physics.true_curves[spec.measured_key][size_up_to(world_size)],
         )
         self.runs[key] = run
         return run

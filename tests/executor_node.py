@@ -166,8 +166,13 @@ class ExecutorNode:
             assert action.worker not in self.processes, f"{action.worker} twice"
             assert action.gpu_index not in self.processes.values(), f"GPU {action.gpu_index} is occupied"
             before = self.state.pool.live_jobs[action.worker.job_id].predecessor
-            allowed = {action.worker.generation} | ({before.generation} if before else set())
-            generations = {w.generation for w in self.processes if w.job_id == action.worker.job_id}
+            allowed, ending = {action.worker.generation}, set[WorkerId]()
+            if before is not None:  # newcomers of a generation that never trained are no danger to it
+                allowed.add(before.generation)
+                ending = {worker.id for worker in self.state.running if worker.end_was_asked}
+            generations = {
+                w.generation for w in self.processes if w.job_id == action.worker.job_id and w not in ending
+            }
             assert generations <= allowed, f"beside {generations}: {action.worker}"
             self.processes[action.worker] = action.gpu_index
         if isinstance(action, StopWorkers | KillWorkers):

@@ -90,7 +90,7 @@ def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
     if worker.end_was_asked and not missed:
         return None
     if worker.ended is None:
-        return _silence_due_s(state, worker)
+        return _silence_due_s(state, job, worker)
     if isinstance(worker.outcome, channel.Profiled):
         return None
     if worker.ended.exit_code not in (ExitCode.DONE, ExitCode.SUPERSEDED):
@@ -102,13 +102,22 @@ def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
     return worker.ended_at_s + state.pool.config.detection.word_s  # who asked elsewhere has said so by then
 
 
-def _silence_due_s(state: State, worker: Worker) -> float | None:
-    """When a running worker is given up: it never comes to join the others, or lost a peer that nobody else misses."""
+def _silence_due_s(state: State, job: Job, worker: Worker) -> float | None:
+    """When a running worker is given up: it never comes to join the others, or lost a peer that nobody else misses.
+    Whoever waits for newcomers misses nobody."""
+    config = state.pool.config
     if worker.interrupted_at_s is not None:
         waits_since_s = max(worker.interrupted_at_s, worker.change_told_at_s or 0.0)
-        return waits_since_s + state.pool.config.detection.missed_s
+        patience_s = config.stall_timeout_s if _awaits_newcomers(job, worker) else config.detection.missed_s
+        return waits_since_s + patience_s
     joins = worker.joins and not worker.trains
-    return worker.asked_for_at_s + state.pool.config.stall_timeout_s if joins else None
+    return worker.asked_for_at_s + config.stall_timeout_s if joins else None
+
+
+def _awaits_newcomers(job: Job, worker: Worker) -> bool:
+    """It goes over to the newest generation, and that begins with workers who make their models first."""
+    goes_over = worker.place.generation == job.generation != worker.id.generation
+    return goes_over and job.predecessor is not None and not set(job.gpus) <= set(job.predecessor.surviving)
 
 
 def _seat(state: State, job: Job, worker: Worker) -> WorkerId | None:

@@ -10,11 +10,11 @@ from math import inf
 
 from immutables import Map
 
+from services.placement.regrouping import regrouped, seat, waits_to_regroup
 from services.placement.slow_gpus import replacement_due_s, replacements
 from shared.messages.cluster import PoolConfig, segments
 from shared.messages.commands import Command
 from shared.messages.events import PlacedJob, PlacementDecided
-from shared.messages.fold_jobs import alive
 from shared.messages.policy import planner
 from shared.messages.pool_state import Job, NodeState, Phase, PoolState, slow_gpus_at, spec_of
 from shared.messages.remembered import remembered
@@ -28,9 +28,15 @@ LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the poo
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
-    """New generations for the jobs whose share is not what they hold, whose workers broke, or whose move pays; else for
-    one that a slow GPU holds up."""
-    return _placed(state, now_s) or _replaced(state, now_s)
+    """New generations for the jobs whose workers wait after a loss; else for those whose share is not what they hold,
+    whose workers broke, or whose move pays; else for one that a slow GPU holds up."""
+    return _regrouped(state, now_s) or _placed(state, now_s) or _replaced(state, now_s)
+
+
+def _regrouped(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
+    """They hold what they get: so nobody else is asked, not even the allocator whether all that was lost is known."""
+    placements = tuple(regrouped(state))
+    return (PlacementDecided(placements=placements, at_s=now_s),) if placements else ()
 
 
 def _placed(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
@@ -44,8 +50,10 @@ def _placed(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
         return ()
     if not due and not any_spread(topology, {job.job_id: job.gpus for job in unplanned}):
         return ()
-    current = {job.job_id: job.gpus for job in jobs}
-    wanted = {job.job_id: wishes[job.job_id] if job.job_id in due else _num_held(state, job) for job in jobs}
+    wanted = {job.job_id: wishes[job.job_id] if job.job_id in due else len(seat(state, job)) for job in jobs}
+    current = {
+        job.job_id: job.gpus if job.job_id in due and not job.seat else seat(state, job) for job in jobs
+    }
     mobility = Mobility(
         movable={job.job_id for job in unplanned if _may_move(job)}
         if not slow_gpus_at(state, now_s)
@@ -103,17 +111,12 @@ def _due(state: PoolState, wishes: Mapping[str, int], num_gpus: int, now_s: floa
     now = [job for job in due if not _is_left_alone(job, now_s)]
     if len(now) == len(due):
         return {job.job_id for job in due}
-    placed, free = set[str](), num_gpus - sum(_num_held(state, job) for job in jobs)
-    for more, job_id in sorted((wishes[job.job_id] - _num_held(state, job), job.job_id) for job in now):
+    placed, free = set[str](), num_gpus - sum(len(seat(state, job)) for job in jobs)
+    for more, job_id in sorted((wishes[job.job_id] - len(seat(state, job)), job.job_id) for job in now):
         if more <= max(free, 0):
             placed.add(job_id)
             free -= more
     return placed
-
-
-def _num_held(state: PoolState, job: Job) -> int:
-    """GPUs that it has and that are there: whoever lost one with its node is broken."""
-    return sum(alive(state, gpu.node_id) for gpu in job.gpus) if job.broken else len(job.gpus)
 
 
 def _is_due(job: Job, num_gpus: int) -> bool:
@@ -121,7 +124,9 @@ def _is_due(job: Job, num_gpus: int) -> bool:
 
 
 def _is_left_alone(job: Job, now_s: float) -> bool:
-    return job.handed_over and not job.outdated and now_s < job.placed_at_s + HAND_OVER_PATIENCE_S
+    if not job.handed_over or job.outdated:
+        return False
+    return now_s < job.placed_at_s + HAND_OVER_PATIENCE_S or waits_to_regroup(job)
 
 
 def _is_allocated(state: PoolState, job: Job) -> bool:
@@ -131,7 +136,7 @@ def _is_allocated(state: PoolState, job: Job) -> bool:
 
 def _may_move(job: Job) -> bool:
     """It trains without a promise: soft deadlines and best effort. A start or a pre-run under way is not disturbed."""
-    return job.training and job.phase is Phase.ADMITTED and not job.promised
+    return job.training and job.phase is Phase.ADMITTED and not job.promised and not job.seat
 
 
 def _stake(state: PoolState, job: Job, now_s: float) -> Stake:

@@ -50,7 +50,9 @@ def _free(state: PoolState) -> set[GpuId]:
         for index in range(node.num_gpus)
     }
     for job in state.live_jobs.values():
-        gpus.difference_update(job.gpus, job.predecessor.gpus if job.predecessor is not None else ())
+        gpus.difference_update(
+            job.gpus, job.seat, job.predecessor.gpus if job.predecessor is not None else ()
+        )
     return gpus
 
 

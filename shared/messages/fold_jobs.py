@@ -53,6 +53,7 @@ def ended(
         ended_at_s=at_s,
         num_gpus=0,
         gpus=(),
+        seat=(),
         stopping=all_stopping(state, job),
         predecessor=None,
     )
@@ -82,7 +83,8 @@ def all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
     """Whom the next generation waits for: a node that is gone has no workers, and nobody to say so."""
     before = job.predecessor
     preceding = () if before is None else workers_on(state, before.generation, before.gpus)
-    return (*job.stopping, *preceding, *workers_on(state, job.generation, job.gpus))
+    stopping = (*job.stopping, *preceding, *workers_on(state, job.generation, job.gpus))
+    return tuple(dict.fromkeys(stopping))  # of a broken job, the two are one generation
 
 
 def workers_on(state: PoolState, generation: int, gpus: Iterable[GpuId]) -> tuple[StoppingWorkers, ...]:

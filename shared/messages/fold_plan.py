@@ -2,6 +2,7 @@
 
 from shared.messages import events
 from shared.messages.changed import changed
+from shared.messages.cluster import GpuId
 from shared.messages.fold_jobs import alive, all_stopping, holders, workers_on
 from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers, spec_of
 
@@ -15,9 +16,11 @@ def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
     for job_id in {*resized, *suspended, *event.planned}:
         job = live_jobs.get(job_id)
         if job is not None:
+            num_gpus = after.get(job_id, 0)
             live_jobs[job_id] = changed(
                 job,
-                num_gpus=after.get(job_id, 0),
+                num_gpus=num_gpus,
+                seat=job.seat if num_gpus == job.num_gpus else (),
                 planned_share=event.planned.get(job_id, job.planned_share),
             )
     return changed(
@@ -46,6 +49,7 @@ def _moved(state: PoolState, job: Job, placement: events.PlacedJob, decided: eve
         stopping=_stopping_anyway(state, job) if goes_over else all_stopping(state, job),
         generation=placement.generation,
         gpus=placement.gpus,
+        seat=_kept_seat(job, placement),
         placed_at_s=decided.at_s,
         started_at_s=None,
         broken=not alive_everywhere,  # a node was lost while this was decided
@@ -56,6 +60,14 @@ def _moved(state: PoolState, job: Job, placement: events.PlacedJob, decided: eve
         earliest_deadline_s=None,
         outdated=False,
     )
+
+
+def _kept_seat(job: Job, placement: events.PlacedJob) -> tuple[GpuId, ...]:
+    """Whoever is placed on a part of its share are survivors (decision record 0025): the rest stays theirs, for those
+    who will take the place of the lost."""
+    seat = job.seat or job.gpus
+    in_part = 0 < len(placement.gpus) < len(seat) == job.num_gpus
+    return seat if in_part and set(placement.gpus) <= set(seat) else ()
 
 
 def _goes_over(

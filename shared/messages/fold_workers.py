@@ -111,6 +111,8 @@ def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequ
     if not whole(job, job.generation if incumbent else event.generation):
         return state
     lost = frozenset(gpus[event.rank : event.rank + 1])
+    if before is not None and incumbent and lost <= set(before.lost):
+        return state  # told again: the current generation goes on without it already
     return scheduling_event(with_job(state, broken(state, job, crashes=1, lost=lost)), sequence)
 
 

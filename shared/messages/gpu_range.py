@@ -18,7 +18,7 @@ class GpuRange(NamedTuple):
     def of(min_gpus: int, max_gpus: int | None) -> "GpuRange":
         """The sizes that lie between: 3 to 9 are 4 and 8; 5 to 7 are none, for which least is more than most."""
         least = 1 << (min_gpus - 1).bit_length()
-        return GpuRange(least, None if max_gpus is None else 1 << (max_gpus.bit_length() - 1))
+        return GpuRange(least, None if max_gpus is None else size_up_to(max_gpus))
 
     @property
     def is_empty(self) -> bool:
@@ -49,6 +49,11 @@ class GpuRange(NamedTuple):
 
 
 ANY_NUMBER = GpuRange()
+
+
+def size_up_to(num_gpus: int) -> int:
+    """The largest size that a job is given, up to so many: survivors of a loss may for a moment be any number."""
+    return 1 << (num_gpus.bit_length() - 1)
 
 
 def range_problem(min_gpus: int, max_gpus: int | None) -> str | None:

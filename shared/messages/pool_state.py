@@ -100,6 +100,7 @@ class Job:
     num_gpus: int = 0  # its share in the current allocation
     generation: int = 0
     gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
+    seat: tuple[GpuId, ...] = ()  # the whole share of survivors that go on with a part: kept for others
     placed_at_s: float = 0.0
     started_at_s: float | None = None  # when the current generation began to train, None before
     broken: bool = False  # the current generation lost a worker or node and cannot go on
@@ -135,6 +136,11 @@ class Job:
     def handed_over(self) -> bool:
         """Its workers train on while those of the current generation prepare."""
         return self.predecessor is not None and not self.broken
+
+    @property
+    def regroups(self) -> bool:
+        """Its workers have lost some of theirs, and go over to the current generation before they take another step."""
+        return self.handed_over and self.predecessor is not None and not self.predecessor.trains
 
     @property
     def training_generation(self) -> int | None:

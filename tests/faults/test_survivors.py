@@ -1,5 +1,5 @@
-"""A worker dies, or a machine vanishes: the others wait, take in another if there is one, and go on from the step at
-which they were."""
+"""A worker dies, or a machine vanishes: the others go on from the step at which they were, and take in another when it
+is ready, if there is one."""
 
 import signal
 from dataclasses import replace
@@ -39,13 +39,16 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
         entries = await pool.ledger()
     facts = [entry.message for entry in entries]
     (crash,) = [fact for fact in facts if isinstance(fact, WorkerCrashed)]
-    (again,) = [
+    alone, together = [
         fact for fact in facts if isinstance(fact, GenerationStarted) and fact.generation > generation
     ]
     assert crash.generation == generation
-    assert again.resize is not None, "nobody began anew"
-    assert again.iteration > 0
-    assert again.resize.bytes_moved > 0
+    assert (alone.num_gpus, together.num_gpus) == (1, 2)
+    assert 0 < alone.iteration < together.iteration, "it trains while its replacement prepares"
+    assert alone.resize is not None, "nobody began anew"
+    assert alone.resize.bytes_moved == 0
+    assert together.resize is not None
+    assert together.resize.bytes_moved > 0
     assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))
     assert_sound(entries, pool.data_dir)
 

@@ -14,12 +14,14 @@ from services.executor.notes import (
     ContactLost,
     ContactRestored,
     Ended,
+    KillWorker,
     KillWorkers,
     Said,
     StartWorker,
     StopWorkers,
     WorkerId,
 )
+from services.placement.regrouping import regrouped
 from shared.messages import events
 from shared.messages.cluster import GpuId
 from shared.messages.detection import DetectionTimes
@@ -67,7 +69,7 @@ class StrictNode(ExecutorNode):
         if isinstance(action, StartWorker):
             job = self.state.pool.live_jobs[action.worker.job_id]
             assert not job.broken, "starts what cannot train"
-            assert job.stopping == (), "starts before the older generation is gone"
+            assert job.predecessor is not None or job.stopping == (), "starts before the older ones are gone"
         super()._act(action)
 
     def _fold(self, message: Any) -> None:
@@ -121,7 +123,12 @@ class Pool:
             alive = {node.node_id for node in self.node.state.pool.nodes.values() if node.alive}
             start = choice % len(GPUS)
             free = [g for g in (*GPUS[start:], *GPUS[:start]) if g not in taken and g.node_id in alive]
-            self.node.place_on(tuple(free[: (0, 1, 2, 4)[choice // len(GPUS) % 4]]), job.job_id)
+            self.node.place_on(tuple(free[: (0, 1, 2, 3, 4)[choice // len(GPUS) % 5]]), job.job_id)
+
+    def regroup(self, choice: int) -> None:
+        """As placement does it after a loss, sooner or later."""
+        for placed in regrouped(self.node.state.pool):
+            self.node.place_on(placed.gpus, placed.job_id)
 
     def cancel(self, choice: int) -> None:
         for job in _one(self.jobs, choice):
@@ -279,7 +286,8 @@ class Pool:
         """Those that were killed; on even choices also those that were asked to stop."""
         kinds = (KillWorkers,) if choice % 2 else (KillWorkers, StopWorkers)
         asked = {(a.job_id, a.generation) for a in self.node.acted if isinstance(a, kinds)}
-        self._end((w for w in self.node.processes if w[:2] in asked), code=ExitCode.DONE)
+        alone = {a.worker for a in self.node.acted if isinstance(a, KillWorker)}
+        self._end((w for w in self.node.processes if w[:2] in asked or w in alone), code=ExitCode.DONE)
 
     def _end(
         self, workers: Iterable[WorkerId], *, code: int | None = None, signal: int | None = None
@@ -331,6 +339,7 @@ Step = Callable[[Pool, int], None]
 OFTEN: tuple[Step, ...] = (
     Pool.place,
     Pool.resize,
+    Pool.regroup,
     Pool.everybody_trains,
     Pool.workers_go_over,
     Pool.asked_workers_end,

@@ -237,6 +237,16 @@ def test_who_lost_a_peer_that_nobody_misses_is_ended_and_missed_itself() -> None
     assert KillWorker(worker=WorkerId("a", 1, 1)) not in node.acted
 
 
+def test_who_waits_for_a_newcomer_misses_nobody_for_as_long_as_that_may_take() -> None:
+    node = training(2).says(Interrupted(iteration=5), rank=1).ends(signal=9)
+    node.place("node-0:0", "node-0:1").at(NOW_S + TIMES.missed_s).forget()
+    node.at(NOW_S + node.state.pool.config.stall_timeout_s - 1.0)
+    assert node.told_of(events.WorkerCrashed) == []
+    node = training(3).says(Interrupted(iteration=5), rank=1).ends(signal=9)
+    node.place("node-0:1", "node-0:2").at(NOW_S + TIMES.missed_s)
+    assert [fact.rank for fact in node.told_of(events.WorkerCrashed)] == [0, 1], "nobody has to start"
+
+
 def test_whoever_dies_after_the_switch_is_missed_in_the_new_generation() -> None:
     node = training().place("node-1:0", "node-0:0").ledger(STARTED).forget().ends(signal=9)
     assert [(f.generation, f.rank) for f in node.told] == [(2, 1)]

@@ -168,6 +168,53 @@ def test_who_survives_a_crash_has_the_state_and_goes_over_to_the_next_generation
     assert (a.training, a.iteration, a.restarts, a.predecessor) == (True, 31, 0, None)
 
 
+FOUR = ("node-0:0", "node-0:1", "node-1:0", "node-1:1")
+
+
+def allocated(num_gpus: int) -> events.AllocationDecided:
+    return events.AllocationDecided(num_gpus_by_job={"a": num_gpus}, valid_until_s=None, at_s=NOW_S + 4.0)
+
+
+def regrouped(*gone: str) -> History:
+    """Job a lost the workers on these GPUs of four, and its survivors go on without them in generation 2."""
+    history = training(*FOUR).then(allocated(4))
+    history.then(*(crashed(1, node=name.split(":")[0], rank=FOUR.index(name)) for name in gone))
+    return history.then(placed(2, *(name for name in FOUR if name not in gone)))
+
+
+def test_survivors_go_on_with_a_part_of_their_share_and_the_rest_is_kept_for_them() -> None:
+    history = regrouped("node-0:1")
+    a = job(history)
+    assert (a.regroups, a.training_generation, a.stopping, a.seat) == (True, None, (), gpus(*FOUR))
+    a = job(history.then(started(2, 31)))
+    assert (a.training, a.regroups, a.predecessor, a.seat) == (True, False, None, gpus(*FOUR))
+    a = job(history.then(placed(3, *FOUR)))
+    assert (a.training_generation, a.seat) == (2, ())
+
+
+@pytest.mark.parametrize("second", ["node-0:0", "node-1:1"])
+def test_a_second_loss_while_they_regroup_leaves_fewer_with_the_same_seat(second: str) -> None:
+    rank = FOUR.index(second)
+    history = regrouped("node-0:1").then(crashed(1, node=second[:6], rank=rank))
+    left = [name for name in FOUR if name not in ("node-0:1", second)]
+    a = job(history.then(placed(3, *left)))
+    assert (a.regroups, a.seat, a.iteration) == (True, gpus(*FOUR), 20)
+    assert a.predecessor is not None
+    assert a.predecessor.surviving == gpus(*left)
+
+
+def test_a_loss_that_is_told_again_does_not_stop_who_goes_on_without_it() -> None:
+    history = regrouped("node-0:1")
+    before = job(history)
+    assert job(history.then(crashed(1, rank=1))) == before
+
+
+def test_another_share_needs_another_seat() -> None:
+    history = regrouped("node-0:1").then(started(2, 31))
+    assert job(history.then(allocated(2))).seat == ()
+    assert job(history.then(allocated(4))).seat == ()
+
+
 def test_a_crash_at_the_same_step_again_and_again_is_counted() -> None:
     history = training("node-0:0", "node-1:0")
     for generation in (1, 2, 3):

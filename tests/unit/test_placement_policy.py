@@ -6,7 +6,7 @@ import pytest
 
 from services.placement.policy import HAND_OVER_PATIENCE_S, POLICY
 from shared.messages import events
-from shared.messages.job import JobClass
+from shared.messages.job import JobClass, JobSpec
 from tests.histories import NOW_S, History, best_effort, pool, spec
 
 PLAN = (NOW_S, NOW_S + 90.0)
@@ -214,3 +214,84 @@ def test_what_a_lost_node_took_is_not_given_twice() -> None:
     allocated(history, a=0, b=4)
     assert history.decided(POLICY) == ()
     assert placed_jobs(history.decided(POLICY, now_s=OVER_S)) == {"a": 0, "b": 4}
+
+
+# --- survivors go on without who is gone ----------------------------------------------------------------
+
+
+def trains_on_four(job_spec: JobSpec | None = None) -> History:
+    """a trains on the four GPUs of node-0; node-1 has four more."""
+    history = pool(4, 4, stop_free=True)
+    admitted(history, "a", job_spec or best_effort())
+    admitted(history, "b", best_effort())
+    allocated(history, a=4).decided(POLICY, now_s=NOW_S - 9.0)
+    return history.started("a", at_s=NOW_S - 8.0)
+
+
+def crash(history: History, rank: int, generation: int = 1) -> History:
+    crashed = events.WorkerCrashed(
+        job_id="a", generation=generation, node_id="node-0", rank=rank, explanation="", at_s=NOW_S
+    )
+    return history.then(crashed)
+
+
+def test_survivors_go_on_where_they_are_and_get_their_replacement_once_they_train() -> None:
+    history = trains_on_four()
+    whole = history.state.live_jobs["a"].gpus
+    crash(history, 1).decided(POLICY)
+    a = history.state.live_jobs["a"]
+    assert (a.gpus, a.regroups) == ((whole[0], *whole[2:]), True)
+    assert history.decided(POLICY, now_s=OVER_S + 100.0) == (), "nobody is waited for, nor disturbed"
+    assert POLICY.wake_at_s(history.state) is None
+    history.started("a").decided(POLICY)
+    a = history.state.live_jobs["a"]
+    assert (a.gpus, a.training_generation) == (whole, 2)
+
+
+def test_what_survivors_wait_for_is_given_to_nobody() -> None:
+    history = crash(trains_on_four(), 1)
+    history.decided(POLICY)
+    allocated(history, a=4, b=4).decided(POLICY)
+    assert {gpu.node_id for gpu in history.state.live_jobs["b"].gpus} == {"node-1"}
+    history.started("a").decided(POLICY)
+    assert {gpu.node_id for gpu in history.state.live_jobs["a"].gpus} == {"node-0"}
+
+
+def test_whoever_is_lost_meanwhile_leaves_fewer_and_the_last_one_goes_on_alone() -> None:
+    history = trains_on_four()
+    whole = history.state.live_jobs["a"].gpus
+    for rank, left in ((1, (0, 2, 3)), (3, (0, 2)), (0, (2,))):
+        crash(history, rank).decided(POLICY)
+        assert history.state.live_jobs["a"].gpus == tuple(whole[i] for i in left)
+    crash(history, 2).decided(POLICY)
+    a = history.state.live_jobs["a"]
+    assert (a.gpus, a.predecessor) == (whole, None), "nobody has the state: all begin anew, where they were"
+
+
+def test_who_survives_a_lost_node_does_not_wait_for_the_allocator() -> None:
+    history = pool(2, 2, stop_free=True)
+    admitted(history, "a", best_effort())
+    allocated(history, a=4).decided(POLICY)
+    history.started("a").then(
+        events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S)
+    )
+    history.decided(POLICY)
+    assert {gpu.node_id for gpu in history.state.live_jobs["a"].gpus} == {"node-0"}
+    assert history.started("a").decided(POLICY) == ()
+    assert allocated(history, a=2).decided(POLICY) == (), "it has what is left for it"
+
+
+def test_a_job_that_cannot_run_on_so_few_waits_for_its_replacement() -> None:
+    history = trains_on_four(best_effort(min_gpus=4))
+    whole = history.state.live_jobs["a"].gpus
+    crash(history, 1).decided(POLICY)
+    assert history.state.live_jobs["a"].gpus == whole
+
+
+def test_survivors_that_are_to_be_fewer_or_none_go_on_as_such() -> None:
+    history = allocated(crash(trains_on_four(), 1), a=2)
+    assert placed_jobs(history.decided(POLICY)) == {"a": 2}
+    history = crash(trains_on_four(), 1)
+    history.decided(POLICY)
+    allocated(history, b=4)
+    assert history.decided(POLICY, now_s=OVER_S)[0].placements[0].gpus == ()
