@@ -75,7 +75,7 @@ class Replica(Generic[State]):
 
     def _begin(self) -> None:
         self._life += 1
-        self._busy = self._round_due = False
+        self._busy = self._round_due = self._has_news = False
         self._wake_at_s: float | None = None
         self.state: State = self.policy.start(PoolState())
         self._fold(self._ledger.last_sequence)
@@ -110,6 +110,7 @@ class Replica(Generic[State]):
     def _round(self, *, woken: bool = False) -> None:
         self._round_due = False
         if self._busy:
+            self._has_news = True  # to be judged when what was judged before is told
             return
         now_s = self._engine.now_s
         commands = tuple(self._commands)[:MAX_COMMANDS]
@@ -192,8 +193,9 @@ class Replica(Generic[State]):
         if self.folded.sequence < self._ledger.last_sequence:
             self._fold(self._ledger.last_sequence)
             self._soon()
-        elif self._commands:
+        elif self._commands or self._has_news:
             self._soon()
+        self._has_news = False
         self._sleep()
 
     # -- sleep -------------------------------------------------------------------------------------------

@@ -98,6 +98,22 @@ async def test_who_survives_goes_on_from_the_step_that_was_interrupted(
     assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
 
 
+async def test_of_changes_that_come_during_a_change_the_last_one_is_made(node, spec_of, unmoved):
+    job_id = node.new_job_id()
+    before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=2)
+    await before.first(Progressed)
+    outgrown = await node.regroup(before, [0, 1, None])
+    given_up = await node.regroup(before, [1], generation=3)
+    after = await node.regroup(before, [1, None, 0], generation=4)
+    outgrown.workers[2].kill()
+    await all_there(after, [1, None, 0])
+    assert not outgrown.all_of(Started)
+    assert not [*outgrown.all_of(Switched), *given_up.all_of(Switched)]
+    finished = await after.first(Finished)
+    await after.ended()
+    assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
+
+
 async def test_the_last_one_goes_on_alone(node, spec_of, unmoved):
     job_id = node.new_job_id()
     before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=2)
