@@ -54,13 +54,12 @@ def _placed(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
     current = {
         job.job_id: job.gpus if job.job_id in due and not job.seat else seat(state, job) for job in jobs
     }
+    slow = slow_gpus_at(state, now_s)
     mobility = Mobility(
-        movable={job.job_id for job in unplanned if _may_move(job)}
-        if not slow_gpus_at(state, now_s)
-        else set(),
+        movable={job.job_id for job in unplanned if _may_move(job)} if not slow else set(),
         stake=lambda job_id: _stake(state, state.live_jobs[job_id], now_s),
     )
-    placement = place(topology, current, wanted, mobility)
+    placement = place(topology, current, wanted, mobility, avoided=slow)
     placed: list[PlacedJob] = []
     for job_id in sorted(due.union(placement.migrated)):
         job, gpus = state.live_jobs[job_id], placement.gpus_by_job.get(job_id, ())

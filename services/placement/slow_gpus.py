@@ -1,7 +1,8 @@
 """Workers that hold up their peers get another GPU. Part of the policy.
 
 A change costs a job that goes over without a stop milliseconds; so also one with a promise gets a faster GPU, its
-number of GPUs stays. Where workers would have to stop, the GPU is only told of.
+number of GPUs stays. Where workers would have to stop, the GPU is only told of. Who is placed anew gets others where
+these serve as well (shared/scheduling/free_blocks.py).
 """
 
 from collections.abc import Iterator

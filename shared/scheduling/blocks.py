@@ -1,4 +1,5 @@
-"""Buddy blocks: how the GPUs of a topology pair up, and which blocks are free. Who gets them is decided by `buddy`.
+"""Buddy blocks: how the GPUs of a topology pair up. Which of them are free is in `free_blocks`; who gets them is
+decided by `buddy`.
 
 At each part of the tree, from the bottom up, blocks of equal size pair up like the carries of a binary addition. So
 a cluster of any shape ends as one binary tree for each binary digit of its number of GPUs, every block is joined as
@@ -97,7 +98,7 @@ class Blocks:
         """The blocks of 2^s GPUs inside a job's own positions; if these are too few, the one around them."""
         if own.bit_count() >= 1 << s:
             return self.inside(own, s)
-        start = _first(own) >> s << s if own else 0
+        start = first(own) >> s << s if own else 0
         return 1 << start if own and own >> start >> (1 << s) == 0 else 0
 
     def closest(self, positions: BitSet, num_gpus: int) -> BitSet:
@@ -125,76 +126,6 @@ class Blocks:
 def blocks_of(topology: Topology) -> Blocks:
     """The blocks of a topology, built once."""
     return Blocks(topology)
-
-
-class FreeBlocks:
-    """Which positions are free while jobs are being placed, and which whole blocks of them, at every size."""
-
-    def __init__(self, blocks: Blocks, free: BitSet) -> None:
-        self._blocks = blocks
-        self._set(free)
-
-    @property
-    def positions(self) -> BitSet:
-        """All that are free."""
-        return self._free_S[0] if self._free_S else 0
-
-    def take(self, positions: BitSet) -> None:
-        """These are no longer free."""
-        assert not positions & ~self.positions, "a GPU is taken twice"
-        self._set(self.positions ^ positions)
-
-    def give(self, positions: BitSet) -> None:
-        """These are free again."""
-        self._set(self.positions | positions)
-
-    def take_block(self, s: int, start: int) -> None:
-        """A free block is no longer free, nor is any block in it or around it: `take`, only faster."""
-        for size, inner in enumerate(self._blocks.inner_SS[s]):
-            self._free_S[size] ^= inner << start
-        for size in range(s + 1, len(self._free_S)):
-            around = start >> size << size
-            if not self._free_S[size] >> around & 1:
-                break
-            self._free_S[size] ^= 1 << around
-
-    def best_fit(self, s: int, among: BitSet = -1) -> int | None:
-        """Where the best free block of 2^s GPUs begins: the fastest, and of these the one in the smallest free
-        surroundings, so that large ones stay whole. among: the blocks that may be taken."""
-        for _, blocks in self._blocks.blocks_by_level(s):
-            candidates = self._free_S[s] & blocks & among
-            if candidates:
-                return _first(self._in_smallest_surroundings(candidates, s))
-        return None
-
-    def pieces(self, num_gpus: int) -> BitSet:
-        """So many free GPUs where no block is free: as close together and in as few pieces as can be."""
-        part, chosen = self._blocks.closest(self.positions, num_gpus), 0
-        for s in reversed(range(num_gpus.bit_length() - 1)):
-            whole = self._blocks.inside(part, s)
-            while whole and num_gpus >= 1 << s:
-                piece = ((1 << (1 << s)) - 1) << _first(whole)
-                chosen, part, whole = chosen | piece, part & ~piece, whole & ~piece
-                num_gpus -= 1 << s
-        return chosen
-
-    def _in_smallest_surroundings(self, candidates: BitSet, s: int) -> BitSet:
-        """Those of the free blocks of 2^s GPUs around which the largest free block is smallest."""
-        for size, free in enumerate(self._free_S[s:-1], s):
-            wider = self._free_S[size + 1]
-            largest = free & ~(wider | wider << (1 << size))
-            if largest:
-                for half in reversed(range(s, size)):
-                    largest |= largest << (1 << half)
-                if largest & candidates:
-                    return largest & candidates
-        return candidates
-
-    def _set(self, free: BitSet) -> None:
-        self._free_S = [free] if self._blocks.gpus_P else list[BitSet]()
-        for half, aligned in enumerate(self._blocks.aligned_S[1:]):
-            free &= free >> (1 << half) & aligned
-            self._free_S.append(free)
 
 
 class _Block:
@@ -251,7 +182,8 @@ def _parts(tree: Branch, num_gpus: int) -> dict[Level, _Ints]:
     return parts_R
 
 
-def _first(positions: BitSet) -> int:
+def first(positions: BitSet) -> int:
+    """The lowest position in a set that has one."""
     return (positions & -positions).bit_length() - 1
 
 

@@ -6,11 +6,12 @@ but no block of them; then a job gets pieces, never a refusal. How many GPUs a j
 Source: ElasticFlow, section 4.3.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from shared.messages.cluster import GpuId
-from shared.scheduling.blocks import BitSet, Blocks, FreeBlocks, blocks_of
+from shared.scheduling.blocks import BitSet, Blocks, blocks_of
+from shared.scheduling.free_blocks import FreeBlocks
 from shared.scheduling.placement_curves import Stake
 from shared.scheduling.seats import Movers, Seat, last_seats, log2
 from shared.scheduling.topology import Level, Topology
@@ -39,11 +40,13 @@ def place(
     current: Mapping[str, tuple[GpuId, ...]],
     num_gpus_by_job: Mapping[str, int],
     mobility: Mobility | None = None,
+    avoided: Collection[GpuId] = (),
 ) -> Placement:
     """Give each job its number of GPUs, in one buddy block wherever one is free.
 
     num_gpus_by_job: 0 or powers of two, in all no more than there are GPUs. GPUs in `current` that are no
-    longer there are as if the job had never had them. Without `mobility` nobody is moved.
+    longer there are as if the job had never had them. Without `mobility` nobody is moved. avoided: GPUs to which others
+    are preferred that are connected as well; nobody leaves them, and nobody goes without for them.
     """
     assert sum(num_gpus_by_job.values()) <= topology.num_gpus, "more GPUs wanted than there are"
     blocks, last = blocks_of(topology), last_seats(topology)
@@ -57,7 +60,7 @@ def place(
         else:
             assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
             changing[job_id] = num_gpus
-    board = _Board(blocks, staying, last.taken_by(staying), mobility)
+    board = _Board(blocks, staying, last.taken_by(staying), mobility, blocks.positions(avoided))
     board.resize(changing, current)
     board.bring_closer()
     last.keep(board.seats, board.taken)
@@ -77,12 +80,18 @@ class _Board:
     """Who sits where, while jobs are being placed. staying: the jobs that keep their number of GPUs."""
 
     def __init__(
-        self, blocks: Blocks, staying: Mapping[str, Seat], taken: BitSet, mobility: Mobility | None
+        self,
+        blocks: Blocks,
+        staying: Mapping[str, Seat],
+        taken: BitSet,
+        mobility: Mobility | None,
+        avoided: BitSet,
     ) -> None:
         self.seats = dict(staying)
         self.migrated = set[str]()
         self._blocks = blocks
-        self._free = FreeBlocks(blocks, blocks.every_position ^ taken)
+        self._avoided = avoided
+        self._free = FreeBlocks(blocks, blocks.every_position ^ taken, avoided)
         self._mobility = mobility
         self._movable = sorted(mobility.movable & staying.keys()) if mobility else []
         self._movers: Movers | None = None  # where those sit that may be moved; None: to be worked out
@@ -172,7 +181,7 @@ class _Board:
         around = self._free.positions
         for job_id in leaving:
             around |= self.seats[job_id].positions
-        free, chosen = FreeBlocks(self._blocks, around & ~block), dict[str, tuple[int, int]]()
+        free, chosen = FreeBlocks(self._blocks, around & ~block, self._avoided), dict[str, tuple[int, int]]()
         for job_id in sorted(leaving, key=lambda job_id: (-self.seats[job_id].num_gpus, job_id)):
             size = log2(self.seats[job_id].num_gpus)
             start = free.best_fit(size)

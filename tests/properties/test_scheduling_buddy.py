@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.messages.cluster import GpuId
-from shared.scheduling.blocks import Blocks, FreeBlocks, blocks_of
+from shared.scheduling.blocks import Blocks, blocks_of
 from shared.scheduling.buddy import Mobility, any_spread, place
+from shared.scheduling.free_blocks import FreeBlocks
 from shared.scheduling.placement_curves import PlacementCurves, Stake
 from shared.scheduling.seats import last_seats
 from shared.scheduling.topology import Node, Topology
@@ -216,3 +217,25 @@ def test_pieces_are_as_close_together_as_free_gpus_can_be(data: st.DataObject, t
             if blocks.level(blocks.positions({gpu, other})) < level
         ]
         assert len({gpu, *near}) < 1 << size  # no part of the tree below that level has enough
+
+
+@given(st.data(), topologies())
+def test_avoided_gpus_are_taken_only_where_no_block_of_the_same_level_is_free_of_them(
+    data: st.DataObject, topology: Topology
+) -> None:
+    """And they cost nobody a better level."""
+    blocks = blocks_of(topology)
+    taken = data.draw(st.sets(st.sampled_from(topology.gpus)))
+    avoided = data.draw(st.sets(st.sampled_from(topology.gpus)))
+    s = data.draw(st.integers(0, topology.num_gpus.bit_length() - 1))
+    free = blocks.every_position ^ blocks.positions(taken)
+    start = FreeBlocks(blocks, free, blocks.positions(avoided)).best_fit(s)
+    anyway = FreeBlocks(blocks, free).best_fit(s)
+    assert (start is None) == (anyway is None)
+    if start is None or anyway is None:
+        return
+    level = blocks.level_of_block(s, start)
+    assert level == blocks.level_of_block(s, anyway)
+    if avoided & set(blocks.gpus_of_block(s, start)):
+        equal = blocks.members(dict(blocks.blocks_by_level(s))[level] & blocks.inside(free, s))
+        assert all(avoided & set(blocks.gpus_of_block(s, other)) for other in equal)

@@ -112,6 +112,33 @@ def test_where_that_is_not_to_be_had_nobody_is_moved(history: Any) -> None:
     assert POLICY.wake_at_s(made.state) is None
 
 
+SLOW = gpus("node-0:1")[0]
+
+
+def placed_after(history: History, num_gpus: int, now_s: float = SETTLED_AT_S) -> set[GpuId]:
+    """GPUs of a job that comes when the first one gives all of its back."""
+    admitted(history, "b", best_effort())
+    allocated(history, a=0, b=num_gpus).decided(POLICY, now_s=now_s)
+    return set(history.state.live_jobs["b"].gpus)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
+def test_a_new_job_gets_others_where_these_serve_as_well(num_gpus: int) -> None:
+    slow, nothing_known = training(4, 4).then(lagged(1)), training(4, 4)
+    assert SLOW not in placed_after(slow, num_gpus)
+    assert SLOW in placed_after(nothing_known, max(num_gpus, 2)), "it would be the first to be taken"
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (4, 2, 2)], ids=["too few", "further apart"])
+def test_it_is_taken_where_others_are(nodes: tuple[int, ...]) -> None:
+    assert SLOW in placed_after(training(*nodes).then(lagged(1)), 4)
+
+
+def test_a_gpu_that_counts_as_slow_no_more_is_one_like_others() -> None:
+    now_s = SETTLED_AT_S + KEPT_S
+    assert placed_after(training(4, 4).then(lagged(1)), 1, now_s) == placed_after(training(4, 4), 1, now_s)
+
+
 def test_nobody_is_moved_back_to_it_while_it_counts_as_slow() -> None:
     history = training(2, 2).then(lagged(1))
     (pieces,) = placed(history)

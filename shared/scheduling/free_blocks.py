@@ -1,0 +1,87 @@
+"""Which buddy blocks are free while jobs are being placed, and the best of them for one job.
+
+Sets of positions and of blocks are ints, as `blocks` explains.
+Source: ElasticFlow, section 4.3.
+"""
+
+from shared.scheduling.blocks import BitSet, Blocks, first
+
+
+class FreeBlocks:
+    """Which positions are free while jobs are being placed, and which whole blocks of them, at every size.
+
+    avoided: free ones that are taken where nothing else serves as well.
+    """
+
+    def __init__(self, blocks: Blocks, free: BitSet, avoided: BitSet = 0) -> None:
+        self._blocks, self._avoided = blocks, avoided
+        self._set(free)
+
+    @property
+    def positions(self) -> BitSet:
+        """All that are free."""
+        return self._free_S[0] if self._free_S else 0
+
+    def take(self, positions: BitSet) -> None:
+        """These are no longer free."""
+        assert not positions & ~self.positions, "a GPU is taken twice"
+        self._set(self.positions ^ positions)
+
+    def give(self, positions: BitSet) -> None:
+        """These are free again."""
+        self._set(self.positions | positions)
+
+    def take_block(self, s: int, start: int) -> None:
+        """A free block is no longer free, nor is any block in it or around it: `take`, only faster."""
+        for size, inner in enumerate(self._blocks.inner_SS[s]):
+            self._free_S[size] ^= inner << start
+        for size in range(s + 1, len(self._free_S)):
+            around = start >> size << size
+            if not self._free_S[size] >> around & 1:
+                break
+            self._free_S[size] ^= 1 << around
+
+    def best_fit(self, s: int, among: BitSet = -1) -> int | None:
+        """Where the best free block of 2^s GPUs begins: the fastest, of these one without avoided positions, and of
+        these the one in the smallest free surroundings, so that large ones stay whole. among: those that may be taken.
+        """
+        for _, blocks in self._blocks.blocks_by_level(s):
+            candidates = self._free_S[s] & blocks & among
+            if candidates:
+                return first(self._in_smallest_surroundings(self._preferred(candidates, s), s))
+        return None
+
+    def pieces(self, num_gpus: int) -> BitSet:
+        """So many free GPUs where no block is free: as close together and in as few pieces as can be."""
+        part, chosen = self._blocks.closest(self.positions, num_gpus), 0
+        for s in reversed(range(num_gpus.bit_length() - 1)):
+            whole = self._blocks.inside(part, s)
+            while whole and num_gpus >= 1 << s:
+                piece = ((1 << (1 << s)) - 1) << first(whole)
+                chosen, part, whole = chosen | piece, part & ~piece, whole & ~piece
+                num_gpus -= 1 << s
+        return chosen
+
+    def _preferred(self, candidates: BitSet, s: int) -> BitSet:
+        """Those of the free blocks of 2^s GPUs without avoided positions, if there are any."""
+        if not self._avoided:
+            return candidates
+        return candidates & self._blocks.inside(self.positions & ~self._avoided, s) or candidates
+
+    def _in_smallest_surroundings(self, candidates: BitSet, s: int) -> BitSet:
+        """Those of the free blocks of 2^s GPUs around which the largest free block is smallest."""
+        for size, free in enumerate(self._free_S[s:-1], s):
+            wider = self._free_S[size + 1]
+            largest = free & ~(wider | wider << (1 << size))
+            if largest:
+                for half in reversed(range(s, size)):
+                    largest |= largest << (1 << half)
+                if largest & candidates:
+                    return largest & candidates
+        return candidates
+
+    def _set(self, free: BitSet) -> None:
+        self._free_S = [free] if self._blocks.gpus_P else list[BitSet]()
+        for half, aligned in enumerate(self._blocks.aligned_S[1:]):
+            free &= free >> (1 << half) & aligned
+            self._free_S.append(free)
