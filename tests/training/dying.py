@@ -4,44 +4,50 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from training_functions import Stateful
 
 from elasticflow import Scalar
 
-_UNHURRIED_S = 0.005  # for a pass, until somebody has died: what the test asks for comes before the end
+_UNHURRIED_S = (
+    0.0002  # for each pass and each step done, while somebody may still die: the end comes after that
+)
 
 
 class DiesAt(Stateful):
-    """hyperparameters: at: module:function of the engine; turn: file with the process id of whom a call of it ends."""
+    """hyperparameters: deaths: folder of `points`, each a module:function of the engine; of `turn`, which says whose it
+    is, by process id, and at the next call of which of them; and of `unhurried`, for as long as more is to happen."""
 
-    hyperparameters: Mapping[str, Scalar] = {**Stateful.hyperparameters, "at": "", "turn": ""}
+    hyperparameters: Mapping[str, Scalar] = {**Stateful.hyperparameters, "deaths": ""}
 
     def init_model(self):
-        path, _, name = self.hyperparameters["at"].partition(":")
-        *owners, name = name.split(".")
-        owner = importlib.import_module(path)
-        for inner in owners:
-            owner = getattr(owner, inner)
-        setattr(owner, name, self.deadly(getattr(owner, name)))
+        for point in (self.deaths / "points").read_text().split():
+            path, _, name = point.partition(":")
+            *owners, name = name.split(".")
+            owner = importlib.import_module(path)
+            for inner in owners:
+                owner = getattr(owner, inner)
+            setattr(owner, name, self.deadly(getattr(owner, name), f"{os.getpid()} {point}"))
         return super().init_model()
 
-    def deadly(self, function):
-        turn = Path(self.hyperparameters["turn"])
+    @property
+    def deaths(self) -> Path:
+        return Path(self.hyperparameters["deaths"])
 
+    def deadly(self, function: Callable[..., Any], turn: str) -> Callable[..., Any]:
         @wraps(function)
-        def called(*args, **kwargs):
-            if turn.exists() and turn.read_text() == str(os.getpid()):
-                turn.unlink()
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if (whose := self.deaths / "turn").exists() and whose.read_text() == turn:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
 
         return called
 
     def train(self, batch, model, optimizer):
-        if not self.hyperparameters["turn"] or Path(self.hyperparameters["turn"]).exists():
-            time.sleep(_UNHURRIED_S)
+        if (self.deaths / "unhurried").exists():
+            time.sleep(_UNHURRIED_S * self.iteration)
         return super().train(batch, model, optimizer)
