@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORKERS ?= 2
+SLOW_WORKERS ?= 3
 SOURCES := shared services simulator elasticflow examples benchmarks tests
 
 .DEFAULT_GOAL := help
@@ -38,7 +39,7 @@ format: install  ## let ruff format the sources
 	$(BIN)/ruff format $(SOURCES)
 
 test: check  ## everything: check, then simulation, integration, fault and training tests
-	$(BIN)/pytest -q -n $(WORKERS) tests/simulation tests/integration tests/training tests/faults
+	$(BIN)/pytest -q -n $(SLOW_WORKERS) tests/simulation tests/integration tests/training tests/faults
 
 search: install  ## ten times the examples of the property tests, new ones each time (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
