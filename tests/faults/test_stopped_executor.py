@@ -10,7 +10,7 @@ from shared.messages.pool_state import Job
 from tests.faults.evidence import assert_sound, iterations_trained
 from tests.faults.pool import CONFIG, job, running_pool
 
-ITERATIONS = 400
+ITERATIONS = 200
 ONE_GPU = {"steps/b8": {1: 40.0}}  # no peer on another node whose end would end it
 LOSS_SOON = replace(
     CONFIG, heartbeat_timeout_s=2.0, curves=ONE_GPU
