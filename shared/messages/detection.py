@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shared.messages.limits import PositiveDurationS
 
 MAX_BEAT_S = 0.5  # heartbeats carry progress, too
+MAX_LEADER_S = 5  # nobody gains by a longer one: who decides at the same time loses by compare-and-set
 LONGEST_S = 30 * 86_400.0  # torch counts a timeout in nanoseconds, in 64 bits with whatever it adds
 
 
@@ -41,6 +42,11 @@ class DetectionTimes:
         """Workers go on for so long after the ledger's end was last in sight. The rest of the silence is for their end,
         and for clocks that differ in speed."""
         return self.heartbeat_timeout_s / 2
+
+    @property
+    def leader_s(self) -> int:
+        """A replica that decides for a service is followed by another after so long: whole seconds, as NATS counts."""
+        return int(min(max(self.heartbeat_timeout_s / 2, 1), MAX_LEADER_S))
 
     @property
     def look_s(self) -> float:

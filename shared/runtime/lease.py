@@ -21,11 +21,12 @@ _FREE = b""  # what a holder leaves behind that has let go
 
 
 class Lease:
-    """One candidate for one lease of a pool. holder_id: unlike that of any other process."""
+    """One candidate for one lease of a pool. holder_id: unlike that of any other process. ttl_s: how long it lasts from
+    now on, in whole seconds, at least one."""
 
-    def __init__(self, bus: Bus, pool: str, name: str, holder_id: str, *, ttl_s: int, clock: Clock) -> None:
-        if ttl_s < 1:
-            raise ValueError("a lease lasts whole seconds, at least one")
+    def __init__(
+        self, bus: Bus, pool: str, name: str, holder_id: str, *, ttl_s: Callable[[], int], clock: Clock
+    ) -> None:
         self._bus = bus
         self._bucket = state_bucket(pool)
         self._key = f"lease.{name}"
@@ -51,7 +52,7 @@ class Lease:
         return await self._write(self._holder(), expected_revision=value.revision)
 
     async def renew(self) -> None:
-        """Hold it for another ttl_s. Raises LeaseLost; Retry when the bus cannot say, and time runs on."""
+        """Hold it for as long again. Raises LeaseLost; Retry when the bus cannot say, and time runs on."""
         if not await self._write(self._holder(), expected_revision=self._revision):
             self._until_s = float("-inf")
             raise LeaseLost(self._name, self._holder_id)
@@ -71,7 +72,7 @@ class Lease:
                 if self.held != told:
                     told = self.held
                     on_change(told)
-                await self._clock.sleep_until(self._clock.now_s() + self._ttl_s / 3)
+                await self._clock.sleep_until(self._clock.now_s() + self._ttl_s() / 3)
         finally:
             if told:
                 on_change(False)
@@ -91,10 +92,10 @@ class Lease:
 
     async def _write(self, data: bytes, *, expected_revision: int) -> bool:
         """False if somebody else wrote first."""
-        asked_at_s = self._clock.now_s()
+        asked_at_s, ttl_s = self._clock.now_s(), self._ttl_s()
         try:
             revision = await self._bus.put_value(
-                self._bucket, self._key, data, expected_revision=expected_revision, ttl_s=self._ttl_s
+                self._bucket, self._key, data, expected_revision=expected_revision, ttl_s=ttl_s
             )
         except WrongExpectedSequence:
             return False
@@ -107,7 +108,7 @@ class Lease:
             self._revision = 0
             return True
         self._revision = revision
-        self._until_s = asked_at_s + self._ttl_s
+        self._until_s = asked_at_s + ttl_s
         return True
 
     def _holder(self) -> bytes:

@@ -27,7 +27,6 @@ from shared.runtime.streams import StreamLimits
 from shared.runtime.telemetry import Metrics, serve_metrics
 
 CONNECT_RETRY_S = 1.0
-LEASE_TTL_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +142,7 @@ async def host_policy(
             settings.pool,
             policy.service,
             settings.instance,
-            ttl_s=LEASE_TTL_S,
+            ttl_s=lambda: host.folded.config.detection.leader_s,
             clock=process.clock,
         )
         if leads_by_lease

@@ -48,8 +48,8 @@ async def test_values_change_only_from_the_revision_that_was_seen(bus: Bus) -> N
 
 
 async def test_a_lease_has_one_holder_and_passes_on(connect: Connect, bus: Bus) -> None:
-    first = Lease(bus, POOL, "allocator", "first", ttl_s=1, clock=SystemClock())
-    second = Lease(await connect(), POOL, "allocator", "second", ttl_s=1, clock=SystemClock())
+    first = Lease(bus, POOL, "allocator", "first", ttl_s=lambda: 1, clock=SystemClock())
+    second = Lease(await connect(), POOL, "allocator", "second", ttl_s=lambda: 1, clock=SystemClock())
     assert await first.try_acquire()
     assert first.held
     assert not await second.try_acquire()
@@ -65,10 +65,10 @@ async def test_a_lease_has_one_holder_and_passes_on(connect: Connect, bus: Bus) 
 
 async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bus) -> None:
     doomed = await connect()
-    first = Lease(doomed, POOL, "allocator", "first", ttl_s=1, clock=SystemClock())
+    first = Lease(doomed, POOL, "allocator", "first", ttl_s=lambda: 1, clock=SystemClock())
     assert await first.try_acquire()
     await doomed.close()
-    second = Lease(bus, POOL, "allocator", "second", ttl_s=1, clock=SystemClock())
+    second = Lease(bus, POOL, "allocator", "second", ttl_s=lambda: 1, clock=SystemClock())
     told: asyncio.Queue[bool] = asyncio.Queue()
     holding = asyncio.create_task(second.hold(told.put_nowait))
     async with asyncio.timeout(20):
@@ -76,5 +76,5 @@ async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bu
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
     assert not await told.get()
-    third = Lease(bus, POOL, "allocator", "third", ttl_s=1, clock=SystemClock())
+    third = Lease(bus, POOL, "allocator", "third", ttl_s=lambda: 1, clock=SystemClock())
     assert await third.try_acquire(), "released by the one that was cancelled"

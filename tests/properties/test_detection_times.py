@@ -28,6 +28,12 @@ def test_workers_have_ended_when_their_node_is_counted_as_lost(times: DetectionT
     assert latest_end_s < times.heartbeat_timeout_s
 
 
+@given(st.floats(min_value=2.0, max_value=MAX_TIME_S))
+def test_a_service_is_led_again_before_a_node_could_be_lost(silence_s: float) -> None:
+    leader_s = DetectionTimes(heartbeat_timeout_s=silence_s).leader_s
+    assert leader_s + leader_s / 3 < silence_s, "whoever stands by looks three times in a lease"
+
+
 @given(TIMES)
 def test_whoever_is_missed_is_found_out_before_those_who_miss_it_are_given_up(times: DetectionTimes) -> None:
     stopped_s = 3 * times.beat_s  # two looks after it

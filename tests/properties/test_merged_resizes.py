@@ -1,7 +1,8 @@
 """Whatever numbers of GPUs are wished for while earlier changes are under way: the last ones come true.
 
-Placement, executors and a ledger on virtual time; messages come late, in any order, and twice. The simulated world
-asserts at each start and switch that no other generation of the job trains, and no GPU has two workers.
+Placement, executors and a ledger on virtual time; messages come late, in any order, and twice; workers die, or none
+does. The simulated world asserts at each start and switch that no other generation of the job trains, and no GPU has two
+workers.
 """
 
 from dataclasses import replace
@@ -23,7 +24,8 @@ from tests.histories import LINEAR, best_effort
 
 JOBS: tuple[str, ...] = ("a", "b")
 ARRIVAL_S, ADMITTED_S = 5.0, 15.0  # when all nodes are there; when both jobs are admitted
-CALM_S = 60.0  # virtual; a hand-over takes a start, its patience and some messages
+CRASHES_S = 25.0  # so long some workers are killed
+CALM_S = 90.0  # virtual; a hand-over takes a start, its patience and some messages
 ENDLESS = best_effort(max_iterations=10**9)
 SIZES = st.sampled_from((0, 1, 2, 4))
 WISHES = st.lists(st.tuples(st.floats(0.0, 5.0), SIZES, SIZES), min_size=1, max_size=8)
@@ -44,22 +46,34 @@ def wish(cluster: VirtualCluster, num_gpus_by_job: dict[str, int]) -> None:
     stop_free=st.booleans(),
     start_s=st.sampled_from((0.2, 1.5, 4.0)),
     max_delay_s=st.sampled_from((0.005, 0.3, 1.0)),
+    crash_every_s=st.sampled_from((None, 4.0)),
     seed=st.integers(0, 2**32),
 )
 def test_the_last_wish_comes_true_and_one_generation_trains_at_a_time(
-    wishes: list[tuple[float, int, int]], stop_free: bool, start_s: float, max_delay_s: float, seed: int
+    wishes: list[tuple[float, int, int]],
+    stop_free: bool,
+    start_s: float,
+    max_delay_s: float,
+    crash_every_s: float | None,
+    seed: int,
 ) -> None:
     scenario = Scenario(
         num_gpus_by_node={"node-0": 4, "node-1": 4},
-        config=PoolConfig(curves={"linear/b64": LINEAR}, stop_free=stop_free),
+        config=PoolConfig(curves={"linear/b64": LINEAR}, stop_free=stop_free, max_restarts=1000),
         physics=Physics(true_curves={"linear/b64": LINEAR}, start_s=start_s, give_up_s=30.0),
         arrivals=tuple(
             Arrival(at_s=ARRIVAL_S, command=SubmitJob(job_id=job_id, tenant="lab", spec=ENDLESS))
             for job_id in JOBS
         ),
     )
-    late_and_twice = replace(NO_FAULTS, max_delay_s=max_delay_s, duplicate_probability=0.3)
-    cluster = VirtualCluster(scenario, (ADMISSION, PLACEMENT), seed=seed, faults=late_and_twice)
+    faults = replace(
+        NO_FAULTS,
+        max_delay_s=max_delay_s,
+        duplicate_probability=0.3,
+        worker_crash_every_s=crash_every_s,
+        until_s=ADMITTED_S + CRASHES_S,
+    )
+    cluster = VirtualCluster(scenario, (ADMISSION, PLACEMENT), seed=seed, faults=faults)
     engine = cluster.engine
     engine.run(engine.now_s + ADMITTED_S)
     wished = dict.fromkeys(JOBS, 0)
