@@ -1,8 +1,8 @@
 """Whatever numbers of GPUs are wished for while earlier changes are under way: the last ones come true.
 
 Placement, executors and a ledger on virtual time; messages come late, in any order, and twice; workers die, or none
-does. The simulated world asserts at each start and switch that no other generation of the job trains, and no GPU has two
-workers.
+does. The simulated world asserts at each start and switch that no other generation of the job trains, and no GPU has
+two workers.
 """
 
 from dataclasses import replace
