@@ -102,6 +102,7 @@ class Crew:
     checkpointed: int = 0  # iteration of the newest checkpoint that was told of
     _workers: dict[int, Worker] = field(default_factory=dict[int, Worker])  # by process id
     _change: _Change | None = None
+    _is_broken: bool = False  # the last one came to nothing
     _address: str = ""  # where place 0 of it listens
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -183,7 +184,9 @@ class Crew:
         self._changed.set()
 
     async def _go_over(self, members: Sequence[Worker | None], leaving: tuple[Worker, ...]) -> bool:
-        if any(not worker.has_state for worker in self.members):  # as the ledger would tell
+        if self._is_broken or any(
+            not worker.has_state for worker in self.members
+        ):  # as the ledger would tell
             for worker in self.holders:
                 worker.handle.send(PeersLost(generation=self.generation))
         self.generation, self._address = self.generation + 1, ""
@@ -212,7 +215,7 @@ class Crew:
         )
         if change.is_broken:
             await asyncio.sleep(_SETTLE_S)
-        made, self._change = change.is_made, None
+        made, self._change, self._is_broken = change.is_made, None, not change.is_made
         if not made:
             await self._give_up(list(newcomers.values()))
         self.members = (

@@ -25,7 +25,7 @@ class ForgottenTransfer:
     def send(self, *_: object) -> "ForgottenTransfer":
         return self
 
-    def wait(self) -> None:
+    def wait(self, *_: object) -> None:
         self.begun.set()
         self.over.wait(WAIT_S)
 
@@ -111,7 +111,7 @@ class Coalescing:
 
     recv = send
 
-    def wait(self) -> None:
+    def wait(self, *_: object) -> None:
         self.calls.append("wait")
 
 

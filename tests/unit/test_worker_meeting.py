@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from services.executor.worker.groups import Group, PeerLost
 from services.executor.worker.meeting import Invitation, invitation, meet
 from services.executor.worker.meeting_store import GivenUp, MeetingStore
+from services.executor.worker.mesh import connect_all
 from shared.messages.detection import DetectionTimes
 from shared.messages.job import JobSpec
 from shared.messages.worker_channel import Assignment
@@ -94,7 +96,7 @@ def test_nobody_waits_for_one_who_dies_while_connections_are_made():
         )
 
     ended, errors = raised_in_threads(lambda: group(0), lambda: group(1))
-    MeetingStore(store, threading.Event(), wait_s=PATIENCE_S).wait(["gloo/0/0", "gloo/0/1"])
+    MeetingStore(store, threading.Event(), wait_s=PATIENCE_S).wait(["gloo-1/0/0", "gloo-1/0/1"])
     given_up.set()
     ended()
     assert len(errors) == 2
@@ -111,3 +113,56 @@ def test_a_store_for_a_meeting_waits_as_long_as_it_is_told():
     given_up.set()
     with pytest.raises(GivenUp):
         MeetingStore(dist.HashStore(), given_up, wait_s=PATIENCE_S).get("absent")
+
+
+class OfOneWhoDies(dist.Store):
+    """A store, as one uses it who tells where it listens, and then is gone."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+        raise SystemExit
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+
+def test_who_waits_for_a_connection_to_one_who_has_died_can_be_told_to_stop():
+    given_up, store = threading.Event(), dist.HashStore()
+
+    def connect(store: dist.Store, rank: int) -> dist.ProcessGroupGloo:
+        return connect_all(store, rank, 3, timeout_s=1000.0, given_up=given_up)
+
+    ended, errors = raised_in_threads(
+        lambda: connect(store, 0), lambda: connect(store, 1), lambda: connect(OfOneWhoDies(store), 2)
+    )
+    MeetingStore(store, threading.Event(), wait_s=PATIENCE_S).wait(["gloo-1/0/0", "gloo-1/0/1", "gloo-1/0/2"])
+    given_up.set()
+    ended()
+    assert len(errors) == 3
+
+
+def test_where_one_takes_long_to_connect_all_try_again(monkeypatch: pytest.MonkeyPatch):
+    tried: list[tuple[int, float]] = []
+    allowed: list[timedelta] = []
+
+    class Gloo:
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            tried.append((rank, timeout.total_seconds()))
+            if (rank, len(tried)) in ((1, 1), (1, 2)):
+                raise RuntimeError("[gloo/transport/tcp/pair.h:311] Connect timeout [none]")
+
+        _set_default_timeout = allowed.append
+
+    monkeypatch.setattr("services.executor.worker.mesh.dist.ProcessGroupGloo", Gloo)
+    store, never = dist.HashStore(), threading.Event()
+    ended, errors = raised_in_threads(
+        *(partial(connect_all, store, rank, 2, timeout_s=PATIENCE_S, given_up=never) for rank in range(2))
+    )
+    ended()
+    assert not errors
+    assert sorted(tried) == [(0, 0.2), (0, 0.8), (1, 0.2), (1, 0.8)]
+    assert allowed == [timedelta(seconds=PATIENCE_S)] * 2

@@ -24,7 +24,6 @@ from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import Interrupted, Started, Switched
 
 _LOOK_S = 0.002
-_GIVEN_UP_S = 1.0  # until a preparation has ended that was given up
 _STEPS_TO_SAY_SO = 2  # that this worker is ready: the present one, and the next
 
 log = structlog.get_logger()
@@ -71,12 +70,9 @@ class Changes:
     def _look(self, wait_s: float = 0.0) -> None:
         if (change := self._channel.newest_change(wait_s)) is not None:
             invited = changed(invitation(self._trainer.assignment, self._trainer.device), change)
-            before = self._preparation
-            if before is not None:
-                before.give_up()
-            self._preparation = Preparation(
-                invited, self._plan, self._channel, self._goes_over_at, before=before
-            )
+            if self._preparation is not None:
+                self._preparation.give_up()
+            self._preparation = Preparation(invited, self._plan, self._channel, self._goes_over_at)
         if self._preparation is not None and self._preparation.failed is not None:
             raise self._preparation.failed
 
@@ -150,17 +146,10 @@ class Changes:
 
 
 class Preparation:
-    """Of another generation. Begins at once, in a thread of its own. before: whose place it takes: who built two groups
-    at a time would not know whose a connection is."""
+    """Of another generation. Begins at once, in a thread of its own, beside what is left of one that was given up."""
 
     def __init__(
-        self,
-        invited: Invitation,
-        plan: Plan,
-        channel: Channel,
-        goes_over_at: Callable[[], int],
-        *,
-        before: "Preparation | None",
+        self, invited: Invitation, plan: Plan, channel: Channel, goes_over_at: Callable[[], int]
     ) -> None:
         self._goes_over_at = goes_over_at
         self.invited = invited
@@ -170,8 +159,7 @@ class Preparation:
         self._channel = channel
         self._met: Met | None = None
         self._given_up = threading.Event()
-        self._thread = threading.Thread(target=self._prepare, args=(before,), name="preparation", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._prepare, name="preparation", daemon=True).start()
 
     @property
     def ready_for(self) -> int:
@@ -191,9 +179,7 @@ class Preparation:
         if self._met is not None:
             self._met.close()
 
-    def _prepare(self, before: "Preparation | None") -> None:
-        if before is not None:
-            before._thread.join(_GIVEN_UP_S)
+    def _prepare(self) -> None:
         log.info("membership_changes", generation=self.invited.generation, world_size=self.invited.world_size)
         try:
             store = open_rendezvous(self.invited, self._channel)

@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from services.executor.worker.connections import connections, shut_down
-from services.executor.worker.meeting_store import MeetingStore
+from services.executor.worker.meeting_store import GivenUp
+from services.executor.worker.mesh import connect_all
 from shared.errors import Retry
 
 _RETIREMENT_S = 1.0  # until the training has let go: whoever is last waits for the closing
@@ -72,20 +73,20 @@ class Group:
         self._closed = self._waits = self._is_left = False
         self._unfinished: dict[torch.futures.Future[torch.Tensor], torch.Tensor] = {}  # sums
         self._device = device
-        timeout = timedelta(seconds=timeout_s)
+        self._timeout = timedelta(seconds=timeout_s)
+        given_up = given_up or threading.Event()
         kinds = dist.ProcessGroup.BackendType
         self.process_group = dist.ProcessGroup(store, rank, size)
         others = connections()
-        patient = MeetingStore(
-            dist.PrefixStore("gloo", store), given_up or threading.Event(), wait_s=timeout_s
-        )
-        gloo = dist.ProcessGroupGloo(patient, rank, size, timeout)
+        gloo = connect_all(store, rank, size, timeout_s=timeout_s, given_up=given_up)
         self._connections = connections() - others
+        if given_up.is_set():  # another group may be built meanwhile, and some of these are its connections
+            raise GivenUp
         self.process_group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         self.process_group._set_default_backend(kinds.GLOO)
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
+            options._timeout = self._timeout
             nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
             nccl.eager_connect_single_device(device)  # now, not in the first step
             self.process_group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
@@ -147,7 +148,10 @@ class Group:
             if together:
                 works = [self.process_group._end_coalescing(self._device)]
             for work in works:
-                work.wait()
+                if together:
+                    work.wait()
+                else:  # gloo knows none but the one for its connections
+                    work.wait(self._timeout)
 
     def part(self) -> None:
         """Return when everyone knows of the end: who closes its sockets first may cut off the last words."""

@@ -29,6 +29,7 @@ from shared.messages.detection import DetectionTimes
 from shared.messages.worker_channel import Assignment, ChangeMembership, RendezvousListening
 
 _LOOK_S = 0.1
+_CONNECT_S = 1.0  # between two looks whether it was given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,18 +163,28 @@ def connect(invited: Invitation, channel: Channel, given_up: threading.Event) ->
     """Place 0 listens already where an address is known."""
     address = invited.rendezvous or _address(invited, channel, given_up)
     host, _, port = address.rpartition(":")
-    connect_s = invited.detection.connect_s
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=connect_s))
-    store.set_timeout(timedelta(seconds=invited.wait_s))
-    return store
+    give_up_s = time.monotonic() + invited.detection.connect_s
+    while True:
+        try:
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_S))
+        except dist.DistNetworkError:
+            if time.monotonic() > give_up_s:
+                raise
+        else:
+            store.set_timeout(timedelta(seconds=invited.wait_s))
+            return store
+        if given_up.is_set():
+            raise GivenUp
 
 
 def _address(invited: Invitation, channel: Channel, given_up: threading.Event) -> str:
     give_up_s = time.monotonic() + invited.wait_s
-    while not given_up.is_set() and time.monotonic() < give_up_s:
+    while time.monotonic() < give_up_s:
         with suppress(queue.Empty):
             return channel.receive_rendezvous(invited.generation, _LOOK_S)
-    raise GivenUp("nobody has told where to meet")
+        if given_up.is_set():
+            raise GivenUp
+    raise PeerLost("nobody has told where to meet")
 
 
 def _wait_for_all(invited: Invitation, place: dist.Store) -> None:

@@ -18,6 +18,9 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.001, 0.02
 class GivenUp(RuntimeError):
     """Nobody needs what was waited for."""
 
+    def __init__(self) -> None:
+        super().__init__("the meeting was given up")
+
 
 class MeetingStore(dist.Store):
     """Another store, as far as gloo uses one. given_up: when to stop waiting."""
@@ -47,5 +50,5 @@ class MeetingStore(dist.Store):
             if time.monotonic() > give_up_s:
                 raise RuntimeError(f"{', '.join(keys)} did not come within {wait_s:.0f} s")
             if self._given_up.wait(look_s):
-                raise GivenUp("the meeting was given up")
+                raise GivenUp
             look_s = min(2 * look_s, _LAST_LOOK_S)
