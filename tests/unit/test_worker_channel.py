@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.messages import codec
+from shared.messages.commands import SubmitJob
 from shared.messages.job import JobSpec, MetricCondition
 from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import (
@@ -97,6 +99,18 @@ def test_what_comes_before_a_broken_frame_is_heard():
     assert next(heard) == WriteLog(file="a.log")
     with pytest.raises(BrokenChannel, match="job_id"):
         next(heard)
+
+
+@given(job_id=st.text(max_size=66) | st.text("aZ09_-. \n", max_size=66))
+def test_a_job_id_travels_or_is_refused_at_the_door(job_id):
+    problems = codec.validate(SubmitJob(job_id=job_id, tenant="lab", spec=SPEC))
+    heard = FrameReader().feed(encode_frame(replace(MESSAGES[1], job_id=job_id)))
+    if problems:
+        assert problems[0].startswith("job_id: must be 1 to 64 letters, digits, _ and -, not ")
+        with pytest.raises(BrokenChannel, match="job_id"):
+            next(heard)
+    else:
+        assert next(heard).job_id == job_id
 
 
 def test_a_message_that_is_too_large_is_not_sent():
