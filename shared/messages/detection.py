@@ -61,7 +61,8 @@ class DetectionTimes:
 
     @property
     def word_s(self) -> float:
-        """For a fact that another node knows to be in the ledger, and here: as long as who tells it may live on."""
+        """For a fact that another node tells to be in the ledger, and known here: as long as that node's workers may go
+        on without."""
         return self.lease_s
 
     @property
