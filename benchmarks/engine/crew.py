@@ -126,8 +126,15 @@ class Crew:
 
     async def go_over(self, members: Sequence[Worker | None]) -> bool:
         """To a generation of these, by rank; None: a newcomer. Other holders of the state leave. Whether all did: if
-        not, somebody is lost, and whoever has the state waits or trains on."""
+        not, somebody is lost, and whoever has the state waits or trains on, or is to `regroup`."""
         return await self._go_over(members, tuple(w for w in self.holders if w not in members))
+
+    async def regroup(self) -> None:
+        """Where members are gone, the others go on without them, however many live on."""
+        while self.holders and any(
+            worker.exited is not None or worker.interrupted for worker in self.members
+        ):
+            await self._go_over(self.holders, ())
 
     async def suspend(self) -> bool:
         """Stop at a step boundary; the state is on the disk then. Whether all were there to do so."""

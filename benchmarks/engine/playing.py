@@ -121,6 +121,7 @@ class Player:
         newcomers = int(self._rng.integers(1, event.size + 1)) if event.kind == "move" else 0
         hurting = asyncio.create_task(self._hurt(event.hurt_s))
         while True:
+            await crew.regroup()
             if crew.holders:
                 staying = sorted(self._shuffled(crew.holders), key=lambda w: w not in self._spared)
                 staying = staying[: max(event.size - newcomers, len(self._spared))]

@@ -3,7 +3,9 @@
 stop_s: from the step boundary at which all were ready to the first step of the new generation, the only time in which
 nobody trains. goal_s: 20 ms and the state's bytes at the speed of a plain copy from process to process. restart_s: the
 same change through a checkpoint, from the wish to the first step, with processes forked from a warm server. crash_s and
-hang_s: from SIGKILL or SIGSTOP of one of two workers to the end of the first step with its replacement.
+hang_s: from SIGKILL or SIGSTOP of one of the workers before the change to the end of the next step of who is left;
+regrouped_s: from SIGKILL to the beginning of that step. replaced_s: from SIGKILL to the end of the first step with its
+replacement.
 """
 
 import asyncio
@@ -11,7 +13,8 @@ import os
 import signal
 import statistics
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,7 +29,7 @@ from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.worker_channel import (
     Assignment,
     ChangeMembership,
-    Interrupted,
+    PeersLost,
     Progressed,
     Started,
     StopAtBoundary,
@@ -39,7 +42,17 @@ _LARGE = 100  # million parameters
 _BYTES_OF_A_PARAMETER = 8  # itself and its momentum
 # to so many workers, one after the other; models of a million parameters also where there are many workers
 _COURSE = {1: (2, 4, 8, 2, 1, 2), 25: (2, 4, 2), 100: (2, 4, 2)}
+_LOSES_ONE_OF = (2, 4)  # workers
 _GOAL_S = 0.020
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """From the signal to the beginning and the end of the next step, and to the end of the first with a replacement."""
+
+    regrouped_s: float
+    went_on_s: float
+    replaced_s: float
 
 
 def measure(options: Options) -> list[Row]:
@@ -54,24 +67,32 @@ async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
     )
     course = list(pairwise(_COURSE[million_parameters]))
     timelines: dict[tuple[int, int], list[ResizeTimeline]] = {change: [] for change in course}
-    losses_s: dict[signal.Signals, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
+    losses: dict[tuple[int, int], dict[signal.Signals, list[_Loss]]] = {
+        next(change for change in course if change[0] == num_workers): {
+            signal.SIGKILL: [],
+            signal.SIGSTOP: [],
+        }
+        for num_workers in _LOSES_ONE_OF
+    }
     async with running_engine() as engine:
         job = Resized(engine, million_parameters)
         workers = await job.start(course[0][0], generation=1)
         for _ in range(rounds):
-            for before, after in course:
+            for change in course:
+                for number, seen in losses.get(change, {}).items():
+                    workers, loss = await job.lose(workers, number)
+                    seen.append(loss)
+                before, after = change
                 members = [rank if rank < before else None for rank in range(after)]
                 workers, timeline = await job.go_over(workers, members)
-                timelines[before, after].append(timeline)
-            for number, seconds in losses_s.items():
-                workers, lost_s = await job.lose(workers, number)
-                seconds.append(lost_s)
+                timelines[change].append(timeline)
         restart_s = await job.restart(workers, 4)
     rows = [
         _row(million_parameters, change, of_change, copied_per_s) for change, of_change in timelines.items()
     ]
-    rows[0] |= {"restart_s": restart_s} | _quantiles("crash", losses_s[signal.SIGKILL])
-    rows[0] |= _quantiles("hang", losses_s[signal.SIGSTOP])
+    rows[0] |= {"restart_s": restart_s}
+    for change, seen in losses.items():
+        rows[course.index(change)] |= _of_losses(seen[signal.SIGKILL], seen[signal.SIGSTOP])
     return rows
 
 
@@ -93,6 +114,15 @@ def _row(
     }
 
 
+def _of_losses(crashes: list[_Loss], hangs: list[_Loss]) -> Row:
+    return {
+        **_quantiles("crash", [crash.went_on_s for crash in crashes]),
+        **_quantiles("regrouped", [crash.regrouped_s for crash in crashes]),
+        **_quantiles("replaced", [crash.replaced_s for crash in crashes]),
+        **_quantiles("hang", [hang.went_on_s for hang in hangs]),
+    }
+
+
 def _quantiles(name: str, seconds: list[float]) -> Row:
     return {f"{name}_s": statistics.median(seconds), f"{name}_p99_s": float(np.percentile(seconds, 99))}
 
@@ -101,7 +131,17 @@ def table(rows: list[Row]) -> Table:
     drawn = table_of(
         "A change of workers, milliseconds",
         *("parameters", "workers", "stop", "worst", "goal", "prepared in", "MB moved"),
-        *("by restart", "torchrun", "x", "SIGKILL, p50", "p99", "SIGSTOP, p50", "p99"),
+        *(
+            "by restart",
+            "torchrun",
+            "x",
+            "SIGKILL, p50",
+            "p99",
+            "regrouped",
+            "replaced",
+            "SIGSTOP, p50",
+            "p99",
+        ),
     )
     for row in rows:
         drawn.add_row(
@@ -111,7 +151,7 @@ def table(rows: list[Row]) -> Table:
             f"{row['bytes_moved'] / 1e6:.1f}",
             *in_ms(row, "restart_s", "torchrun_s"),
             f"{row['torchrun_ratio']:.0f}" if "torchrun_ratio" in row else "",
-            *in_ms(row, "crash_s", "crash_p99_s", "hang_s", "hang_p99_s"),
+            *in_ms(row, "crash_s", "crash_p99_s", "regrouped_s", "replaced_s", "hang_s", "hang_p99_s"),
         )
     return drawn
 
@@ -133,9 +173,14 @@ class Resized:
         return workers
 
     async def go_over(
-        self, before: list[WorkerHandle], members: list[int | None], *, lost: tuple[int, ...] = ()
+        self,
+        before: list[WorkerHandle],
+        members: Sequence[int | None],
+        *,
+        lost: tuple[int, ...] = (),
+        num_reports: int = _STEADY_REPORTS,
     ) -> tuple[list[WorkerHandle], ResizeTimeline]:
-        """Rank r is rank members[r] of those before, or new where that is None."""
+        """Rank r is rank members[r] of those before, or new where that is None. num_reports: of progress, to await."""
         self._generation += 1
         leaving = [w for rank, w in enumerate(before) if rank not in (*members, *lost)]
         size = len(members) + len(leaving)
@@ -151,21 +196,25 @@ class Resized:
                 worker.send(change)
         said = await self._engine.heard(Switched, workers[0], meeting=[*workers, *leaving])
         went_over_s = self._engine.heard_at_s[Switched]
-        for _ in range(_STEADY_REPORTS):
+        for _ in range(num_reports):
             await self._engine.heard(Progressed, workers[0])
         self.went_over_s = went_over_s
         return workers, said.resize
 
     async def lose(
         self, workers: list[WorkerHandle], number: signal.Signals
-    ) -> tuple[list[WorkerHandle], float]:
-        """The last one gets this signal; how long until its replacement has taken part in a step."""
+    ) -> tuple[list[WorkerHandle], _Loss]:
+        """The last one gets this signal; the others go on, and take in another."""
         began_s = time.monotonic()
         os.kill(workers[-1].pid, number)
-        await self._engine.heard(Interrupted, workers[0])
+        await self._engine.heard(Exited, workers[-1])
         last = len(workers) - 1
-        workers, _ = await self.go_over(workers, [*range(last), None], lost=(last,))
-        return workers, self.went_over_s - began_s
+        for worker in workers[:last]:  # as the ledger would tell
+            worker.send(PeersLost(generation=self._generation))
+        left, timeline = await self.go_over(workers, range(last), lost=(last,), num_reports=0)
+        went_on_s = self.went_over_s - began_s
+        workers, _ = await self.go_over(left, [*range(last), None])
+        return workers, _Loss(went_on_s - timeline.first_step_s, went_on_s, self.went_over_s - began_s)
 
     async def restart(self, workers: list[WorkerHandle], num_workers: int) -> float:
         """Through a checkpoint: from the wish to the first step that is reported."""

@@ -77,11 +77,11 @@ async def test_changes_leave_no_trace(node, spec_of, unmoved, changes):
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.013, 0.029])
-@pytest.mark.parametrize("members", [[0, None, 2], [2, 0], [None, 0]], ids=str)
+@pytest.mark.parametrize("changes", [[[0, 2], [0, None, 1]], [[2, 0]], [[None, 0]]], ids=str)
 async def test_who_survives_goes_on_from_the_step_that_was_interrupted(
-    node, spec_of, unmoved, members, pause_s
+    node, spec_of, unmoved, changes, pause_s
 ):
-    """One of three is killed anywhere in a step; another comes or does not; one more may leave."""
+    """One of three is killed anywhere in a step; another comes later, at once, or does not; one more may leave."""
     job_id = node.new_job_id()
     before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=3)
     progressed = await before.first(Progressed)
@@ -89,9 +89,12 @@ async def test_who_survives_goes_on_from_the_step_that_was_interrupted(
     before.workers[1].kill()
     interrupted = [await before.first(Interrupted, rank) for rank in (0, 2)]
     assert min(each.iteration for each in interrupted) >= progressed.iteration
-    after = await node.regroup(before, members, lost=[1])
-    came = await all_there(after, members)
+    after = await node.regroup(before, changes[0], lost=[1])
+    came = await all_there(after, changes[0])
     assert came.iteration == max(each.iteration for each in interrupted)
+    for members in changes[1:]:
+        after = await node.regroup(after, members)
+        assert (await all_there(after, members)).iteration > came.iteration, "the others trained meanwhile"
     finished = await after.first(Finished)
     assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
     assert not before.all_of(Checkpointed), "nobody had to read what was on the disk"
@@ -114,14 +117,17 @@ async def test_of_changes_that_come_during_a_change_the_last_one_is_made(node, s
     assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved
 
 
-async def test_the_last_one_goes_on_alone(node, spec_of, unmoved):
+async def test_one_more_is_lost_while_they_regroup_and_the_last_one_goes_on_alone(node, spec_of, unmoved):
     job_id = node.new_job_id()
-    before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=2)
+    before = await node.launch(stateful(spec_of, until=LAST), job_id=job_id, num_workers=3)
     await before.first(Progressed)
     before.workers[0].kill()
-    interrupted = await before.first(Interrupted, 1)
-    after = await node.regroup(before, [1], lost=[0])
-    assert (await all_there(after, [1])).iteration == interrupted.iteration
+    interrupted = await before.first(Interrupted, 2)
+    await node.regroup(before, [1, 2], lost=[0])
+    before.workers[1].kill()
+    before.workers[2].send(PeersLost(generation=2))
+    after = await node.regroup(before, [2], lost=[0, 1], generation=3)
+    assert (await all_there(after, [2])).iteration >= interrupted.iteration
     finished = await after.first(Finished)
     assert (await after.ended())[0].code == ExitCode.DONE
     assert (digest_of(node, job_id), dict(finished.metrics)) == unmoved

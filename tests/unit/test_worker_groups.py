@@ -4,13 +4,20 @@
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from services.executor.worker.bitwise import BitwiseSteps
 from services.executor.worker.groups import Group, LeftBehind, PeerLost, Transfer
+from services.executor.worker.lockstep import Lockstep
+from services.executor.worker.membership import Membership
+from services.executor.worker.pacing import Pacer
+from services.executor.worker.stopwatch import Stopwatch
+from services.executor.worker.virtual_nodes import VirtualNodes
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0
@@ -129,3 +136,32 @@ def test_only_what_lies_on_gpus_is_sent_as_one(group: Group, tensor: object, cal
     transfers = [Transfer(tensor, 1)] if tensor is not None else []  # type: ignore[arg-type]
     group.exchange(transfers, transfers)
     assert library.calls == calls
+
+
+def test_who_learns_of_a_loss_does_not_compute_the_step_to_its_end(group: Group) -> None:
+    model = torch.nn.Linear(1, 1)
+    steps = BitwiseSteps(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        members=Membership(group, Pacer(1.0), VirtualNodes(count=4, global_batch_size=4)),
+        job_seed=0,
+        pacer=Pacer(1.0),
+        stopwatch=Stopwatch(CPU),
+        take_turns=partial(Lockstep, on_start=lambda: None),
+    )
+    computed: list[int] = []
+
+    def train(part: int) -> None:
+        computed.append(part)
+        if part == 1:
+            group.close()
+        model(torch.ones(1, 1)).sum().backward()
+
+    try:
+        with pytest.raises(PeerLost, match="parted"):
+            steps.run(0, [partial(train, part) for part in range(4)])
+        steps.take_back()
+    finally:
+        steps.close()
+    assert computed == [0, 1]
+    assert model.weight.grad is None

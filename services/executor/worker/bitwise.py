@@ -122,6 +122,8 @@ class BitwiseSteps:
     def _before(self, index: int) -> None:
         self._buffers.begin_turn(index)
         if self._num_meetings == 0:
+            if self._group is not None:
+                self._group.check_open()  # who is told of a loss need not compute the step to its end
             mine = self.computed[index]
             of_mine = {"virtual_node": mine.virtual_node, "micro_batch": mine.index}
             seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=self._iteration, **of_mine))

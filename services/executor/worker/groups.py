@@ -161,6 +161,10 @@ class Group:
         """Raises PeerLost if what was received may be none: the group was closed meanwhile."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+        self.check_open()
+
+    def check_open(self) -> None:
+        """Raises PeerLost if it was closed: what is computed for the others is in vain."""
         if self._closed:
             raise PeerLost("the workers were parted while they computed")
 
