@@ -16,7 +16,7 @@ from typing import Literal
 import structlog
 
 from services.executor.fork_server import Exited, ForkServer, LaunchFailed
-from services.executor.processes import is_stopped, kill_group, kill_marked
+from services.executor.processes import cpu_s_if_stopped, kill_group, kill_marked
 from services.executor.spares import Spares, WorkerProcess
 from shared.messages.worker_channel import Assignment, FromWorker, ToWorker, WriteLog
 from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
@@ -194,11 +194,11 @@ class Launcher:
 
 
 async def _end_if_stopped(handle: WorkerHandle) -> None:
-    """Peers would wait for a worker that a signal has stopped; one that is killed they miss at once. Two looks in a row
-    are no chance."""
-    num_looks = 0
-    while num_looks < 2:
+    """Peers would wait for a worker that a signal has stopped; one that is killed they miss at once. At two looks in a
+    row it was, and has done nothing in between: it was not stopped twice."""
+    before_s = cpu_s = None
+    while cpu_s is None or cpu_s != before_s:
         await asyncio.sleep(handle.assignment.detection.beat_s)
-        num_looks = num_looks + 1 if is_stopped(handle.pid) else 0
+        before_s, cpu_s = cpu_s, cpu_s_if_stopped(handle.pid)
     log.warning("stopped_worker_killed", pid=handle.pid, job_id=handle.assignment.job_id)
     handle.kill()

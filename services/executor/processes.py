@@ -33,12 +33,13 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it, so that it does nothing until another one comes."""
+def cpu_s_if_stopped(pid: int) -> float | None:
+    """What a process has computed that a signal has stopped: no more until another one comes. None of one that runs."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        process = psutil.Process(pid)
+        return sum(process.cpu_times()[:2]) if process.status() == psutil.STATUS_STOPPED else None
     except psutil.Error:
-        return False
+        return None
 
 
 def marked_processes(marks: Mapping[str, str]) -> list[psutil.Process]:
