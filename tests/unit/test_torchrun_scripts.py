@@ -1,7 +1,9 @@
 """What a script is told as under torchrun, what its steps are worth, and that nobody joins it while it trains."""
 
 import pytest
+import torch.distributed as dist
 
+from services.executor.worker import torchrun
 from services.executor.worker.script_progress import iterations_a_step
 from services.executor.worker.torchrun_environment import Seat, environment
 from services.executor.worker.training_function import TrainingFailed
@@ -68,3 +70,15 @@ def test_only_what_starts_as_under_torchrun_is_stopped_to_be_resized(entry, stop
     history = pool(4, stop_free=True).then(admitted(spec=job_spec), placed(1, "node-0:0")).started("a")
     job = history.then(placed(2, "node-0:0", "node-0:1")).state.live_jobs["a"]
     assert (job.predecessor is None, bool(job.stopping)) == (stops, stops)
+
+
+def test_groups_that_a_script_destroys_are_not_closed_before_its_process_ends(monkeypatch):
+    """gloo's wait for each other when they are closed; with the world, all others go."""
+    monkeypatch.setattr(dist, "destroy_process_group", dist.destroy_process_group)
+    monkeypatch.setattr(torchrun, "_groups", kept := [])
+    torchrun._keep_groups()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    world, part = dist.group.WORLD, dist.new_group([0])
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    assert {world, part} <= set(kept)

@@ -3,8 +3,8 @@
 Its workers meet in a store of rank 0, which the script's `init_process_group` uses, too. A stop comes as SIGTERM, soon
 after a snapshot if the next one is near. Where it ends by itself on all workers, the job is done.
 """
-# pyright: reportPrivateImportUsage=false
-# (torch.distributed documents its stores, but does not export them by the letter)
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (torch.distributed documents its stores, but does not export them by the letter; nor which groups there are)
 
 import os
 import queue
@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
 
 from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore
@@ -34,7 +35,7 @@ from services.executor.worker.torchrun_environment import Seat, environment
 from services.executor.worker.training_function import in_users_code
 from shared.messages.worker_channel import Assignment, Profiled
 
-_groups: list[object] = []  # that the script has destroyed
+_groups: list[object] = []  # that were there when the script destroyed some
 _PATIENCE_S = 5.0  # with the next snapshot, half of the executor's usual grace
 
 log = structlog.get_logger()
@@ -130,7 +131,7 @@ def _keep_groups() -> None:
 
     @wraps(destroy)
     def destroy_and_keep(group: dist.ProcessGroup | None = None) -> None:
-        _groups.append(group or dist.group.WORLD)
+        _groups.extend(_world.pg_map)  # with the world all others go
         destroy(group)
 
     dist.destroy_process_group = destroy_and_keep
