@@ -24,7 +24,8 @@ from benchmarks.engine.crew import Crew
 from benchmarks.engine.footprint import Footprint, footprint, shared_memory
 from benchmarks.engine.parts import table_of
 from benchmarks.engine.playing import CHANCES, Kind, Player, schedule
-from benchmarks.engine.schedules import STEP_S, spec_of, stage
+from benchmarks.engine.schedules import JOBS, spec_of
+from benchmarks.engine.stage import STEP_S, stage
 from shared.runtime.logs import configure_logs
 
 _REST_S = 2.5  # until what is retired has gone
@@ -43,7 +44,7 @@ async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dic
     weights: list[Footprint] = []
     with tempfile.TemporaryDirectory() as record:
         async with stage() as there:
-            crew = there.crew("soak", spec_of(virtual_nodes, Path(record), step_s=STEP_S))
+            crew = there.crew("soak", spec_of(JOBS[virtual_nodes](), Path(record), step_s=STEP_S))
             player = Player(crew, seed, spares_oldest=True)
             await crew.start(2)
             veteran = psutil.Process(crew.processes[0].handle.pid)

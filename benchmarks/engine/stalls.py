@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
-from benchmarks.engine.schedules import Stage, stage
+from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.timed import Step, mean_s, steps, timed_spec
 
 _STEP_S = 0.1  # least

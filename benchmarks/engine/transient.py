@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.parts import Options, Row, table_of
-from benchmarks.engine.schedules import Stage, stage
+from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.timed import Step, median_s, steps, timed_spec
 
 PERIOD_S = 20.0

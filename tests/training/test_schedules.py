@@ -1,4 +1,5 @@
-"""Random schedules of joins, leaves, kills and stops on real processes: every worker holds the same bits at every step.
+"""Random schedules of joins, leaves, kills and stops on real processes: every worker holds the same bits at every step,
+or, in the fast mode, the same as all others.
 
 A few seeds here; `python -m benchmarks.engine.schedules` plays fifty for each number of virtual nodes.
 """
@@ -6,16 +7,45 @@ A few seeds here; `python -m benchmarks.engine.schedules` plays fifty for each n
 import pytest
 
 from benchmarks.engine.playing import CHANCES, schedule
-from benchmarks.engine.schedules import prove
+from benchmarks.engine.schedules import fast_differences, prove, prove_fast
+from benchmarks.engine.sensitive import NUM_SAMPLES
+from benchmarks.engine.stage import Played
 
 
-@pytest.mark.parametrize(("virtual_nodes", "seeds"), [(4, (3, 4)), (8, (0, 1)), (16, (2, 5))])
+@pytest.mark.parametrize(("virtual_nodes", "seeds"), [(4, (3, 4)), (8, (0, 1)), (16, (2,))])
 async def test_no_schedule_leaves_a_trace(virtual_nodes, seeds):
     row = await prove(virtual_nodes, seeds, at_once=2)
     assert row["unfinished"] == []
     assert row["differences"] == []
     assert row["iterations_read_wrongly"] == []
     assert row["states_compared"] > row["generations"] > row["schedules"]
+
+
+async def test_in_the_fast_mode_replicas_are_one_and_samples_are_the_ideal_list():
+    row = await prove_fast((0,))
+    assert row["unfinished"] == []
+    assert row["differences"] == []
+    assert row["iterations_read_wrongly"] == []
+    assert row["states_compared"] > row["generations"] > row["schedules"]
+
+
+def test_what_may_not_differ_in_the_fast_mode_is_told_of():
+    def held(bits: str, *, seen: int = 1, weight: float = 0.5) -> str:
+        return f"{bits} {' '.join([str(seen)] * NUM_SAMPLES)} {weight}"
+
+    quiet = {i: held("quiet") for i in range(4)}
+    states = (
+        *((0, held(bits)) for bits in ("a", "a")),
+        *((1, held(bits)) for bits in ("b", "c")),
+        (2, held("d", seen=2)),
+        (3, held("e", weight=0.51)),
+    )
+    played = Played(seed=7, events=(), killed=0, generations=1, held=states, final=(3, "e"))
+    assert fast_differences(played, quiet) == [
+        "seed 7: iteration 1 begins with 2 states",
+        "seed 7: iteration 2 begins with other samples seen",
+        "seed 7: iteration 3 begins with weights that rounding does not explain",
+    ]
 
 
 def test_a_schedule_follows_from_its_seed():

@@ -1,0 +1,160 @@
+"""Where schedules are played, each on workers of its own, and what is left of one that was played."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.crew import Crew
+from benchmarks.engine.playing import Event, Player, schedule
+from benchmarks.engine.sensitive import digest
+from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
+from services.executor.worker.checkpoint import CheckpointStore
+from shared.messages.job import JobSpec
+
+STEP_S = 0.02
+_PATIENCE_S = 170.0  # for a schedule, which takes some seconds
+
+
+class Stage:
+    """Where schedules are played: one launcher for all crews."""
+
+    def __init__(self, folder: Path) -> None:
+        self.launcher = Launcher(data_dir=folder, node_id="schedules", on_event=self._note)
+        self._folder = folder
+        self._crews: dict[str, Crew] = {}
+
+    def crew(self, job_id: str, spec: JobSpec, **settings: Any) -> Crew:
+        crew = Crew(job_id=job_id, spec=spec, folder=self._folder, launcher=self.launcher, **settings)
+        self._crews[job_id] = crew
+        return crew
+
+    def _note(self, handle: WorkerHandle, event: WorkerEvent) -> None:
+        self._crews[handle.assignment.job_id].note(handle, event)
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Stage(Path(folder))
+        await ready.launcher.start()
+        try:
+            yield ready
+        finally:
+            await ready.launcher.close()
+
+
+class Unfinished(Exception):
+    """A schedule that did not come to its end: what was waited for, and the schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a schedule has left. held: what a worker said it held at the beginning of an iteration, one for each that it
+    took part in. final: the same of the last checkpoint, less what was seen."""
+
+    seed: int
+    events: tuple[Event, ...]
+    killed: int
+    generations: int
+    held: tuple[tuple[int, str], ...]
+    final: tuple[int, str]
+
+
+SpecOf = Callable[..., JobSpec]
+"""(folder, *, step_s, max_iterations): of a job whose workers say there what they hold at each step's beginning."""
+
+
+async def play(
+    stage: Stage, spec_of: SpecOf, name: str, seed: int, folder: Path, *, spares_oldest: bool = False
+) -> Played:
+    """folder: for what its workers tell, empty. spares_oldest: as `Player`."""
+    events = schedule(seed)
+    crew = stage.crew(name, spec_of(folder, step_s=STEP_S))
+    player = Player(crew, seed, spares_oldest=spares_oldest)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await player.play(events)
+    except (AssertionError, TimeoutError) as error:
+        raise Unfinished(f"{crew.job_id}: {error}; {events}") from error
+    finally:
+        for worker in crew.processes:
+            worker.handle.kill()
+    state = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
+    assert state is not None
+    return Played(
+        seed=seed,
+        events=events,
+        killed=player.killed,
+        generations=crew.generation,
+        held=tuple(_held(folder)),
+        final=(state["iteration"], digest([state["model"], state["optimizer"]])),
+    )
+
+
+async def undisturbed(
+    stage: Stage, spec_of: SpecOf, name: str, num_iterations: int, folder: Path
+) -> dict[int, str]:
+    """What one worker holds at the beginning of each iteration, whom nobody disturbs."""
+    crew = stage.crew(name, spec_of(folder, max_iterations=num_iterations), checkpoint_every_s=1e6)
+    await crew.start(1)
+    await crew.until(lambda: not crew.processes, "it has finished")
+    return dict(_held(folder))
+
+
+def _held(folder: Path) -> list[tuple[int, str]]:
+    """A line may be half written where its writer was killed."""
+    lines = [line for file in folder.iterdir() for line in file.read_text().splitlines(keepends=True)]
+    whole = [line.rstrip().split(maxsplit=1) for line in lines if line.endswith("\n")]
+    return [(int(iteration), held) for iteration, held in whole]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of several schedules. unfinished: a sentence for each that did not come to its end. expected: what one worker
+    holds at the beginning of each iteration, whom nobody disturbs."""
+
+    played: tuple[Played, ...]
+    unfinished: tuple[str, ...]
+    expected: dict[int, str]
+
+
+async def play_all(
+    spec_of: SpecOf, name: str, seeds: Sequence[int], *, at_once: int, spares_oldest: bool = False
+) -> Outcome:
+    """And the run that nobody disturbs. name: of the jobs, less their seed."""
+    with tempfile.TemporaryDirectory() as record:
+        folders = {key: Path(record) / key for key in ("undisturbed", *map(str, seeds))}
+        for folder in folders.values():
+            folder.mkdir()
+        turn = asyncio.Semaphore(at_once)
+
+        async def one(seed: int) -> Played | str:
+            async with turn:
+                try:
+                    return await play(
+                        there,
+                        spec_of,
+                        f"{name}-seed{seed}",
+                        seed,
+                        folders[str(seed)],
+                        spares_oldest=spares_oldest,
+                    )
+                except Unfinished as error:
+                    return str(error)
+
+        async with stage() as there:
+            outcomes = await asyncio.gather(*map(one, seeds))
+            played = tuple(outcome for outcome in outcomes if isinstance(outcome, Played))
+            longest = (
+                max((iteration for each in played for iteration, _ in (*each.held, each.final)), default=0)
+                + 1
+            )
+            expected = await undisturbed(
+                there, spec_of, f"{name}-undisturbed", longest, folders["undisturbed"]
+            )
+    unfinished = tuple(outcome for outcome in outcomes if isinstance(outcome, str))
+    return Outcome(played=played, unfinished=unfinished, expected=expected)
