@@ -13,6 +13,8 @@ loaded and forks a child for each worker. They talk over sockets (shared/message
     membership.py         the other workers: what all agree on at each step
     groups.py             connections between workers, and how a loss shows
     meeting.py            where the workers of a generation meet
+    meeting_store.py      what they tell each other there, until it is given up
+    mesh.py               gloo's connections between them, made in attempts
     plan.py               what they must have in common
     changes.py            another generation, prepared beside the training; who survives a loss
     handover.py           the job's state from memory to memory
