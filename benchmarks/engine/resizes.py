@@ -42,7 +42,7 @@ _LARGE = 100  # million parameters
 _BYTES_OF_A_PARAMETER = 8  # itself and its momentum
 # to so many workers, one after the other; models of a million parameters also where there are many workers
 _COURSE = {1: (2, 4, 8, 2, 1, 2), 25: (2, 4, 2), 100: (2, 4, 2)}
-_LOSES_ONE_OF = (2, 4)  # workers
+_LOSSES = {2: (signal.SIGKILL, signal.SIGSTOP), 4: (signal.SIGKILL,)}  # by number of workers
 _GOAL_S = 0.020
 
 
@@ -68,11 +68,8 @@ async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
     course = list(pairwise(_COURSE[million_parameters]))
     timelines: dict[tuple[int, int], list[ResizeTimeline]] = {change: [] for change in course}
     losses: dict[tuple[int, int], dict[signal.Signals, list[_Loss]]] = {
-        next(change for change in course if change[0] == num_workers): {
-            signal.SIGKILL: [],
-            signal.SIGSTOP: [],
-        }
-        for num_workers in _LOSES_ONE_OF
+        next(change for change in course if change[0] == num_workers): {number: [] for number in numbers}
+        for num_workers, numbers in _LOSSES.items()
     }
     async with running_engine() as engine:
         job = Resized(engine, million_parameters)
@@ -92,7 +89,7 @@ async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
     ]
     rows[0] |= {"restart_s": restart_s}
     for change, seen in losses.items():
-        rows[course.index(change)] |= _of_losses(seen[signal.SIGKILL], seen[signal.SIGSTOP])
+        rows[course.index(change)] |= _of_losses(seen[signal.SIGKILL], seen.get(signal.SIGSTOP, []))
     return rows
 
 
@@ -119,7 +116,7 @@ def _of_losses(crashes: list[_Loss], hangs: list[_Loss]) -> Row:
         **_quantiles("crash", [crash.went_on_s for crash in crashes]),
         **_quantiles("regrouped", [crash.regrouped_s for crash in crashes]),
         **_quantiles("replaced", [crash.replaced_s for crash in crashes]),
-        **_quantiles("hang", [hang.went_on_s for hang in hangs]),
+        **(_quantiles("hang", [hang.went_on_s for hang in hangs]) if hangs else {}),
     }
 
 

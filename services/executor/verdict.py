@@ -103,21 +103,22 @@ def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
 
 
 def _silence_due_s(state: State, job: Job, worker: Worker) -> float | None:
-    """When a running worker is given up: it never comes to join the others, or lost a peer that nobody else misses.
-    Whoever waits for newcomers misses nobody."""
-    config = state.pool.config
+    """When a running worker is given up: it never comes to join the others, or lost a peer that nobody else misses."""
     if worker.interrupted_at_s is not None:
         waits_since_s = max(worker.interrupted_at_s, worker.change_told_at_s or 0.0)
-        patience_s = config.stall_timeout_s if _awaits_newcomers(job, worker) else config.detection.missed_s
-        return waits_since_s + patience_s
+        return waits_since_s + _patience_s(state, job, worker)
     joins = worker.joins and not worker.trains
-    return worker.asked_for_at_s + config.stall_timeout_s if joins else None
+    return worker.asked_for_at_s + state.pool.config.stall_timeout_s if joins else None
 
 
-def _awaits_newcomers(job: Job, worker: Worker) -> bool:
-    """It goes over to the newest generation, and that begins with workers who make their models first."""
+def _patience_s(state: State, job: Job, worker: Worker) -> float:
+    """Of a survivor: with a loss that the ledger has not; or, once it is told with whom to go on, with their meeting,
+    to which newcomers come when they have made their models."""
+    config, before = state.pool.config, job.predecessor
     goes_over = worker.place.generation == job.generation != worker.id.generation
-    return goes_over and job.predecessor is not None and not set(job.gpus) <= set(job.predecessor.surviving)
+    if not goes_over or before is None:
+        return config.detection.missed_s
+    return config.detection.start_s if set(job.gpus) <= set(before.surviving) else config.stall_timeout_s
 
 
 def _seat(state: State, job: Job, worker: Worker) -> WorkerId | None:

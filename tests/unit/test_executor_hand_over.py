@@ -243,7 +243,10 @@ def test_who_waits_for_a_newcomer_misses_nobody_for_as_long_as_that_may_take() -
     node.at(NOW_S + node.state.pool.config.stall_timeout_s - 1.0)
     assert node.told_of(events.WorkerCrashed) == []
     node = training(3).says(Interrupted(iteration=5), rank=1).ends(signal=9)
-    node.place("node-0:1", "node-0:2").at(NOW_S + TIMES.missed_s)
+    node.place("node-0:1", "node-0:2").says(Interrupted(iteration=5), rank=2)
+    node.at(NOW_S + TIMES.start_s - 1.0)
+    assert [fact.rank for fact in node.told_of(events.WorkerCrashed)] == [0]
+    node.at(NOW_S + TIMES.start_s)
     assert [fact.rank for fact in node.told_of(events.WorkerCrashed)] == [0, 1], "nobody has to start"
 
 
