@@ -8,6 +8,7 @@ waits in the store, and can be told to stop.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import threading
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -24,27 +25,20 @@ def connect_all(
 ) -> dist.ProcessGroupGloo:
     """A collective of all who meet: connected with each other everywhere, or nowhere. timeout_s: of its collectives;
     whoever waits for a single transfer says for how long. Raises GivenUp, RuntimeError."""
-    attempt_s = _FIRST_ATTEMPT_S
+    give_up_s, attempt_s = time.monotonic() + timeout_s, _FIRST_ATTEMPT_S
     while True:
-        place = MeetingStore(dist.PrefixStore(f"gloo-{attempt_s:g}", store), given_up, wait_s=timeout_s)
-        gloo = _attempt(place, rank, size, attempt_s)
-        if gloo is None:
+        wait_s = give_up_s - time.monotonic()
+        place = MeetingStore(dist.PrefixStore(f"gloo-{attempt_s:g}", store), given_up, wait_s=wait_s)
+        try:
+            gloo = dist.ProcessGroupGloo(place, rank, size, timedelta(seconds=attempt_s / _PATIENCE))
+        except RuntimeError:  # also where another one's attempt has failed, and it has closed its connections
+            if given_up.is_set() or time.monotonic() > give_up_s:
+                raise
             place.set("outcome", _FAILED.decode())
-        elif place.add("connected", 1) == size:
-            place.set("outcome", _CONNECTED.decode())
-        if gloo is not None and place.get("outcome") == _CONNECTED:
-            gloo._set_default_timeout(timedelta(seconds=timeout_s))
-            return gloo
-        if attempt_s >= timeout_s:
-            raise RuntimeError(f"not all of {size} workers were connected within {attempt_s:g} s")
+        else:
+            if place.add("connected", 1) == size:
+                place.set("outcome", _CONNECTED.decode())
+            if place.get("outcome") == _CONNECTED:
+                gloo._set_default_timeout(timedelta(seconds=timeout_s))
+                return gloo
         attempt_s *= _GROWTH
-
-
-def _attempt(place: MeetingStore, rank: int, size: int, attempt_s: float) -> dist.ProcessGroupGloo | None:
-    """None if somebody who is there was not connected in time."""
-    try:
-        return dist.ProcessGroupGloo(place, rank, size, timedelta(seconds=attempt_s / _PATIENCE))
-    except RuntimeError as error:
-        if "Connect timeout" not in str(error):
-            raise
-        return None
