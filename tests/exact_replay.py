@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from shared.scheduling.admission_plan import AdmissionPlan
+from shared.scheduling.greedy import Greedy
 from shared.scheduling.job_table import SchedulableJob, Schedule
 
 
@@ -133,5 +134,5 @@ def share_at(schedule: Schedule, at_s: float) -> int:
 
 def fits_around(plan: AdmissionPlan, job: SchedulableJob) -> bool:
     """Whether it is promised without moving any other."""
-    proposal = plan.propose(job)
+    proposal = Greedy(plan).propose(job)
     return proposal is not None and not proposal.moved

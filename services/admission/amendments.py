@@ -17,7 +17,7 @@ from shared.messages.pool_state import Job, Phase, PoolState, spec_of
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.outlook import planned_deadline_s
 from shared.scheduling.planned_pool import flat
-from shared.scheduling.quoting import earliest_deadline_s, most_iterations_by
+from shared.scheduling.quoting import most_iterations_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class _Renegotiation:
 
     def _later(self, terms: _Terms) -> _Terms | None:
         after = self._on(terms)
-        earliest_s = earliest_deadline_s(self.anew.others.plan, after)
+        earliest_s = self.anew.earliest_deadline_s(after)
         if earliest_s is not None:
             earliest_s = self.anew.promises.first_worth_s(after, earliest_s, 1.0)
         if earliest_s is None:

@@ -55,7 +55,7 @@ def refuse(promises: Promises, job: SchedulableJob, spec: JobSpec, *, dear: bool
 def _first_worth_s(promises: Promises, job: SchedulableJob) -> float | None:
     """The first deadline from the one asked for on at which a job that fits is worth its price too."""
     first_s = promises.first_worth_s(job, math.ceil(job.deadline_s), 1.0)
-    if first_s is None or promises.plan.propose(replace(job, deadline_s=first_s)) is not None:
+    if first_s is None or promises.room.propose(replace(job, deadline_s=first_s)) is not None:
         return first_s
     around_s = promises.earliest_possible_s(job, tight=False)
     return None if around_s is None else promises.first_worth_s(job, max(first_s, around_s), 1.0)

@@ -31,10 +31,10 @@ from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.lifecycle import apply
 from shared.messages.pool_state import Job, PoolState, spec_of
-from shared.scheduling.admission_plan import Proposal
 from shared.scheduling.job_table import SchedulableJob, gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer, profile_known
 from shared.scheduling.planned_pool import flat
+from shared.scheduling.proposal import Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

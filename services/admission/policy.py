@@ -97,7 +97,7 @@ def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQu
     if planned_s is None:
         why = f"no deadline would do on {state.num_gpus} GPUs"
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
-    proposal = desk.promises.propose_with_effort(replace(job, deadline_s=planned_s))
+    proposal = desk.promises.propose(replace(job, deadline_s=planned_s))
     return DeadlineQuoted(
         earliest_deadline_s=planned_s + state.config.deadline_slack_s,
         gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,

@@ -11,17 +11,21 @@ from dataclasses import replace
 
 from shared.messages.cluster import ShareSchedule
 from shared.messages.pool_state import HeldQuote, PoolState
-from shared.scheduling.admission_plan import AdmissionPlan, Proposal
-from shared.scheduling.insistence import Insistence
+from shared.scheduling.admission_plan import AdmissionPlan
+from shared.scheduling.greedy import Greedy
+from shared.scheduling.insistence import MANY_WAYS, Insistence
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
-from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
+from shared.scheduling.proposal import Proposal
+from shared.scheduling.quoting import earliest_deadline_around_s
+from shared.scheduling.room import Room
 from shared.scheduling.selection import Selection, least_gpu_seconds
 
 MAX_THOROUGH_REFUSALS = (
     1  # of one decision: a thorough one costs as much as ten wishes, which all wait for it
 )
-MAX_EFFORTS = 16  # of one decision after that: wishes for which other orders are tried
+MAX_EFFORTS = 16  # of one decision: refusals after which others are tried in few ways only
+FEW_WAYS = 16
 
 
 class Promises:
@@ -29,7 +33,7 @@ class Promises:
 
     def __init__(self, state: PoolState, now_s: float) -> None:
         self.now_s = now_s
-        self.num_refusals, self._num_efforts = 0, 0
+        self.num_refusals = 0
         self._coming: list[float] = []
         self._earliest: tuple[SchedulableJob, float | None] | None = None
         self._selection: Selection | None = None
@@ -64,10 +68,6 @@ class Promises:
         return self._pool
 
     @property
-    def _insists(self) -> Insistence:
-        return Insistence(self.plan, self.promised)
-
-    @property
     def held_quotes(self) -> tuple[HeldQuote, ...]:
         """Those that the plan keeps."""
         return self._planned.held
@@ -81,13 +81,9 @@ class Promises:
         """A way to keep this promise too; None at once if less was refused already."""
         if any(asks_no_less(job, refused) for refused in self._refused):
             return None
-        if self.thorough:
-            proposal = self.propose_with_effort(job) or self._sooner(job)
-        elif self._is_selective or self._num_efforts == MAX_EFFORTS:
-            proposal = self.plan.propose(job)
-        else:
-            self._num_efforts += 1
-            proposal = self._insists.propose_in_other_orders(job)
+        proposal = self.room.propose(job)
+        if proposal is None and self._is_selective and self.thorough:
+            proposal = self._sooner(job)
         if proposal is None:
             self._refused.append(job)
         return proposal
@@ -97,12 +93,14 @@ class Promises:
         earliest_s = self.earliest_possible_s(job, tight=True)
         if earliest_s is None or earliest_s > job.deadline_s:
             return None
-        proposal = self.propose_with_effort(replace(job, deadline_s=earliest_s))
+        proposal = self.room.propose(replace(job, deadline_s=earliest_s))
         return proposal and replace(proposal, job=job)  # what is promised is what was asked for
 
-    def propose_with_effort(self, job: SchedulableJob) -> Proposal | None:
-        """For this very deadline: who refuses only what cannot be kept tries harder before a no (docs/adr/0017)."""
-        return (self.plan if self._is_selective else self._insists).propose(job)
+    @property
+    def room(self) -> Room:
+        """For one more beside this plan: in a decision with many refusals, only at its beginning with all effort."""
+        num_ways = MANY_WAYS if self.num_refusals < MAX_EFFORTS else FEW_WAYS
+        return room_beside(self.plan, self.state, num_ways)
 
     def accept(self, proposal: Proposal) -> dict[str, ShareSchedule]:
         """It was promised: the schedules of others that are not those of the ledger any more."""
@@ -154,8 +152,7 @@ class Promises:
             return self._earliest[1]
         if not tight:
             return earliest_deadline_around_s(self.plan, job)
-        efforts = () if self._is_selective else (self._insists.propose_in_other_orders, self._insists.propose)
-        self._earliest = job, earliest_deadline_s(self.plan, job, *efforts)
+        self._earliest = job, self.room.earliest_deadline_s(job)
         return self._earliest[1]
 
     # -- at what price -----------------------------------------------------------------------------------
@@ -180,13 +177,22 @@ class Promises:
 
     @property
     def _is_selective(self) -> bool:
-        return self.state.config.admission == "selective"
+        return is_selective(self.state)
 
     @property
     def _selected(self) -> Selection:
         if self._selection is None:
             self._selection = Selection(self.state.demand, self._coming, self.now_s, self.plan.num_gpus)
         return self._selection
+
+
+def is_selective(state: PoolState) -> bool:
+    return state.config.admission == "selective"
+
+
+def room_beside(plan: AdmissionPlan, state: PoolState, num_ways: int = MANY_WAYS) -> Room:
+    """Who refuses only what cannot be kept tries harder before a no (docs/adr/0017)."""
+    return Greedy(plan) if is_selective(state) else Insistence(plan, num_ways)
 
 
 def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:

@@ -18,7 +18,7 @@ from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer
 from shared.scheduling.planned_pool import flat, quoted_job, unflat
-from shared.scheduling.quoting import earliest_end_from_s, keeps, schedule_from
+from shared.scheduling.quoting import earliest_end_from_s, end_under_s, schedule_from
 
 MAX_HELD_QUOTES = 64  # of one tenant at a time
 
@@ -124,7 +124,7 @@ def _shortfall(state: PoolState, promises: Promises, quote: HeldQuote, job: Sche
     quoted = quoted_job(state, quote)
     if quoted is None or not asks_no_less(quoted, job):
         return "it asks for more than was quoted"
-    if not keeps(promises.plan, job, unflat(quote.schedule)):
+    if end_under_s(promises.plan, job, unflat(quote.schedule)) > job.deadline_s:
         return "measured since, it is slower than was quoted on"
     return ""
 

@@ -3,17 +3,19 @@
 The old promise is given up only where that works. What it is to be is said by `amendments` and `bounds`.
 """
 
+import math
 from dataclasses import dataclass
 
-from services.admission.promises import Promises
+from services.admission.promises import Promises, room_beside
 from services.admission.rules import Request, objection
 from shared.messages.cluster import ShareSchedule
 from shared.messages.pool_state import Job, PoolState, spec_of
-from shared.scheduling.admission_plan import Proposal
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
 from shared.scheduling.outlook import known_curve, planned_deadline_s, resize_cost
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
-from shared.scheduling.quoting import keeps
+from shared.scheduling.proposal import Proposal
+from shared.scheduling.quoting import end_under_s
+from shared.scheduling.room import Room
 
 Found = Proposal | Schedule  # a new schedule, or the one that it has
 
@@ -40,10 +42,24 @@ class Replanning:
 
     def found(self, after: SchedulableJob) -> Found | None:
         """What keeps the deadline of the job as it is to be: a new schedule, or the old one where no other is found."""
-        proposal, held = self.others.plan.propose(after), self.held
-        if proposal is None and held and keeps(self.promises.plan, after, held):
-            return held
+        proposal = self._room.propose(after)
+        if proposal is None and self._end_as_held_s(after) <= after.deadline_s:
+            return self.held
         return proposal
+
+    def earliest_deadline_s(self, after: SchedulableJob) -> float | None:
+        """From when on a way is found, in whole seconds."""
+        found_s, held_s = self._room.earliest_deadline_s(after), self._end_as_held_s(after)
+        earliest_s = min(math.inf if found_s is None else found_s, held_s)
+        return None if earliest_s == math.inf else float(math.ceil(earliest_s))
+
+    @property
+    def _room(self) -> Room:
+        return room_beside(self.others.plan, self.state)
+
+    def _end_as_held_s(self, after: SchedulableJob) -> float:
+        """When it would end under the schedule that it has; inf if that is not enough."""
+        return end_under_s(self.promises.plan, after, self.held) if self.held else math.inf
 
     def objection(self, found: Found) -> str | None:
         """What a rule says against what it would hold beyond what it has."""

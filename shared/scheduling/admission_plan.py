@@ -1,8 +1,8 @@
-"""Admission: the promises already made, and whether one more can be kept beside them.
+"""Admission: the promises already made, and what of them changes with one more.
 
 A plan holds one schedule for each promised job; together they certify that every promise can be kept. How one job
-is filled into free GPUs lives in `filling`, how many are in `planning` and `keeping`, what one more could be promised
-in `quoting`; who gets what stays free, in `allocation`.
+is filled into free GPUs lives in `filling`, how many are in `planning` and `keeping`; how room is made for one more,
+in `room`, `greedy` and `insistence`; who gets what stays free, in `allocation`.
 Axes: J = rows of the table; K = promised jobs by earliest deadline.
 Source: ElasticFlow, Algorithm 1; in continuous time, with every resize charged.
 """
@@ -10,21 +10,17 @@ Source: ElasticFlow, Algorithm 1; in continuous time, with every resize charged.
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from shared.scheduling.compiled import Flags, Floats, Integers
 from shared.scheduling.filling import fill
-from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, schedule_of
+from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule
 from shared.scheduling.keeping import settle
 from shared.scheduling.planning import (
     fill_anew,
-    fill_around,
     fill_in,
-    overloaded,
-    picked,
     put,
     take,
     unlike,
@@ -32,38 +28,17 @@ from shared.scheduling.planning import (
 )
 from shared.scheduling.profile import (
     MAX_SEGMENTS,
-    Profile,
-    Schedules,
     copy_into,
     empty_profile,
     empty_schedules,
     reserve,
     sweep,
 )
+from shared.scheduling.proposal import Proposal
 from shared.scheduling.workspace import Workspace, workspace
 
-TRIES = 4  # orders of filling before a job counts as not fitting
+TRIES = 4  # orders of filling before some count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """How one more job could be promised: the rows whose schedules change, its own last, and what stays free."""
-
-    job: SchedulableJob
-    rows: Integers
-    found: Schedules  # of these rows, in their order
-    profile: Profile
-
-    @property
-    def schedule(self) -> Schedule:
-        """Its own."""
-        return schedule_of(self.found, len(self.rows) - 1)
-
-    @property
-    def moved(self) -> dict[int, Schedule]:
-        """Those of others that change, by row."""
-        return {int(row): schedule_of(self.found, index) for index, row in enumerate(self.rows[:-1])}
 
 
 class AdmissionPlan:
@@ -73,6 +48,7 @@ class AdmissionPlan:
     late: rows whose promise can no longer be kept (their nodes are gone, say); they end as early as they can
     without making another late, and a job that needs more GPUs than are left has an empty schedule.
     reserved: rows that are no job yet (held quotes): their schedules stand, and all others are planned around them.
+    order: the promised rows that are not late, by earliest deadline.
     changed: by row, whether its schedule is another than the one that was kept.
     """
 
@@ -93,7 +69,7 @@ class AdmissionPlan:
         num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * num_segments
         self.profile, self.other_profile = empty_profile(num_pieces), empty_profile(num_pieces)
         self.filled = empty_schedules(len(table.schedules.count_J))
-        self._order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]
+        self.order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]
         self.late: tuple[int, ...] = ()
         self.accepted: dict[int, SchedulableJob] = {}  # by row, since the plan was made
         self.changed: Flags = np.zeros(len(table.schedules.count_J), np.bool_)
@@ -120,12 +96,17 @@ class AdmissionPlan:
     @property
     def promised(self) -> Integers:
         """The rows of all promised jobs, the late ones last."""
-        return np.concatenate((self._order, np.array(self.late, np.int64)))
+        return np.concatenate((self.order, np.array(self.late, np.int64)))
 
     @property
     def scheduled(self) -> Integers:
         """These, and what is reserved."""
         return np.concatenate((self.promised, self._reserved))
+
+    @property
+    def settled(self) -> Integers:
+        """Those that are never filled anew to make room."""
+        return np.concatenate((np.array(self.late, np.int64), self._reserved))
 
     @property
     def overcommitted(self) -> bool:
@@ -141,11 +122,6 @@ class AdmissionPlan:
     def late_jobs(self) -> tuple[str, ...]:
         return tuple(self.table.job_ids[row] for row in self.late)
 
-    def propose(self, job: SchedulableJob, *, tries: int = TRIES) -> Proposal | None:
-        """A way to promise `job` too that makes no other job late, or None. Good until the plan changes."""
-        with self.trying(job) as row:
-            return self._around(row, job) or self._making_room(row, job, tries)
-
     def accept(self, proposal: Proposal) -> None:
         """Promise it."""
         row = self._append(proposal.job)
@@ -154,15 +130,8 @@ class AdmissionPlan:
         self.profile = proposal.profile
         if len(self.profile.start_B) < self.profile.size[0] + 8 * MAX_SEGMENTS:
             self._make_space()
-        self._order = _inserted(self._order, self._position(row), row)
+        self.order = np.insert(self.order, self.position(row), row)
         self.accepted[row] = proposal.job
-
-    def admit(self, job: SchedulableJob) -> bool:
-        """Promise `job` too, if no other job becomes late by it."""
-        proposal = self.propose(job)
-        if proposal is not None:
-            self.accept(proposal)
-        return proposal is not None
 
     @contextmanager
     def trying(self, job: SchedulableJob) -> Generator[int]:
@@ -179,57 +148,15 @@ class AdmissionPlan:
         changed: list[int] = rows[self.changed[rows]].tolist()
         return changed
 
-    def _around(self, row: int, job: SchedulableJob) -> Proposal | None:
-        """Without moving anybody."""
-        profile = empty_profile(len(self.profile.start_B))
-        if not fill_around(self.profile, profile, self.filled, self.table.jobs, row, self.workspace):
-            return None
-        rows = np.array([row], np.int64)
-        return Proposal(job=job, rows=rows, found=picked(self.filled, rows), profile=profile)
-
-    def _making_room(self, row: int, job: SchedulableJob, tries: int) -> Proposal | None:
-        """Fill all jobs anew, the newcomer among them."""
-        order = self.order_with(row)
-        if self.is_overloaded(row, order):
-            return None
-        position, by_deadline = self._position(row), order.copy()
-        num_kept = self._fill_anew(order, position)  # those with earlier deadlines stay as they are
-        if num_kept < 0 and tries > 1:
-            num_kept = self._fill_anew(order, 0, tries=tries - 1)
-        if num_kept < 0 and tries > 1:
-            num_kept = self._fill_anew(order := by_deadline, position, hurried=row)
-        return None if num_kept < 0 else self._filled_anew(job, row, order[num_kept:])
-
-    def order_with(self, row: int) -> Integers:
-        """The rows that can be filled anew, by deadline, with that of a job that asks."""
-        return _inserted(self._order, self._position(row), row)
-
-    def is_overloaded(self, row: int, order: Integers) -> bool:
-        """Whether lower bounds rule out that it is promised too."""
-        return overloaded(self.table.jobs, order, self._position(row), self.now_s, self.num_gpus)
-
-    def propose_in_order(
-        self, job: SchedulableJob, row: int, order: Integers, *, hurried: bool
-    ) -> Proposal | None:
-        """The same, all jobs filled anew in an order. row: that is tried; hurried: it ends as soon as it can."""
-        num_kept = self._fill_anew(order, 0, hurried=row if hurried else -1, tries=TRIES)
-        return None if num_kept < 0 else self._filled_anew(job, row, order)
-
-    def _filled_anew(self, job: SchedulableJob, row: int, rows: Integers) -> Proposal:
-        """What was just found for these rows."""
-        profile = empty_profile(len(self.profile.start_B))
-        copy_into(profile, self.other_profile)
-        moved = unlike(self.table.schedules, self.filled, rows[rows != row])
-        rows = np.append(moved, row)
-        return Proposal(job=job, rows=rows, found=picked(self.filled, rows), profile=profile)
-
-    def _fill_anew(self, order: Integers, num_kept: int, *, hurried: int = -1, tries: int = 1) -> int:
+    def fill_anew(self, order: Integers, num_kept: int, *, hurried: int = -1, tries: int = 1) -> int:
+        """All in an order but those who come first, and what is settled: how many keep what they have, -1 if it fails.
+        What is found is in `filled`, what it leaves in `other_profile`."""
         return fill_anew(
             self.other_profile,
             self.table.schedules,
             self.filled,
             self.table.jobs,
-            np.concatenate((np.array(self.late, np.int64), self._reserved)),
+            self.settled,
             order,
             num_kept,
             hurried,
@@ -241,7 +168,7 @@ class AdmissionPlan:
 
     def _settle(self) -> None:
         """Schedules for all: those that hold, those that can be found, and the late."""
-        table, order = self.table, self._order
+        table, order = self.table, self.order
         broken, fit = settle(
             self.profile,
             table.schedules,
@@ -255,7 +182,7 @@ class AdmissionPlan:
         )
         if fit:
             return
-        if self._fill_anew(fresh := order.copy(), 0, tries=TRIES) >= 0:
+        if self.fill_anew(fresh := order.copy(), 0, tries=TRIES) >= 0:
             moved = unlike(table.schedules, self.filled, fresh)
             take(table.schedules, self.filled, moved)
             self.changed[moved] = True
@@ -278,7 +205,7 @@ class AdmissionPlan:
         others = order[~np.isin(order, kept)]
         take(self.filled, table.schedules, others)
         late = fill_in(self.profile, table.schedules, table.jobs, others, self.changed, work)
-        self._order = order[~np.isin(order, late)]
+        self.order = order[~np.isin(order, late)]
         self.late = tuple(late.tolist())
         for row in self.late:
             cap = int(table.jobs.num_levels_J[row]) - 1
@@ -295,10 +222,10 @@ class AdmissionPlan:
             self.changed = np.concatenate((self.changed, np.zeros(num_rows - len(self.changed), np.bool_)))
         return row
 
-    def _position(self, row: int) -> int:
+    def position(self, row: int) -> int:
         """Where a job stands by its deadline, after those with the same."""
         deadline_J = self.table.jobs.deadline_J
-        deadline_K: Floats = deadline_J[self._order]
+        deadline_K: Floats = deadline_J[self.order]
         return int(deadline_K.searchsorted(float(deadline_J[row]), side="right"))
 
     def _make_space(self) -> None:
@@ -307,7 +234,3 @@ class AdmissionPlan:
         larger = empty_profile(num_pieces)
         copy_into(larger, self.profile)
         self.profile, self.other_profile = larger, empty_profile(num_pieces)
-
-
-def _inserted(order: Integers, position: int, row: int) -> Integers:
-    return np.concatenate((order[:position], np.array([row], np.int64), order[position:]))

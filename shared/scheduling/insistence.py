@@ -1,92 +1,78 @@
-"""Trying harder before a job counts as not fitting: other orders and shapes of filling, then a linear program.
+"""Trying harder before a job counts as not fitting: many ways to make room, none of which knows when it is due.
 
-Greedy filling by deadline misses ways that other orders find: those near it by chance, those by how long each job can
-still wait, and those by when a linear program over time does each job's work. Whatever is found is filled by the
-same exact rules as any schedule; how much is tried is counted in orders, never in seconds, so that the same question
-about the same plan has the same answer again (docs/adr/0017).
-Axes: J = the newcomer, then the promised jobs; K = the rows to fill, by deadline.
+A job is promised if it fits around all others, or if one of the `ways` ends in time. So the earliest deadline is the
+end of the way that ends first, and a later one is never refused (docs/adr/0017). How much is tried is counted in ways,
+never in seconds: the same question about the same plan has the same answer again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 
-import numpy as np
-
-from shared.scheduling.admission_plan import AdmissionPlan, Proposal
-from shared.scheduling.compiled import Floats, Integers
+from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.job_table import SchedulableJob
-from shared.scheduling.lower_bound import demands
-from shared.scheduling.relaxation import relax
+from shared.scheduling.proposal import Proposal
+from shared.scheduling.quoting import earliest_deadline_around_s, earliest_end_alone_s
+from shared.scheduling.room import around, filled_anew, is_overloaded
+from shared.scheduling.ways import Way, fill_in_way, ways
 
-MAX_ORDERS = 16  # around each of: deadlines, latest starts, the linear program
-MAX_FILLINGS = 4_096  # of jobs in these, each filled once: in a large pool there are fewer orders
-MAX_VARIABLES = 600  # of the linear program
-SPREADS = (0.1, 0.3, 0.6, 1.0)  # of the logarithms of times: how far orders by chance go from it
-SHORTEST_S = 1.0
+MANY_WAYS = 216
 
 
 class Insistence:
-    """What can be promised beside a plan with more effort. promised(): its jobs, as `plan.promised` lists them."""
+    """What can be promised beside a plan with that much effort."""
 
-    def __init__(self, plan: AdmissionPlan, promised: Callable[[], Sequence[SchedulableJob]]) -> None:
-        self._plan, self._promised = plan, promised
+    def __init__(self, plan: AdmissionPlan, num_ways: int = MANY_WAYS) -> None:
+        self._plan, self._num_ways = plan, num_ways
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
         """A way to promise `job` too that makes no other job late, or None. Good until the plan changes."""
-        return self._proposed(job, with_program=True)
-
-    def propose_in_other_orders(self, job: SchedulableJob) -> Proposal | None:
-        """The same without the linear program: for where many are asked after."""
-        return self._proposed(job, with_program=False)
-
-    def _proposed(self, job: SchedulableJob, *, with_program: bool) -> Proposal | None:
-        proposal = self._plan.propose(job)
-        if proposal is not None:
-            return proposal
         with self._plan.trying(job) as row:
-            order_K = self._plan.order_with(row)
-            if self._plan.is_overloaded(row, order_K):
-                return None
-            for urgency_K in self._urgencies(job, row, order_K, with_program=with_program):
-                if (proposal := self._around(job, row, order_K, urgency_K)) is not None:
-                    return proposal
-        return None
+            return around(self._plan, row, job) or self._making_room(row, job)
 
-    def _urgencies(
-        self, job: SchedulableJob, row: int, order_K: Integers, *, with_program: bool
-    ) -> Iterator[Floats]:
-        """Times from now in whose order to fill the jobs."""
-        jobs = self._plan.table.jobs
-        due_s_K = jobs.deadline_J[order_K] - self._plan.now_s
-        yield due_s_K
-        yield due_s_K - jobs.remaining_J[order_K] / jobs.rates_JL[order_K, jobs.num_levels_J[order_K] - 1]
-        if with_program and (middle_s_K := self._middles(job, row, order_K)) is not None:
-            yield middle_s_K
-
-    def _around(self, job: SchedulableJob, row: int, order_K: Integers, urgency_K: Floats) -> Proposal | None:
-        """Fill in this order, and in some near it by chance; in every other one the newcomer ends as soon as it can."""
-        chance = np.random.default_rng(len(order_K))  # the same again for whoever takes a quote
-        urgency_K = np.maximum(urgency_K, SHORTEST_S)
-        for number in range(min(max(MAX_FILLINGS // len(order_K), 1), MAX_ORDERS)):
-            spread = SPREADS[number % len(SPREADS)] if number else 0.0
-            factor_K = np.exp(chance.normal(0.0, spread, len(order_K)))
-            order = order_K[np.argsort(urgency_K * factor_K, kind="stable")]
-            proposal = self._plan.propose_in_order(job, row, order, hurried=number % 2 == 1)
-            if proposal is not None:
-                return proposal
-        return None
-
-    def _middles(self, job: SchedulableJob, row: int, order_K: Integers) -> Floats | None:
-        """The centre of each job's work in a linear program, in seconds from now; None if that proves that there is no
-        way, or is not solved."""
+    def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
+        """In whole seconds: it is accepted now, and one second less is refused; None if none is."""
         plan = self._plan
-        asked = demands((job, *self._promised()), plan.num_gpus, plan.now_s, job.resize_cost).hopeful()
-        asks_J = np.unique(asked.job_U)
-        relaxation = relax(asked, max_variables=MAX_VARIABLES) if 0 in asks_J else None
-        if relaxation is None or relaxation.load > 1.0:
+        earliest_s, alone_s = earliest_deadline_around_s(plan, job), earliest_end_alone_s(plan, job)
+        if earliest_s is None or alone_s is None:
             return None
-        middle_s_B = (relaxation.instants_s[1:] + relaxation.instants_s[:-1]) / 2.0 - plan.now_s
-        done_JB = relaxation.iterations_JB
-        middle_s = np.zeros(plan.table.num_jobs)
-        rows_J = np.append(row, plan.promised)[asks_J]
-        middle_s[rows_J] = done_JB @ middle_s_B / np.maximum(done_JB.sum(1), 1e-9)
-        return middle_s[order_K]
+        with plan.trying(replace(job, deadline_s=math.inf)) as row:
+            for way in self._ways():
+                while alone_s <= (sooner_s := earliest_s - 1.0):
+                    ends_s = self._end_s(way, row, sooner_s)
+                    if ends_s > sooner_s:
+                        break
+                    earliest_s = float(math.ceil(ends_s))
+        return earliest_s
+
+    def _making_room(self, row: int, job: SchedulableJob) -> Proposal | None:
+        """The first way in which it ends in time."""
+        if is_overloaded(self._plan, row):
+            return None
+        for way in self._ways():
+            if self._end_s(way, row, job.deadline_s) < math.inf:
+                return filled_anew(self._plan, row, job, way.order_K[way.num_kept :])
+        return None
+
+    def _ways(self) -> Iterator[Way]:
+        jobs, order_K = self._plan.table.jobs, self._plan.order
+        fastest_K = jobs.rates_JL[order_K, jobs.num_levels_J[order_K] - 1]
+        latest_start_s_K = jobs.deadline_J[order_K] - jobs.remaining_J[order_K] / fastest_K - self._plan.now_s
+        return ways(order_K, latest_start_s_K, self._num_ways)
+
+    def _end_s(self, way: Way, row: int, by_s: float) -> float:
+        """When a job that is tried ends in a way; inf if not by then, or if one that is promised would be late."""
+        plan = self._plan
+        return fill_in_way(
+            plan.other_profile,
+            plan.table.schedules,
+            plan.filled,
+            plan.table.jobs,
+            plan.settled,
+            way,
+            row,
+            by_s,
+            plan.now_s,
+            plan.num_gpus,
+            plan.workspace,
+        )

@@ -119,7 +119,7 @@ def hold(schedules: Schedules, jobs: Jobs, job: int, now_s: float) -> float:
         needed_until_s = working_s + enough / gained_per_s if gained_per_s > 0.0 else np.inf
         if enough <= gained_per_s * (ends[segment] - working_s):
             if working_s + enough / gained_per_s < ends[count - 1] - WORTH_GIVING_BACK_S:
-                ends[segment] = working_s + enough / gained_per_s + SLACK_S
+                ends[segment] = min(working_s + enough / gained_per_s + SLACK_S, ends[segment])
                 schedules.count_J[job] = segment + 1
             return ends[schedules.count_J[job] - 1]
         left -= rate * max(ends[segment] - working_s, 0.0)

@@ -9,9 +9,11 @@ from shared.messages.demand import Demand
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.compiled import compiling_alone, forget_older_code
+from shared.scheduling.greedy import Greedy
+from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import SchedulableJob, copy_rows, empty_jobs
 from shared.scheduling.profile import empty_schedules
-from shared.scheduling.quoting import earliest_deadline_s, most_iterations_by, schedule_from
+from shared.scheduling.quoting import most_iterations_by, schedule_from
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import Selection, least_gpu_seconds
 
@@ -34,10 +36,11 @@ def _call_each_function() -> None:
         empty_jobs(1, 1), empty_schedules(1), empty_jobs(1, 1), empty_schedules(1), np.empty(0, np.int64)
     )
     plan = AdmissionPlan.build([job("kept", 50.0, 200.0), job("late", 99.0, 10.0)], 2, 0.0)
-    plan.admit(job("around", 10.0, 300.0))
-    plan.admit(job("making-room", 60.0, 70.0))
-    plan.admit(job("impossible", 60.0, 61.0))
-    earliest_deadline_s(plan, job("quoted", 10.0, 20.0))
+    greedy = Greedy(plan)
+    greedy.admit(job("around", 10.0, 300.0))
+    greedy.admit(job("making-room", 60.0, 70.0))
+    greedy.admit(job("impossible", 60.0, 61.0))
+    Insistence(plan).earliest_deadline_s(job("quoted", 10.0, 20.0))
     most_iterations_by(plan, job("shorter", 99.0, 60.0))
     schedule_from(plan, job("later", 5.0, 400.0), 200.0)
     plan.changed_rows()

@@ -4,15 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
+from shared.scheduling.greedy import Greedy
 from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
 from shared.scheduling.profile import utilization
-from shared.scheduling.quoting import earliest_deadline_around_s, earliest_deadline_s
+from shared.scheduling.quoting import earliest_deadline_around_s
 from tests.exact_replay import (
     advanced,
     exact_end_s,
@@ -29,7 +30,7 @@ NUM_GPUS = 16
 def admitted_one_by_one(jobs: Sequence[SchedulableJob]) -> tuple[AdmissionPlan, dict[str, SchedulableJob]]:
     """A plan as it grows: who fits is promised. Nobody in it is late."""
     plan = AdmissionPlan.build([], NUM_GPUS, 0.0)
-    return plan, {job.job_id: job for job in jobs if plan.admit(job)}
+    return plan, {job.job_id: job for job in jobs if Greedy(plan).admit(job)}
 
 
 def assert_kept(plan: AdmissionPlan, jobs: Mapping[str, SchedulableJob]) -> None:
@@ -89,7 +90,7 @@ def test_a_plan_never_promises_more_gpus_than_exist(jobs: list[SchedulableJob]) 
 def test_an_admitted_job_never_makes_another_late(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
     plan, promised = admitted_one_by_one(jobs)
     assert_kept(plan, promised)
-    if plan.admit(new):
+    if Greedy(plan).admit(new):
         assert_kept(plan, promised | {"new": new})
         assert plan.late_jobs == ()
         if not promised:
@@ -100,7 +101,7 @@ def test_an_admitted_job_never_makes_another_late(jobs: list[SchedulableJob], ne
 def test_late_jobs_are_left_alone_by_newcomers(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
     before = plan.schedules
-    if plan.admit(new):
+    if Greedy(plan).admit(new):
         assert_kept(plan, {job.job_id: job for job in [*jobs, new]})
         assert all(plan.schedules[job_id] == before[job_id] for job_id in plan.late_jobs)
 
@@ -111,9 +112,9 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
     before, free_before = plan.schedules, utilization(plan.profile, plan.num_gpus, plan.now_s, 1000.0)
-    proposal = plan.propose(new)
+    proposal = Greedy(plan).propose(new)
     fits_around(plan, new)
-    earliest_deadline_s(plan, new)
+    Greedy(plan).earliest_deadline_s(new)
     assert plan.schedules == before
     assert utilization(plan.profile, plan.num_gpus, plan.now_s, 1000.0) == free_before
     assert (plan.table.num_jobs, plan.late_jobs) == (len(promised), ())
@@ -125,40 +126,44 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
     assert plan.schedules["new"] == proposal.schedule
 
 
-def insisting(plan: AdmissionPlan, promised: Mapping[str, SchedulableJob]) -> Insistence:
-    return Insistence(plan, lambda: [promised[plan.table.job_ids[row]] for row in plan.promised])
-
-
-@given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
+@given(job_lists(), schedulable_jobs(job_id="new"))
 def test_a_job_admitted_with_more_effort_never_makes_another_late(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
-    plan, promised = admitted_one_by_one([job for job in jobs if math.isfinite(job.deadline_s)])
-    assume(math.isfinite(new.deadline_s))
-    before, proposal = plan.schedules, insisting(plan, promised).propose(new)
+    plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
+    before, late, proposal = plan.schedules, plan.late_jobs, Insistence(plan).propose(new)
     assert plan.schedules == before
-    if plan.propose(new) is not None:
-        assert proposal is not None, "effort only adds"
     if proposal is not None:
         plan.accept(proposal)
-        assert_kept(plan, promised | {"new": new})
-        assert plan.late_jobs == ()
+        assert_kept(plan, {job.job_id: job for job in [*jobs, new]})
+        assert plan.late_jobs == late
 
 
-@given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
-@settings(max_examples=30)
-def test_a_deadline_quoted_with_effort_is_no_later_and_as_tight(
-    jobs: list[SchedulableJob], new: SchedulableJob
+@given(
+    job_lists(),
+    schedulable_jobs(job_id="new", max_levels=3),
+    st.sampled_from([0, 1, 2]),
+    st.one_of(st.floats(0.0, 2.0), st.floats(0.0, 2000.0)),
+)
+def test_a_later_deadline_never_turns_a_yes_into_a_no(
+    jobs: list[SchedulableJob], new: SchedulableJob, reserve_nodes: int, later_s: float
 ) -> None:
-    plan, promised = admitted_one_by_one([job for job in jobs if math.isfinite(job.deadline_s)])
-    harder = insisting(plan, promised)
-    quoted_s = earliest_deadline_s(plan, new, harder.propose_in_other_orders, harder.propose)
-    if quoted_s is None:
-        assert min(new.curve.levels) > NUM_GPUS
-        return
-    assert quoted_s <= (earliest_deadline_around_s(plan, new) or 0.0)
-    assert harder.propose(replace(new, deadline_s=quoted_s)) is not None
-    assert harder.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
+    plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
+    new = replace(new, reserve_nodes=reserve_nodes)
+    for insistence in (Insistence(plan), Insistence(plan, 5)):
+        earliest_s = insistence.earliest_deadline_s(new)
+        if earliest_s is None:
+            assert insistence.propose(new) is None
+            return
+        assert earliest_s == int(earliest_s) <= (earliest_deadline_around_s(plan, new) or 0.0)
+        for deadline_s in (earliest_s, earliest_s + later_s, earliest_s - 1.0 - later_s, new.deadline_s):
+            accepted = insistence.propose(replace(new, deadline_s=deadline_s)) is not None
+            if deadline_s >= earliest_s:
+                assert accepted
+            elif deadline_s <= earliest_s - 1.0:
+                assert not accepted
+            elif accepted:  # within the last second, which a quote rounds up
+                assert insistence.propose(replace(new, deadline_s=deadline_s + later_s)) is not None
 
 
 @given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
@@ -166,14 +171,14 @@ def test_the_quoted_deadline_is_accepted_at_once_and_a_second_less_is_refused(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
     plan, _ = admitted_one_by_one(jobs)
-    quoted_s, around_s = earliest_deadline_s(plan, new), earliest_deadline_around_s(plan, new)
+    quoted_s, around_s = Greedy(plan).earliest_deadline_s(new), earliest_deadline_around_s(plan, new)
     if quoted_s is None or around_s is None:
         assert quoted_s == around_s
         assert min(new.curve.levels) > NUM_GPUS
         return
     assert quoted_s == int(quoted_s) <= around_s
-    assert plan.propose(replace(new, deadline_s=quoted_s)) is not None
-    assert plan.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
+    assert Greedy(plan).propose(replace(new, deadline_s=quoted_s)) is not None
+    assert Greedy(plan).propose(replace(new, deadline_s=quoted_s - 1.0)) is None
     assert fits_around(plan, replace(new, deadline_s=around_s))
     assert not fits_around(plan, replace(new, deadline_s=around_s - 1.0))
 
@@ -195,7 +200,8 @@ def test_who_fits_around_the_others_does_so_with_more_time_with_less_work_and_on
     larger = AdmissionPlan.build(promised.values(), NUM_GPUS + 1, 0.0, plan.schedules)
     assert larger.schedules == plan.schedules
     assert fits_around(larger, new)
-    assert larger.propose(new) is not None
+    assert Greedy(larger).propose(new) is not None
+    assert Insistence(larger).propose(new) is not None
 
 
 @given(job_lists(), job_lists(max_size=6), st.sampled_from([0.0, 1.0, 60.0]))

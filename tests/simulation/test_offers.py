@@ -94,12 +94,14 @@ def test_a_quote_is_promised_if_taken_at_once_and_a_second_less_is_refused(
         assert isinstance(answered(state, replace(spec, deadline_s=quoted_s - 1.0), now_s), JobRejected)
 
 
-def test_first_come_admission_promises_whatever_is_due_later_than_a_quote() -> None:
+def test_under_first_come_admission_a_later_deadline_never_turns_a_yes_into_a_no() -> None:
     for state, spec, now_s in moments("first-come"):
         question = QuoteDeadline(tenant="trace", spec=replace(spec, deadline_s=None))
         quoted_s = quote(state, question, now_s).earliest_deadline_s
         assert quoted_s is not None
         for more_s in LATER_S:
-            assert isinstance(
-                answered(state, replace(spec, deadline_s=quoted_s + more_s), now_s), JobAdmitted
-            )
+            later = answered(state, replace(spec, deadline_s=quoted_s + more_s), now_s)
+            assert isinstance(later, JobAdmitted)
+            if quoted_s - 1.0 - more_s > now_s:
+                sooner = answered(state, replace(spec, deadline_s=quoted_s - 1.0 - more_s), now_s)
+                assert isinstance(sooner, JobRejected)

@@ -12,8 +12,9 @@ from shared.messages.commands import QuoteDeadline, SubmitJob
 from shared.messages.demand import Demand
 from shared.messages.job import JobClass
 from shared.messages.witness import TooDear
-from shared.scheduling.admission_plan import AdmissionPlan, Proposal
+from shared.scheduling.greedy import Greedy
 from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.proposal import Proposal
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import FEWEST_SUBMISSIONS
 from tests.histories import LINEAR, NOW_S, History, pool, submit
@@ -235,12 +236,12 @@ def test_who_fits_by_an_earlier_deadline_only_is_promised_the_one_it_asked_for(
     asked = SchedulableJob(
         job_id="job", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=100.0, deadline_s=NOW_S + 3000.0
     )
-    propose = AdmissionPlan.propose
+    propose = Greedy.propose
 
-    def no_way_for_the_later(plan: AdmissionPlan, job: SchedulableJob, **more: Any) -> Proposal | None:
-        return None if job.deadline_s == asked.deadline_s else propose(plan, job, **more)
+    def no_way_for_the_later(greedy: Greedy, job: SchedulableJob, **more: Any) -> Proposal | None:
+        return None if job.deadline_s == asked.deadline_s else propose(greedy, job, **more)
 
-    monkeypatch.setattr(AdmissionPlan, "propose", no_way_for_the_later)
+    monkeypatch.setattr(Greedy, "propose", no_way_for_the_later)
     promises = Promises(busy(SELDOM).state, NOW_S)
     proposal = promises.propose(asked)
     assert proposal is not None

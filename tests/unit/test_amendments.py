@@ -108,6 +108,30 @@ def test_each_offer_is_granted_if_it_is_taken_at_once(wish: AmendJob, iteration:
         amended(at_once, amend(deadline_s=offer.deadline_s, max_iterations=offer.max_iterations), now_s)
 
 
+@pytest.mark.parametrize("max_iterations", [60, 100, 130, 170])
+def test_under_first_come_admission_a_later_deadline_never_turns_a_grant_into_a_refusal(
+    max_iterations: int,
+) -> None:
+    history = promised(4, deadline_s=NOW_S + 250.0, admission="first-come")
+    for number, deadline_s in enumerate((90.0, 150.0, 200.0, 400.0, 600.0)):
+        history.decided(POLICY, submit(f"other-{number}", deadline_s=NOW_S + deadline_s, max_iterations=150))
+    running(history)
+    granted = [
+        isinstance(
+            _answer(history, amend(deadline_s=NOW_S + due_s, max_iterations=max_iterations)),
+            events.JobAmended,
+        )
+        for due_s in (5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 90.0, 120.0, 180.0, 250.0, 300.0, 500.0, 900.0)
+    ]
+    assert granted == sorted(granted)
+    assert set(granted) == {False, True}
+
+
+def _answer(history: History, wish: AmendJob) -> events.PlanEvent:
+    (answer,) = History(history.state).decided(POLICY, wish, now_s=NOW_S + 1.0)
+    return answer
+
+
 def test_no_offer_is_of_less_than_was_done_or_more_than_may_be_charged() -> None:
     history = running(promised(1, deadline_s=NOW_S + 400.0))
     (hasty,) = refused(history, amend(deadline_s=NOW_S + 91.0), now_s=NOW_S + 90.0).offers

@@ -1,15 +1,16 @@
-"""Where greedy filling says no, other orders and a linear program find ways that were there."""
+"""Where greedy filling says no, other ways to make room are there; none of them knows when the newcomer is due."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from shared.scheduling import insistence
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.insistence import Insistence
+from shared.scheduling.greedy import Greedy
+from shared.scheduling.insistence import MANY_WAYS, Insistence
 from shared.scheduling.job_table import SchedulableJob
-from shared.scheduling.quoting import earliest_deadline_s
 from shared.scheduling.scaling_curve import ScalingCurve
+from shared.scheduling.ways import FEWEST_WAYS, ways
 from tests.exact_replay import is_on_time, most_gpus_at_once
 
 RIGID = ScalingCurve((2,), (2.0,))
@@ -20,11 +21,10 @@ def job(job_id: str, curve: ScalingCurve, iterations: float, deadline_s: float) 
     return SchedulableJob(job_id=job_id, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s)
 
 
-def insisting(num_gpus: int, *promised: SchedulableJob) -> tuple[AdmissionPlan, Insistence]:
+def plan_of(num_gpus: int, *promised: SchedulableJob) -> AdmissionPlan:
     plan = AdmissionPlan.build([], num_gpus, 0.0)
-    assert all(plan.admit(one) for one in promised)
-    by_id = {one.job_id: one for one in promised}
-    return plan, Insistence(plan, lambda: [by_id[plan.table.job_ids[row]] for row in plan.promised])
+    assert all(Greedy(plan).admit(one) for one in promised)
+    return plan
 
 
 def assert_all_kept(plan: AdmissionPlan, *jobs: SchedulableJob) -> None:
@@ -46,51 +46,51 @@ CROWDED = (
 STUBBORN = job("stubborn", ScalingCurve((1, 2), (1.0, 1.5)), 30.0, 71.0)
 
 
-def test_another_order_finds_a_way_that_filling_by_deadline_misses() -> None:
-    plan, harder = insisting(2, *CROWD)
-    assert plan.propose(NARROW) is None
-    proposal = harder.propose_in_other_orders(NARROW)
+@pytest.mark.parametrize(("crowd", "newcomer"), [(CROWD, NARROW), (CROWDED, STUBBORN)])
+def test_other_ways_find_room_that_filling_by_deadline_misses(
+    crowd: tuple[SchedulableJob, ...], newcomer: SchedulableJob
+) -> None:
+    plan = plan_of(2, *crowd)
+    assert Greedy(plan).propose(newcomer) is None
+    proposal = Insistence(plan).propose(newcomer)
     assert proposal is not None
     assert proposal.moved
     plan.accept(proposal)
-    assert_all_kept(plan, *CROWD, NARROW)
-
-
-def test_the_linear_program_finds_a_way_that_orders_near_the_deadlines_miss() -> None:
-    plan, harder = insisting(2, *CROWDED)
-    assert harder.propose_in_other_orders(STUBBORN) is None
-    proposal = harder.propose(STUBBORN)
-    assert proposal is not None
-    plan.accept(proposal)
-    assert_all_kept(plan, *CROWDED, STUBBORN)
+    assert_all_kept(plan, *crowd, newcomer)
 
 
 def test_the_same_question_has_the_same_answer_whatever_the_job_is_called() -> None:
-    _, harder = insisting(2, *CROWD)
-    found = [harder.propose(replace(NARROW, job_id=name)) for name in ("quote", "narrow", "quote")]
+    insistence = Insistence(plan_of(2, *CROWD))
+    found = [insistence.propose(replace(NARROW, job_id=name)) for name in ("quote", "narrow", "quote")]
     assert len({proposal and proposal.schedule for proposal in found}) == 1
 
 
 def test_a_quote_with_effort_is_earlier_and_tight() -> None:
-    plan, harder = insisting(2, job("flexible", LINEAR, 50.0, 51.0), job("late", RIGID, 20.0, 91.0))
-    asks = job("asks", RIGID, 60.0, 71.0)
-    greedy_s = earliest_deadline_s(plan, asks)
-    quoted_s = earliest_deadline_s(plan, asks, harder.propose_in_other_orders, harder.propose)
+    plan = plan_of(2, job("flexible", LINEAR, 50.0, 51.0), job("late", RIGID, 20.0, 91.0))
+    asks, insistence = job("asks", RIGID, 60.0, 71.0), Insistence(plan)
+    greedy_s, quoted_s = Greedy(plan).earliest_deadline_s(asks), insistence.earliest_deadline_s(asks)
     assert quoted_s is not None
     assert greedy_s is not None
     assert quoted_s <= asks.deadline_s < greedy_s
-    assert harder.propose(replace(asks, deadline_s=quoted_s)) is not None
-    assert harder.propose(replace(asks, deadline_s=quoted_s - 1.0)) is None
+    assert insistence.propose(replace(asks, deadline_s=quoted_s)) is not None
+    assert insistence.propose(replace(asks, deadline_s=quoted_s - 1.0)) is None
+    assert Insistence(plan, 1).propose(replace(asks, deadline_s=quoted_s)) is None, "with less effort"
 
 
 def test_what_cannot_be_is_still_refused() -> None:
-    _, harder = insisting(2, *CROWD)
-    assert harder.propose(replace(NARROW, remaining_iterations=40.0)) is None
-    assert harder.propose(replace(NARROW, deadline_s=5.0)) is None
+    insistence = Insistence(plan_of(2, *CROWD))
+    assert insistence.propose(replace(NARROW, remaining_iterations=40.0)) is None
+    assert insistence.propose(replace(NARROW, deadline_s=5.0)) is None
 
 
-def test_a_large_pool_tries_fewer_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insistence, "MAX_FILLINGS", 1)  # as if these three were thousands
-    plan, harder = insisting(2, *CROWDED)
-    assert plan.propose(STUBBORN) is None
-    assert harder.propose(STUBBORN) is None
+@pytest.mark.parametrize(
+    ("num_jobs", "num_ways"), [(0, 0), (1, 2), (3, 20), (40, 191), (1_000, 8), (100_000, FEWEST_WAYS)]
+)
+def test_ways_differ_and_a_large_pool_has_fewer(num_jobs: int, num_ways: int) -> None:
+    order_K = np.arange(100, 100 + num_jobs)
+    found = list(ways(order_K, np.linspace(-5.0, 5.0, num_jobs), MANY_WAYS))
+    anew = {(way.place - way.num_kept, way.order_K[way.num_kept :].tobytes()) for way in found}
+    assert len(anew) == len(found) == num_ways
+    for way in found:
+        assert sorted(way.order_K) == list(order_K)
+        assert 0 <= way.num_kept <= way.place <= num_jobs > way.num_kept
