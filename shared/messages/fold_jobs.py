@@ -102,8 +102,8 @@ def alive(state: PoolState, node_id: str) -> bool:
 
 
 def checkpointed(job: Job, iteration: int) -> Job:
-    """Only a newer checkpoint is progress that a crash cannot take back."""
-    if iteration <= job.checkpoint_iteration:
+    """Only a newer checkpoint is progress that a crash cannot take back. A pre-run has none."""
+    if iteration <= job.checkpoint_iteration or job.phase is Phase.PROFILING:
         return job
     return changed(job, checkpoint_iteration=iteration, restarts=0)
 

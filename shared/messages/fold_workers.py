@@ -123,7 +123,8 @@ def memory_exceeded(state: PoolState, job: Job, event: events.MemoryExceeded, se
         before is not None and event.generation == before.generation
     )
     smaller = half_of(event.micro_batch_size)
-    if not speaks or knows(job, smaller):
+    is_placed = job.micro_batch_size is not None
+    if not is_placed or not speaks or knows(job, smaller):
         return state
     key = spec_of(job).measured_key
     known = state.micro_batch_sizes.get(key, smaller)

@@ -165,7 +165,14 @@ def _of_a_job(
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state
-            job = changed(job, at_risk=True, earliest_deadline_s=event.earliest_deadline_s)
+            if job.at_risk_since_s is not None and event.at_s <= job.at_risk_since_s:
+                return state  # told again, after its promise has changed
+            job = changed(
+                job,
+                at_risk=True,
+                at_risk_since_s=event.at_s,
+                earliest_deadline_s=event.earliest_deadline_s,
+            )
             return scheduling_event(with_job(bounds_yield(state, event), job), sequence)
         case _:
             assert_never(event)

@@ -121,6 +121,7 @@ class Job:
     restarts: int = 0  # crashes in a row without a step that nothing can take back
     survived_iteration: int = 0  # the newest from which survivors of a crash went on
     at_risk: bool = False
+    at_risk_since_s: float | None = None  # when that was found last, also if it is over
     ended_at_s: float | None = None
 
     @property
