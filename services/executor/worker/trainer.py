@@ -78,6 +78,7 @@ class Trainer:
     steps: Steps = field(init=False)
     _stragglers: Stragglers = field(default_factory=Stragglers)
     _is_evaluated: bool = False  # at this iteration
+    _has_agreed_on_names: bool = False  # in this generation
     _settings_before: Settings = ()  # of the optimizer, at the beginning of the step
     _stage: "_Stage" = field(default_factory=lambda: _Stage.BETWEEN)
 
@@ -212,6 +213,7 @@ class Trainer:
             case _Stage.CHANGED:
                 # what failed is the agreement: metrics of this step are missing, nothing else
                 self.iteration += 1
+                self.is_over |= self.function.is_over
                 self._is_evaluated = False
             case _Stage.CHANGING:
                 return False
@@ -229,7 +231,8 @@ class Trainer:
         self.generation = generation
         keeps = self.is_rank_0 and self.assignment.purpose == "train"
         self.checkpoints = self.checkpoint_store() if keeps else None
-        self._is_evaluated = False  # whoever comes does not know: all do it again
+        # Whoever comes does not know, nor who was on its way to an agreement when it broke: all do these again.
+        self._is_evaluated = self._has_agreed_on_names = False
         self._stragglers = Stragglers()
         self.telemetry.began(self.iteration)
 
@@ -289,8 +292,9 @@ class Trainer:
 
     def _agreed_names(self, returned: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Of the metrics that train() returns: rank 0's in the first step."""
-        names = self.metric_names
-        if names is None:
-            self.metric_names = names = self.members.from_rank_0(returned[0])
+        names = returned[0] if self.metric_names is None else self.metric_names
+        if not self._has_agreed_on_names:
+            self.metric_names = names = self.members.from_rank_0(names)
+            self._has_agreed_on_names = True
         requirements.same_metrics(names, returned, self.iteration)
         return names
