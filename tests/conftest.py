@@ -1,5 +1,6 @@
 """Fixtures for all tests: a nats-server each, that is gone afterwards."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 from hypothesis import settings
 
 from shared.runtime.nats_server import EmbeddedServer
+
+# Whoever is started in the background may have been told to ignore Ctrl-C, and what it starts inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure. The suite tries the same examples each time, so that a failure is of the change that was
 # made; `make search` looks for new ones.
