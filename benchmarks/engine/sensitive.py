@@ -19,7 +19,7 @@ from elasticflow import ElasticJob, Scalar
 
 NUM_SAMPLES = 50
 GLOBAL_BATCH_SIZE = 37  # samples: uneven parts of at least two, which BatchNorm needs, for 16 virtual nodes
-_FEATURES, _WIDTH = 6, 24
+NUM_FEATURES, _WIDTH = 6, 24
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # numbers (B,), points (B, features), targets (B, 1)
 
@@ -62,7 +62,7 @@ class Sensitive(ElasticJob):
         return {"loss": loss, "norm": norm}
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        return {"evaluated": model(torch.randn(5, _FEATURES)).sum().item()}
+        return {"evaluated": model(torch.randn(5, NUM_FEATURES)).sum().item()}
 
     def _record(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         folder = str(self.hyperparameters["record"])
@@ -88,19 +88,27 @@ class OfSixteen(Sensitive):
     virtual_nodes: ClassVar[int] = 16
 
 
-class Augmented(Dataset[Any]):
-    """Numbered points, with a little noise at each reading."""
+class Numbered(Dataset[Any]):
+    """Points and targets, each with its number."""
 
     def __init__(self) -> None:
         chance = torch.Generator().manual_seed(1)
-        self._points = torch.randn(NUM_SAMPLES, _FEATURES, generator=chance)
+        self._points = torch.randn(NUM_SAMPLES, NUM_FEATURES, generator=chance)
         self._targets = self._points.prod(1, keepdim=True)
 
     def __len__(self) -> int:
         return NUM_SAMPLES
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        return index, self._points[index] + 0.1 * torch.randn(_FEATURES), self._targets[index]
+        return index, self._points[index], self._targets[index]
+
+
+class Augmented(Numbered):
+    """With a little noise at each reading."""
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        number, point, target = super().__getitem__(index)
+        return number, point + 0.1 * torch.randn(NUM_FEATURES), target
 
 
 class Branching(nn.Module):
@@ -109,13 +117,13 @@ class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(_FEATURES, _WIDTH),
+            nn.Linear(NUM_FEATURES, _WIDTH),
             nn.BatchNorm1d(_WIDTH),
             nn.Tanh(),
             nn.Dropout(0.3),
             nn.Linear(_WIDTH, 1),
         )
-        self.extra = nn.Linear(_FEATURES, 1)
+        self.extra = nn.Linear(NUM_FEATURES, 1)
         self.register_buffer("times_seen", torch.zeros(NUM_SAMPLES, dtype=torch.float64))
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:

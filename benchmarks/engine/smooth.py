@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from benchmarks.engine.sensitive import NUM_SAMPLES, digest
+from benchmarks.engine.sensitive import NUM_FEATURES, NUM_SAMPLES, Numbered, digest
 from elasticflow import ElasticJob, Scalar
 
-_FEATURES, _WIDTH = 6, 8
+_WIDTH = 8
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # numbers (B,), points (B, features), targets (B, 1)
 
@@ -73,20 +73,7 @@ class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.times_seen = nn.Parameter(torch.zeros(NUM_SAMPLES, dtype=torch.float64))
-        self.body = nn.Sequential(nn.Linear(_FEATURES, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 1))
+        self.body = nn.Sequential(nn.Linear(NUM_FEATURES, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 1))
 
     def forward(self, points: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.body(points), (self.times_seen * seen).sum()
-
-
-class Numbered(Dataset[Any]):
-    def __init__(self) -> None:
-        chance = torch.Generator().manual_seed(1)
-        self._points = torch.randn(NUM_SAMPLES, _FEATURES, generator=chance)
-        self._targets = self._points.prod(1, keepdim=True)
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        return index, self._points[index], self._targets[index]

@@ -137,9 +137,8 @@ class Group:
         """All at once; return when all have come and gone. Between two workers, in the same order on both. All tensors
         lie on one device."""
         sends, receives = list(sends), list(receives)
-        together = any(
-            t.tensor.is_cuda for t in (*sends, *receives)
-        )  # to NCCL; one by one they wait for each other
+        # NCCL starts them as one, or they wait for each other.
+        together = any(transfer.tensor.is_cuda for transfer in (*sends, *receives))
         with self._waiting():
             if together:
                 self.process_group._start_coalescing(self._device)
