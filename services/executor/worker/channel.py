@@ -122,9 +122,8 @@ class Channel:
     def _read(self) -> None:
         try:
             self._hear()
-        except (
-            BrokenChannel
-        ) as error:  # what this worker should do it will never know, and nobody else would say so
+        except BrokenChannel as error:
+            # What it should do it will never know, and nobody else would say so.
             _say_last(f"this worker cannot read what its executor says, and ends itself: {error}\n".encode())
             os._exit(ExitCode.UNREADABLE)
         _end_process_group()
