@@ -6,32 +6,50 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
+PACKAGES := $(VENV)/.packages
+TORCH := $(VENV)/.torch
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
 SOURCES := shared services simulator elasticflow examples benchmarks tests
 
+# What does not wait for each other is done side by side: installing, compiling and pyright have one core each to work on.
+MAKEFLAGS += --jobs=2
+
+# Whatever is imported is compiled once, here too where the caller would have it compiled by each process anew: pip need
+# not compile all that is installed, of which a fifth is ever imported.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help install check format test search demo bench compose-test clean
+.PHONY: help install loops sources units check format test search demo bench compose-test clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: $(INSTALLED)  ## install into .venv, and compile the scheduler's loops if they have changed
-	@$(BIN)/python -m shared.scheduling.warm_up
+install: $(TORCH) loops  ## install into .venv, and compile what has changed of the scheduler's loops
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(PACKAGES): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,embedded,plot,examples,dev]'
+	$(PIP) --editable '.[embedded,plot,examples,dev]'
 	@touch $@
 
-check: install  ## ruff, pyright, import contracts, unit and property tests (about a minute)
+$(TORCH): $(PACKAGES)
+	$(PIP) torch==2.13.0
+	@touch $@
+
+loops: $(PACKAGES)
+	@$(BIN)/python -m shared.scheduling.warm_up
+
+check: sources units  ## ruff, pyright, import contracts, unit and property tests (about a minute)
+
+sources: $(TORCH)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+units: install
 	$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/properties
 
 format: install  ## let ruff format the sources
@@ -39,7 +57,7 @@ format: install  ## let ruff format the sources
 	$(BIN)/ruff format $(SOURCES)
 
 test: check  ## everything: check, then simulation, integration, fault and training tests
-	$(BIN)/pytest -q -n $(SLOW_WORKERS) tests/simulation tests/integration tests/training tests/faults
+	$(BIN)/pytest -q -n $(SLOW_WORKERS) --dist worksteal tests/simulation tests/integration tests/training tests/faults
 
 search: install  ## ten times the examples of the property tests, new ones each time (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties

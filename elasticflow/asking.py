@@ -15,7 +15,7 @@ from elasticflow.patience import patiently
 from shared.messages import codec, subjects
 from shared.messages.commands import Command, QuoteDeadline
 from shared.messages.events import MessageRefused
-from shared.messages.job import JobSpec
+from shared.messages.job import SCRIPT, TORCHRUN, JobSpec
 from shared.runtime.clock import Clock, fresh_id
 from shared.runtime.nats_bus import NatsBus
 
@@ -74,8 +74,10 @@ def check(message: Command | QuoteDeadline) -> None:
 
 
 def fresh_job_id(spec: JobSpec) -> str:
-    """The class's name and something new: "digits-cnn-3f9a1c"."""
-    name = spec.training_function.rpartition(":")[2]
+    """The name of the class or of the script, and something new: "digits-cnn-3f9a1c"."""
+    module, _, name = spec.training_function.rpartition(":")
+    if name in (SCRIPT, TORCHRUN):
+        name = module.rpartition(".")[2]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", name).lower()
     words = re.sub(r"[^a-z0-9-]+", "", words).strip("-")
     return f"{words[:50] or 'job'}-{fresh_id()[:6]}"

@@ -84,37 +84,37 @@ class Client(Asking):
         *,
         job_id: str = "",
         code: Package | None = None,
-        on_profiling: Callable[[ProfileRequested], None] | None = None,
+        on_undecided: Callable[[ProfileRequested], None] | None = None,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Decision:
-        """Hand a job in and wait for the decision, through its profiling if its speed is not known yet.
+        """Hand a job in and wait for the decision, through its pre-run if its speed is not known yet.
 
         The same job_id with the same spec may come any number of times: the answer is the same.
         timeout_s: for the first sign of an answer. Raises InvalidJob, Undecided.
         """
         wish = self._submission(spec, job_id)
-        return await self._decided(wish, get_args(Decision), code, on_profiling, timeout_s)
+        return await self._decided(wish, get_args(Decision), code, on_undecided, timeout_s)
 
     async def profile(
         self,
         spec: JobSpec,
         *,
         code: Package | None = None,
-        on_profiling: Callable[[ProfileRequested], None] | None = None,
+        on_undecided: Callable[[ProfileRequested], None] | None = None,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Measured:
         """How fast it trains on each number of GPUs in its range, measured in a pre-run where nobody knows; nothing is
         submitted. Raises InvalidJob, Undecided."""
         wish = ProfileJob(job_id=f"profile-{fresh_job_id(spec)}"[:64], tenant=self.tenant, spec=spec)
         check(wish)
-        return await self._decided(wish, get_args(Measured), code, on_profiling, timeout_s)
+        return await self._decided(wish, get_args(Measured), code, on_undecided, timeout_s)
 
     async def _decided(
         self,
         wish: SubmitJob | ProfileJob,
         kinds: tuple[type[SomeDecision], ...],
         code: Package | None,
-        on_profiling: Callable[[ProfileRequested], None] | None,
+        on_undecided: Callable[[ProfileRequested], None] | None,
         timeout_s: float,
     ) -> SomeDecision:
         """Hand it in, and wait for one of these; timeout_s: for the first sign of an answer."""
@@ -125,9 +125,9 @@ class Client(Asking):
                 async with patience:
                     while True:
                         match await answers.next():
-                            case ProfileRequested() as profiling:
-                                if on_profiling and patience.when() is not None:  # both sides tell of it
-                                    on_profiling(profiling)
+                            case ProfileRequested() as undecided:
+                                if on_undecided and patience.when() is not None:  # both sides tell of it
+                                    on_undecided(undecided)
                                 patience.reschedule(None)
                             case MessageRefused(problems=problems):
                                 raise InvalidJob(*problems)

@@ -13,7 +13,7 @@ from elasticflow.children import last_line, start_process
 from elasticflow.errors import StartFailed
 
 _COMMAND = (sys.executable, "-m", "shared.scheduling.warm_up")
-_SAY_AFTER_S = 3.0  # without a word where the code is there: that is a matter of a second
+_SAY_AFTER_S = 3.0  # without a word where nearly all of the code is there
 
 
 async def compile_scheduler(

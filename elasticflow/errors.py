@@ -63,7 +63,7 @@ class Undecided(Retry):
     timeout_s: float
 
     SENTENCE: ClassVar[str] = (
-        "nobody answered for {job_id!r} within {timeout_s:g} s; the submission is kept and will be decided as "
+        "nobody answered for {job_id!r} within {timeout_s:g} s; the wish is kept and will be decided as "
         "soon as an admission service runs (`eflow jobs` shows it then)"
     )
 

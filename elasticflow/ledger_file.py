@@ -1,5 +1,6 @@
 """A pool's ledger into a file, and out of it again; the format is that of `shared/messages/export.py`."""
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import BinaryIO
@@ -30,13 +31,23 @@ async def write_ledger(client: LedgerView, file: Path) -> int:
     return count
 
 
-async def stream_ledger(client: LedgerView, out: BinaryIO) -> None:
-    """All messages, and whatever comes after them, for ever: each is there as soon as the ledger has it."""
-    writer = ExportWriter(out)
-    async with contextlib.aclosing(client.entries()) as entries:
-        async for stored, _ in entries:
-            writer.add(_record(stored))
-            out.flush()
+async def stream_ledger(client: LedgerView, pipe: BinaryIO) -> None:
+    """All messages, and whatever comes after them, for ever: each is there as soon as the ledger has it.
+
+    A reader who takes its time holds up nothing but this. Raises ConnectionError once there is none any more.
+    """
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
+    stream = asyncio.StreamWriter(transport, protocol, None, loop)
+    writer = ExportWriter(stream)
+    try:
+        async with contextlib.aclosing(client.entries()) as entries:
+            async for stored, _ in entries:
+                writer.add(_record(stored))
+                await stream.drain()
+    finally:
+        if not transport.is_closing():
+            transport.abort()
 
 
 def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:

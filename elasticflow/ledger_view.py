@@ -7,7 +7,8 @@ from elasticflow.errors import UnknownJob
 from elasticflow.patience import patiently
 from shared.messages import codec, lifecycle
 from shared.messages.events import Event, PlanDecided
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.job_state import Job
+from shared.messages.pool_state import PoolState
 from shared.runtime import snapshots
 from shared.runtime.bus import Stored
 from shared.runtime.logs import get_log

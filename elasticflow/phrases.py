@@ -23,6 +23,15 @@ def deadline_in_words(deadline_s: float | None, now_s: float) -> str:
     return "no deadline" if deadline_s is None else f"deadline {moment_in_words(deadline_s, now_s)}"
 
 
+def undecided_in_words(event: events.ProfileRequested) -> str:
+    """Why there is no decision yet."""
+    if event.waits_for == "gpus":
+        comes = "measured" if event.only_measured else "decided"
+        return f"the pool has no GPUs now, so it is {comes} when a node joins"
+    before = "" if event.only_measured else " before the decision"
+    return f"its speed is not known, so it is measured on free GPUs{before}"
+
+
 def margin_in_words(config: PoolConfig) -> str:
     """What is taken off measured speeds before a promise counts on them."""
     if config.confidence is None:

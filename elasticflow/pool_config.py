@@ -42,6 +42,7 @@ def read_config(file: Path) -> PoolConfig:
     except ValidationError as error:
         problems += [f"{file}: {codec.problem_in(details)}" for details in error.errors()]
         raise BadSettings(tuple(problems)) from None
+    problems += [f"{file}: {problem}" for problem in config.detection.problems()]
     if problems:
         raise BadSettings(tuple(problems))
     return config
@@ -55,31 +56,34 @@ async def configure(
     *,
     changes: Mapping[str, Any] = _AS_WANTED,
     stream_replicas: int = 1,
-) -> None:
-    """Make the pool, and make its configuration the wanted one, by compare-and-set as every decision.
+) -> PoolConfig:
+    """Make the pool, and make its configuration the wanted one, by compare-and-set as every decision; what it is then.
 
     wanted: None leaves a configured pool as it is, and gives a new one the defaults. changes: single settings that
-    go before these.
+    go before these. Raises BadSettings where losses would be imagined, or never be known.
     """
+    if wanted is not None and (problems := wanted.detection.problems()):
+        raise BadSettings(problems)
     limits = StreamLimits(replicas=stream_replicas)
     bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
     try:
         await bus.ensure_pool(pool)
-        while not await _configured(bus, pool, wanted, changes, clock):
+        while (config := await _configured(bus, pool, wanted, changes, clock)) is None:
             pass
+        return config
     finally:
         await bus.close()
 
 
 async def _configured(
     bus: NatsBus, pool: str, wanted: PoolConfig | None, changes: Mapping[str, Any], clock: Clock
-) -> bool:
-    """True if the pool has the wanted configuration now; False if a rival decision came between."""
+) -> PoolConfig | None:
+    """What the pool's configuration is now; None if a rival decision came between."""
     plan_end = await bus.last_subject_sequence(subjects.plan(pool))
     state = await LedgerView(bus, pool).state()
     wanted = replace(wanted or (state.config if state.configured else _NEW), **changes)
     if state.configured and state.config == wanted:
-        return True
+        return wanted
     now_s = clock.now_s()
     decision = PlanDecided(
         service="operator",
@@ -96,5 +100,5 @@ async def _configured(
             expected_last_subject_sequence=plan_end,
         )
     except Reload:
-        return False
-    return True
+        return None
+    return wanted

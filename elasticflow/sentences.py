@@ -12,13 +12,15 @@ from elasticflow.phrases import (
     schedule_in_words,
     spec_in_words,
     speeds_in_words,
+    undecided_in_words,
 )
 from elasticflow.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.views import promised_finish_s
 from shared.messages import events
 from shared.messages.cluster import segments
 from shared.messages.events import Event
-from shared.messages.pool_state import Job, PoolState, Predecessor
+from shared.messages.job_state import Job, Predecessor
+from shared.messages.pool_state import PoolState
 from shared.messages.resize_timeline import ResizeTimeline
 from shared.messages.summary import gpus_in_words
 
@@ -27,9 +29,8 @@ def sentence_about(event: Event, old: Job | None, new: Job, state: PoolState) ->
     """An event whose subject is the job."""
     match event:
         case events.ProfileRequested():
-            if event.only_measured:
-                return f"to be measured, for {event.tenant}: {spec_in_words(event.spec)}"
-            return f"{_submitted(event)}; its speed is not known, so it is measured before the decision"
+            asked = f"to be measured, for {event.tenant}: {spec_in_words(event.spec)}"
+            return f"{asked if event.only_measured else _submitted(event)}; {undecided_in_words(event)}"
         case events.JobMeasured():
             return f"measured, which was all that was asked for: {speeds_in_words(event.iterations_per_s)}"
         case events.JobAdmitted():
@@ -115,7 +116,7 @@ def cause_in_words(event: Event, job_id: str) -> str:
         case events.JobAdmitted():
             return f"{name(event.job_id)} was admitted"
         case events.ProfileRequested():
-            return f"{name(event.job_id)} is to be measured"
+            return f"{name(event.job_id)} waits to be decided"
         case events.JobFinished():
             return f"{name(event.job_id)} finished"
         case events.JobFailed():
@@ -199,10 +200,10 @@ def _started(event: events.GenerationStarted, new: Job) -> str:
 
 def _timeline_in_words(resize: ResizeTimeline) -> str:
     """From the wish to the first step, as rank 0 saw it."""
+    moved = f", {resize.bytes_moved / 1e6:.1f} MB moved to each newcomer" if resize.bytes_moved else ""
     return (
         f"prepared in {duration_in_words(resize.prepare_s)} without a stop, "
-        f"switched in {resize.stop_s * 1e3:.1f} ms, first step in {resize.first_step_s * 1e3:.1f} ms, "
-        f"{resize.bytes_moved / 1e6:.1f} MB moved to each newcomer"
+        f"switched in {resize.stop_s * 1e3:.1f} ms, first step in {resize.first_step_s * 1e3:.1f} ms{moved}"
     )
 
 

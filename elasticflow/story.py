@@ -10,7 +10,8 @@ from elasticflow.phrases import gpus_counted, schedule_in_words, speeds_in_words
 from elasticflow.sentences import cause_in_words, placed_in_words, sentence_about
 from shared.messages import events, lifecycle
 from shared.messages.events import Event, PlanDecided
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.job_state import Job
+from shared.messages.pool_state import PoolState
 
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__)
 

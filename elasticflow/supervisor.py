@@ -27,6 +27,7 @@ from shared.messages.cluster import PoolConfig
 from shared.runtime.clock import Clock, SystemClock, fresh_id
 from shared.runtime.gpus import visible_gpus
 from shared.runtime.nats_server import EmbeddedServer
+from shared.scheduling import machine_code
 
 DECIDERS = ("admission", "allocator", "placement")
 REPLICABLE = (*DECIDERS, "monitor")
@@ -73,9 +74,9 @@ class Supervisor:
         the server raises."""
         lock = take(self._plan.data_dir)
         try:
-            await compile_scheduler(
-                _environment(), self._plan.data_dir / "services" / "compilation.log", self._report
-            )
+            if not machine_code.is_complete():
+                log_file = self._plan.data_dir / "services" / "compilation.log"
+                await compile_scheduler(_environment(), log_file, self._report)
             async with self._nats() as url:
                 plan = self._plan
                 await configure(

@@ -59,5 +59,6 @@ def clock_time(at_s: float, *, now_s: float | None = None) -> str:
 
 
 def moment_in_words(at_s: float, now_s: float) -> str:
-    """As "15:04:14 (in 21.2s)"."""
-    return f"{clock_time(at_s, now_s=now_s)} (in {duration_in_words(at_s - now_s)})"
+    """As "15:04:14 (in 21.2s)", or "15:04:14 (21.2s ago)"."""
+    left = duration_in_words(abs(at_s - now_s))
+    return f"{clock_time(at_s, now_s=now_s)} ({f'in {left}' if at_s > now_s else f'{left} ago'})"

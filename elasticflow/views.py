@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from shared.messages.cluster import GpuId, segments
 from shared.messages.gpu_range import ANY_NUMBER, GpuBound
+from shared.messages.job_state import Job, Phase
 from shared.messages.offer import Offer
-from shared.messages.pool_state import Job, Phase, PoolState
+from shared.messages.pool_state import PoolState
 
 LOST_LATELY_S = 3_600.0
 
@@ -19,7 +20,7 @@ class JobView:
     tenant: str
     job_class: str
     training_function: str
-    activity: str  # profiling, waiting, starting, running, recovering, or how it ended
+    activity: str  # undecided, profiling, waiting, starting, running, recovering, or how it ended
     num_gpus: int
     gpu_range: str  # on which it may run now, as "2..8"; "..": any
     bound: GpuBound | None  # that an operator has set
@@ -99,6 +100,8 @@ def job_view(job: Job, now_s: float, bound: GpuBound | None = None) -> JobView:
 
 def activity(job: Job) -> str:
     """What the job does now, in a word."""
+    if job.phase is Phase.PROFILING and not job.gpus:
+        return "undecided"
     if job.phase is not Phase.ADMITTED:
         return job.phase.value
     if job.broken or job.regroups:

@@ -1,5 +1,6 @@
 """`python -m simulator`: what the policies did, and would do, away from any cluster."""
 
+import contextlib
 import json
 import os
 import sys
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from shared.messages.export import BadExport, read_export, records_in
+from shared.runtime.terminal import console, forget_stdout
 from simulator import comparison_view
 from simulator.comparison import compare
 from simulator.interruption import INTERRUPTED
@@ -23,17 +24,11 @@ from simulator.trace_driven.command import app as simulate_app
 from simulator.trace_driven.strategies import STRATEGIES
 from simulator.view import as_object, difference_lines, event_rows, line, tables
 
-WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
 STREAM = "-"
 CALLED_AS = os.environ.get("EF_CALLED_AS", "python -m simulator")  # `eflow` hands its commands over
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
 app.add_typer(simulate_app, name="simulate")
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_IN_FILES)
 
 
 @app.callback()
@@ -43,10 +38,8 @@ def simulator() -> None:
 
 def _instant_s(text: str) -> float:
     """Seconds since 1970, or ISO 8601; an instant without an offset is in UTC."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
+    with contextlib.suppress(ValueError, OverflowError):  # beyond the years that people count, or nan
+        return datetime.fromtimestamp(float(text), UTC).timestamp()
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
@@ -142,6 +135,8 @@ def replay(
             _show_state(entries, at_s, job, as_json)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # whoever read our output has seen enough
+        forget_stdout()
 
 
 def _chosen(file: Path, until: int | None, at: str | None) -> tuple[Entry, ...]:
@@ -173,20 +168,20 @@ def _show_state(entries: tuple[Entry, ...], at_s: float, job_id: str | None, as_
     if as_json:
         print(json.dumps(shown))
     else:
-        _console().print(tables(shown))
+        console().print(tables(shown))
 
 
 def _show_verification(verification: Verification, as_json: bool) -> None:
-    difference, console = verification.difference, _console()
+    difference, terminal = verification.difference, console()
     given = f" ({verification.num_given} of the operator are given)" if verification.num_given else ""
     if as_json:
         print(json.dumps(asdict(verification), default=str))
     elif difference is None:
-        console.print(f"{verification.num_verified} decisions verified{given}")
+        terminal.print(f"{verification.num_verified} decisions verified{given}")
     else:
         for text in difference_lines(difference):
-            console.print(text)
-        console.print(f"{verification.num_verified} decisions before it verified{given}")
+            terminal.print(text)
+        terminal.print(f"{verification.num_verified} decisions before it verified{given}")
     if difference is not None:
         raise typer.Exit(1)
 
@@ -198,7 +193,7 @@ def _show_comparison(entries: tuple[Entry, ...], from_sequence: int, policy: str
     if as_json:
         print(json.dumps(comparison_view.as_object(comparison)))
     else:
-        _console().print(comparison_view.shown(comparison))
+        console().print(comparison_view.shown(comparison))
 
 
 def _follow_stream(job_id: str | None, delay_s: float | None, as_json: bool) -> None:
@@ -211,16 +206,18 @@ def _follow_stream(job_id: str | None, delay_s: float | None, as_json: bool) -> 
 
 
 def _step_through(entries: Iterable[Entry], job_id: str | None, delay_s: float | None, as_json: bool) -> None:
-    console = _console()
-    by_key = delay_s is None and sys.stdin.isatty() and console.is_terminal and not as_json
+    terminal = console()
+    by_key = delay_s is None and sys.stdin.isatty() and terminal.is_terminal and not as_json
+    if by_key:
+        print("any key: the next event; q: the end", file=sys.stderr)
     for entry in entries:
         rows = tuple(event_rows(entry, job_id))
         for row in rows:
             if as_json:
                 print(json.dumps(row, default=str), flush=True)
             else:
-                console.print(line(row), soft_wrap=True)
-        if rows and by_key and typer.getchar() in ("q", "\x04"):
+                terminal.print(line(row), soft_wrap=True)
+        if rows and by_key and typer.getchar()[-1] in "q\x04":  # whoever types ahead gets one step for all
             return
         if rows and delay_s:
             time.sleep(delay_s)

@@ -19,9 +19,10 @@ from simulator.engine import Engine
 from simulator.faults import NO_FAULTS, Faults, Link, Network
 from simulator.ledger import VirtualLedger
 from simulator.nodes import VirtualNode
-from simulator.physics import Physics, World
+from simulator.physics import Physics
 from simulator.replay import OPERATOR, folded
 from simulator.replica import Replica
+from simulator.world import World
 
 POOL = "virtual"
 START_S = 1_700_000_000.0  # a virtual day in 2023: times look like times

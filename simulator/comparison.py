@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanDecided, PoolConfigured
+from shared.messages.job_state import Job, Phase
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Job, Phase, PoolState
+from shared.messages.pool_state import PoolState
 from simulator.baselines.adapter import baseline_policies
 from simulator.baselines.catalogue import BASELINES
 from simulator.counterfactual import run_on

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, get_args
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from simulator.comparison import Comparison, Fate, OtherDecision
-from simulator.view import clock_time
+from simulator.view import clock_time, headed, plain_table
 
 WHOSE = ("recorded", "modelled", "other")
 MANY = 20  # rows after which a table is cut
@@ -31,8 +31,8 @@ def shown(comparison: Comparison) -> Group:
     return Group(
         title,
         *_first_differences(comparison),
-        _counts_table(comparison),
-        _jobs_table(comparison),
+        headed("jobs by what became of them", _counts_table(comparison)),
+        *_jobs_that_differ(comparison),
     )
 
 
@@ -63,8 +63,8 @@ def _in_words(said: Mapping[str, object]) -> str:
 
 
 def _counts_table(comparison: Comparison) -> Table:
-    table = Table("", title="jobs by what became of them", title_justify="left")
-    for name in ("recorded", "the same policies, modelled", f"{comparison.policy}, modelled"):
+    table = plain_table("")
+    for name in ("RECORDED", "THE SAME POLICIES, MODELLED", f"{comparison.policy.upper()}, MODELLED"):
         table.add_column(name, justify="right")
     counts = [comparison.count(whose) for whose in WHOSE]
     for fate in get_args(Fate):
@@ -73,15 +73,13 @@ def _counts_table(comparison: Comparison) -> Table:
     return table
 
 
-def _jobs_table(comparison: Comparison) -> Table:
+def _jobs_that_differ(comparison: Comparison) -> Iterator[RenderableType]:
     differing = [job for job in comparison.jobs if job.modelled != job.other]
-    title = f"{len(differing)} of {len(comparison.jobs)} jobs fare differently in the model"
-    table = Table(
-        "job", "deadline", "recorded", "modelled", comparison.policy, title=title, title_justify="left"
-    )
+    table = plain_table("JOB", "DEADLINE", "RECORDED", "MODELLED", comparison.policy.upper())
     for job in differing[:MANY]:
         deadline = "" if job.deadline_s is None else clock_time(job.deadline_s)
         table.add_row(escape(job.job_id), deadline, job.recorded, job.modelled, job.other)
+    title = f"{len(differing)} of {len(comparison.jobs)} jobs fare differently in the model"
+    yield headed(title, table) if differing else Text(f"\n{title}", style="italic")
     if len(differing) > MANY:
-        table.caption = f"and {len(differing) - MANY} more; --json has all"
-    return table
+        yield Text(f"and {len(differing) - MANY} more; --json has all")

@@ -27,8 +27,9 @@ from shared.messages.events import (
     ProfileCompleted,
 )
 from shared.messages.gpu_range import size_up_to
+from shared.messages.job_state import Job, Phase
 from shared.messages.policy import LedgerMessage, Policy
-from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve, resize_cost
 from simulator.council import Council
 from simulator.engine import Engine

@@ -21,8 +21,9 @@ from shared.messages.events import (
     PlanDecided,
     PlanEvent,
 )
+from shared.messages.job_state import Job
 from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.pool_state import PoolState
 from simulator.replay import OPERATOR, Entry
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from shared.messages import lifecycle
 from shared.messages.cluster import GpuId
 from shared.messages.events import JobAdmitted, PlanDecided
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.job_state import Phase
+from shared.messages.pool_state import PoolState
 from simulator.replay import Entry
 
 TOLERANCE_S = 1e-3

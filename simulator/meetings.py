@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from services.executor.notes import Said, WorkerId
+from shared.messages.from_worker import Started, Switched
 from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import Started, Switched
 from simulator.engine import Engine
 from simulator.workers import Meeting, Process, Run
 

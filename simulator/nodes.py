@@ -24,8 +24,8 @@ from shared.messages import codec
 from simulator.engine import Engine
 from simulator.faults import Link, Network
 from simulator.ledger import VirtualLedger
-from simulator.physics import World
 from simulator.replica import Replica
+from simulator.world import World
 
 REBOOT_S = 0.2
 

@@ -10,17 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.messages.events import PlanDecided
-from shared.messages.pool_state import Job, Phase, PoolState
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import PoolState
 from shared.messages.summary import gpus_in_words, summary
 from simulator.replay import Difference, Entry
 
 _PHASE_STYLES = {
-    "profiling": "cyan",
-    "admitted": "blue",
-    "finished": "green",
-    "failed": "red",
-    "cancelled": "yellow",
-    "rejected": "magenta",
+    Phase.PROFILING: "cyan",
+    Phase.MEASURED: "green",
+    Phase.ADMITTED: "blue",
+    Phase.FINISHED: "green",
+    Phase.FAILED: "red",
+    Phase.CANCELLED: "yellow",
+    Phase.REJECTED: "magenta",
 }
 
 
@@ -123,18 +125,32 @@ def tables(shown: Mapping[str, Any]) -> Group:
         f"sequence {shown['sequence']} at {shown['at']}, "
         f"{shown['num_gpus_placed']} of {shown['num_gpus']} GPUs placed"
     )
-    return Group(title, _jobs_table(shown), _nodes_table(shown), _curves_table(shown))
+    return Group(
+        title,
+        headed("jobs", _jobs_table(shown)),
+        headed("nodes", _nodes_table(shown)),
+        headed("scaling curves", _curves_table(shown)),
+    )
+
+
+def plain_table(*columns: str) -> Table:
+    """Columns without lines, as the other commands of `eflow` have them."""
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+
+
+def headed(title: str, table: Table) -> Group:
+    return Group(Text(f"\n{title}", style="italic"), table)
 
 
 def _jobs_table(shown: Mapping[str, Any]) -> Table:
-    table = Table(title="jobs", title_justify="left")
-    for name in ("job", "class", "phase"):
+    table = plain_table()
+    for name in ("JOB", "CLASS", "PHASE"):
         table.add_column(name, no_wrap=True)
-    for name in ("share", "generation", "iteration", "it/s"):
+    for name in ("SHARE", "GENERATION", "ITERATION", "RATE/S"):
         table.add_column(name, justify="right")
-    table.add_column("GPUs")
-    table.add_column("deadline in s", justify="right")
-    table.add_column("margin s", justify="right")
+    table.add_column("GPUS")
+    table.add_column("DEADLINE IN S", justify="right")
+    table.add_column("MARGIN S", justify="right")
     for job in shown["jobs"]:
         end_s = job["ended_at_s"] or shown["at_s"]
         left_s = None if job["deadline_s"] is None else job["deadline_s"] - end_s
@@ -142,7 +158,7 @@ def _jobs_table(shown: Mapping[str, Any]) -> Table:
         style = _PHASE_STYLES[job["phase"]]
         table.add_row(
             escape(job["job_id"]),
-            job["job_class"] or "",
+            (job["job_class"] or "").replace("_", "-"),
             f"[{style}]{job['phase']}[/]",
             str(job["num_gpus"]),
             str(job["generation"]),
@@ -156,8 +172,8 @@ def _jobs_table(shown: Mapping[str, Any]) -> Table:
 
 
 def _nodes_table(shown: Mapping[str, Any]) -> Table:
-    table = Table("node", "incarnation", "state", "device", title="nodes", title_justify="left")
-    table.add_column("GPUs placed", justify="right")
+    table = plain_table("NODE", "INCARNATION", "STATE", "DEVICE")
+    table.add_column("GPUS PLACED", justify="right")
     for node in shown["nodes"]:
         table.add_row(
             escape(node["node_id"]),
@@ -170,7 +186,7 @@ def _nodes_table(shown: Mapping[str, Any]) -> Table:
 
 
 def _curves_table(shown: Mapping[str, Any]) -> Table:
-    table = Table("profile", "it/s by GPUs", "complete", title="scaling curves", title_justify="left")
+    table = plain_table("PROFILE", "RATE/S BY GPUS", "COMPLETE")
     for key, curve in shown["curves"].items():
         speeds = "  ".join(f"{n}: {speed:.4g}" for n, speed in curve["iterations_per_s"].items())
         table.add_row(escape(key), speeds, "yes" if curve["complete"] else "no")

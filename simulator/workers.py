@@ -1,4 +1,4 @@
-"""Worker processes and what they make up, the generations of jobs, without any process: `physics` moves them."""
+"""Virtual worker processes and what they make up, the generations of jobs: `physics` moves them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -80,3 +80,35 @@ class Run:
         # a hair, so that the last step has ended at the instant computed for it
         done = self.from_iteration + int((now_s - self.started_at_s) * self.iterations_per_s + 1e-6)
         return min(done, self.spec.max_iterations)
+
+
+class Processes:
+    """Those that live, each on a GPU of its own: that is asserted."""
+
+    def __init__(self) -> None:
+        self._by_gpu: dict[GpuId, Process] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_gpu)
+
+    def begin(self, process: Process) -> None:
+        """It has its GPU from now on."""
+        holder = self._by_gpu.get(process.gpu)
+        assert holder is None, f"{process.id} and {holder and holder.id} both on {process.gpu}"
+        self._by_gpu[process.gpu] = process
+
+    def end(self, process: Process) -> None:
+        """It is gone."""
+        del self._by_gpu[process.gpu]
+
+    def lives(self, process: Process) -> bool:
+        return self._by_gpu.get(process.gpu) is process
+
+    def known_as(self, worker: WorkerId) -> Process | None:
+        """By the name that its executor has for it."""
+        return next((process for process in self._by_gpu.values() if process.id == worker), None)
+
+    def on(self, node_id: str) -> list[Process]:
+        """Those of a node, in the order of their ids."""
+        here = (process for process in self._by_gpu.values() if process.gpu.node_id == node_id)
+        return sorted(here, key=lambda process: process.id)

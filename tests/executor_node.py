@@ -8,9 +8,9 @@ from services.executor.notes import Ended, KillWorkers, Said, StartWorker, StopW
 from services.executor.policy import executor_policy
 from shared.messages import events
 from shared.messages.cluster import GpuId, PoolConfig
+from shared.messages.from_worker import ExitCode, RendezvousListening, Started, Switched
 from shared.messages.pool_state import PoolState
 from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import ExitCode, RendezvousListening, Started, Switched
 from shared.runtime.outbox import split
 from tests.histories import NOW_S, gpus, spec
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from shared.messages import events
 from shared.messages.events import PlacedJob
-from shared.messages.pool_state import Job
+from shared.messages.job_state import Job
 from tests.histories import NOW_S, History, gpus, pool, spec
 
 

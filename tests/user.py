@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
 from elasticflow.views import node_views
-from shared.messages.pool_state import Job, Phase
+from shared.messages.job_state import Job, Phase
 from tests.faults.pool import POOL, RunningPool, eventually
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.engine import resizes, stalls, steady, torchft, torchrun, transient
+from benchmarks.engine import resizes, restores, stalls, steady, torchft, torchrun, transient
 from benchmarks.engine.parts import Options, Part
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
 from shared.runtime.logs import configure_logs
@@ -25,6 +25,7 @@ PARTS: Mapping[str, Part] = {
     "torchft": Part(measure=torchft.measure, table=torchft.table),
     "steady": Part(measure=steady.measure, table=steady.table),
     "stalls": Part(measure=stalls.measure, table=stalls.table),
+    "restores": Part(measure=restores.measure, table=restores.table),
     "transient": Part(measure=transient.measure, table=transient.table),
 }
 

@@ -13,24 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
-from shared.messages.job import JobSpec
-from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import (
-    Assignment,
-    ChangeMembership,
+from shared.messages.from_worker import (
     Checkpointed,
     ExitCode,
     Failed,
     Finished,
     Interrupted,
-    JoinRendezvous,
-    PeersLost,
     Progressed,
     RendezvousListening,
     Started,
-    StopAtBoundary,
     Switched,
 )
+from shared.messages.job import JobSpec
+from shared.messages.resize_timeline import ResizeTimeline
+from shared.messages.to_worker import Assignment, ChangeMembership, JoinRendezvous, PeersLost, StopAtBoundary
 
 PATIENCE_S = 60.0  # for what must come; far above what it takes
 _SETTLE_S = 1.0  # after a loss: others may have gone over or left already, and their word is on its way

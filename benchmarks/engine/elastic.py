@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from benchmarks.engine.models import Trained
 from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
-from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening
+from shared.messages.from_worker import RendezvousListening
+from shared.messages.to_worker import Assignment, JoinRendezvous
 
 _TIMEOUT_S = 300.0
 T = TypeVar("T")

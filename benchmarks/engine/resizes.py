@@ -25,16 +25,9 @@ from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import PerceptronOfEight
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from services.executor.launcher import Exited, WorkerHandle
+from shared.messages.from_worker import Progressed, Started, Switched
 from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import (
-    Assignment,
-    ChangeMembership,
-    PeersLost,
-    Progressed,
-    Started,
-    StopAtBoundary,
-    Switched,
-)
+from shared.messages.to_worker import Assignment, ChangeMembership, PeersLost, StopAtBoundary
 
 _STEADY_REPORTS = 1  # of progress, between two changes
 _LARGE_ROUNDS = 3  # of a model that takes seconds for each

@@ -25,9 +25,10 @@ from benchmarks.engine.footprint import Footprint, footprint, shared_memory
 from benchmarks.engine.parts import table_of
 from benchmarks.engine.playing import CHANCES, Kind, Player, schedule
 from benchmarks.engine.schedules import JOBS, spec_of
-from benchmarks.engine.stage import STEP_S, stage
+from benchmarks.engine.stage import stage
 from shared.runtime.logs import configure_logs
 
+_STEP_S = 0.1  # of one worker: what is weighed are changes, and steps flat out would take the cores from them
 _REST_S = 2.5  # until what is retired has gone
 _LOOKS, _MOST_LOOKS, _LOOK_S = 8, 400, 0.07
 _WARM_UP = 10  # one in so many events comes before the first rest: memory that is touched once grows once
@@ -44,7 +45,7 @@ async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dic
     weights: list[Footprint] = []
     with tempfile.TemporaryDirectory() as record:
         async with stage() as there:
-            crew = there.crew("soak", spec_of(JOBS[virtual_nodes](), Path(record), step_s=STEP_S))
+            crew = there.crew("soak", spec_of(JOBS[virtual_nodes](), Path(record), step_s=_STEP_S))
             player = Player(crew, seed, spares_oldest=True)
             await crew.start(2)
             veteran = psutil.Process(crew.processes[0].handle.pid)

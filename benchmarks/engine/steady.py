@@ -30,7 +30,8 @@ from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from services.executor.worker.channel import Channel
 from services.executor.worker.setting_up import set_up
 from services.executor.worker.telemetry import Telemetry
-from shared.messages.worker_channel import Assignment, JoinRendezvous, RendezvousListening
+from shared.messages.from_worker import RendezvousListening
+from shared.messages.to_worker import Assignment, JoinRendezvous
 from shared.messages.worker_frames import FrameReader, encode_frame
 
 _WARM_UP_ROUNDS = 1

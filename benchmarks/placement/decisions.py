@@ -13,7 +13,9 @@ from immutables import Map
 from services.placement.policy import decide, pool_topology
 from shared.messages.events import PlacementDecided
 from shared.messages.job import JobClass, JobSpec
-from shared.messages.pool_state import Job, MeasuredCurve, NodeState, Phase, PoolState
+from shared.messages.job_state import Job, Phase
+from shared.messages.node_state import NodeState
+from shared.messages.pool_state import MeasuredCurve, PoolState
 from shared.scheduling.buddy import any_spread
 
 PROFILE = "on-paper/b256"

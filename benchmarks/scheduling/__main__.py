@@ -13,6 +13,7 @@ from benchmarks.scheduling.cycle import measure_cycle
 from benchmarks.scheduling.decisions import measure_decisions
 from benchmarks.scheduling.failures import measure_failures
 from benchmarks.scheduling.quality import MOVES, SCALES, Plan, in_short, measure_quality, totals
+from benchmarks.scheduling.relaxations import measure_relaxations
 from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation, two_months
@@ -23,6 +24,7 @@ from simulator.trace_driven.inputs import refusing
 from simulator.workload.throughputs import Throughputs
 
 QUICK_JOBS, QUICK_MOVES, QUICK_SCALES = 30, 200, (1, 8)
+RELAXATIONS_JOBS = 250
 QUICK_SHARE = 0.01  # of the two months
 LONG_TRACE = "cluster01"
 WIDEST = 190  # columns of the widest table: no cell is folded
@@ -36,6 +38,7 @@ class Part(StrEnum):
     DECISIONS = "decisions"
     CYCLE = "cycle"
     FAILURES = "failures"
+    RELAXATIONS = "relaxations"
 
 
 def main(
@@ -64,6 +67,7 @@ def main(
         int, typer.Option(min=0, help="Quality: of each search for a schedule with hindsight; 0: none.")
     ] = MOVES,
     runs: Annotated[int, typer.Option(min=1, help="Failures: seeded runs.")] = 1_000,
+    wishes: Annotated[int, typer.Option(min=1, help="Relaxations: wishes in each pool.")] = 1_000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; speed is measured in one.")] = (
         os.cpu_count() or 1
     ),
@@ -104,6 +108,8 @@ def main(
             _simulations(results, cases, known, quick=quick)
         if Part.FAILURES in parts:
             _failures(results, known, max(runs // 100, 2) if quick else runs, workers)
+        if Part.RELAXATIONS in parts:
+            _relaxations(results, known, quick=quick, count=3 if quick else wishes)
         if Part.QUALITY in parts:
             _quality(results, plan, workers)
     except KeyboardInterrupt:
@@ -153,6 +159,16 @@ def _failures(results: Results, known: Throughputs, runs: int, workers: int) -> 
     with results.counted(Part.FAILURES, workers):
         results.keep(Part.FAILURES, measure_failures(known, runs, workers))
     _note(f"{runs} lives with failures are measured")
+
+
+def _relaxations(results: Results, known: Throughputs, *, quick: bool, count: int) -> None:
+    if Part.RELAXATIONS in results.values:
+        return
+    with results.counted(Part.RELAXATIONS):
+        results.keep(
+            Part.RELAXATIONS, measure_relaxations(known, count, QUICK_JOBS if quick else RELAXATIONS_JOBS)
+        )
+    _note("wishes are asked again with less to ask")
 
 
 def _quality(results: Results, plan: Plan, workers: int) -> None:

@@ -22,7 +22,8 @@ from shared.messages.events import (
     PlacedJob,
     PlacementDecided,
 )
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.job_state import Job
+from shared.messages.pool_state import PoolState
 from shared.scheduling.outlook import resize_cost
 from simulator.trace_driven import facts
 from simulator.trace_driven.pool import TENANT, ClusterShape, pool_config, spec_of

@@ -7,9 +7,10 @@ from typing import cast
 
 from benchmarks.scheduling.workloads import cluster_of
 from shared.messages.events import JobFinished, JobProgressed, PlanDecided, PlanEvent
+from shared.messages.job_state import Job
 from shared.messages.lifecycle import evolve
 from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import Job, PoolState, spec_of
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.outlook import iteration_at, known_curve
 from simulator.trace_driven.simulation import Simulation
 from simulator.trace_driven.trial import Trial

@@ -1,8 +1,9 @@
 """Promises kept, and how close the deadlines met come to what is possible, on ever scarcer GPUs.
 
 Beside each score stand three rulers: what nobody can beat (the clairvoyant bound), the best schedule that is known
-with hindsight and every resize paid, and the best of the baselines. From ours to the best schedule is what knowing the
-future would win, and what is ours to improve; from there to the bound nobody is known to get.
+with hindsight and every resize paid, and the best of all policies, which know no future and may break their word. From
+ours to the best policy is ours to improve; from there to the best schedule is what only hindsight is known to win; from
+there to the bound nobody is known to get.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -165,6 +166,16 @@ def _row(plan: Plan, size: Size, started: _Started) -> dict[str, Any]:
         "best_baseline_met": baselines[best]["met"] if best is not None else None,
         "baselines": baselines,
     }
+
+
+def gap_of(row: dict[str, Any], policy: str) -> tuple[int, int, float]:
+    """What is missing to the bound: won by another policy that was run, by hindsight alone, and by nobody known."""
+    met_online = max(score["met"] for score in (*row["ours"].values(), *row["baselines"].values()))
+    return (
+        met_online - row["ours"][policy]["met"],
+        row["hindsight"] - met_online,
+        row["beyond_hindsight"],
+    )
 
 
 def in_short(row: dict[str, Any]) -> str:

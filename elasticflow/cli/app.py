@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import os
-import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +35,7 @@ from shared.errors import ElasticFlowError
 from shared.messages.codec import Undecodable
 from shared.messages.export import BadExport
 from shared.runtime.logs import configure_logs
+from shared.runtime.terminal import forget_stdout
 
 NEGATIVE = 1  # a refusal, or the answer is no
 CANNOT = 2  # wrong usage, or nobody to ask
@@ -52,7 +53,7 @@ class _Eflow(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # whoever read our output has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            forget_stdout()
             raise typer.Exit(0) from None
         except _EXPECTED as error:
             note(f"eflow: {error}")
@@ -99,22 +100,20 @@ def eflow(
     configure_logs(level=os.environ.get("EF_LOG_LEVEL", "warning"))
 
 
-app.command()(up.up)
-app.command()(down.down)
-app.command()(configure.configure)
-app.command()(submit.submit)
-app.command()(submit.quote)
-app.command()(profile.profile)
-app.command()(jobs.jobs)
-app.command()(jobs.cancel)
-app.command()(amend.amend)
-app.command()(scale.scale_out)
-app.command()(scale.scale_in)
-app.command()(checkpoint.checkpoint)
-app.command()(watch.watch)
-app.command()(logs.logs)
-app.command()(nodes.nodes)
-app.add_typer(events.app, name="events")
-app.command()(replay.replay)
-app.command(context_settings=simulate.SETTINGS)(simulate.simulate)
-app.command()(why.why)
+def _in_short(command: Callable[..., None]) -> str:
+    """The first sentence of its help, on one line: what the list of commands shows."""
+    sentence, _, _ = " ".join((command.__doc__ or "").split()).partition(". ")
+    return sentence.removesuffix(".")
+
+
+def _add(*commands: Callable[..., None]) -> None:
+    for command in commands:
+        app.command(short_help=_in_short(command))(command)
+
+
+_add(up.up, down.down, configure.configure)
+_add(submit.submit, submit.quote, profile.profile)
+_add(jobs.jobs, jobs.cancel, amend.amend, scale.scale_out, scale.scale_in, checkpoint.checkpoint)
+_add(watch.watch, logs.logs, nodes.nodes, why.why, replay.replay)
+app.add_typer(events.app, name="events", short_help=_in_short(events.events))
+app.command(short_help=_in_short(simulate.simulate), context_settings=simulate.SETTINGS)(simulate.simulate)

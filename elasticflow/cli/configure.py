@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.options import DataDir, NatsUrl, Pool
-from elasticflow.cli.output import say_line
+from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool
+from elasticflow.cli.output import print_json, say_line
 from elasticflow.endpoint import find_endpoint
 from elasticflow.pool_config import configure as configure_pool
 from elasticflow.pool_config import read_config
@@ -23,20 +23,25 @@ def configure(
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Say what the policies of a pool assume, from here on. A pool that has no
     configuration gets the defaults where no file is given; another one stays
-    as it is.
+    as it is. With --json: what is assumed then.
 
     \b
     Examples:
       eflow configure pool.toml
       eflow configure --nats-url nats://token@host:4222 --pool default
+      eflow configure --json | jq .config
     """
     wanted = read_config(file) if file is not None else None
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     replicas = Settings.from_environment().replicas
-    asyncio.run(
+    config = asyncio.run(
         configure_pool(endpoint.nats_url, endpoint.pool, wanted, SystemClock(), stream_replicas=replicas)
     )
-    say_line(f"pool {endpoint.pool} is configured")
+    if as_json:
+        print_json({"pool": endpoint.pool, "config": config})
+    else:
+        say_line(f"pool {endpoint.pool} is configured")

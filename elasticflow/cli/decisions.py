@@ -21,8 +21,8 @@ from shared.messages.events import (
     QuoteRefused,
 )
 from shared.messages.job import JobClass
+from shared.messages.job_state import Job, Phase
 from shared.messages.offer import Offer
-from shared.messages.pool_state import Job, Phase
 
 
 def show_decision(decision: Decision, wish: Wish) -> None:

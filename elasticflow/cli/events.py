@@ -70,8 +70,7 @@ def export(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write the whole ledger into one file, as raw as it is stored; it needs no
-    NATS to be replayed.
+    """Write the whole ledger into a file that is replayed without any NATS.
 
     \b
     Examples:

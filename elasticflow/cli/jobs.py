@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
-from elasticflow.cli.output import bar, console, print_json, say, say_line, state_word, table
+from elasticflow.cli.output import bar, print_json, say, say_line, state_word, table
 from elasticflow.client import Client
 from elasticflow.phrases import bound_in_words
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import JobView, job_views
 from shared.messages.events import CancelRefused, JobCancelled
+from shared.runtime.terminal import console
 
 
 def jobs(

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run_at
 from elasticflow.cli.output import note, print_json, say_line
 from elasticflow.client import Client
 from elasticflow.endpoint import Endpoint, find_endpoint
-from shared.messages.pool_state import Job
+from shared.messages.job_state import Job
 
 _NAME = re.compile(r"g(\d+)-r(\d+)\.log")
 _POLL_S = 0.3
@@ -32,7 +32,8 @@ def logs(
     """Show the logs of a job's workers, each line with its generation and rank.
 
     The files lie in the pool's data folder. Where they are on another machine,
-    the traceback of a failed job still comes from the ledger.
+    the traceback of a failed job still comes from the ledger. With --json
+    --follow one JSON value a line, the last of them how the job ended.
 
     \b
     Examples:
@@ -44,30 +45,40 @@ def logs(
     job = run_at(endpoint, lambda client: client.job(job_id))
     folder = endpoint.data_dir / "logs" / job_id if endpoint.data_dir else None
     reader = LogReader(folder, rank)
-    lines = list(reader.new_lines())
-    if as_json:
-        print_json({"job_id": job_id, "error": job.explanation, "traceback": job.traceback, "lines": lines})
+    if as_json and not follow:
+        print_json(_end(job) | {"lines": list(reader.new_lines())})
         return
-    for line in lines:
-        say_line(line)
+    show = _show_as_json if as_json else say_line
+    _print_new(reader, show)
     if follow and job.live:
-        job = _follow(endpoint, job_id, reader)
+        job = _follow(endpoint, job_id, reader, show)
+    if as_json:
+        print_json(_end(job))
+        return
     if reader.silent:
         _explain_silence(job, folder)
     if job.explanation:  # the workers may not know it: that they stood still, or were cancelled
         note(f"eflow: job {job_id} {job.phase.value}: {job.explanation}")
 
 
-def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader") -> Job:
+def _end(job: Job) -> dict[str, str]:
+    return {"job_id": job.job_id, "error": job.explanation, "traceback": job.traceback}
+
+
+def _show_as_json(line: str) -> None:
+    print_json({"line": line})
+
+
+def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader", show: Callable[[str], None]) -> Job:
     """Print what is written until the job has ended, and then the rest; the job as it ended."""
 
     async def printing(client: Client) -> Job:
         ended = asyncio.create_task(client.wait(job_id))
         try:
             while not ended.done():
-                _print_new(reader)
+                _print_new(reader, show)
                 await asyncio.wait([ended], timeout=_POLL_S)
-            _print_new(reader)
+            _print_new(reader, show)
             return await ended
         finally:
             ended.cancel()
@@ -75,9 +86,9 @@ def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader") -> Job:
     return run_at(endpoint, printing)
 
 
-def _print_new(reader: "LogReader") -> None:
+def _print_new(reader: "LogReader", show: Callable[[str], None]) -> None:
     for line in reader.new_lines():
-        say_line(line)
+        show(line)
 
 
 def _explain_silence(job: Job, folder: Path | None) -> None:

@@ -1,7 +1,4 @@
-"""How the command speaks: results on stdout, as tables or one JSON value; everything else on stderr.
-
-Colour only on a terminal, and not where NO_COLOR is set (rich sees to both).
-"""
+"""How the command speaks: results on stdout, as tables or one JSON value; everything else on stderr."""
 
 import json
 import sys
@@ -9,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
+from shared.runtime.terminal import console
 
 STYLES = {
+    "undecided": "cyan",
     "profiling": "cyan",
     "waiting": "yellow",
     "starting": "cyan",
@@ -28,12 +26,6 @@ STYLES = {
     "failed": "red",
     "cancelled": "bright_black",
 }
-
-
-def console() -> Console:
-    """For results; made anew, so that it sees the stdout of now."""
-    terminal = Console(highlight=False)
-    return terminal if terminal.is_terminal else Console(highlight=False, width=_WIDTH_IN_FILES)
 
 
 def say(shown: RenderableType) -> None:

@@ -12,6 +12,7 @@ from elasticflow.cli.wish import Wish
 from elasticflow.client import Client
 from elasticflow.errors import UnknownJob
 from elasticflow.job import InvalidJob
+from elasticflow.phrases import undecided_in_words
 from elasticflow.profiles import ProfileView, profile_view
 from elasticflow.submission import Submission, load, measurable, quotable, with_code
 from elasticflow.times import clock_time
@@ -78,7 +79,7 @@ async def _measured(client: Client, ready: Submission) -> ProfileView:
     answer = await client.profile(
         ready.spec,
         code=ready.code,
-        on_profiling=lambda event: note(f"{event.job_id}: not measured yet, measuring it on free GPUs ..."),
+        on_undecided=lambda event: note(f"{event.job_id}: {undecided_in_words(event)} ..."),
     )
     view = profile_view(await client.state(), ready.spec)
     if not isinstance(answer, JobMeasured) or view is None:

@@ -31,7 +31,11 @@ def replay(
         bool, typer.Option("--verify", help="Take every decision again; exit 1 at the first that differs.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Step through, an event a line; the live one goes on.")
+        bool,
+        typer.Option(
+            "--follow",
+            help="Step through, an event a line; the live one goes on. A file on a terminal: by key.",
+        ),
     ] = False,
     delay: Annotated[
         float | None, typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds a step.")
@@ -99,7 +103,7 @@ def _follow_live(options: list[str], *, nats_url: str, pool: str, data_dir: Path
     pipe = cast(BinaryIO, simulator.stdin)
     try:
         run(lambda client: stream_ledger(client, pipe), nats_url=nats_url, pool=pool, data_dir=data_dir)
-    except BrokenPipeError:  # the simulator has had enough, or has said why not
+    except ConnectionError:  # the simulator has had enough, or has said why not
         return simulator.wait()
     finally:
         with contextlib.suppress(OSError):

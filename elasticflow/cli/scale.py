@@ -12,7 +12,7 @@ from elasticflow.job import InvalidJob
 from elasticflow.phrases import bound_in_words, schedule_in_words
 from elasticflow.times import parse_duration_s
 from shared.messages.events import BoundEnded, JobScaled, ScaleRefused
-from shared.messages.pool_state import Job
+from shared.messages.job_state import Job
 
 Answer = JobScaled | BoundEnded | ScaleRefused
 

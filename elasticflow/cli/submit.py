@@ -28,9 +28,10 @@ from elasticflow.cli.options import (
 from elasticflow.cli.output import note, plain, print_json, say_line
 from elasticflow.cli.wish import ClassName, Wish
 from elasticflow.client import Client
+from elasticflow.phrases import undecided_in_words
 from elasticflow.submission import load, quotable, with_code
 from shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteHeld, QuoteRefused
-from shared.messages.pool_state import Job
+from shared.messages.job_state import Job
 
 Target = Annotated[
     str,
@@ -123,11 +124,14 @@ def submit(
       eflow submit train.py --deadline 2h --name nightly-42 --wait --json
       eflow submit train.py --quote digits-3f9a1c
       eflow submit ddp.py --batch 64 --iterations 900 --deadline 5m -- --lr 0.1
-      eflow submit old.py --torchrun --batch 256 --batch-per-worker 32 --iterations 900 --deadline 1h
+      eflow submit old.py --torchrun --batch 256 --batch-per-worker 32 \\
+        --iterations 900 --deadline 1h
       eflow submit train.py --deadline 2h --gpus 2..8
     """
     if quote_id and name:
         raise typer.BadParameter("a quote is taken under its own id; leave --name out", param_hint="--name")
+    if name.startswith("-"):
+        raise typer.BadParameter(f"other commands would take {name!r} for an option", param_hint="--name")
     wish = Wish(
         target=target,
         arguments=tuple(arguments or ()),
@@ -158,9 +162,7 @@ def submit(
             ready.spec,
             job_id=name,
             code=ready.code,
-            on_profiling=lambda event: note(
-                f"{event.job_id}: speed not known yet, measuring it on free GPUs before the decision ..."
-            ),
+            on_undecided=lambda event: note(f"{event.job_id}: {undecided_in_words(event)} ..."),
         )
         if not (wait and isinstance(decision, JobAdmitted)):
             return decision, None

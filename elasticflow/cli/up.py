@@ -23,6 +23,7 @@ from shared.runtime.nats_url import masked
 from shared.runtime.settings import Settings
 
 _POLL_S = 0.1
+_MAX_PROCESSES = 64  # of one kind on one machine: each takes a second of a core to start, and 60 MB or more
 _FOLDER = "--data-dir"
 
 
@@ -35,7 +36,13 @@ class Device(StrEnum):
 def up(
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", min=0, metavar="N", help="Executors to start here. Default: 2, with GPUs 1."),
+        typer.Option(
+            "--nodes",
+            min=0,
+            max=_MAX_PROCESSES,
+            metavar="N",
+            help="Executors to start here. Default: 2, with GPUs 1.",
+        ),
     ] = None,
     slots: Annotated[
         int | None,
@@ -127,6 +134,8 @@ def up(
         nats_port=nats_port,
         stream_replicas=Settings.from_environment().replicas,
     )
+    if reserve and nodes and reserve >= nodes:
+        note(f"no deadline is promised before more nodes join: a reserve of {reserve} keeps all nodes back")
     if detach:
         run = _start_detached(plan.data_dir)
         _show(run, as_json, detached=True)
@@ -185,9 +194,10 @@ def _start_detached(data_dir: Path) -> RunFile:
 
 def _parse_replicas(text: str) -> tuple[str, int]:
     service, _, count = text.partition("=")
-    if service not in REPLICABLE or not count.isdecimal() or int(count) < 1:
+    if service not in REPLICABLE or count not in map(str, range(1, _MAX_PROCESSES + 1)):
         raise typer.BadParameter(
-            f"{text!r} is not SERVICE=N with one of {', '.join(REPLICABLE)}", param_hint="--replicas"
+            f"{text!r} is not SERVICE=N with one of {', '.join(REPLICABLE)} and N from 1 to {_MAX_PROCESSES}",
+            param_hint="--replicas",
         )
     return service, int(count)
 

@@ -13,11 +13,13 @@ from rich.text import Text
 from elasticflow.cli.jobs import jobs_table
 from elasticflow.cli.nodes import nodes_table
 from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.output import console, print_json, say_line
+from elasticflow.cli.output import print_json, say_line
 from elasticflow.client import Client
+from elasticflow.phrases import gpus_counted
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.views import JobView, job_views, node_views, present_nodes
 from shared.messages.pool_state import PoolState
+from shared.runtime.terminal import console
 
 _REDRAW_S = 0.5
 _RECENT_S = 60.0  # how long an ended job stays in the picture
@@ -108,10 +110,10 @@ def picture(state: PoolState, now_s: float) -> Group:
         for view in job_views(state, now_s, ended=True)
         if view.ended_at_s is None or now_s - view.ended_at_s < _RECENT_S
     )
-    used = sum(view.num_gpus for view in views)
+    used, num_live = sum(view.num_gpus for view in views), len(state.live_jobs)
     headline = Text.assemble(
         (clock_time(now_s), "bold"),
-        f"   {used}/{state.num_gpus} GPUs in use   {len(state.live_jobs)} jobs live, "
+        f"   {used}/{state.num_gpus} GPUs in use   {num_live} job{'' if num_live == 1 else 's'} live, "
         f"{len(state.ended_jobs)} ended   ledger at {state.sequence}",
     )
     jobs = jobs_table(views, now_s) if views else Text("no jobs now", style="bright_black")
@@ -131,7 +133,7 @@ def change_line(view: JobView, now_s: float) -> str:
     """ "18:03:01  digits  running  4 GPUs  120/300  12.3/s  finish in 15.2s  margin 40.1s"."""
     words = [clock_time(view.ended_at_s or now_s), view.job_id, view.activity]
     if view.num_gpus:
-        words.append(f"{view.num_gpus} GPU{'' if view.num_gpus == 1 else 's'}")
+        words.append(gpus_counted(view.num_gpus))
     if view.max_iterations:
         words.append(f"{view.iteration}/{view.max_iterations}")
     if view.iterations_per_s:

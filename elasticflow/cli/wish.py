@@ -77,7 +77,9 @@ class Wish:
         settings: dict[str, Any] = dict(map(parse_setting, self.settings))
         if self.batch_per_worker is not None:
             settings["batch_per_worker"] = self.batch_per_worker
-        job.set_hyperparameter(global_batch_size=self.batch, **settings)
+        if self.batch is not None:
+            settings["global_batch_size"] = self.batch
+        job.set_hyperparameter(**settings)
         if self.gpus:
             min_gpus, max_gpus = parse_gpus(self.gpus)
             job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from elasticflow.supervisor import UpPlan
 from examples.demo.cast import cast
@@ -19,6 +18,7 @@ from examples.demo.report import as_json, draw, rows, table
 from shared.errors import ElasticFlowError
 from shared.messages.cluster import PoolConfig
 from shared.runtime.logs import configure_logs
+from shared.runtime.terminal import console
 
 
 def main(
@@ -32,7 +32,7 @@ def main(
     os.environ.pop("NATS_URL", None)  # the demonstration has a server of its own
     os.environ["EF_PRELOAD"] = "sklearn.datasets"  # two of the three kinds import it
     configure_logs(level="error")
-    console = Console()
+    terminal = console()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     plan = UpPlan(
@@ -41,27 +41,27 @@ def main(
         slots_per_node=slots,
         config=PoolConfig(throughput_margin=0.35, resize_cost_s=3.0, deadline_slack_s=2.0, stop_free=True),
     )
-    console.print(
+    terminal.print(
         f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ..."
     )
     try:
-        performance = asyncio.run(perform(cast(), plan, console, out / "ledger.eflow"))
+        performance = asyncio.run(perform(cast(), plan, terminal, out / "ledger.eflow"))
     except ElasticFlowError as error:
-        console.print(str(error), style="red")
+        terminal.print(str(error), style="red")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     told = rows(performance)
     (out / "jobs.json").write_text(json.dumps(as_json(told), indent=2) + "\n")
     draw(performance, told, out / "gpus.png")
-    console.print(table(told))
+    terminal.print(table(told))
     verified = subprocess.run(
         [sys.executable, "-m", "simulator", "replay", str(out / "ledger.eflow"), "--verify"], check=False
     )
-    console.print(f"GPUs over time: {out}/gpus.png   numbers: {out}/jobs.json   ledger: {out}/ledger.eflow")
+    terminal.print(f"GPUs over time: {out}/gpus.png   numbers: {out}/jobs.json   ledger: {out}/ledger.eflow")
     broken = [row.job_id for row in told if not row.kept]
     if broken:
-        console.print(f"promises broken or jobs failed: {', '.join(broken)}", style="bold red")
+        terminal.print(f"promises broken or jobs failed: {', '.join(broken)}", style="bold red")
     raise typer.Exit(1 if broken or verified.returncode else 0)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from elasticflow.views import promised_finish_s
 from examples.demo.performance import Performance
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Job, Phase
+from shared.messages.job_state import Job, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from services.admission.refusals import no_such_job
 from services.admission.replanning import Found, Replanning, own
 from shared.messages.commands import AmendJob
 from shared.messages.events import AmendRefused, JobAmended
+from shared.messages.job_state import Job, Phase
 from shared.messages.offer import Offer
-from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.outlook import planned_deadline_s
 from shared.scheduling.planned_pool import flat

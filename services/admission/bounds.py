@@ -16,7 +16,8 @@ from shared.messages.events import BoundEnded, JobScaled, ScaleRefused
 from shared.messages.fold_bounds import bounded, own_range
 from shared.messages.fold_curves import with_range
 from shared.messages.gpu_range import GpuBound, range_problem
-from shared.messages.pool_state import Job, Phase, PoolState
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.outlook import known_curve

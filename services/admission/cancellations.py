@@ -3,7 +3,8 @@
 from services.admission.refusals import no_such_job
 from shared.messages.commands import CancelJob
 from shared.messages.events import CancelRefused, JobCancelled
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.job_state import Phase
+from shared.messages.pool_state import PoolState
 
 
 def cancel(state: PoolState, wish: CancelJob, now_s: float) -> JobCancelled | CancelRefused | None:

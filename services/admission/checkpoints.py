@@ -3,7 +3,8 @@
 from services.admission.refusals import no_such_job
 from shared.messages.commands import CheckpointJob
 from shared.messages.events import CheckpointKept, CheckpointRefused, CheckpointRequested
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.job_state import Phase
+from shared.messages.pool_state import PoolState
 
 
 def checkpoint(

@@ -118,15 +118,17 @@ def _between(
     fewer: int,
     most: int,
 ) -> list[Offer]:
-    """Parts of the iterations that do not fit by the deadline, each as early as moves nobody."""
+    """Parts of the iterations that do not fit by the deadline, each as early as moves nobody, and sooner than more."""
     found, slack_s = list[Offer](), promises.state.config.deadline_slack_s
-    for part in range(1, most + 1):
+    sooner_than_s = earliest_s
+    for part in range(most, 0, -1):
         iterations = fewer + (spec.max_iterations - fewer) * part // (most + 1)
         if fewer < iterations < spec.max_iterations:
             shorter = replace(job, remaining_iterations=float(iterations))
             deadline_s = promises.earliest_deadline_s(shorter, tight=False)
-            if deadline_s is not None and job.deadline_s < deadline_s < earliest_s:
-                found.append(_offer(spec, deadline_s + slack_s, max_iterations=iterations))
+            if deadline_s is not None and job.deadline_s < deadline_s < sooner_than_s:
+                found.insert(0, _offer(spec, deadline_s + slack_s, max_iterations=iterations))
+                sooner_than_s = deadline_s
     return found
 
 

@@ -29,8 +29,9 @@ from shared.messages.events import (
 from shared.messages.fold_admission import is_anew
 from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass, JobSpec
+from shared.messages.job_state import Job
 from shared.messages.lifecycle import apply
-from shared.messages.pool_state import Job, PoolState, spec_of
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.job_table import SchedulableJob, gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer, profile_known
 from shared.scheduling.planned_pool import flat
@@ -87,9 +88,7 @@ class Desk:
             only_measured=isinstance(submission, ProfileJob),
         )
         if self._is_anothers(wish):
-            why = (
-                f"job_id: a quote of this name is held for another tenant; choose another than {wish.job_id}"
-            )
+            why = f"job_id: a quote of another tenant is held under the name {wish.job_id}; choose another"
             self._reject(wish, "duplicate", why)
             return
         known = self.state.job(wish.job_id)
@@ -105,7 +104,7 @@ class Desk:
         elif isinstance(submission, SubmitJob) and (taken := self._taken(submission)) is not None:
             self.say(taken)
             self.promises.look_again(self.state)
-        elif profile_known(self.state, spec) or too_small(self.state, spec):
+        elif self.state.num_gpus and (profile_known(self.state, spec) or too_small(self.state, spec)):
             self._admit_or_reject(wish)
         elif not self._objected(wish, 0.0):
             self.say(
@@ -115,6 +114,7 @@ class Desk:
                     spec=spec,
                     deadline_s=wish.deadline_s,
                     only_measured=wish.only_measured,
+                    waits_for="profile" if self.state.num_gpus else "gpus",
                     at_s=self.now_s,
                 )
             )
@@ -134,8 +134,8 @@ class Desk:
         if isinstance(said, QuoteHeld | JobAmended | JobCancelled | JobScaled | BoundEnded):
             self.promises.look_again(self.state)
 
-    def decide_profiled(self, job: Job) -> None:
-        """Decide on a job that waits for its profile, if it is known now or comes too late."""
+    def decide_waiting(self, job: Job) -> None:
+        """Decide on a job that waits for its profile, or for the first node of a pool, if that is over or too late."""
         spec = spec_of(job)
         wish = Wish(
             job_id=job.job_id,
@@ -144,14 +144,16 @@ class Desk:
             deadline_s=job.deadline_s,
             only_measured=job.only_measured,
         )
-        if profile_known(self.state, spec):
+        if self.state.num_gpus and profile_known(self.state, spec):
             problems = size_problems(self.state, spec)
             if problems:
                 self._reject(wish, "invalid", "; ".join(problems))
             else:
                 self._admit_or_reject(wish)
         elif wish.deadline_s is not None and wish.deadline_s <= self.now_s:
-            self._reject(wish, "deadline", "its deadline passed before its speed could be measured")
+            missed = "its speed could be measured" if self.state.num_gpus else "a node joined the pool"
+            reason = "deadline" if self.state.num_gpus else "unrunnable"
+            self._reject(wish, reason, f"its deadline passed before {missed}")
 
     def _admit_or_reject(self, wish: Wish) -> None:
         spec, curve = wish.spec, known_curve(self.state, wish.spec)

@@ -14,7 +14,7 @@ from services.admission.cancellations import cancel
 from services.admission.checkpoints import checkpoint
 from services.admission.desk import Desk
 from services.admission.quotes import hold
-from services.admission.refusals import problems_of
+from services.admission.refusals import no_deadline, problems_of, why_unquotable
 from shared.messages.commands import (
     AmendJob,
     CancelJob,
@@ -36,7 +36,7 @@ from shared.scheduling.outlook import known_curve, newcomer
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[AdmissionEvent, ...]:
-    """Answer each wish in turn, each on what the ones before it left; then the jobs whose profile is known now."""
+    """Answer each wish in turn, each on what the ones before it left; then those that waited."""
     desk = Desk(state, now_s)
     for ended in ended_bounds(state, now_s):
         desk.answer(ended)
@@ -50,7 +50,7 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
             else:
                 desk.answer(_judged(desk, command))
     for job in desk.state.profiling_jobs:
-        desk.decide_profiled(job)
+        desk.decide_waiting(job)
     return tuple(desk.said)
 
 
@@ -73,7 +73,7 @@ def _judged(
 
 
 def wake_at_s(state: PoolState) -> float | None:
-    """When the first job that still waits for its profile runs out of time, or an operator's bound ends."""
+    """When the first job that still waits for a decision runs out of time, or an operator's bound ends."""
     overdue_s = (job.deadline_s for job in state.profiling_jobs)
     bounds_over_s = (bound.until_s for bound in state.bounds.values())
     return min((at_s for at_s in (*overdue_s, *bounds_over_s) if at_s is not None), default=None)
@@ -86,17 +86,13 @@ def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQu
     problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)
     curve = known_curve(state, spec)
     if problems or curve is None:
-        why = (
-            "; ".join(problems)
-            or "its speed is not known yet: submit it, it is measured before it is decided"
-        )
+        why = "; ".join(problems) or why_unquotable(state, spec)
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
     job = newcomer(state, "quote", spec, curve, math.inf)
     desk.promises.expect_another()
     planned_s = desk.promises.earliest_deadline_s(job)
     if planned_s is None:
-        why = f"no deadline would do on {state.num_gpus} GPUs"
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
+        return DeadlineQuoted(earliest_deadline_s=None, explanation=no_deadline(state), at_s=now_s)
     proposal = desk.promises.propose(replace(job, deadline_s=planned_s))
     return DeadlineQuoted(
         earliest_deadline_s=planned_s + state.config.deadline_slack_s,

@@ -13,7 +13,7 @@ from shared.messages.cluster import ShareSchedule
 from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.greedy import Greedy
-from shared.scheduling.insistence import MANY_WAYS, Insistence
+from shared.scheduling.insistence import MANY_FILLINGS, Insistence
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
 from shared.scheduling.proposal import Proposal
@@ -24,8 +24,8 @@ from shared.scheduling.selection import Selection, least_gpu_seconds
 MAX_THOROUGH_REFUSALS = (
     1  # of one decision: a thorough one costs as much as ten wishes, which all wait for it
 )
-MAX_EFFORTS = 16  # of one decision: refusals after which others are tried in few ways only
-FEW_WAYS = 16
+MAX_EFFORTS = 16  # of one decision: refusals after which less is tried beside the plans to come
+FEW_FILLINGS = 1_024
 
 
 class Promises:
@@ -43,8 +43,13 @@ class Promises:
         """Something other than a promise has changed the pool: plan anew."""
         self.state = state
         self._pool: PlannedPool | None = None
-        self._refused: list[SchedulableJob] = []  # beside this plan
+        self._forget_room()
         self._is_told = False
+
+    def _forget_room(self) -> None:
+        """The plan is another now."""
+        self._room: Room | None = None
+        self._refused: list[SchedulableJob] = []  # beside this plan
 
     def expect(self, asked: Iterable[float]) -> None:
         """The GPU-seconds of the wishes at hand, which all count as demand from now on; of one with inf only that it
@@ -99,8 +104,10 @@ class Promises:
     @property
     def room(self) -> Room:
         """For one more beside this plan: in a decision with many refusals, only at its beginning with all effort."""
-        num_ways = MANY_WAYS if self.num_refusals < MAX_EFFORTS else FEW_WAYS
-        return room_beside(self.plan, self.state, num_ways)
+        if self._room is None:
+            most_fillings = MANY_FILLINGS if self.num_refusals < MAX_EFFORTS else FEW_FILLINGS
+            self._room = room_beside(self.plan, self.state, most_fillings)
+        return self._room
 
     def accept(self, proposal: Proposal) -> dict[str, ShareSchedule]:
         """It was promised: the schedules of others that are not those of the ledger any more."""
@@ -108,7 +115,7 @@ class Promises:
         for row, schedule in proposal.moved.items():
             replanned[plan.table.job_ids[row]] = flat(schedule)
         plan.accept(proposal)
-        self._refused = []
+        self._forget_room()
         return replanned
 
     def news(self) -> dict[str, ShareSchedule]:
@@ -190,9 +197,9 @@ def is_selective(state: PoolState) -> bool:
     return state.config.admission == "selective"
 
 
-def room_beside(plan: AdmissionPlan, state: PoolState, num_ways: int = MANY_WAYS) -> Room:
+def room_beside(plan: AdmissionPlan, state: PoolState, most_fillings: int = MANY_FILLINGS) -> Room:
     """Who refuses only what cannot be kept tries harder before a no (docs/adr/0017)."""
-    return Greedy(plan) if is_selective(state) else Insistence(plan, num_ways)
+    return Greedy(plan) if is_selective(state) else Insistence(plan, most_fillings)
 
 
 def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:

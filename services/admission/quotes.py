@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from services.admission.promises import Promises, asks_no_less
-from services.admission.refusals import size_problems
+from services.admission.refusals import no_deadline, size_problems, why_unquotable
 from services.admission.rules import Request, objection
 from shared.messages.commands import HoldQuote, SubmitJob
 from shared.messages.events import JobAdmitted, QuoteHeld, QuoteRefused
@@ -33,14 +33,13 @@ def hold(
     curve, until_s = known_curve(state, spec), now_s + wish.hold_s
     why = _obstacle(state, wish, now_s)
     if why is None and curve is None:
-        why = "its speed is not known here: submit it, it is measured before it is decided"
+        why = why_unquotable(state, spec)
     if why is not None or curve is None:
         return QuoteRefused(job_id=wish.job_id, explanation=why or "", at_s=now_s)
     job = newcomer(state, wish.job_id, spec, curve, math.inf)
     found = _reservation(promises, job, until_s)
     if found is None:
-        why = f"no deadline would do on {state.num_gpus} GPUs"
-        return QuoteRefused(job_id=wish.job_id, explanation=why, at_s=now_s)
+        return QuoteRefused(job_id=wish.job_id, explanation=no_deadline(state), at_s=now_s)
     planned_s, schedule = found
     needed = gpu_seconds(schedule)
     why = objection(state, Request(job_id=wish.job_id, tenant=wish.tenant, gpu_seconds=needed, at_s=now_s))

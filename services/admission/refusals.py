@@ -7,7 +7,11 @@ from shared.messages.gpu_range import range_problem
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.pool_state import PoolState
 from shared.scheduling.job_table import SchedulableJob
-from shared.scheduling.outlook import largest_level
+from shared.scheduling.outlook import largest_level, profile_known, promisable_gpus
+
+_SPEED_UNKNOWN = (
+    "its speed is not known yet: `eflow profile` measures it, and so does a submission before it is decided"
+)
 
 
 def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
@@ -50,6 +54,13 @@ def too_small(state: PoolState, spec: JobSpec) -> bool:
     return 0 < state.num_gpus < spec.gpu_range.least
 
 
+def why_unquotable(state: PoolState, spec: JobSpec) -> str:
+    """There is no curve to count on."""
+    if state.num_gpus and not profile_known(state, spec):
+        return _SPEED_UNKNOWN
+    return why_unrunnable(state, spec)
+
+
 def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
     """There is no size on which it runs here."""
     if too_small(state, spec):
@@ -69,10 +80,11 @@ def why_late(
     """The rejection in a sentence with numbers."""
     window_s = job.deadline_s + state.config.deadline_slack_s - now_s
     most = job.curve.max_useful_gpus
+    gpus = "1 GPU" if most == 1 else f"{most} GPUs"
     fastest = job.curve.throughput(most)
     alone_s = spec.max_iterations / fastest + job.resize_cost.seconds(most)
     return (
-        f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {most} GPUs they take "
+        f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {gpus} they take "
         f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {_offered(state, earliest_s, now_s)}"
     )
 
@@ -91,5 +103,11 @@ def why_dear(
 def _offered(state: PoolState, earliest_s: float | None, now_s: float) -> str:
     """earliest_s: of planned time, which ends before the deadline that is told."""
     if earliest_s is None:
-        return "no deadline would be met"
+        return no_deadline(state)
     return f"a deadline in {math.ceil(earliest_s + state.config.deadline_slack_s - now_s)} s would be met"
+
+
+def no_deadline(state: PoolState) -> str:
+    """None at all can be promised."""
+    kept = "" if promisable_gpus(state)[0] else ", which are all kept in reserve (reserve_nodes)"
+    return f"no deadline would do on {state.num_gpus} GPUs{kept}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from services.admission.promises import Promises, room_beside
 from services.admission.rules import Request, objection
 from shared.messages.cluster import ShareSchedule
-from shared.messages.pool_state import Job, PoolState, spec_of
+from shared.messages.job_state import Job
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
 from shared.scheduling.outlook import known_curve, planned_deadline_s, resize_cost
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
@@ -22,13 +23,14 @@ Found = Proposal | Schedule  # a new schedule, or the one that it has
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanning:
-    """The job as it is `before`, and the plan of all others, which stays."""
+    """The job as it is `before`, and the plan of all others, which stays, with the room beside it."""
 
     state: PoolState
     promises: Promises
     others: PlannedPool
     job: Job
     before: SchedulableJob
+    room: Room
     now_s: float
 
     @staticmethod
@@ -38,24 +40,23 @@ class Replanning:
         before = _as_it_is(state, others, job)
         if before is None:
             return None
-        return Replanning(state=state, promises=promises, others=others, job=job, before=before, now_s=now_s)
+        room = room_beside(others.plan, state)
+        return Replanning(
+            state=state, promises=promises, others=others, job=job, before=before, room=room, now_s=now_s
+        )
 
     def found(self, after: SchedulableJob) -> Found | None:
         """What keeps the deadline of the job as it is to be: a new schedule, or the old one where no other is found."""
-        proposal = self._room.propose(after)
+        proposal = self.room.propose(after)
         if proposal is None and self._end_as_held_s(after) <= after.deadline_s:
             return self.held
         return proposal
 
     def earliest_deadline_s(self, after: SchedulableJob) -> float | None:
         """From when on a way is found, in whole seconds."""
-        found_s, held_s = self._room.earliest_deadline_s(after), self._end_as_held_s(after)
+        found_s, held_s = self.room.earliest_deadline_s(after), self._end_as_held_s(after)
         earliest_s = min(math.inf if found_s is None else found_s, held_s)
         return None if earliest_s == math.inf else float(math.ceil(earliest_s))
-
-    @property
-    def _room(self) -> Room:
-        return room_beside(self.others.plan, self.state)
 
     def _end_as_held_s(self, after: SchedulableJob) -> float:
         """When it would end under the schedule that it has; inf if that is not enough."""

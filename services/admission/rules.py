@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.messages.cluster import TenantQuota
-from shared.messages.pool_state import Phase, PoolState, Usage
+from shared.messages.job_state import Phase
+from shared.messages.pool_state import PoolState, Usage
 from shared.scheduling.quota import quota_refusal
 
 

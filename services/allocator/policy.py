@@ -11,8 +11,9 @@ import math
 from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from shared.messages.job import JobClass, JobSpec
+from shared.messages.job_state import Job
 from shared.messages.policy import planner
-from shared.messages.pool_state import Job, PoolState, spec_of
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.allocation import allocate
 from shared.scheduling.outlook import largest_level, planned_deadline_s, profile_known
 from shared.scheduling.planned_pool import PlannedPool, planned_pool
@@ -139,7 +140,7 @@ def _completed_profile(
     state: PoolState, profiling: Job | None, lent: int, now_s: float
 ) -> ProfileCompleted | None:
     """The pre-run is over when no further level is worth it, or none can be lent and one at least is known."""
-    if profiling is None or lent:
+    if profiling is None or lent or not state.num_gpus:
         return None
     profile_key = spec_of(profiling).profile_key
     measured = state.curves.get(profile_key)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from services.executor.model import Worker
 from services.executor.notes import AskForCheckpoint, WorkerId
-from shared.messages import worker_channel as channel
+from shared.messages import from_worker
 from shared.messages.events import CheckpointFailed, CheckpointWritten
-from shared.messages.pool_state import Job, Phase
+from shared.messages.job_state import Job, Phase
 
 
 def asked_checkpoint(
@@ -41,7 +41,7 @@ def _answer(job: Job, worker: Worker, now_s: float) -> CheckpointWritten | Check
     said = worker.checkpoint_answer
     if said is None or said.request != job.checkpoint_request:
         return None
-    if isinstance(said, channel.NotCheckpointed):
+    if isinstance(said, from_worker.NotCheckpointed):
         return CheckpointFailed(job_id=job.job_id, request=said.request, explanation=said.reason, at_s=now_s)
     return CheckpointWritten(
         job_id=job.job_id,

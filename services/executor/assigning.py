@@ -4,7 +4,7 @@ from pathlib import Path
 
 from services.executor.notes import StartWorker
 from services.executor.settings import ExecutorSettings
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 
 
 def assignment(action: StartWorker, settings: ExecutorSettings, data_dir: Path, code_path: str) -> Assignment:

@@ -13,13 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from services.executor.processes import kill_group, wait_until_gone
 from shared.errors import Retry
-from shared.messages.worker_channel import (
-    ForkRefused,
-    ForkServerReady,
-    ForkWorker,
-    WorkerForked,
-    WorkerReaped,
-)
+from shared.messages.forking import ForkRefused, ForkServerReady, ForkWorker, WorkerForked, WorkerReaped
 from shared.messages.worker_frames import FrameReader, encode_frame
 
 _LOAD_TIMEOUT_S = 120.0  # importing torch from a cold disk

@@ -18,7 +18,8 @@ import structlog
 from services.executor.fork_server import Exited, ForkServer, LaunchFailed
 from services.executor.processes import cpu_s_if_stopped, kill_group, kill_marked
 from services.executor.spares import Spares, WorkerProcess
-from shared.messages.worker_channel import Assignment, FromWorker, ToWorker, WriteLog
+from shared.messages.from_worker import FromWorker
+from shared.messages.to_worker import Assignment, ToWorker, WriteLog
 from shared.messages.worker_frames import BrokenChannel, FrameReader, encode_frame
 
 log = structlog.get_logger()

@@ -13,12 +13,12 @@ from typing import Literal, cast
 from immutables import Map
 
 from services.executor.notes import ChangeMembers, Ended, Purpose, WorkerId
-from shared.messages import events, lifecycle
-from shared.messages import worker_channel as channel
+from shared.messages import events, from_worker, lifecycle
 from shared.messages.cluster import GpuId
 from shared.messages.events import PlanDecided
+from shared.messages.job_state import Job, nodes_of
 from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import Job, PoolState, nodes_of
+from shared.messages.pool_state import PoolState
 from shared.messages.resize_timeline import ResizeTimeline
 
 # --- state ----------------------------------------------------------------------------------------------
@@ -73,11 +73,13 @@ class Worker:
     progressed_at_s: float = 0.0
     checkpoint_iteration: int | None = None  # newest whole checkpoint; only rank 0 knows
     checkpoint_request: int = 0  # the newest that it was told
-    checkpoint_answer: channel.Checkpointed | channel.NotCheckpointed | None = None  # to such a request
-    lagged: channel.Lagged | None = None  # the newest that it has said
+    checkpoint_answer: from_worker.Checkpointed | from_worker.NotCheckpointed | None = (
+        None  # to such a request
+    )
+    lagged: from_worker.Lagged | None = None  # the newest that it has said
     lagged_at_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    outcome: channel.Finished | channel.Failed | channel.Profiled | None = None
+    outcome: from_worker.Finished | from_worker.Failed | from_worker.Profiled | None = None
     stop_asked_at_s: float | None = None
     kill_asked: bool = False
     explanation: str = ""  # why it was ended from outside

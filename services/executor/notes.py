@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from shared.messages import worker_channel as channel
+from shared.messages import from_worker
 from shared.messages.detection import DetectionTimes
 from shared.messages.job import JobSpec
 
@@ -27,7 +27,7 @@ class Said:
     """A worker's word."""
 
     worker: WorkerId
-    message: channel.FromWorker
+    message: from_worker.FromWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

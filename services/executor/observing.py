@@ -27,8 +27,7 @@ from services.executor.notes import (
     TellRendezvous,
     WorkerId,
 )
-from shared.messages import events
-from shared.messages import worker_channel as channel
+from shared.messages import events, from_worker
 from shared.messages.resize_timeline import ResizeTimeline
 
 
@@ -98,22 +97,22 @@ def _heard(state: State, note: Said, now_s: float) -> State:
     if worker is None:
         return state
     match note.message:
-        case channel.RendezvousListening(generation=generation, port=port):
+        case from_worker.RendezvousListening(generation=generation, port=port):
             if generation == worker.place.generation:
                 worker = replace(worker, port=port)
-        case channel.Started(iteration=iteration, resize=resize):
+        case from_worker.Started(iteration=iteration, resize=resize):
             from_checkpoint = worker.id.rank == 0 and resize is None  # or from nothing
             worker = replace(
                 _begun(worker, iteration, resize, now_s),
                 checkpoint_iteration=iteration if from_checkpoint else None,
             )
-        case channel.Interrupted(iteration=iteration, micro_batch_size=exceeded):
+        case from_worker.Interrupted(iteration=iteration, micro_batch_size=exceeded):
             worker = replace(
                 worker, interrupted_at_s=now_s, exceeded=exceeded, iteration=iteration, progressed_at_s=now_s
             )
-        case channel.Switched():
+        case from_worker.Switched():
             return _switched(state, worker, note.message, now_s)
-        case channel.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
+        case from_worker.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
             worker = replace(
                 worker,
                 iteration=iteration,
@@ -121,19 +120,19 @@ def _heard(state: State, note: Said, now_s: float) -> State:
                 metrics=metrics,
                 progressed_at_s=now_s,
             )
-        case channel.Lagged():
+        case from_worker.Lagged():
             worker = replace(worker, lagged=note.message, lagged_at_s=now_s)
-        case channel.Alive(iteration=iteration, seconds_since_progress=silence_s):
+        case from_worker.Alive(iteration=iteration, seconds_since_progress=silence_s):
             worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
-        case channel.Checkpointed(iteration=iteration, request=request):
+        case from_worker.Checkpointed(iteration=iteration, request=request):
             worker = replace(
                 worker,
                 checkpoint_iteration=max(iteration, worker.checkpoint_iteration or 0),
                 checkpoint_answer=note.message if request else worker.checkpoint_answer,
             )
-        case channel.NotCheckpointed():
+        case from_worker.NotCheckpointed():
             worker = replace(worker, checkpoint_answer=note.message)
-        case channel.Profiled() | channel.Finished() | channel.Failed():
+        case from_worker.Profiled() | from_worker.Finished() | from_worker.Failed():
             worker = replace(worker, outcome=worker.outcome or note.message)
         case _:
             assert_never(note.message)
@@ -154,7 +153,7 @@ def _begun(worker: Worker, iteration: int, resize: ResizeTimeline | None, now_s:
     )
 
 
-def _switched(state: State, worker: Worker, switched: channel.Switched, now_s: float) -> State:
+def _switched(state: State, worker: Worker, switched: from_worker.Switched, now_s: float) -> State:
     """The process is another worker from now on."""
     member = WorkerId(worker.id.job_id, switched.generation, switched.rank)
     state = replace(state, workers=state.workers.delete(worker.id))

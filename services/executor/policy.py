@@ -12,7 +12,7 @@ from services.executor.notes import Action, Depart, KillWorkers, WorkerId
 from services.executor.observing import observe
 from services.executor.staffing import ends, kill_due_s, losses, notice_due_s, starts
 from services.executor.verdict import crash_due_s, end_of_job, overdue_at_s
-from shared.messages import worker_channel as channel
+from shared.messages import from_worker
 from shared.messages.commands import Command
 from shared.messages.events import (
     GenerationStarted,
@@ -26,8 +26,9 @@ from shared.messages.events import (
     WorkersStopped,
 )
 from shared.messages.fold_workers import lag_is_news
+from shared.messages.job_state import Job, Phase
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Job, Phase, spec_of
+from shared.messages.pool_state import spec_of
 
 Output = JobEvent | NodeEvent | Action
 
@@ -169,7 +170,7 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 at_s=rank0.lagged_at_s,
             )
         )
-    if isinstance(rank0.outcome, channel.Profiled) and not _is_measured(state, job):
+    if isinstance(rank0.outcome, from_worker.Profiled) and not _is_measured(state, job):
         facts.append(_measured(job, rank0.outcome, now_s))
     return facts
 
@@ -181,7 +182,7 @@ def _is_measured(state: State, job: Job) -> bool:
     return known or job.phase is not Phase.PROFILING
 
 
-def _measured(job: Job, profiled: channel.Profiled, now_s: float) -> ThroughputMeasured:
+def _measured(job: Job, profiled: from_worker.Profiled, now_s: float) -> ThroughputMeasured:
     return ThroughputMeasured(
         profile_key=spec_of(job).measured_key,
         num_gpus=len(job.gpus),

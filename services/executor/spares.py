@@ -13,7 +13,7 @@ from typing import Literal
 import structlog
 
 from services.executor.fork_server import Exited, LaunchFailed
-from shared.messages.worker_channel import WarmUp
+from shared.messages.to_worker import WarmUp
 from shared.messages.worker_frames import encode_frame
 
 log = structlog.get_logger()

@@ -13,7 +13,8 @@ from services.executor.notes import (
     WorkerId,
 )
 from shared.messages.cluster import GpuId
-from shared.messages.pool_state import Job, Phase, spec_of
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import spec_of
 
 NOTICE_STEPS = 3  # to notice the loss of a peer, where that is more than `notice_s`; inside a GPU nobody does
 

@@ -5,12 +5,12 @@ import signal
 
 from services.executor.model import State, Worker, counted_on, is_awaited, is_current, is_lost
 from services.executor.notes import WorkerId
-from shared.messages import worker_channel as channel
+from shared.messages import from_worker
 from shared.messages.events import JobFailed, JobFinished, MemoryExceeded, WorkerCrashed
 from shared.messages.fold_jobs import stopped_short
 from shared.messages.fold_workers import half_of, knows
-from shared.messages.pool_state import Job, Phase
-from shared.messages.worker_channel import ExitCode
+from shared.messages.from_worker import ExitCode
+from shared.messages.job_state import Job, Phase
 
 
 def end_of_job(
@@ -36,7 +36,7 @@ def end_of_job(
 
 def _outcome(state: State, job: Job, worker: Worker, now_s: float) -> JobFinished | JobFailed | None:
     generation, outcome = worker.id.generation, worker.outcome
-    if isinstance(outcome, channel.Finished) and job.phase is Phase.ADMITTED:
+    if isinstance(outcome, from_worker.Finished) and job.phase is Phase.ADMITTED:
         finished = JobFinished(
             job_id=job.job_id,
             generation=generation,
@@ -47,7 +47,7 @@ def _outcome(state: State, job: Job, worker: Worker, now_s: float) -> JobFinishe
         )
         return None if job.submitted is not None and stopped_short(job, finished) else finished
     error, traceback = "", ""
-    if isinstance(outcome, channel.Failed):
+    if isinstance(outcome, from_worker.Failed):
         error, traceback = outcome.error, outcome.traceback
     elif (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
         limit_s = state.pool.config.detection.pre_run_s
@@ -91,7 +91,7 @@ def crash_due_s(state: State, job: Job | None, worker: Worker) -> float | None:
         return None
     if worker.ended is None:
         return _silence_due_s(state, job, worker)
-    if isinstance(worker.outcome, channel.Profiled):
+    if isinstance(worker.outcome, from_worker.Profiled):
         return None
     if worker.ended.exit_code not in (ExitCode.DONE, ExitCode.SUPERSEDED):
         return worker.ended_at_s

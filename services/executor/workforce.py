@@ -29,17 +29,15 @@ from services.executor.notes import (
 )
 from services.executor.settings import ExecutorSettings
 from shared.errors import ElasticFlowError
-from shared.messages.worker_channel import (
+from shared.messages.from_worker import ExitCode, Failed, Switched
+from shared.messages.to_worker import (
     Assignment,
     ChangeMembership,
-    ExitCode,
-    Failed,
     JoinRendezvous,
     LeaseExtended,
     PeersLost,
     SaveCheckpoint,
     StopAtBoundary,
-    Switched,
     ToWorker,
 )
 

@@ -7,8 +7,9 @@ from immutables import Map
 
 from shared.messages import lifecycle
 from shared.messages.events import NodeReported, WorkerReport
+from shared.messages.job_state import Job
 from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.pool_state import PoolState
 
 RATE_WEIGHT = 0.3  # of the newest report in the running mean of a job's speed
 

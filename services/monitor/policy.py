@@ -5,6 +5,7 @@ Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures); what was 
 
 import math
 
+from services.monitor.between_levels import is_in_time
 from services.monitor.model import State, Watched, evolve, is_watched, observe, start
 from shared.messages.commands import Command
 from shared.messages.events import (
@@ -15,8 +16,10 @@ from shared.messages.events import (
     NodeLost,
     ThroughputMeasured,
 )
+from shared.messages.job_state import Job, Phase
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.messages.pool_state import PoolState, spec_of
+from shared.scheduling.outlook import planned_deadline_s
 from shared.scheduling.planned_pool import PlannedPool, planned_pool
 
 TELL_EVERY_S = 2.0  # progress of one job
@@ -162,6 +165,8 @@ def _at_risk(pool: PoolState, now_s: float) -> list[JobAtRisk]:
         job, schedule = planned.listed[row], planned.plan.table.schedule(row)
         projected_s = schedule[-1].end_s if schedule else None
         if job.deadline_s is None or job.at_risk:
+            continue
+        if is_in_time(job, planned.curves[row], planned_deadline_s(pool, job.deadline_s), now_s):
             continue
         if projected_s is None or projected_s > job.deadline_s:
             # all who are late have schedules beside each other: each may be promised the end of its own

@@ -15,8 +15,10 @@ from services.placement.slow_gpus import replacement_due_s, replacements
 from shared.messages.cluster import PoolConfig, segments
 from shared.messages.commands import Command
 from shared.messages.events import PlacedJob, PlacementDecided
+from shared.messages.job_state import Job, Phase
+from shared.messages.node_state import NodeState
 from shared.messages.policy import planner
-from shared.messages.pool_state import Job, NodeState, Phase, PoolState, slow_gpus_at, spec_of
+from shared.messages.pool_state import PoolState, slow_gpus_at, spec_of
 from shared.messages.remembered import remembered
 from shared.scheduling.buddy import Mobility, any_spread, place
 from shared.scheduling.outlook import resize_cost

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from shared.messages.cluster import GpuId
 from shared.messages.events import PlacedJob
 from shared.messages.fold_jobs import alive
-from shared.messages.pool_state import Job, PoolState, spec_of
+from shared.messages.job_state import Job
+from shared.messages.pool_state import PoolState, spec_of
 
 
 def regrouped(state: PoolState) -> Iterator[PlacedJob]:
     """For each job whose workers wait for what becomes of them, a generation of those who are left on its GPUs."""
-    for job in sorted(state.live_jobs.values(), key=lambda job: job.job_id):
+    broken = [job for job in state.live_jobs.values() if job.broken]
+    for job in sorted(broken, key=lambda job: job.job_id):
         if remaining := _remaining(job):
             yield PlacedJob(job_id=job.job_id, generation=job.generation + 1, gpus=remaining)
 
@@ -23,7 +25,7 @@ def _remaining(job: Job) -> tuple[GpuId, ...]:
     """GPUs of its present generation on which a worker has the state, in rank order. None if it is to have fewer, or
     cannot run on so few: then it is placed as any other. Whoever was leaving has given its GPU to others."""
     before = job.predecessor
-    if before is None or before.trains or not job.broken or job.outdated:
+    if before is None or before.trains or job.outdated:
         return ()
     surviving = set(before.surviving)
     gpus = tuple(gpu for gpu in job.gpus if gpu in surviving)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 from shared.messages.cluster import GpuId
 from shared.messages.events import PlacedJob
-from shared.messages.pool_state import Job, NodeState, Phase, PoolState, slow_gpus_at
+from shared.messages.job_state import Job, Phase
+from shared.messages.node_state import NodeState
+from shared.messages.pool_state import PoolState, slow_gpus_at
 
 SETTLED_S = 60.0  # in its place, before a job is given another: what is slow there may follow it
 

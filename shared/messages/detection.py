@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from shared.messages.limits import PositiveDurationS
 
 MAX_BEAT_S = 0.5  # heartbeats carry progress, too
+MIN_LEADER_S = 1  # NATS counts it in whole seconds
 MAX_LEADER_S = 5  # nobody gains by a longer one: who decides at the same time loses by compare-and-set
+MIN_CONNECT_S = 1.0  # on a busy machine a connection takes that
+MAX_SILENCE_S = 86_400.0  # a day
 LONGEST_S = 30 * 86_400.0  # torch counts a timeout in nanoseconds, in 64 bits with whatever it adds
 
 
@@ -46,7 +49,7 @@ class DetectionTimes:
     @property
     def leader_s(self) -> int:
         """A replica that decides for a service is followed by another after so long: whole seconds, as NATS counts."""
-        return int(min(max(self.heartbeat_timeout_s / 2, 1), MAX_LEADER_S))
+        return int(min(max(self.heartbeat_timeout_s / 2, MIN_LEADER_S), MAX_LEADER_S))
 
     @property
     def look_s(self) -> float:
@@ -97,3 +100,30 @@ class DetectionTimes:
     def pre_run_s(self) -> float:
         """For a pre-run as a whole, which is a few dozen steps and a start."""
         return 5 * self.stall_timeout_s
+
+    # --- what may be asked for ---
+
+    def problems(self) -> tuple[str, ...]:
+        """A sentence for each setting with which losses would be imagined, or never be known.
+
+        It is for the door where operators' settings come in. Ledgers and simulations hold any: a virtual clock needs no
+        time to notice.
+        """
+        hearing_s = self.heartbeat_timeout_s + self.deaf_s
+        silence = ("heartbeat_timeout_s", self.heartbeat_timeout_s, 2.0 * MIN_LEADER_S, MAX_SILENCE_S)
+        stall = ("stall_timeout_s", self.stall_timeout_s, max(6 * MIN_CONNECT_S, hearing_s), LONGEST_S)
+        why_no_less = {
+            "heartbeat_timeout_s": "replicas of a service follow each other after half of it (leader_s), and NATS "
+            "counts that in whole seconds",
+            "stall_timeout_s": "a connection gets a sixth of it (connect_s) and may take a second, and a lost node "
+            f"must be known for lost, after {hearing_s:g} s, before its jobs count as standing still",
+        }
+        found: list[str] = []
+        for name, value_s, least_s, most_s in (silence, stall):
+            if value_s < least_s:
+                found.append(f"{name}: must be at least {least_s:g} s, not {value_s:g}: {why_no_less[name]}")
+            if value_s > most_s:
+                found.append(
+                    f"{name}: must be at most {most_s:.0f} s, not {value_s:g}: else no loss is ever known"
+                )
+        return tuple(found)

@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
@@ -41,10 +41,16 @@ class BadExport(ValueError):
     """This file cannot be replayed; the message says what is wrong with it and where."""
 
 
+class Sink(Protocol):
+    """A file, or a stream of asyncio."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
 class ExportWriter:
     """Writes records as they come; without `finish` the file counts as cut off."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Sink) -> None:
         self._file = file
         self._digest = hashlib.sha256()
         self._count = 0
@@ -59,7 +65,6 @@ class ExportWriter:
     def finish(self) -> None:
         """Write the end, which proves to a reader that nothing is missing."""
         self._write(_framed(_pack({"count": self._count, "sha256": self._digest.hexdigest()})))
-        self._file.flush()
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)

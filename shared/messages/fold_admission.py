@@ -7,7 +7,8 @@ from shared.messages.changed import changed
 from shared.messages.commands import ProfileJob, SubmitJob
 from shared.messages.fold_curves import configured_curves, with_range
 from shared.messages.fold_jobs import all_stopping, ended, scheduling_event, with_job
-from shared.messages.pool_state import HeldQuote, Job, Phase, PoolState, Usage, spec_of
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import HeldQuote, PoolState, Usage, spec_of
 
 MAX_CHARGES = 1_440  # of one tenant within its longest window, and one more
 

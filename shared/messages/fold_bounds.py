@@ -12,7 +12,8 @@ from shared.messages.fold_curves import with_range
 from shared.messages.fold_jobs import scheduling_event, with_job
 from shared.messages.gpu_range import GpuBound, GpuRange
 from shared.messages.job import JobSpec
-from shared.messages.pool_state import Job, Phase, PoolState, Usage, spec_of
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import PoolState, Usage, spec_of
 
 
 def own_range(job: Job) -> GpuRange:

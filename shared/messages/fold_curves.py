@@ -11,7 +11,8 @@ from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.gpu_range import GpuRange
 from shared.messages.job import JobSpec
-from shared.messages.pool_state import Job, MeasuredCurve, PoolState
+from shared.messages.job_state import Job
+from shared.messages.pool_state import MeasuredCurve, PoolState
 
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 

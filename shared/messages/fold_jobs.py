@@ -8,7 +8,8 @@ from shared.messages.cluster import GpuId
 from shared.messages.events import JobFinished
 from shared.messages.fold_curves import with_speed
 from shared.messages.job import TORCHRUN
-from shared.messages.pool_state import Job, Phase, PoolState, Predecessor, StoppingWorkers, nodes_of, spec_of
+from shared.messages.job_state import Job, Phase, Predecessor, StoppingWorkers, nodes_of
+from shared.messages.pool_state import PoolState, spec_of
 
 # What the state keeps of jobs that ended (decision record 0010); all of it is in the ledger, and in the jobs' logs.
 MAX_ENDED_JOBS = 10_000

@@ -5,7 +5,8 @@ from dataclasses import replace
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.fold_jobs import broken, scheduling_event, with_job
-from shared.messages.pool_state import NodeState, PoolState
+from shared.messages.node_state import NodeState
+from shared.messages.pool_state import PoolState
 
 KEEP_LEFT_S = 3_600.0
 KEEP_LOST_S = 86_400.0

@@ -4,7 +4,8 @@ from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.cluster import GpuId
 from shared.messages.fold_jobs import alive, all_stopping, holders, workers_on
-from shared.messages.pool_state import Job, Phase, PoolState, StoppingWorkers, spec_of
+from shared.messages.job_state import Job, Phase, StoppingWorkers
+from shared.messages.pool_state import PoolState, spec_of
 
 
 def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:

@@ -14,7 +14,9 @@ from shared.messages.fold_jobs import (
     with_job,
     workers_on,
 )
-from shared.messages.pool_state import Job, PoolState, SlowGpu, StoppingWorkers, slow_gpu, spec_of
+from shared.messages.job_state import Job, StoppingWorkers
+from shared.messages.node_state import SlowGpu
+from shared.messages.pool_state import PoolState, slow_gpu, spec_of
 
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2

@@ -34,7 +34,8 @@ from shared.messages.fold_workers import (
     workers_gone_after_the_end,
     workers_stopped,
 )
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.job_state import Phase
+from shared.messages.pool_state import PoolState
 
 FOLD = 9  # raise it when the same messages fold to another state: snapshots of the old fold are then not read
 

@@ -4,7 +4,8 @@ from shared.messages import events
 from shared.messages.cluster import segments
 from shared.messages.commands import Command, HoldQuote, ScaleJob
 from shared.messages.gpu_range import GpuBound
-from shared.messages.pool_state import HeldQuote, Job, Phase, PoolState, spec_of
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import HeldQuote, PoolState, spec_of
 
 
 def told_before(state: PoolState, wish: Command) -> events.AdmissionEvent | events.JobFailed:
@@ -54,6 +55,7 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
                 spec=spec_of(job),
                 deadline_s=job.deadline_s,
                 only_measured=job.only_measured,
+                waits_for="profile" if state.num_gpus else "gpus",
                 at_s=job.decided_at_s,
             )
         case Phase.REJECTED:

@@ -17,17 +17,10 @@ from shared.messages.codec import Undecodable
 from shared.messages.demand import Demand
 from shared.messages.gpu_range import GpuBound
 from shared.messages.job import JobSpec, MetricCondition
+from shared.messages.job_state import Job, Predecessor, StoppingWorkers
 from shared.messages.lifecycle import FOLD
-from shared.messages.pool_state import (
-    HeldQuote,
-    Job,
-    MeasuredCurve,
-    NodeState,
-    PoolState,
-    Predecessor,
-    StoppingWorkers,
-    Usage,
-)
+from shared.messages.node_state import NodeState
+from shared.messages.pool_state import HeldQuote, MeasuredCurve, PoolState, Usage
 from shared.messages.speed import SpeedSeen
 
 

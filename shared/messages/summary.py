@@ -43,7 +43,10 @@ def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
 
 
 def _steps(schedule: ShareSchedule) -> list[str]:
-    return [f"{s.num_gpus} GPUs for {s.end_s - s.start_s:.1f} s" for s in islice(segments(schedule), _MANY)]
+    return [
+        f"{s.num_gpus} GPU{'' if s.num_gpus == 1 else 's'} for {s.end_s - s.start_s:.1f} s"
+        for s in islice(segments(schedule), _MANY)
+    ]
 
 
 def _few(shown: dict[str, Any], items: Mapping[str, Any]) -> dict[str, Any]:

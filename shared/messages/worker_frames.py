@@ -1,5 +1,10 @@
 """The bytes between an executor, its fork server and its workers. Pure.
 
+Two kinds of stream socket, both private to one machine:
+
+    executor <-> fork server    `forking`
+    executor <-> worker         `to_worker`, `from_worker`
+
 A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
 """
 
@@ -10,8 +15,11 @@ from typing import Any, cast, get_args
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
 
-from shared.messages.worker_channel import ChannelMessage
+from shared.messages.forking import FromForkServer, ToForkServer
+from shared.messages.from_worker import FromWorker
+from shared.messages.to_worker import ToWorker
 
+ChannelMessage = ToWorker | FromWorker | ToForkServer | FromForkServer
 MAX_FRAME_BYTES = 1024 * 1024
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {t.__name__: TypeAdapter(t) for t in get_args(ChannelMessage)}

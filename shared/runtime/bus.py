@@ -108,7 +108,7 @@ class Bus(Protocol):
     # -- pools
 
     async def ensure_pool(self, pool: str) -> None:
-        """Make what the pool keeps, unless it is there; many may do so at once."""
+        """Make what the pool keeps, unless it is there; many may do so at once. Raises BadSettings."""
         ...
 
     async def pool_exists(self, pool: str) -> bool: ...

@@ -62,8 +62,7 @@ class MemoryBus(Bus):
 
     async def ensure_pool(self, pool: str) -> None:
         self._check_open()
-        if not streams.valid_pool(pool):
-            raise ValueError(f"a pool's name is 1 to 64 letters, digits, _ and -, not {pool!r}")
+        streams.check_pool(pool)
         self.broker.ensure_pool(pool)
 
     async def pool_exists(self, pool: str) -> bool:

@@ -46,8 +46,7 @@ class NatsBus(Bus):
         return self._connection.is_connected
 
     async def ensure_pool(self, pool: str) -> None:
-        if not streams.valid_pool(pool):
-            raise ValueError(f"a pool's name is 1 to 64 letters, digits, _ and -, not {pool!r}")
+        streams.check_pool(pool)
         for config in streams.stream_configs(pool, self._limits):
             await nats_api.ensure_stream(self._connection, config)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -27,6 +28,10 @@ from shared.runtime.streams import StreamLimits
 from shared.runtime.telemetry import Metrics, serve_metrics
 
 CONNECT_RETRY_S = 1.0
+_USAGE = (
+    "Serves one pool, until SIGTERM or Ctrl-C. Environment variables say how: NATS_URL, EF_POOL, EF_DATA_DIR, "
+    "EF_METRICS_PORT, EF_LOG_FORMAT and others, which the README lists. `eflow up` starts all five services."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,7 @@ def run_service(
     configured: the shell; raises BadSettings where the service's own settings are wrong, before anything is waited for.
     Exits 2 where another start would end the same (wrong settings or credentials, say), 1 where it may not.
     """
+    ArgumentParser(prog=f"python -m services.{service}", description=_USAGE).parse_args()
     try:
         settings = Settings.from_environment()
         shell = configured(settings)

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from shared.errors import BadSettings
+
 LEDGER_PREFIX = "EF_LEDGER_"
 EVERY_LEDGER = "ef.ledger.>"
 
@@ -34,6 +36,12 @@ class StreamLimits:
 def valid_pool(pool: str) -> bool:
     """A pool's name is one token of a subject and part of a stream's name."""
     return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pool) is not None
+
+
+def check_pool(pool: str) -> None:
+    """Raises BadSettings where no pool can have this name."""
+    if not valid_pool(pool):
+        raise BadSettings((f"a pool's name is 1 to 64 letters, digits, _ and -, not {pool!r}",))
 
 
 def ledger_stream(pool: str) -> str:

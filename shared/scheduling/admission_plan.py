@@ -109,9 +109,14 @@ class AdmissionPlan:
         return np.concatenate((np.array(self.late, np.int64), self._reserved))
 
     @property
+    def num_needed(self) -> int:
+        """GPUs that all these schedules hold at most at any instant."""
+        return self.num_gpus - int(self.profile.free_B[: self.profile.size[0]].min())
+
+    @property
     def overcommitted(self) -> bool:
         """More is reserved than there is."""
-        return int(self.profile.free_B[: self.profile.size[0]].min()) < 0
+        return self.num_needed > self.num_gpus
 
     @property
     def schedules(self) -> dict[str, Schedule]:

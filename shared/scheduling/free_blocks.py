@@ -52,15 +52,27 @@ class FreeBlocks:
         return None
 
     def pieces(self, num_gpus: int) -> BitSet:
-        """So many free GPUs where no block is free: as close together and in as few pieces as can be."""
-        part, chosen = self._blocks.closest(self.positions, num_gpus), 0
+        """So many free GPUs where no block is free: as close together, away from avoided positions, and in as few
+        pieces as can be, in this order."""
+        part, chosen = self._closest(num_gpus), 0
         for s in reversed(range(num_gpus.bit_length() - 1)):
             whole = self._blocks.inside(part, s)
             while whole and num_gpus >= 1 << s:
-                piece = ((1 << (1 << s)) - 1) << first(whole)
+                best = whole & self._blocks.inside(part & ~self._avoided, s) or whole
+                piece = ((1 << (1 << s)) - 1) << first(best)
                 chosen, part, whole = chosen | piece, part & ~piece, whole & ~piece
                 num_gpus -= 1 << s
         return chosen
+
+    def _closest(self, num_gpus: int) -> BitSet:
+        """Free positions of the lowest part of the tree that has so many: without avoided ones, if the others suffice
+        in a part of the same level."""
+        part, others = self._blocks.closest(self.positions, num_gpus), self.positions & ~self._avoided
+        if part & self._avoided and others.bit_count() >= num_gpus:
+            among_others = self._blocks.closest(others, num_gpus)
+            if self._blocks.level(among_others) == self._blocks.level(part):
+                return among_others
+        return part
 
     def _preferred(self, candidates: BitSet, s: int) -> BitSet:
         """Those of the free blocks of 2^s GPUs without avoided positions, if there are any."""

@@ -1,29 +1,59 @@
-"""Trying harder before a job counts as not fitting: many ways to make room, none of which knows when it is due.
+"""Trying harder before a job counts as not fitting: other plans of the promised jobs, of which none knows who asks.
 
-A job is promised if it fits around all others, or if one of the `ways` ends in time. So the earliest deadline is the
-end of the way that ends first, and a later one is never refused (docs/adr/0017). How much is tried is counted in ways,
-never in seconds: the same question about the same plan has the same answer again.
+A job is promised if it fits around the schedules that stand, or around those of one of the `clearings`. Filling one job
+is exact, and the clearings are there before it asks: so more time, less work or more GPUs never turn a yes into a no,
+and the earliest deadline is the end in the clearing in which it ends first (docs/adr/0017). They are made when the
+first job asks that needs them, for all that ask after it: by filling in other orders, then by local search
+(docs/adr/0024). How many is counted in fillings, never in seconds: the same question about the same plan has the same
+answer again.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
+from shared.scheduling.clearings import (
+    Anew,
+    Clearings,
+    clear,
+    clearings,
+    earliest_end_s,
+    empty_clearings,
+    first_in_time,
+)
 from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.local_search import search_clearings
+from shared.scheduling.moving import moving
+from shared.scheduling.planning import fill_around, unlike
+from shared.scheduling.profile import Profile, copy_into, empty_profile, sweep
 from shared.scheduling.proposal import Proposal
 from shared.scheduling.quoting import earliest_deadline_around_s, earliest_end_alone_s
 from shared.scheduling.room import around, filled_anew, is_overloaded
-from shared.scheduling.ways import Way, fill_in_way, ways
 
-MANY_WAYS = 216
+MANY_FILLINGS = 4_096
+MOST_JOBS_TO_SEARCH = 128  # promised; where there are more, a decision takes long enough without
+
+
+class _Made(NamedTuple):
+    """Clearings that were made together. anew: who was filled anew in them; None: whoever was in the way."""
+
+    found: Clearings
+    anew: Anew | None
 
 
 class Insistence:
-    """What can be promised beside a plan with that much effort."""
+    """What can be promised beside a plan with that much effort, for as long as the plan does not change."""
 
-    def __init__(self, plan: AdmissionPlan, num_ways: int = MANY_WAYS) -> None:
-        self._plan, self._num_ways = plan, num_ways
+    def __init__(self, plan: AdmissionPlan, most_fillings: int = MANY_FILLINGS) -> None:
+        self._plan, self._standing = plan, plan.profile
+        self._most_fillings = most_fillings
+        self._memory = empty_clearings(len(plan.profile.start_B))
+        self._made: list[_Made] = []
+        self._to_make = self._making()
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
         """A way to promise `job` too that makes no other job late, or None. Good until the plan changes."""
@@ -37,42 +67,121 @@ class Insistence:
         if earliest_s is None or alone_s is None:
             return None
         with plan.trying(replace(job, deadline_s=math.inf)) as row:
-            for way in self._ways():
-                while alone_s <= (sooner_s := earliest_s - 1.0):
-                    ends_s = self._end_s(way, row, sooner_s)
-                    if ends_s > sooner_s:
-                        break
-                    earliest_s = float(math.ceil(ends_s))
+            clearings = self._clearings()
+            while alone_s <= earliest_s - 1.0 and (made := next(clearings, None)) is not None:
+                ends_s = earliest_end_s(made.found, plan.table.jobs, row, earliest_s, plan.workspace)
+                earliest_s = float(math.ceil(ends_s))
         return earliest_s
 
     def _making_room(self, row: int, job: SchedulableJob) -> Proposal | None:
-        """The first way in which it ends in time."""
-        if is_overloaded(self._plan, row):
+        """In the first clearings that do."""
+        plan = self._plan
+        if is_overloaded(plan, row):
             return None
-        for way in self._ways():
-            if self._end_s(way, row, job.deadline_s) < math.inf:
-                return filled_anew(self._plan, row, job, way.order_K[way.num_kept :])
+        for made in self._clearings():
+            first = first_in_time(made.found, plan.table.jobs, row, plan.workspace)
+            if first >= 0:
+                return self._in_clearing(row, job, made, first)
         return None
 
-    def _ways(self) -> Iterator[Way]:
-        jobs, order_K = self._plan.table.jobs, self._plan.order
-        fastest_K = jobs.rates_JL[order_K, jobs.num_levels_J[order_K] - 1]
-        latest_start_s_K = jobs.deadline_J[order_K] - jobs.remaining_J[order_K] / fastest_K - self._plan.now_s
-        return ways(order_K, latest_start_s_K, self._num_ways)
-
-    def _end_s(self, way: Way, row: int, by_s: float) -> float:
-        """When a job that is tried ends in a way; inf if not by then, or if one that is promised would be late."""
+    def _in_clearing(self, row: int, job: SchedulableJob, made: _Made, clearing: int) -> Proposal:
+        """Its minimum share among those that keep their schedules, the others filled anew behind it; or, where one of
+        them does not fit then, the plan of that clearing made once more with the job in it."""
         plan = self._plan
-        return fill_in_way(
+        jobs, filled, profile, work = plan.table.jobs, plan.filled, plan.other_profile, plan.workspace
+        anew = made.anew or self._moved_by_search(clearing)
+        if not (
+            fill_around(self._left_by_kept(anew), profile, filled, jobs, row, work)
+            and clear(profile, filled, jobs, anew, 0, plan.now_s, 0, work)[0]
+        ):
+            cleared = self._made_again(made, clearing)
+            fits = fill_around(cleared, profile, filled, jobs, row, work)
+            assert fits, "it did a moment ago"
+        return filled_anew(plan, row, job, anew.order_K[anew.num_kept :])
+
+    def _made_again(self, made: _Made, clearing: int) -> Profile:
+        """What one clearing leaves of all GPUs; its plan is left in the plan's memory."""
+        plan = self._plan
+        if made.anew is None:
+            self._searched(clearing + 1)
+            cleared = empty_profile(len(plan.profile.start_B))
+            copy_into(cleared, plan.other_profile)
+            return cleared
+        num_gpus, until_s = int(made.found.num_gpus_C[clearing]), float(made.found.until_s_C[clearing])
+        cleared, jobs = self._left_by_kept(made.anew), plan.table.jobs
+        clear(cleared, plan.filled, jobs, made.anew, num_gpus, until_s, self._num_beyond, plan.workspace)
+        return cleared
+
+    def _moved_by_search(self, clearing: int) -> Anew:
+        """Those who had to move for one clearing, by deadline."""
+        plan = self._plan
+        self._searched(clearing + 1)
+        moved = unlike(plan.table.schedules, plan.filled, plan.order)
+        kept = plan.order[~np.isin(plan.order, moved)]
+        return Anew(np.concatenate((kept, moved)), len(kept))
+
+    def _clearings(self) -> Iterator[_Made]:
+        """Those that were made, then more."""
+        assert self._plan.profile is self._standing, "the plan has changed since"
+        yield from self._made
+        for made in self._to_make:
+            self._made.append(made)
+            yield made
+
+    def _making(self) -> Iterator[_Made]:
+        """For as long as there is effort left."""
+        plan, fillings_left = self._plan, self._most_fillings
+        jobs, order_K = plan.table.jobs, plan.order
+        window_s_K = jobs.deadline_J[order_K] - plan.now_s
+        least_s_K = jobs.remaining_J[order_K] / jobs.rates_JL[order_K, jobs.num_levels_J[order_K] - 1]
+        for anew in moving(order_K, window_s_K, least_s_K):
+            if fillings_left <= 0:
+                break
+            found, took = clearings(
+                self._memory,
+                plan.other_profile,
+                self._left_by_kept(anew),
+                plan.filled,
+                plan.table.jobs,
+                anew,
+                plan.num_needed,
+                self._num_beyond,
+                fillings_left,
+                plan.workspace,
+            )
+            fillings_left -= took
+            yield _Made(found, anew)
+        if 0 < len(order_K) <= MOST_JOBS_TO_SEARCH:
+            yield _Made(self._searched(len(self._memory.size_C)), None)
+
+    def _searched(self, most_clearings: int) -> Clearings:
+        """The first of those that local search finds; the plan of the last one is left in the plan's memory."""
+        plan = self._plan
+        return search_clearings(
+            self._memory,
             plan.other_profile,
+            plan.profile,
             plan.table.schedules,
             plan.filled,
             plan.table.jobs,
-            plan.settled,
-            way,
-            row,
-            by_s,
-            plan.now_s,
-            plan.num_gpus,
+            plan.order,
+            plan.num_needed,
+            self._num_beyond,
+            self._most_fillings,
+            most_clearings,
+            np.random.default_rng(len(plan.order)),  # the same again for whoever takes a quote
             plan.workspace,
         )
+
+    @property
+    def _num_beyond(self) -> int:
+        """GPUs that the schedules that stand do not need at any instant."""
+        return self._plan.num_gpus - self._plan.num_needed
+
+    def _left_by_kept(self, anew: Anew) -> Profile:
+        """Of all GPUs, by those who keep their schedules."""
+        plan = self._plan
+        left, kept = empty_profile(len(plan.profile.start_B)), anew.order_K[: anew.num_kept]
+        rows = np.concatenate((plan.settled, kept))
+        sweep(left, plan.table.schedules, rows, plan.now_s, plan.num_gpus)
+        return left

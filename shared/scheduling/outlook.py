@@ -10,7 +10,9 @@ from immutables import Map
 
 from shared.messages.cluster import PoolConfig
 from shared.messages.job import JobSpec
-from shared.messages.pool_state import Job, NodeState, PoolState
+from shared.messages.job_state import Job
+from shared.messages.node_state import NodeState
+from shared.messages.pool_state import PoolState
 from shared.messages.remembered import remembered
 from shared.messages.speed import UNSEEN, SpeedSeen
 from shared.scheduling.confidence import counted_on

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from shared.messages.cluster import ShareSchedule, segments
-from shared.messages.pool_state import HeldQuote, Job, PoolState
+from shared.messages.job_state import Job
+from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.job_table import SchedulableJob, Schedule, Segment
 from shared.scheduling.outlook import known_curve, newcomer, promisable_gpus

@@ -10,7 +10,8 @@ import numpy as np
 from immutables import Map
 
 from shared.messages.cluster import PoolConfig, ShareSchedule
-from shared.messages.pool_state import Job, MeasuredCurve, Phase, PoolState, spec_of
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import MeasuredCurve, PoolState, spec_of
 from shared.scheduling.compiled import Flags, Integers
 from shared.scheduling.filling import Jobs
 from shared.scheduling.job_table import (

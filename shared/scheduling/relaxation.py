@@ -14,8 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
-from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
 
 from shared.scheduling.lower_bound import Demands, Floats
 
@@ -27,7 +25,6 @@ class Relaxation:
     load: float
     instants_s: Floats
     price_B: Floats
-    iterations_JB: Floats
 
 
 def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
@@ -64,15 +61,12 @@ def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
     )
     if solution is None:
         return None
-    done_V, load, dual_B = solution
-    iterations_JB = np.zeros_like(time_JB)
-    np.add.at(iterations_JB, (job_V, interval_V), done_V * left_J[job_V])
+    load, dual_B = solution
     price_B = np.clip(dual_B, 0.0, None) / supply_B
     return Relaxation(
         load=load,
         instants_s=demands.now_s + np.append(0.0, ends_s_B),
         price_B=price_B / max(price_B.max(), 1e-300),
-        iterations_JB=iterations_JB,
     )
 
 
@@ -90,8 +84,12 @@ def _solve(
     most_V: Floats,
     num_intervals: int,
     num_jobs: int,
-) -> tuple[Floats, float, Floats] | None:
-    """Parts of each job's work, the load, and the price of each interval's whole supply; None if HiGHS gives up."""
+) -> tuple[float, Floats] | None:
+    """The load, and the price of each interval's whole supply; None if HiGHS gives up."""
+    # Here, and not above: to load them takes a quarter of a second, at each start of whoever only might need them.
+    from scipy.optimize import linprog  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
+    from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
+
     num_variables = len(part_V)
     variable_V = np.arange(num_variables)
     held = csr_array(
@@ -119,4 +117,4 @@ def _solve(
     )
     if result.status != 0:
         return None
-    return result.x[:-1], float(result.x[-1]), -np.asarray(result.ineqlin.marginals)
+    return float(result.x[-1]), -np.asarray(result.ineqlin.marginals)

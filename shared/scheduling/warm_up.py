@@ -8,12 +8,12 @@ import numpy as np
 from shared.messages.demand import Demand
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
-from shared.scheduling.compiled import compiling_alone, forget_older_code
 from shared.scheduling.greedy import Greedy
 from shared.scheduling.insistence import Insistence
-from shared.scheduling.job_table import SchedulableJob, copy_rows, empty_jobs
-from shared.scheduling.profile import empty_schedules
-from shared.scheduling.quoting import most_iterations_by, schedule_from
+from shared.scheduling.job_table import SchedulableJob, Segment, copy_rows, empty_jobs
+from shared.scheduling.machine_code import compiling_alone, forget_older_code, note_complete
+from shared.scheduling.profile import copy_into, empty_profile, empty_schedules
+from shared.scheduling.quoting import end_under_s, most_iterations_by, schedule_from
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import Selection, least_gpu_seconds
 
@@ -22,6 +22,7 @@ def warm_up() -> None:
     """Compile what no process of this installation has compiled before: milliseconds, where that is nothing."""
     with compiling_alone():
         _call_each_function()
+        note_complete()
 
 
 def _call_each_function() -> None:
@@ -40,12 +41,16 @@ def _call_each_function() -> None:
     greedy.admit(job("around", 10.0, 300.0))
     greedy.admit(job("making-room", 60.0, 70.0))
     greedy.admit(job("impossible", 60.0, 61.0))
-    Insistence(plan).earliest_deadline_s(job("quoted", 10.0, 20.0))
+    insistence = Insistence(plan)
+    insistence.earliest_deadline_s(job("quoted", 10.0, 20.0))
+    insistence.propose(job("in-a-clearing", 10.0, 20.0))
     most_iterations_by(plan, job("shorter", 99.0, 60.0))
     schedule_from(plan, job("later", 5.0, 400.0), 200.0)
+    end_under_s(plan, job("asked-again", 10.0, 300.0), (Segment(0.0, 10.0, 1),))
+    copy_into(empty_profile(len(plan.profile.start_B)), plan.profile)
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
-    allocate(plan, [plan.table.append(job("opportunistic", 10.0, float("inf")))])
+    allocate(plan, [plan.table.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
     selection = Selection(Demand().added(0.0, 10.0), [5.0], 1.0, 2)
     selection.dearest_gpu_seconds(10.0)
     least_gpu_seconds(asking := job("asking", 5.0, 60.0), 0.0)

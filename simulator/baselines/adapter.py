@@ -34,8 +34,9 @@ from shared.messages.events import (
     QuoteRefused,
     ScaleRefused,
 )
+from shared.messages.job_state import Job, Phase
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Job, Phase, PoolState, spec_of
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.outlook import profile_known
 from simulator.baselines.baseline import Baseline, BaselineJob
 from simulator.baselines.books import Books, evolve

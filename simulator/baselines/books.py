@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from shared.messages import lifecycle
 from shared.messages.events import AllocationDecided, PlanDecided
+from shared.messages.job_state import Job
 from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.pool_state import PoolState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass, JobSpec
-from shared.messages.pool_state import Job, Phase, spec_of
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import spec_of
 from shared.scheduling.outlook import iteration_at, known_curve, resize_cost
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.baselines.baseline import BaselineJob

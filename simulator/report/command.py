@@ -12,7 +12,7 @@ from rich.progress import Progress
 from shared.errors import BadSettings
 from simulator.interruption import INTERRUPTED
 from simulator.report.comparison import Comparison, NotRun, Runner
-from simulator.trace_driven.inputs import note, refusing, workload_of
+from simulator.trace_driven.inputs import make_folder, note, refusing, workload_of
 from simulator.trace_driven.plots import require_matplotlib
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.strategies import STRATEGIES, strategy
@@ -79,6 +79,7 @@ def compare(
             overhead=overhead,
         )
         _check(comparison)
+        make_folder(out)
         _write(comparison, out, workers=workers, with_bound=bound)
 
 
@@ -110,6 +111,8 @@ def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bo
             runner.over = True
             drawn = _drawn_so_far(comparison, runner, bounds)
     if not runner.outcomes:
+        with suppress(OSError):  # there is something else in it
+            folder.rmdir()
         note("interrupted before the first run was over: nothing to report")
         raise typer.Exit(INTERRUPTED)
     title = "Schedulers compared"
@@ -117,7 +120,6 @@ def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bo
     if runner.over:
         title += " (partial)"
         preface += f" Interrupted after {len(runner.outcomes)} runs: what needs more of them is missing."
-    folder.mkdir(parents=True, exist_ok=True)
     write_page(folder / "report.html", title, preface, drawn)
     write_numbers(
         folder / "numbers.csv",

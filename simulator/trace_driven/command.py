@@ -15,7 +15,7 @@ from rich.table import Table
 from simulator.interruption import INTERRUPTED, interruptible
 from simulator.report.command import compare
 from simulator.trace_driven.failures import HOUR_S, Failures
-from simulator.trace_driven.inputs import note, refusing, workload_of
+from simulator.trace_driven.inputs import make_folder, note, refusing, workload_of
 from simulator.trace_driven.plots import require_matplotlib, write_plots
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.simulation import Simulation
@@ -125,6 +125,7 @@ def simulate(
         simulation = trial.simulation(verification)
         if out is not None:
             require_matplotlib()
+            make_folder(out)
     with watched(simulation, f"{trial.workload.name} on {trial.cluster.num_gpus} GPUs") as stop:
         outcome = run(trial, simulation, verification, stop)
     result = outcome.result
@@ -138,6 +139,8 @@ def simulate(
         _show(numbers)
     for failure in outcome.failures[:MAX_FAILURES_SHOWN]:
         note(f"certificate refused: {failure}")
+    if reserve >= nodes:
+        note(f"no deadline was promised: a reserve of {reserve} keeps all nodes back")
     if result.partial:
         note("interrupted: these are the numbers so far")
         raise typer.Exit(INTERRUPTED)

@@ -17,7 +17,8 @@ from shared.messages.events import (
     PoolConfigured,
     WorkersStopped,
 )
-from shared.messages.pool_state import NodeState, StoppingWorkers
+from shared.messages.job_state import StoppingWorkers
+from shared.messages.node_state import NodeState
 from simulator.replay import OPERATOR
 from simulator.trace_driven.world import Training
 

@@ -1,14 +1,16 @@
-"""What the commands read, and how they refuse it."""
+"""What the commands read and where they write, and how they refuse it."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import typer
 
 from shared.errors import ElasticFlowError
 from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
+from simulator.workload.errors import refusal
 from simulator.workload.jobs import Workload
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import read_trace
@@ -24,6 +26,16 @@ def workload_of(trace: str, throughputs: Path | None, *, skip_bad: bool, seed: i
     for row in workload.skipped:
         note(f"passed over: {row}")
     return workload
+
+
+def make_folder(folder: Path) -> None:
+    """Where a run's files will go: that they can is found out before the run, which may take hours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise refusal(folder, f"no file can be written there: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -26,14 +26,16 @@ from simulator.engine import Engine
 from simulator.policies import PLANNERS
 from simulator.trace_driven import facts
 from simulator.trace_driven.failures import FailingNodes, Failures
+from simulator.trace_driven.measuring import Measuring
 from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape, pool_config, wish
 from simulator.trace_driven.result import Result, result_of
 from simulator.trace_driven.speed_noise import SpeedNoise
 from simulator.trace_driven.world import NO_COSTS, NO_SPEEDS, Training, World
 from simulator.workload.jobs import TraceJob, Workload
 
-FIRST_MEASURED_S = 60.0  # of training: when speeds are not what curves say, a job's is measured
-STARVED_S = 30 * 86_400.0  # nothing to come and nobody trains for so long: whoever waits will wait for ever
+# Nothing to come, and nobody trains for so long: whoever waits will wait for ever, and so will whoever is moved again
+# before each stop is over.
+STARVED_S = 30 * 86_400.0
 
 
 class Observer(Protocol):
@@ -62,15 +64,15 @@ class Simulation:
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
         self.workload, self.cluster = workload, cluster
-        self._observers, self._noise = observers, noise
+        self._observers = observers
         self._jobs = {job.job_id: job for job in workload.jobs}
         self._engine = Engine(workload.jobs[0].submitted_at_s)
         self._council = Council(self._engine, policies.values(), self._settle)
         self._fold, self._soon = self._council.fold, self._council.soon
         self.world = World(cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS, costs)
+        self._measuring = noise and Measuring(self._engine, self.world, fold=self._fold, soon=self._soon)
         self._wishes: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
-        self._trained_at_s = self._engine.now_s
         self.num_migrations = 0
         # the ledger's fold forgets jobs that ended long ago
         self.admitted: set[str] = set()
@@ -123,11 +125,12 @@ class Simulation:
         return result_of(self, partial=stopped)
 
     def _is_over(self) -> bool:
-        if self.world.trainings:
-            self._trained_at_s = self.now_s
         if self._num_to_come or self._wishes:
             return False
-        return not self.state.live_jobs or self.now_s - self._trained_at_s > STARVED_S
+        if not self.state.live_jobs:
+            return True
+        last_trained_s = max(self.world.last_trained_s(self.now_s), self.workload.jobs[-1].submitted_at_s)
+        return self.now_s - last_trained_s > STARVED_S
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -138,28 +141,19 @@ class Simulation:
 
     def _start(self, training: Training) -> None:
         """The stop is over, unless the job has moved on."""
-        if self._is_present(training):
+        if self.world.is_present(training):
             self._fold(facts.generation_started(training, self.now_s))
-            if self._noise is not None:
-                self._measure_after(training, FIRST_MEASURED_S)
-
-    def _measure_after(self, training: Training, wait_s: float) -> None:
-        self._engine.after(wait_s, lambda: self._measure(training, wait_s))
-
-    def _measure(self, training: Training, waited_s: float) -> None:
-        """Tell its true speed, and again after as long as it has trained by then."""
-        if self._is_present(training):
-            self._fold(facts.progressed(training, self.now_s, measured=True))
-            self._measure_after(training, 2 * waited_s)
-            self._soon()
+            if self._measuring is not None:
+                self._measuring.begin(training)
 
     def _finish(self, training: Training) -> None:
-        if not self._is_present(training):
+        if not self.world.is_present(training):
             return
         job_id = training.job.job_id
-        self.world.finish(job_id, self.now_s)
         self.finished_at_s[job_id] = self.now_s
         self._fold(facts.job_finished(training, self.now_s))
+        self._report_stopped(job_id)
+        self.world.finish(job_id, self.now_s)
         self._soon()
 
     def _join(self, node_id: str) -> None:
@@ -180,33 +174,24 @@ class Simulation:
         self._join(node_id)
         self._soon()
 
-    def _is_present(self, training: Training) -> bool:
-        return self.world.trainings.get(training.job.job_id) is training
-
     # -- decide ------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Ask one after another, until all others are silent on what was said last."""
         silent = 0
-        if self._noise is not None:
-            self._report()
+        if self._measuring is not None:
+            self._measuring.report()
         for policy in cycle(self._council.policies):
             silent = 1 if self._ask(policy) else silent + 1
             if silent == len(self._council.policies):
                 break
-
-    def _report(self) -> None:
-        """How far each job is: not what its curve says."""
-        for training in self.world.trainings.values():
-            if training.starts_s < self.now_s:
-                self._fold(facts.progressed(training, self.now_s))
 
     def _ask(self, policy: Policy[Any]) -> bool:
         """Whether it had something to say."""
         commands = tuple[Command, ...]()
         if policy.service == "admission":
             commands, self._wishes = tuple(self._wishes), []
-            if not commands:  # curves are known, so every wish is answered at once
+            if not commands and not self.state.profiling_jobs:  # which wait for a node: all curves are known
                 return False
         before, decision = self.state, self._council.ask(policy, commands)
         if decision is None:
@@ -239,9 +224,9 @@ class Simulation:
                 self._occupy(placed)
 
     def _report_stopped(self, job_id: str) -> None:
-        """The word of each node that the job's workers are gone."""
-        iteration = self.world.iteration(job_id, self.now_s)
-        for gone in self.state.live_jobs[job_id].stopping:
+        """The word of each node that the job's workers are gone. Unless it is said, an ended job is never forgotten."""
+        job, iteration = self.state.job(job_id), self.world.iteration(job_id, self.now_s)
+        for gone in job.stopping if job is not None else ():
             self._fold(facts.workers_stopped(job_id, gone, iteration, self.now_s))
 
     def _occupy(self, placed: PlacedJob) -> None:

@@ -27,8 +27,7 @@ _ORDER = ("lost", "joined", "submitted", "admitted", "rejected", "left", "finish
 
 
 def write_tables(result: Result, folder: Path) -> None:
-    """Overwrites what an earlier run left in the folder, which is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Overwrites what an earlier run left in the folder."""
     _write(folder / "jobs.csv", JOB_COLUMNS, (_job_row(fate) for fate in result.fates))
     _write(folder / "events.csv", EVENT_COLUMNS, sorted(_event_rows(result), key=_in_time))
 

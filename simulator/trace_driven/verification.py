@@ -3,6 +3,10 @@
 Facts come from the trace (speeds, overhead) and from what the ledger says has happened, never from a plan. A
 schedule that was certified holds as long as nothing happens to its job but what it says: the job holds the GPUs that
 are planned for now. When anything else is seen, the schedule is checked again on the new facts.
+
+When more nodes go down than were reserved for, all promises of that moment are void. Each is one again as soon as it
+has a schedule that keeps it; until then its job may be late. While such jobs live, the reserve may be in use: the next
+loss voids anew, and a refusal that cannot be shown counts as not proved.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +15,10 @@ from dataclasses import dataclass
 from shared.messages.cluster import ShareSchedule, segments
 from shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Job, PoolState
+from shared.messages.job_state import Job
+from shared.messages.pool_state import PoolState
 from shared.messages.witness import InfeasibleProgram, NotProved, OverloadedInterval
+from shared.scheduling.filling import OUTAGE_S
 from shared.scheduling.resize_cost import ResizeCost
 from simulator.certificates import Held, JobFacts, Level, Promise, PromiseCertificate, RefusalCertificate
 from simulator.checker import Checker
@@ -43,38 +49,53 @@ class Verification:
         self._levels = {job.job_id: _levels(job, resize_cost) for job in workload.jobs}
         self._resize_cost, self._checker = resize_cost, Checker()
         self._certified: dict[str, _Certified] = {}
+        self._void = set[str]()  # jobs whose promise nothing shows to be kept any more
+        self._exposed = set[str]()  # jobs that another loss may make late: once void, or promised beside such
         self._ended: list[str] = []  # since the last certificate
-        self._nodes_down = 0
+        self._lost_at_s: dict[str, float] = {}  # the last time, by node
         self.certificates_checked = self.certificate_failures = self.not_proved = 0
         self.failures: list[str] = []
 
     def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
         """Every event of a decision that promises, refuses or moves."""
-        self._forget(before)
+        self._forget(before, now_s)
         for event in events:
             match event:
                 case JobAdmitted(spec=spec) if spec.job_class is JobClass.SLO:
                     moved = {event.job_id: event.minimum_satisfactory_share, **event.replanned}
-                    promises = [self._promise(before, job_id, moved[job_id], now_s) for job_id in moved]
-                    self._count(now_s, self._check(before, promises, now_s))
+                    if self._exposed:
+                        self._exposed.add(event.job_id)
+                    sound = [job_id for job_id in moved if job_id not in self._void]
+                    promises = [self._promise(before, job_id, moved[job_id], now_s) for job_id in sound]
+                    self._count(now_s, self._check(before, promises, now_s, self._plannable_gpus(before)))
+                    self._keep_again(before, event.replanned, now_s)
                 case JobRejected(reason="deadline"):
                     self._count(now_s, self._check_refusal(before, event, now_s))
                 case AllocationDecided():
                     promises = self._unsettled(before, event.planned, now_s)
-                    problems = self._check(before, promises, now_s)
+                    problems = self._check(before, promises, now_s, self._plannable_gpus(before))
+                    known = {job_id: before.live_jobs[job_id].planned_share for job_id in self._void}
+                    self._keep_again(before, {**known, **event.planned}, now_s)
                     self._count(now_s, [*problems, *self._held_otherwise(before, event.num_gpus_by_job)])
                 case _:
                     pass
 
-    def _forget(self, state: PoolState) -> None:
-        """Promises that are no more: the job has ended, or more nodes went down than were reserved for."""
-        nodes_down = sum(not node.alive for node in state.nodes.values())
-        void = nodes_down > max(self._nodes_down, state.config.reserve_nodes)
-        self._nodes_down = nodes_down
+    def _forget(self, state: PoolState, now_s: float) -> None:
+        """Promises that are no more: the job has ended, or more nodes went down than were reserved for. While jobs of
+        that moment live, the reserve may be in use."""
+        lost_at_s = {node.node_id: node.since_s for node in state.nodes.values() if not node.alive}
+        is_news = not lost_at_s.items() <= self._lost_at_s.items()
+        self._lost_at_s |= lost_at_s
+        num_down = sum(
+            node_id in lost_at_s or now_s < at_s + OUTAGE_S for node_id, at_s in self._lost_at_s.items()
+        )
+        void = is_news and num_down > (0 if self._exposed else state.config.reserve_nodes)
         ended = [job_id for job_id in self._certified if void or job_id not in state.live_jobs]
         for job_id in ended:
             del self._certified[job_id]
         self._ended += ended
+        self._void = {job_id for job_id in (*self._void, *ended) if job_id in state.live_jobs}
+        self._exposed = {job_id for job_id in (*self._void, *self._exposed) if job_id in state.live_jobs}
 
     # -- yes ---------------------------------------------------------------------------------------------
 
@@ -89,6 +110,17 @@ class Verification:
                 promises.append(self._promise(state, job_id, steps, now_s))
         return promises
 
+    def _keep_again(self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float) -> None:
+        """Void promises are promises again with a schedule that ends their job in time, and fits beside the others
+        without the reserve."""
+        for job_id in sorted(self._void.intersection(planned)):
+            promise = self._promise(state, job_id, planned[job_id], now_s)
+            if self._check(state, [promise], now_s, _promisable_gpus(state)):
+                del self._certified[job_id]
+                self._ended.append(job_id)
+            else:
+                self._void.remove(job_id)
+
     def _promise(self, state: PoolState, job_id: str, steps: ShareSchedule | None, now_s: float) -> Promise:
         """Of the job as it is now, with a new schedule or the one that it had."""
         job = state.live_jobs.get(job_id)
@@ -99,13 +131,15 @@ class Verification:
         self._certified[job_id] = _Certified(_seen(job), schedule, *_held_at(schedule, now_s))
         return Promise(facts=self._facts(job_id, job, now_s), schedule=schedule)
 
-    def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float) -> list[str]:
+    def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float, num_gpus: int) -> list[str]:
         ended, self._ended = tuple(self._ended), []
         return self._checker.check_promises(
-            PromiseCertificate(
-                now_s=now_s, num_gpus=_promisable_gpus(state), promises=tuple(promises), ended=ended
-            )
+            PromiseCertificate(now_s=now_s, num_gpus=num_gpus, promises=tuple(promises), ended=ended)
         )
+
+    def _plannable_gpus(self, state: PoolState) -> int:
+        """For promises that would break, the reserve is used (docs/adr/0013); then all are planned on it."""
+        return state.num_gpus if self._exposed else _promisable_gpus(state)
 
     def _held_otherwise(self, state: PoolState, num_gpus_by_job: Mapping[str, int]) -> list[str]:
         """What the allocation gives that the certified schedules do not say."""
@@ -124,16 +158,18 @@ class Verification:
     def _check_refusal(self, state: PoolState, event: JobRejected, now_s: float) -> list[str]:
         if event.witness is None:
             return [f"{event.job_id}: it is refused without a witness"]
-        self.not_proved += isinstance(event.witness, NotProved)
         beside = self._certified if isinstance(event.witness, OverloadedInterval | InfeasibleProgram) else ()
         refusal = RefusalCertificate(
             now_s=now_s,
-            num_gpus=_promisable_gpus(state),
+            num_gpus=self._plannable_gpus(state),
             newcomer=self._facts(event.job_id, None, now_s),
             promised=tuple(self._facts(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
             witness=event.witness,
         )
-        return self._checker.check_refusal(refusal)
+        problems = self._checker.check_refusal(refusal)
+        is_unsure = bool(problems and self._exposed)
+        self.not_proved += is_unsure or isinstance(event.witness, NotProved)
+        return [] if is_unsure else problems
 
     # -- facts -------------------------------------------------------------------------------------------
 

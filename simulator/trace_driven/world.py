@@ -5,6 +5,7 @@ exactly the rate of its curve; a job that keeps its GPUs pays nothing. Asserted 
 node that is down.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -96,6 +97,7 @@ class World:
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
         self._down: dict[str, int] = {}  # node: position among the outages
         self._iterations: dict[str, float] = {}  # of jobs that wait for GPUs
+        self._last_trained_s = -math.inf  # whoever trained and has left
         self.trainings: dict[str, Training] = {}  # by job
         self.stays: list[Stay] = []
         self.outages: list[Outage] = []  # in the order of their beginning
@@ -105,6 +107,15 @@ class World:
         training = self.trainings.get(job_id)
         return self._iterations.get(job_id, 0.0) if training is None else training.iteration_at(now_s)
 
+    def is_present(self, training: Training) -> bool:
+        """The job has not moved on."""
+        return self.trainings.get(training.job.job_id) is training
+
+    def last_trained_s(self, now_s: float) -> float:
+        """Until when somebody made progress: no stop is one."""
+        trains = any(training.starts_s < now_s for training in self.trainings.values())
+        return now_s if trains else self._last_trained_s
+
     def release(self, job_id: str, now_s: float) -> None:
         """The job leaves its GPUs, if it has any; nothing of its progress is lost."""
         training = self.trainings.pop(job_id, None)
@@ -113,6 +124,8 @@ class World:
         iteration = training.iteration_at(now_s)
         self._iterations[job_id] = iteration
         self._free.update(training.gpus)
+        if training.starts_s < now_s:
+            self._last_trained_s = now_s
         self.stays.append(
             Stay(
                 job_id=job_id,

@@ -209,7 +209,5 @@ def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int
     rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.holds(level)}
     if not any(rates.values()):
         levels = ", ".join(map(str, measured.num_gpus_L))
-        raise row.refusal(
-            "min_gpus", f"leaves no number of GPUs on which the model runs; it does on {levels}"
-        )
+        raise row.refusal(column, f"leaves no number of GPUs on which the model runs; it does on {levels}")
     return ScalingCurve(tuple(rates), tuple(rates.values()))

@@ -1,12 +1,15 @@
-"""An executor that is stopped, not dead: it is counted as lost, and what it has started must not train on."""
+"""An executor that is stopped, not dead: it is counted as lost, and what it has started must not train on. What that
+has done is kept, before its lease runs out.
+"""
 
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 
+from shared.messages.events import GenerationStarted
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Job
+from shared.messages.job_state import Job
 from tests.faults.evidence import assert_sound, iterations_trained
 from tests.faults.pool import CONFIG, job, running_pool
 
@@ -51,3 +54,5 @@ async def test_workers_of_a_stopped_executor_end_before_their_job_goes_on_elsewh
         entries = await pool.ledger()
         assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))
     assert_sound(entries, pool.data_dir)
+    first, *_, last = [entry.message for entry in entries if isinstance(entry.message, GenerationStarted)]
+    assert first.iteration == 0 < last.iteration, "no checkpoint was due yet but for the lease"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shared.messages.events import MemoryExceeded, WorkerCrashed
 from shared.messages.job import JobClass, JobSpec
-from shared.messages.pool_state import Phase
+from shared.messages.job_state import Phase
 from tests.faults.evidence import assert_sound
 from tests.faults.pool import job, running_pool
 

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from shared.messages.job import JobClass, JobSpec
-from shared.messages.pool_state import Phase
+from shared.messages.job_state import Phase
 from tests.faults.pool import CONFIG, POOL, RunningPool, job, running_pool
 from tests.small_disk import small_disk
 from tests.user import User

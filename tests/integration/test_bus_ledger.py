@@ -6,6 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from shared.errors import (
+    BadSettings,
     LedgerBroken,
     TooLarge,
     UnknownStream,
@@ -28,7 +29,7 @@ async def test_a_pool_is_made_once_by_many_at_once(connect: Connect) -> None:
 
 
 async def test_a_pool_with_a_bad_name_is_refused(bus: Bus) -> None:
-    with pytest.raises(ValueError, match="letters"):
+    with pytest.raises(BadSettings, match="letters"):
         await bus.ensure_pool("a.b")
 
 

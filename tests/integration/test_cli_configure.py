@@ -17,7 +17,8 @@ async def test_a_file_is_taken_once_and_no_file_changes_nothing(door: FrontDoor,
     for _ in range(2):
         assert (await door.eflow("configure", str(file))).out == "pool default is configured\n"
         assert await configurations(door) == before + 1
-    await door.eflow("configure")
+    assumed = (await door.eflow("configure", "--json")).value
+    assert (assumed["pool"], assumed["config"]["resize_cost_s"]) == ("default", 3.5)
     assert await configurations(door) == before + 1
 
 

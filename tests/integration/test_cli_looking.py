@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticflow.cli.app import INTERRUPTED
 from shared.messages import events
 from tests.front_door import POOL, WAIT_S, FrontDoor
 
@@ -85,7 +86,9 @@ async def test_replay_follows_the_live_ledger(door: FrontDoor) -> None:
         while (await until_event("NodeJoined"))["sequence"] != await door.bus.last_sequence(POOL):
             pass
         following.send_signal(signal.SIGINT)
-        await following.communicate()
+        _, complaints = await following.communicate()
+    assert following.returncode == INTERRUPTED
+    assert b"Traceback" not in complaints, complaints.decode()
 
 
 async def test_replay_agrees_with_the_live_pool(door: FrontDoor) -> None:
@@ -124,13 +127,14 @@ async def test_following_logs_ends_with_the_job(door: FrontDoor) -> None:
     log = door.folder / "logs" / "j1" / "g1-r0.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\n")
-    process = await door.start("logs", "-f", "j1")
+    process = await door.start("logs", "-f", "j1", "--json")
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
-        assert b"one" in await process.stdout.readline()
+        assert json.loads(await process.stdout.readline()) == {"line": "g1-r0 | one"}
         with log.open("a") as file:
             file.write("two\n")
-        assert b"two" in await process.stdout.readline()
-        await door.eflow("cancel", "j1")
-        await process.communicate()
+        assert json.loads(await process.stdout.readline()) == {"line": "g1-r0 | two"}
+        await door.eflow("cancel", "j1", "--reason", "enough")
+        end, _ = await process.communicate()
+    assert json.loads(end)["job_id"] == "j1"
     assert process.returncode == 0

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from elasticflow.run_file import RunFile, holder_of, read_run_file
-from shared.scheduling.compiled import CACHE_FOLDER
+from shared.scheduling import machine_code
 
 WAIT_S = 90.0
 ROOT = Path(__file__).parents[2]
@@ -145,8 +145,9 @@ async def test_ctrl_c_stops_all_in_order(laptop: Laptop) -> None:
 async def test_ctrl_c_while_the_scheduler_is_compiled(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert CACHE_FOLDER is not None
-    compiled = laptop.folder / CACHE_FOLDER.name  # a place of our own, where another process seems to compile
+    kept = machine_code.folder()
+    assert kept is not None
+    compiled = laptop.folder / kept.name  # a place of our own, where another process seems to compile
     compiled.mkdir()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(laptop.folder))
     with (compiled / "lock").open("w") as lock:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmarks.engine import resizes, stalls, torchft, torchrun, transient
+from benchmarks.engine import resizes, restores, stalls, torchft, torchrun, transient
 from benchmarks.engine.parts import Options
 from benchmarks.engine.stalls import measure_stalls
 from benchmarks.engine.steady import measure_steady
@@ -53,6 +53,13 @@ async def test_transient_gpus_are_measured_beside_a_restart() -> None:
     assert [row["way"] for row in rows] == ["gone-over", "stopped-and-resumed"]
     assert all(row["steps"] > 0 and row["of_ideal"] > 0 for row in rows)
     assert transient.table(rows).row_count == 2
+
+
+def test_what_a_restore_costs_is_measured() -> None:
+    row = restores.measure_restores(1, rounds=1)
+    assert row["num_bytes"] > 7_000_000, "weights and momentum"
+    assert row["bytes_per_s"] > 0
+    assert restores.table([row | {"copied_bytes_per_s": 1e9}]).row_count == 1
 
 
 async def test_what_checkpoints_and_newcomers_cost_is_measured() -> None:

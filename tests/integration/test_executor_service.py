@@ -18,18 +18,14 @@ from services.executor.settings import ExecutorSettings
 from shared.errors import BadSettings
 from shared.messages import codec, events, subjects
 from shared.messages.cluster import PoolConfig
+from shared.messages.from_worker import Checkpointed, Progressed, RendezvousListening, Started, Switched
 from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import (
+from shared.messages.to_worker import (
     Assignment,
     ChangeMembership,
-    Checkpointed,
     JoinRendezvous,
     LeaseExtended,
-    Progressed,
-    RendezvousListening,
-    Started,
     StopAtBoundary,
-    Switched,
 )
 from shared.runtime import streams
 from shared.runtime.bus import Bus

@@ -7,7 +7,7 @@ from shared.messages import events
 from shared.messages.job import JobClass, JobSpec
 from tests.faults.pool import CONFIG, running_pool
 
-EPOCHS = 200
+EPOCHS = 100
 AS_IT_IS = JobSpec(
     training_function="examples.ddp.snapshots:__torchrun__",
     model_name="snapshots",

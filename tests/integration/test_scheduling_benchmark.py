@@ -10,7 +10,8 @@ from benchmarks.scheduling.cycle import measure_cycle
 from benchmarks.scheduling.decisions import LOOSE, measure_decisions, recipe_of
 from benchmarks.scheduling.failures import measure_failures
 from benchmarks.scheduling.laid_out_pool import laid_out_pool
-from benchmarks.scheduling.quality import Plan, measure_quality, totals
+from benchmarks.scheduling.quality import Plan, gap_of, measure_quality, totals
+from benchmarks.scheduling.relaxations import measure_relaxations
 from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation
@@ -40,14 +41,23 @@ def test_a_score_stands_beside_its_rulers_and_its_gap_adds_up(small: Case) -> No
     assert row["num_gpus"] == 8
     assert set(row["ours"]) == {"selective", "first-come"}
     assert row["best_baseline_met"] == max(score["met"] for score in row["baselines"].values())
-    for score in row["ours"].values():
+    for policy, score in row["ours"].items():
         assert score["late"] == score["certificate_failures"] == 0, score["wrong"]
         assert 0 < score["met"] <= row["hindsight"] <= row["bound"] + 1e-6
         gap = row["beyond_hindsight"] + score["won_by_hindsight"]
-        assert gap == pytest.approx(row["bound"] - score["met"])
+        assert gap == pytest.approx(row["bound"] - score["met"]) == pytest.approx(sum(gap_of(row, policy)))
+        assert min(gap_of(row, policy)) >= 0
     assert totals(rows)["selective"]["met"] == row["ours"]["selective"]["met"]
     shown = list(sheets({"machine": "here", "quality": {"rows": rows, "totals": totals(rows)}}))
     assert all(len(line) == len(sheet.columns) for sheet in shown for line in sheet.rows)
+
+
+def test_who_asks_for_less_is_not_refused(known: Throughputs) -> None:
+    found = measure_relaxations(known, 3, 25)
+    assert {law["relaxed"]: law["refused"] for law in found["laws"]} == {"deadline": 0, "work": 0, "GPUs": 0}
+    assert all(law["asked"] == 3 * found["promised"] > 0 for law in found["laws"])
+    (shown,) = sheets({"machine": "here", "relaxations": found})
+    assert all(len(line) == len(shown.columns) for line in shown.rows)
 
 
 def test_only_rows_that_are_not_known_are_measured(small: Case) -> None:

@@ -118,6 +118,7 @@ def test_the_usage_line_says_what_was_typed(called: str, usage: str) -> None:
         (("--trace", "small", "--policy", "magic"), "policy 'magic' must be one of selective"),
         (("--trace", "small", "--overhead", "much"), "overhead 'much' must be none"),
         (("--trace", "small", "--throughputs", "nowhere"), "nowhere"),
+        (("--trace", "small", "--out", "/dev/null/out"), "/dev/null/out: no file can be written there"),
     ],
 )
 def test_bad_input_ends_in_a_sentence_and_exit_code_2(arguments: tuple[str, ...], said: str) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.messages.job import JobClass
@@ -11,9 +11,10 @@ from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.baselines.baseline import Baseline, BaselineJob
 from simulator.baselines.catalogue import BASELINES
+from tests.examples import examples
 
 NOW_S = 1_000_000.0
-few = settings(max_examples=25)  # of each property and baseline: eleven baselines are many
+few = examples(25)  # of each property and baseline: eleven baselines are many
 
 
 @st.composite

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -12,6 +12,7 @@ from shared.scheduling.resize_cost import ResizeCost
 from simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule, linear_program, pricing
 from simulator.bound.demand import Demand, Grid
 from simulator.workload.jobs import TraceJob, Workload
+from tests.examples import examples
 from tests.properties.strategies import scaling_curves
 from tests.schedules_made import problems
 from tests.trace_jobs import job
@@ -38,7 +39,7 @@ def workloads(draw: st.DrawFn, max_jobs: int = 7) -> Workload:
     return Workload.of("drawn", jobs)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(workloads(), st.integers(1, 24), st.integers(1, 24), COSTS)
 def test_more_gpus_never_lower_the_bound(
     workload: Workload, num_gpus: int, added: int, cost: ResizeCost
@@ -52,7 +53,7 @@ def test_more_gpus_never_lower_the_bound(
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(workloads(), st.integers(1, 24), COSTS, st.integers(1, 60), st.data())
 def test_a_later_deadline_or_a_shorter_job_never_lowers_the_bound(
     workload: Workload, num_gpus: int, cost: ResizeCost, later_s: int, data: st.DataObject
@@ -74,7 +75,7 @@ def test_a_later_deadline_or_a_shorter_job_never_lowers_the_bound(
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(workloads(), st.integers(1, 24), COSTS, st.integers(1, 8))
 def test_merged_intervals_never_lower_the_bound(
     workload: Workload, num_gpus: int, cost: ResizeCost, max_intervals: int
@@ -85,7 +86,7 @@ def test_merged_intervals_never_lower_the_bound(
     assert merged.jobs_met <= merged.feasible_alone + CLOSE
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(workloads(), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
 def test_whatever_the_prices_they_prove_a_bound(
     workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
@@ -105,7 +106,7 @@ def test_whatever_the_prices_they_prove_a_bound(
     assert np.all((mean.met_J >= 0) & (mean.met_J <= 1))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(workloads(), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
 def test_schedules_with_hindsight_are_kept_to_the_last_bit_and_stay_below_the_bound(
     workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
@@ -115,7 +116,7 @@ def test_schedules_with_hindsight_are_kept_to_the_last_bit_and_stay_below_the_bo
     assert problems(made, workload, num_gpus, cost) == []
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(workloads(max_jobs=4), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
 def test_what_a_job_buys_is_its_cheapest(
     workload: Workload, num_gpus: int, cost: ResizeCost, seed: int

@@ -3,11 +3,9 @@
 The scheduler is not asked here: a feasible world is one that was built around its schedules.
 """
 
-import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.messages.witness import NotProved, TooSlowAlone
@@ -18,6 +16,7 @@ from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.witness import find_witness
 from simulator.certificates import Held, JobFacts, Level, Promise, PromiseCertificate, RefusalCertificate
 from simulator.checker import Checker
+from tests.examples import examples
 from tests.properties.strategies import scaling_curves
 
 NOW_S = 1000.0
@@ -166,7 +165,7 @@ def test_a_schedule_changed_for_the_worse_is_not_believed(
     assert problems(promises, most_held(promises)) != []
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(worlds)
 def test_no_witness_ever_speaks_against_what_can_be_kept(
     world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
@@ -179,7 +178,7 @@ def test_no_witness_ever_speaks_against_what_can_be_kept(
     assert witness == NotProved(earliest_deadline_s=5000.0)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(worlds, st.integers(1, 64), st.floats(0.2, 1.0))
 def test_the_checker_accepts_every_proof(
     world: tuple[ResizeCost, list[tuple[Asked, Promise]]], num_gpus: int, haste: float
@@ -202,7 +201,7 @@ def test_the_checker_accepts_every_proof(
 
 
 @given(worlds)
-def test_the_program_does_all_work_in_time_within_its_load(
+def test_the_program_finds_no_load_above_what_schedules_need(
     world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
 ) -> None:
     cost, kept = world
@@ -212,14 +211,3 @@ def test_the_program_does_all_work_in_time_within_its_load(
     relaxation = relax(asked, max_variables=10_000)
     assert relaxation is not None
     assert relaxation.load <= 1 + 1e-9, "the schedules that it was built around are one solution"
-    lengths_s_B = relaxation.instants_s[1:] - relaxation.instants_s[:-1]
-    held_B = np.zeros_like(lengths_s_B)
-    for job, iterations_B in zip(jobs, relaxation.iterations_JB, strict=True):
-        assert math.isclose(iterations_B.sum(), job.remaining_iterations, rel_tol=1e-6)
-        late_B = relaxation.instants_s[:-1] >= job.deadline_s
-        assert not iterations_B[late_B].any()
-        held_B += [
-            job.curve.least_gpu_seconds(float(done), float(length_s))
-            for done, length_s in zip(iterations_B * (1 - 1e-6), lengths_s_B, strict=True)
-        ]
-    assert (held_B <= relaxation.load * num_gpus * lengths_s_B * (1 + 1e-6) + 1e-6).all()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.messages.cluster import PoolConfig
-from shared.messages.detection import LONGEST_S, MAX_BEAT_S, DetectionTimes
+from shared.messages.detection import LONGEST_S, MAX_BEAT_S, MIN_CONNECT_S, DetectionTimes
 from shared.messages.limits import MAX_TIME_S
 
 SETTINGS = st.floats(min_value=1e-6, max_value=MAX_TIME_S)
@@ -46,6 +46,16 @@ def test_a_start_may_fail_and_an_exchange_outlasts_the_job_s_patience(times: Det
     patience_s = min(times.stall_timeout_s, LONGEST_S)
     assert 3 * times.slowest_step_s < times.start_s < patience_s < times.collective_s <= 2 * LONGEST_S
     assert times.connect_s < times.start_s
+
+
+@given(TIMES)
+def test_where_no_setting_is_refused_a_lost_node_is_known_before_its_jobs_count_as_standing_still(
+    times: DetectionTimes,
+) -> None:
+    if not times.problems():
+        assert times.heartbeat_timeout_s + times.beat_s < times.stall_timeout_s
+        assert times.leader_s < times.heartbeat_timeout_s <= LONGEST_S
+        assert times.connect_s >= MIN_CONNECT_S
 
 
 @given(st.floats(min_value=1e-3, max_value=12 * MAX_BEAT_S))

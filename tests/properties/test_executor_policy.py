@@ -6,7 +6,7 @@ The ledger of a pool of two nodes is played at random; node-0 is the executor un
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.executor.model import Membership, Worker
@@ -25,8 +25,7 @@ from services.placement.regrouping import regrouped
 from shared.messages import events
 from shared.messages.cluster import GpuId
 from shared.messages.detection import DetectionTimes
-from shared.messages.pool_state import Job
-from shared.messages.worker_channel import (
+from shared.messages.from_worker import (
     Checkpointed,
     ExitCode,
     Failed,
@@ -37,6 +36,8 @@ from shared.messages.worker_channel import (
     Started,
     Switched,
 )
+from shared.messages.job_state import Job
+from tests.examples import examples
 from tests.executor_node import TIMELINE, ExecutorNode
 
 JOBS = ("a", "b", "c", "d", "e")
@@ -371,7 +372,7 @@ def played(profiled: set[str], stop_free: bool, history: list[tuple[Step, int]])
     return pool
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(profiled=st.sets(st.sampled_from(JOBS), max_size=2), stop_free=st.booleans(), history=HISTORIES)
 def test_at_every_step_the_fence_holds_and_once_all_behave_nothing_is_owed(
     profiled: set[str], stop_free: bool, history: list[tuple[Step, int]]

@@ -3,15 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.messages import lifecycle, snapshot
+from shared.messages.job_state import Phase
 from shared.messages.outcome import outcome
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.pool_state import PoolState
+from tests.examples import examples
 from tests.properties.history_strategies import FACTS, histories
 
-PROPERTY = settings(max_examples=60, deadline=None)
+PROPERTY = examples(60)
 
 
 def fold(messages: tuple[Any, ...], state: PoolState | None = None) -> PoolState:
@@ -52,7 +54,7 @@ def test_a_message_at_a_sequence_already_folded_changes_nothing(
         assert lifecycle.evolve(state, message, sequence) is state
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(history=histories())
 def test_a_fact_told_again_at_any_later_time_changes_nothing(history: tuple[Any, ...]) -> None:
     """As an executor does that got no acknowledgement, long after the server has forgotten the first time."""

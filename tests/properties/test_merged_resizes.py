@@ -7,7 +7,7 @@ two workers.
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.admission.policy import POLICY as ADMISSION
@@ -20,6 +20,7 @@ from simulator.cluster import POOL, Arrival, Scenario, VirtualCluster
 from simulator.faults import NO_FAULTS
 from simulator.invariants import violations
 from simulator.physics import Physics
+from tests.examples import examples
 from tests.histories import LINEAR, best_effort
 
 JOBS: tuple[str, ...] = ("a", "b")
@@ -40,7 +41,7 @@ def wish(cluster: VirtualCluster, num_gpus_by_job: dict[str, int]) -> None:
     cluster.ledger.append(subjects.plan(POOL), data, message_id=f"wish-{based_on}")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     wishes=WISHES,
     stop_free=st.booleans(),

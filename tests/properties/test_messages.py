@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import TooLarge
@@ -15,6 +15,7 @@ from shared.messages.commands import CancelJob, SubmitJob
 from shared.messages.limits import MAX_MESSAGE_BYTES
 from shared.messages.registry import MESSAGE_TYPES
 from shared.messages.upcasters import UPCASTERS
+from tests.examples import examples
 from tests.properties.message_strategies import messages, messages_of
 
 IDS = st.text(st.characters(codec="utf-8"), max_size=100)
@@ -53,7 +54,7 @@ def is_read_or_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MESSAGE_TYPES))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(data=st.data())
 def test_every_message_survives_the_wire(name: str, data: st.DataObject) -> None:
     message = data.draw(messages_of(MESSAGE_TYPES[name]))
@@ -76,13 +77,13 @@ def test_a_hyperparameter_keeps_its_type(value: bool | int | float) -> None:
     assert message.spec.hyperparameters["value"] == value
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary(max_size=200) | ANYTHING.map(msgpack.packb))
 def test_random_bytes_are_refused(data: bytes) -> None:
     is_read_or_refused(data)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.text() | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(json.dumps)
 )
@@ -90,7 +91,7 @@ def test_random_json_is_refused(text: str) -> None:
     is_read_or_refused(b'{"type": "CancelJob", "payload": {"job_id": %s}}' % text.encode(errors="replace"))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data(), message=messages(), junk=ANYTHING)
 def test_a_wrong_value_anywhere_is_read_or_refused(data: st.DataObject, message: Any, junk: Any) -> None:
     envelope = plain(message)
@@ -105,7 +106,7 @@ def test_a_wrong_value_anywhere_is_read_or_refused(data: st.DataObject, message:
     is_read_or_refused(msgpack.packb(envelope))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data(), message=messages())
 def test_a_message_that_was_cut_or_flipped_is_read_or_refused(data: st.DataObject, message: Any) -> None:
     whole = codec.encode(message, id="id", recorded_at_s=1.0)
@@ -116,7 +117,7 @@ def test_a_message_that_was_cut_or_flipped_is_read_or_refused(data: st.DataObjec
 
 
 @given(message=messages(), name=st.text(st.characters(codec="utf-8")))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_fields_of_a_later_writer_are_passed_over(message: Any, name: str) -> None:
     envelope = plain(message)
     envelope["payload"] = {f"later_{name}": 1} | envelope["payload"]
@@ -124,7 +125,7 @@ def test_fields_of_a_later_writer_are_passed_over(message: Any, name: str) -> No
 
 
 @given(message=messages(), version=st.integers() | st.none() | st.text(max_size=5) | st.booleans())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_unknown_versions_are_refused(message: Any, version: Any) -> None:
     if type(version) is int and 1 <= version <= type(message).VERSION:
         return  # this one, or an older one that is still read

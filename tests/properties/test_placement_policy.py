@@ -8,7 +8,8 @@ from immutables import Map
 
 from services.placement.policy import HAND_OVER_PATIENCE_S, POLICY, decide
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Job, Phase, PoolState
+from shared.messages.job_state import Job, Phase
+from shared.messages.pool_state import PoolState
 from tests.histories import NOW_S, History, pool, spec
 from tests.properties.placement_strategies import gpu_counts
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shared.messages import events, lifecycle
 from shared.messages.cluster import PoolConfig
-from shared.messages.pool_state import Phase, PoolState, spec_of
+from shared.messages.job_state import Phase
+from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.outlook import (
     held_num_gpus,
     iteration_at,

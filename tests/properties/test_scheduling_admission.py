@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.greedy import Greedy
-from shared.scheduling.insistence import Insistence
+from shared.scheduling.insistence import MANY_FILLINGS, Insistence
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
 from shared.scheduling.profile import utilization
 from shared.scheduling.quoting import earliest_deadline_around_s
@@ -22,9 +22,11 @@ from tests.exact_replay import (
     most_gpus_at_once,
     share_at,
 )
+from tests.examples import examples
 from tests.properties.strategies import job_lists, schedulable_jobs
 
 NUM_GPUS = 16
+LITTLE = 40  # fillings: for some of the clearings only
 
 
 def admitted_one_by_one(jobs: Sequence[SchedulableJob]) -> tuple[AdmissionPlan, dict[str, SchedulableJob]]:
@@ -150,7 +152,7 @@ def test_a_later_deadline_never_turns_a_yes_into_a_no(
 ) -> None:
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
     new = replace(new, reserve_nodes=reserve_nodes)
-    for insistence in (Insistence(plan), Insistence(plan, 5)):
+    for insistence in (Insistence(plan), Insistence(plan, LITTLE)):
         earliest_s = insistence.earliest_deadline_s(new)
         if earliest_s is None:
             assert insistence.propose(new) is None
@@ -164,6 +166,43 @@ def test_a_later_deadline_never_turns_a_yes_into_a_no(
                 assert not accepted
             elif accepted:  # within the last second, which a quote rounds up
                 assert insistence.propose(replace(new, deadline_s=deadline_s + later_s)) is not None
+
+
+@given(
+    job_lists(),
+    schedulable_jobs(job_id="new", max_levels=3),
+    st.sampled_from([0, 1, 2]),
+    st.one_of(st.floats(0.001, 0.999), st.floats(0.99, 0.999)),
+)
+def test_less_work_never_turns_a_yes_into_a_no(
+    jobs: list[SchedulableJob], new: SchedulableJob, reserve_nodes: int, part: float
+) -> None:
+    plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
+    more = replace(new, reserve_nodes=reserve_nodes)
+    less = replace(more, remaining_iterations=part * more.remaining_iterations)
+    for most_fillings in (MANY_FILLINGS, LITTLE):
+        for_more, for_less = Insistence(plan, most_fillings), Insistence(plan, most_fillings)
+        more_s, less_s = for_more.earliest_deadline_s(more), for_less.earliest_deadline_s(less)
+        assert more_s is None or (less_s is not None and less_s <= more_s)
+        assert for_more.propose(more) is None or for_less.propose(less) is not None
+
+
+@given(
+    job_lists(fresh=True),
+    schedulable_jobs(job_id="new", max_levels=3),
+    st.sampled_from([1, 3, NUM_GPUS]),
+    st.sampled_from([LITTLE, MANY_FILLINGS]),
+)
+def test_more_gpus_never_turn_a_yes_into_a_no(
+    jobs: list[SchedulableJob], new: SchedulableJob, more: int, most_fillings: int
+) -> None:
+    plan, promised = admitted_one_by_one(jobs)
+    larger = AdmissionPlan.build(promised.values(), NUM_GPUS + more, 0.0, plan.schedules)
+    assert larger.schedules == plan.schedules
+    here, there = Insistence(plan, most_fillings), Insistence(larger, most_fillings)
+    here_s, there_s = here.earliest_deadline_s(new), there.earliest_deadline_s(new)
+    assert here_s is None or (there_s is not None and there_s <= here_s)
+    assert here.propose(new) is None or there.propose(new) is not None
 
 
 @given(job_lists(fresh=True), schedulable_jobs(job_id="new", fresh=True))
@@ -230,7 +269,7 @@ def test_allocation_breaks_no_promise(
     assert allocate(again, rows, hysteresis_s) == allocation
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     job_lists(fresh=True),
     job_lists(max_size=4, fresh=True),

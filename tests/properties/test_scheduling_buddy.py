@@ -239,3 +239,23 @@ def test_avoided_gpus_are_taken_only_where_no_block_of_the_same_level_is_free_of
     if avoided & set(blocks.gpus_of_block(s, start)):
         equal = blocks.members(dict(blocks.blocks_by_level(s))[level] & blocks.inside(free, s))
         assert all(avoided & set(blocks.gpus_of_block(s, other)) for other in equal)
+
+
+@given(st.data(), topologies())
+def test_pieces_take_avoided_gpus_only_where_no_part_of_the_same_level_has_enough_others(
+    data: st.DataObject, topology: Topology
+) -> None:
+    """And they cost nobody a better level, nor more pieces in the same part."""
+    blocks = blocks_of(topology)
+    taken = data.draw(st.sets(st.sampled_from(topology.gpus), max_size=topology.num_gpus - 1))
+    avoided = blocks.positions(data.draw(st.sets(st.sampled_from(topology.gpus))))
+    free = blocks.every_position ^ blocks.positions(taken)
+    size = data.draw(st.integers(0, int(math.log2(free.bit_count()))))
+    if FreeBlocks(blocks, free).best_fit(size) is not None:
+        return
+    pieces = FreeBlocks(blocks, free, avoided).pieces(1 << size)
+    level = blocks.level(FreeBlocks(blocks, free).pieces(1 << size))
+    assert (pieces.bit_count(), pieces & ~free, blocks.level(pieces)) == (1 << size, 0, level)
+    others = free & ~avoided
+    if pieces & avoided and others.bit_count() >= 1 << size:
+        assert blocks.level(blocks.closest(others, 1 << size)) != level

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.scheduling.filling import (
@@ -19,6 +19,7 @@ from shared.scheduling.filling import (
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment
 from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile
 from tests.exact_replay import earliest_end_s, exact_end_s, is_on_time
+from tests.examples import examples
 from tests.properties.strategies import schedulable_jobs
 
 ROUNDING_S = 1e-5  # of times near 1.8e9 s, which lie 2.4e-7 s apart
@@ -88,7 +89,7 @@ def end_with_slack_s(job: SchedulableJob, pieces: Pieces, cap: int) -> Fraction 
     return earliest_end_s(job, pieces, job.curve.levels[cap], Fraction(job.remaining_iterations) + slack)
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(instances())
 def test_a_fill_ends_as_early_as_any_choice_of_levels_does(instance: tuple[SchedulableJob, Pieces]) -> None:
     job, pieces = instance
@@ -105,7 +106,7 @@ def test_a_fill_ends_as_early_as_any_choice_of_levels_does(instance: tuple[Sched
         assert_free(found, pieces)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(instances(), st.floats(-0.5, 30.0))
 def test_a_fill_is_refused_if_and_only_if_it_would_end_too_late(
     instance: tuple[SchedulableJob, Pieces], later_s: float
@@ -124,7 +125,7 @@ def test_a_fill_is_refused_if_and_only_if_it_would_end_too_late(
             assert filled(job, pieces, cap, by_s) == (fastest if later_s > 0 else None)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(instances(), st.integers(0, 2), st.floats(0.0, 20.0))
 def test_the_minimum_share_has_the_smallest_cap_that_is_enough(
     instance: tuple[SchedulableJob, Pieces], cap_to_try: int, later_s: float
@@ -156,7 +157,7 @@ def _held(schedule: Schedule) -> float:
     return sum((end_s - start_s) * num_gpus for start_s, end_s, num_gpus in schedule)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     instances(),
     st.floats(0.0, 100.0),

@@ -27,7 +27,7 @@ def results(confidence: float | None, sigma: float = 0.1) -> tuple[Result, ...]:
         Trial(
             workload=generate(RECIPE, throughputs, seed),
             cluster=CLUSTER,
-            policy="first-come",
+            policy="selective",
             confidence=confidence,
             noise=SpeedNoise(seed=seed, sigma=sigma),
         )

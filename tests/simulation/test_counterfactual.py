@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from shared.messages.events import AllocationDecided, JobAdmitted, PlanDecided
 from shared.messages.export import ExportWriter
-from shared.messages.pool_state import Job, Phase
+from shared.messages.job_state import Job, Phase
 from simulator.__main__ import app
 from simulator.baselines.catalogue import BASELINES
 from simulator.cluster import VirtualCluster

@@ -7,7 +7,7 @@ import pytest
 from shared.messages.commands import ProfileJob, SubmitJob
 from shared.messages.events import JobMeasured, PlanDecided
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Phase
+from shared.messages.job_state import Phase
 from simulator.cluster import Arrival, VirtualCluster
 from simulator.faults import MANY_FAULTS, NO_FAULTS, Faults
 from simulator.invariants import violations

@@ -10,7 +10,7 @@ from shared.messages import events
 from shared.messages.commands import AmendJob, CheckpointJob, HoldQuote, ScaleJob, SubmitJob
 from shared.messages.events import PlanDecided, PlanEvent
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Phase
+from shared.messages.job_state import Phase
 from simulator.cluster import START_S, Arrival, Scenario, VirtualCluster
 from simulator.faults import MANY_FAULTS, NO_FAULTS, Faults
 from simulator.invariants import broken_promises, violations

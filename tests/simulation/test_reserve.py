@@ -8,7 +8,8 @@ import pytest
 from immutables import Map
 
 from shared.messages.cluster import PoolConfig
-from shared.messages.pool_state import NodeState, PoolState
+from shared.messages.node_state import NodeState
+from shared.messages.pool_state import PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.filling import OUTAGE_S

@@ -77,6 +77,38 @@ def test_a_job_of_known_state_stands_still_for_its_own_time_and_promises_hold(tm
         assert stay.starts_s - stay.placed_at_s == pytest.approx(own_s)
 
 
+def test_workers_of_a_job_that_has_ended_are_told_gone_so_that_it_can_be_forgotten() -> None:
+    simulation = Trial(workload=small(20), cluster=SIXTEEN).simulation()
+    simulation.run()
+    ended = simulation.state.ended_jobs
+    assert len(ended) == 20
+    assert not any(job.stopping for job in ended.values())
+
+
+def test_whoever_waits_for_months_gets_its_turn() -> None:
+    months = [
+        job(name, job_class=JobClass.BEST_EFFORT, deadline_s=None, num_iterations=round(2 * 40 * DAY_S))
+        for name in "ab"
+    ]
+    result = simulated(*months, cluster=ClusterShape(num_nodes=1, gpus_per_node=4))
+    assert result.num_unfinished == 0
+
+
+def test_turns_that_are_shorter_than_a_stop_come_to_an_end() -> None:
+    result = (
+        Trial(
+            workload=small(4),
+            cluster=ClusterShape(num_nodes=1, gpus_per_node=1),
+            policy="gandiva",
+            overhead="400",
+        )
+        .simulation()
+        .run()
+    )
+    assert not result.partial
+    assert result.num_unfinished > 0
+
+
 def small(num_jobs: int = 100) -> Workload:
     workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
     return Workload.of("small", workload.jobs[:num_jobs])
@@ -289,7 +321,7 @@ def test_the_ledger_says_exactly_how_far_each_job_is(failures: Failures | None) 
 # --- a run is its inputs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [(), ("--failures", "3", "--up-hours", "6"), ("--policy", "gandiva")])
+@pytest.mark.parametrize("options", [("--failures", "3", "--up-hours", "6"), ("--policy", "gandiva")])
 def test_two_runs_print_the_same_bytes(options: tuple[str, ...]) -> None:
     """In processes of their own, whose sets and dicts of strings are ordered differently."""
 

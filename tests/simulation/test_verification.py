@@ -22,8 +22,12 @@ from simulator.policies import PLANNERS
 from simulator.trace_driven.failures import Failures
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.simulation import Simulation
+from simulator.trace_driven.trial import Trial
 from simulator.trace_driven.verification import Verification
+from simulator.workload.bundled import bundled_throughputs, bundled_trace
 from simulator.workload.jobs import TraceJob, Workload
+from simulator.workload.throughputs import read_throughputs
+from simulator.workload.trace import read_trace
 
 COST = ResizeCost((1, 4), (2.0, 5.0))
 NUM_GPUS, RATE = 4, 0.3
@@ -203,3 +207,24 @@ def test_a_promise_is_void_when_more_nodes_are_down_than_are_reserved_for() -> N
     verification = observed(failures=Failures(seed=1, mean_up_s=500.0, mean_down_s=100.0))
     assert verification.failures == []
     assert verification.certificates_checked > 3
+
+
+@pytest.mark.parametrize(
+    ("reserve_nodes", "seed", "mean_up_s", "mean_down_s"),
+    [(0, 2, 3_600.0, 3_600.0), (1, 6, 3_600.0, 3_600.0), (1, 3, 600.0, 30.0)],
+)
+def test_beyond_the_reserve_promises_break_and_no_certificate_is_wrong(
+    reserve_nodes: int, seed: int, mean_up_s: float, mean_down_s: float
+) -> None:
+    trial = Trial(
+        workload=read_trace(bundled_trace("bursty"), read_throughputs(bundled_throughputs())),
+        cluster=ClusterShape(num_nodes=4, gpus_per_node=4),
+        policy="first-come",
+        reserve_nodes=reserve_nodes,
+        failures=Failures(seed=seed, mean_up_s=mean_up_s, mean_down_s=mean_down_s),
+    )
+    verification = trial.verification()
+    assert verification is not None
+    assert trial.simulation(verification).run().num_late() > 0
+    assert verification.failures == []
+    assert verification.certificates_checked > 200

@@ -11,15 +11,9 @@ import pytest
 import pytest_asyncio
 
 from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
+from shared.messages.from_worker import RendezvousListening, Switched
 from shared.messages.job import JobSpec
-from shared.messages.worker_channel import (
-    Assignment,
-    ChangeMembership,
-    JoinRendezvous,
-    RendezvousListening,
-    StopAtBoundary,
-    Switched,
-)
+from shared.messages.to_worker import Assignment, ChangeMembership, JoinRendezvous, StopAtBoundary
 
 WAIT_S = 60.0  # for what must come; far above what it takes
 T = TypeVar("T")

@@ -4,18 +4,20 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from training_functions import Branching, Noisy, Points
+from training_functions import UNHURRIED_S, Branching, Noisy, Points
 
 import elasticflow
 
 
 def stateful() -> None:
-    """As training_functions.Stateful, whose loop is its own. One worker dies where there is a file named die."""
+    """As training_functions.Stateful, whose loop is its own. One worker dies where there is a file named die; while
+    there is one named unhurried each step takes longer than the last."""
     model = Branching()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     loader = elasticflow.elastic(DataLoader(Noisy(), num_workers=1), model, optimizer)
@@ -26,6 +28,8 @@ def stateful() -> None:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(points), targets)
             loss.backward()
+            if Path("unhurried").exists():
+                time.sleep(UNHURRIED_S * loader.iteration)
             with contextlib.suppress(FileNotFoundError):
                 Path("die").rename("dead")
                 os.kill(os.getpid(), signal.SIGKILL)

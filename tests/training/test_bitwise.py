@@ -11,7 +11,7 @@ from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
 from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.worker_channel import ExitCode, Failed, Finished, Interrupted, Started
+from shared.messages.from_worker import ExitCode, Failed, Finished, Interrupted, Started
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

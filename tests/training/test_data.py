@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.messages.worker_channel import ExitCode, Finished, Interrupted, Progressed
+from shared.messages.from_worker import ExitCode, Finished, Interrupted, Progressed
 from tests.training.test_failures import failure_of
 from tests.training.test_resize import trained_weights
 from tests.training.test_stop_free import all_there

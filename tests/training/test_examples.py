@@ -5,7 +5,7 @@ import pytest
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
-from shared.messages.worker_channel import Finished
+from shared.messages.from_worker import Finished
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

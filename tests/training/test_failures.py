@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from services.executor.launcher import Exited
-from shared.messages.worker_channel import (
+from shared.messages.from_worker import (
     Alive,
     Checkpointed,
     ExitCode,

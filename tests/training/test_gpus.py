@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.worker_channel import Checkpointed, ExitCode, Finished, Profiled, Progressed, Started
+from shared.messages.from_worker import Checkpointed, ExitCode, Finished, Profiled, Progressed, Started
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.gpu]
 
@@ -77,7 +77,7 @@ from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.virtual_nodes import VirtualNodes
 from shared.messages.job import JobSpec
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 
 spec = JobSpec(training_function="m:C", global_batch_size=4, max_iterations=1, deadline_in_s=60.0)
 assignment = Assignment(

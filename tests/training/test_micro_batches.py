@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared.messages.worker_channel import ExitCode, Failed, Finished, Interrupted, Progressed, Switched
+from shared.messages.from_worker import ExitCode, Failed, Finished, Interrupted, Progressed, Switched
 from tests.training.test_bitwise import digest_of, run
 from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
 from tests.training.test_stop_free import all_there
@@ -23,8 +23,8 @@ async def test_any_number_of_workers_gives_the_same_bits(node, spec_of):
 
 async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
     """Two workers with eight samples each, cut; then four with four, whole; then two again."""
-    settings = {"step_s": 0.004, "learning_rate": 0.01, "record": str(tmp_path)}
-    spec = spec_of("Fast", max_iterations=400, hyperparameters=settings)
+    settings = {"step_s": 0.012, "learning_rate": 0.01, "record": str(tmp_path)}
+    spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4)
     await workers.first(Progressed)
@@ -32,10 +32,10 @@ async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node
         workers = await node.regroup(workers, members, micro_batch_size=4)
         await all_there(workers, members)
     await workers.ended()
-    plain = spec_of("Points", max_iterations=400, hyperparameters={"learning_rate": 0.01})
+    plain = spec_of("Points", max_iterations=200, hyperparameters={"learning_rate": 0.01})
     unmoved = await run_to_the_end(node, plain)
     torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=5e-3, atol=1e-3)
-    assert_each_sample_once_an_epoch(tmp_path, num_iterations=400)
+    assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

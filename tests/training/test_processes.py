@@ -14,15 +14,8 @@ from services.executor.boot_clock import boot_s
 from services.executor.launcher import Launcher
 from services.executor.processes import marked_processes, wait_until_gone
 from shared.messages.detection import DetectionTimes
-from shared.messages.worker_channel import (
-    Assignment,
-    Checkpointed,
-    ExitCode,
-    Finished,
-    Interrupted,
-    LeaseExtended,
-    Started,
-)
+from shared.messages.from_worker import Checkpointed, ExitCode, Finished, Interrupted, Started
+from shared.messages.to_worker import Assignment, LeaseExtended
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -144,7 +137,8 @@ import asyncio, sys
 from pathlib import Path
 from services.executor.launcher import Launcher
 from shared.messages.job import JobSpec
-from shared.messages.worker_channel import Assignment, Started
+from shared.messages.from_worker import Started
+from shared.messages.to_worker import Assignment
 
 async def main():
     def on_event(worker, event):

@@ -6,7 +6,7 @@ import pytest
 
 from services.executor.launcher import Exited
 from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.worker_channel import ExitCode, Finished, Interrupted, Progressed
+from shared.messages.from_worker import ExitCode, Finished, Interrupted, Progressed
 from tests.training.test_bitwise import digest_of, run, stateful
 from tests.training.test_stop_free import all_there
 

@@ -7,15 +7,7 @@ import pytest_asyncio
 
 from benchmarks.engine.sensitive import digest
 from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.worker_channel import (
-    ExitCode,
-    Failed,
-    Finished,
-    Interrupted,
-    Profiled,
-    Progressed,
-    Started,
-)
+from shared.messages.from_worker import ExitCode, Failed, Finished, Interrupted, Profiled, Progressed, Started
 from tests.training.test_bitwise import digest_of, run, stateful
 from tests.training.test_stop_free import all_there
 
@@ -60,11 +52,14 @@ async def test_the_example_learns_the_same_on_three_workers_and_saves_it(node, s
 
 async def test_as_a_script_or_as_a_class_through_changes_and_a_crash(node, spec_of):
     job_id = node.new_job_id()
-    await run(node, stateful(spec_of, until=240), job_id=job_id)
+    await run(node, stateful(spec_of, until=60), job_id=job_id)
     expected = digest_of_what_was_trained(node, job_id)
 
     job_id = node.new_job_id()
-    spec = script(spec_of, "stateful", global_batch_size=21, until=240)
+    spec = script(spec_of, "stateful", global_batch_size=21, until=60)
+    unhurried = files_of(node, job_id) / "unhurried"
+    unhurried.parent.mkdir(parents=True)
+    unhurried.touch()
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
     for members in ([0, 1, None], [2, 0]):
         await workers.first(Progressed)
@@ -75,6 +70,7 @@ async def test_as_a_script_or_as_a_class_through_changes_and_a_crash(node, spec_
     (survivor,) = (rank for rank, event in workers.events if isinstance(event, Interrupted))
     workers = await node.regroup(workers, [survivor, None], lost=[1 - survivor])
     await all_there(workers, [survivor, None])
+    unhurried.unlink()
     await workers.first(Finished)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     assert digest_of_what_was_trained(node, job_id) == expected

@@ -14,7 +14,8 @@ import pytest_asyncio
 from services.executor import spares
 from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
 from services.executor.processes import marked_processes
-from shared.messages.worker_channel import Assignment, ExitCode, Finished
+from shared.messages.from_worker import ExitCode, Finished
+from shared.messages.to_worker import Assignment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.messages.worker_channel import Lagged
+from shared.messages.from_worker import Lagged
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.messages.worker_channel import Checkpointed, ExitCode, Failed, Finished, Profiled, Started
+from shared.messages.from_worker import Checkpointed, ExitCode, Failed, Finished, Profiled, Started
 from tests.training.test_scripts import files_of, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

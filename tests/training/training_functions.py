@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from elasticflow import ElasticJob, Scalar
 
 NUM_SAMPLES = 50
+UNHURRIED_S = 0.002  # for each iteration done, in each part of a batch
 
 
 class Numbered(Dataset):
@@ -182,11 +183,20 @@ class WideAndFast(Wide):
 
 class Stateful(Points):
     """All that could tell one number of workers from another: dropout, statistics, noise while loading and after the
-    backward pass, clipping, a schedule, a layer that only some batches use, uneven parts."""
+    backward pass, clipping, a schedule, a layer that only some batches use, uneven parts.
+
+    hyperparameters: unhurried: a file; while it is there each step takes longer than the last, so that the end does not
+    come before what is to happen to the workers, however slow the machine.
+    """
 
     data_workers = 1
     evaluate_every = 10
-    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.05, "dies_at": -1, "record": ""}
+    hyperparameters: Mapping[str, Scalar] = {
+        "learning_rate": 0.05,
+        "dies_at": -1,
+        "record": "",
+        "unhurried": "",
+    }
 
     def init_model(self):
         return Branching()
@@ -199,6 +209,8 @@ class Stateful(Points):
 
     def train(self, batch, model, optimizer):
         numbers, points, targets = batch
+        if (unhurried := self.hyperparameters["unhurried"]) and Path(unhurried).exists():
+            time.sleep(UNHURRIED_S * self.iteration)
         for group in optimizer.param_groups:
             group["lr"] = self.hyperparameters["learning_rate"] / (1 + 0.1 * self.iteration)
         optimizer.zero_grad()

@@ -1,15 +1,18 @@
 """Given this history, when this wish comes, then admission says this."""
 
+import itertools
 from typing import Any
 
 import pytest
 
 from services.admission.policy import POLICY, quote, wake_at_s
+from services.allocator.policy import POLICY as ALLOCATOR
 from shared.messages import events
 from shared.messages.cluster import TenantQuota, segments
 from shared.messages.commands import CancelJob, QuoteDeadline
 from shared.messages.job import JobClass
-from shared.messages.pool_state import Phase
+from shared.messages.job_state import Phase
+from shared.messages.outcome import outcome
 from tests.histories import LINEAR, NOW_S, History, pool, spec, submit
 
 
@@ -42,6 +45,16 @@ def test_a_job_that_does_not_fit_is_rejected_with_the_earliest_deadline_and_that
     assert isinstance(too_early, events.JobRejected)
     accepted = only(pool_with_a().decided(POLICY, submit("b", deadline_s=rejected.earliest_deadline_s)))
     assert isinstance(accepted, events.JobAdmitted)
+
+
+def test_fewer_iterations_are_offered_only_if_they_come_sooner() -> None:
+    wish = submit(
+        "b", deadline_s=NOW_S + 1.0, max_iterations=9
+    )  # a third of it ends in the second in which two do
+    rejected = only(pool(8).decided(POLICY, wish))
+    assert isinstance(rejected, events.JobRejected)
+    by_size = sorted({(offer.max_iterations, offer.deadline_s) for offer in rejected.offers})
+    assert all(a[1] < b[1] for a, b in itertools.pairwise(by_size) if a[0] < b[0]), by_size
 
 
 def pool_with_a(**config: Any) -> History:
@@ -89,7 +102,7 @@ def test_who_asks_no_less_than_was_just_refused_is_refused_and_who_asks_less_is_
 
 def test_every_bad_field_is_named_in_one_answer() -> None:
     wish = submit("a", deadline_s=NOW_S - 5.0, deadline_in_s=3.0)
-    rejected = only(pool(1).decided(POLICY, wish))
+    rejected = only(pool(8).decided(POLICY, wish))
     assert isinstance(rejected, events.JobRejected)
     assert rejected.reason == "invalid"
     assert "give one of them" in rejected.explanation
@@ -225,10 +238,59 @@ def test_a_quote_is_what_would_be_admitted_at_once() -> None:
     assert taken.gpu_seconds == pytest.approx(answer.gpu_seconds)
 
 
-def test_without_gpus_nothing_is_promised_and_the_reason_says_so() -> None:
-    rejected = only(History().configured().decided(POLICY, submit("a")))
+def test_without_gpus_a_wish_waits_for_the_first_node() -> None:
+    history = History().configured()
+    undecided = only(history.decided(POLICY, submit("a"), now_s=NOW_S))
+    assert isinstance(undecided, events.ProfileRequested)
+    assert undecided.waits_for == "gpus"
+    assert outcome(history.state, history.state.live_jobs["a"]) == undecided  # to whoever asks again
+    assert history.decided(POLICY, now_s=NOW_S + 1.0) == ()
+    history.nodes(4)
+    assert isinstance(only(history.decided(POLICY, now_s=NOW_S + 2.0)), events.JobAdmitted)
+
+
+def test_a_wish_that_was_measured_is_not_refused_because_the_last_node_restarts() -> None:
+    """Its pre-run has seen one GPU when all are gone: neither is the profile at its end, nor the answer no."""
+    history = pool(4)
+    history.decided(POLICY, submit("a", model_name="new"), now_s=NOW_S)
+    history.then(
+        events.ThroughputMeasured(
+            job_id="a",
+            generation=1,
+            profile_key="new/b64",
+            num_gpus=1,
+            iterations_per_s=1.0,
+            source="profile",
+            at_s=NOW_S,
+        )
+    )
+    left = events.NodeLost(node_id="node-0", incarnation="first-0", reason="silent", at_s=NOW_S)
+    history.then(left)
+    assert history.state.num_gpus == 0
+    said = history.decided(ALLOCATOR, now_s=NOW_S + 1.0)
+    assert not any(isinstance(event, events.ProfileCompleted) for event in said)
+    assert history.decided(POLICY, now_s=NOW_S + 1.0) == ()
+    assert "a" in history.state.live_jobs
+
+
+def test_a_wish_waits_for_gpus_no_longer_than_to_its_deadline() -> None:
+    history = History().configured()
+    history.decided(POLICY, submit("a", deadline_s=NOW_S + 60.0), now_s=NOW_S)
+    assert wake_at_s(history.state) == NOW_S + 60.0
+    rejected = only(history.decided(POLICY, now_s=NOW_S + 60.0))
     assert isinstance(rejected, events.JobRejected)
-    assert rejected.explanation == "the pool has no GPUs now"
+    assert (rejected.reason, rejected.explanation) == (
+        "unrunnable",
+        "its deadline passed before a node joined the pool",
+    )
+
+
+def test_without_gpus_no_deadline_is_quoted_and_the_reason_says_so() -> None:
+    answer = quote(
+        History().configured().state, QuoteDeadline(tenant="lab", spec=spec(deadline_s=None)), NOW_S
+    )
+    assert answer.earliest_deadline_s is None
+    assert answer.explanation == "the pool has no GPUs now"
 
 
 def test_a_rejected_name_may_be_used_again_for_another_wish() -> None:
@@ -253,3 +315,13 @@ def test_a_relative_deadline_counts_from_the_first_decision_and_a_pre_run_counts
     admitted = only(history.decided(POLICY, now_s=NOW_S + 70.0))
     assert isinstance(admitted, events.JobAdmitted)
     assert admitted.deadline_s == NOW_S + 510.0
+
+
+def test_where_all_is_kept_in_reserve_the_answers_say_so() -> None:
+    history = pool(4, reserve_nodes=1)
+    rejected = only(history.decided(POLICY, submit("a")))
+    assert isinstance(rejected, events.JobRejected)
+    answer = quote(history.state, QuoteDeadline(tenant="lab", spec=spec(deadline_s=None)), NOW_S)
+    why = "no deadline would do on 4 GPUs, which are all kept in reserve (reserve_nodes)"
+    assert answer.explanation == why
+    assert why in rejected.explanation

@@ -12,8 +12,8 @@ from shared.messages import events
 from shared.messages.cluster import TenantQuota, segments
 from shared.messages.commands import AmendJob
 from shared.messages.job import JobClass
+from shared.messages.job_state import Phase
 from shared.messages.outcome import outcome
-from shared.messages.pool_state import Phase
 from tests.histories import NOW_S, History, best_effort, pool, spec, submit
 from tests.unit.test_held_quotes import hold
 

@@ -7,7 +7,7 @@ from services.admission.policy import POLICY as ADMISSION
 from services.executor.notes import AskForCheckpoint, WorkerId
 from shared.messages import events
 from shared.messages.commands import CheckpointJob
-from shared.messages.worker_channel import Checkpointed, NotCheckpointed
+from shared.messages.from_worker import Checkpointed, NotCheckpointed
 from tests.executor_node import ExecutorNode
 from tests.facts import admitted, finished, job, placed, profile_requested, progressed, running, stopped
 from tests.histories import NOW_S, History, pool

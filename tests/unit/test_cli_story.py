@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from elasticflow.story import Sentence, story
 from shared.messages import events
 from shared.messages.cluster import PoolConfig
@@ -263,14 +265,17 @@ def test_a_message_that_nobody_can_read_stops_no_story() -> None:
     assert sentence.sequence == 5
 
 
-def test_how_workers_went_over_without_a_stop_is_told_with_its_times() -> None:
+@pytest.mark.parametrize(
+    ("bytes_moved", "moved"), [(101_000_000, ", 101.0 MB moved to each newcomer"), (0, "")]
+)
+def test_how_workers_went_over_without_a_stop_is_told_with_its_times(bytes_moved: int, moved: str) -> None:
     told, config = Told(), PoolConfig(curves={"linear/b64": LINEAR}, stop_free=True)
     told.decided("operator", events.PoolConfigured(config=config, at_s=NOW_S))
     told.fact(events.NodeJoined(node_id="node-0", incarnation="a", num_gpus=4, device="cpu", at_s=NOW_S))
     told.admitted("j1").placed("j1", 1, "node-0:0")
     told.fact(events.GenerationStarted(job_id="j1", generation=1, num_gpus=1, iteration=0, at_s=NOW_S + 1.0))
     told.placed("j1", 2, "node-0:0", "node-0:1")
-    resize = ResizeTimeline(prepare_s=1.25, stop_s=0.0042, first_step_s=0.05, bytes_moved=101_000_000)
+    resize = ResizeTimeline(prepare_s=1.25, stop_s=0.0042, first_step_s=0.05, bytes_moved=bytes_moved)
     told.fact(
         events.GenerationStarted(
             job_id="j1", generation=2, num_gpus=2, iteration=40, resize=resize, at_s=NOW_S + 3.0
@@ -279,5 +284,5 @@ def test_how_workers_went_over_without_a_stop_is_told_with_its_times() -> None:
     assert told.of("j1")[-2:] == [
         "generation 2 is placed on node-0:0,1; generation 1 trains on until all are ready",
         "generation 2 trains on 2 GPUs from iteration 40, 3.0s after its placement: prepared in 1.2s without a "
-        "stop, switched in 4.2 ms, first step in 50.0 ms, 101.0 MB moved to each newcomer",
+        f"stop, switched in 4.2 ms, first step in 50.0 ms{moved}",
     ]

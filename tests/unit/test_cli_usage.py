@@ -8,20 +8,28 @@ from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
 from elasticflow.cli.wish import Wish
-from elasticflow.pool_config import read_config
+from elasticflow.pool_config import configure, read_config
 from elasticflow.submission import load
 from shared.errors import BadSettings
-from shared.messages.cluster import TenantQuota
+from shared.messages.cluster import PoolConfig, TenantQuota
+from shared.messages.detection import DetectionTimes
 from shared.messages.export import ExportWriter
+from shared.runtime.clock import SystemClock
+from shared.runtime.terminal import console
 
 COMMANDS = (
     ("up",),
     ("down",),
+    ("configure",),
     ("submit",),
     ("quote",),
+    ("profile",),
     ("jobs",),
     ("cancel",),
     ("amend",),
+    ("scale-out",),
+    ("scale-in",),
+    ("checkpoint",),
     ("watch",),
     ("logs",),
     ("nodes",),
@@ -63,6 +71,15 @@ def test_every_command_helps_with_examples(command: tuple[str, ...]) -> None:
     assert "Examples:" in shown
     assert f"eflow {' '.join(command)}" in shown
     assert "--json" in shown
+
+
+def test_each_command_is_listed_with_one_unbroken_sentence() -> None:
+    status, shown = eflow("--help")
+    rows = [line.strip("│ ") for line in shown.splitlines() if line.startswith("│")]
+    assert status == 0
+    assert {command for command, *_ in COMMANDS} < {row.partition(" ")[0] for row in rows}
+    listed = " ".join(" ".join(rows).split())
+    assert "executors with CPU slots or GPUs down Stop the pool" in listed
 
 
 @pytest.mark.parametrize(
@@ -120,12 +137,28 @@ def test_a_class_inside_a_package_is_loaded_by_its_file(nowhere: Path) -> None:
     assert type(job).__module__ == "user_package.nets"
 
 
-@pytest.mark.parametrize("option", [("--deadline", "soon"), ("--set", "lr"), ("--class", "gold")])
+@pytest.mark.parametrize(
+    "option", [("--deadline", "soon"), ("--set", "lr"), ("--class", "gold"), ("--name", "-x")]
+)
 def test_a_wrong_option_is_a_usage_error(nowhere: Path, option: tuple[str, str]) -> None:
     (nowhere / "user_h.py").write_text(JOB_FILE.format(name="Net", batch=8))
     status, shown = eflow("submit", "user_h.py", *option)
     assert status == 2
     assert option[0] in shown
+
+
+@pytest.mark.parametrize(
+    "option", [("--nodes", "100000"), ("--replicas", "admission=100000"), ("--replicas", "executor=2")]
+)
+def test_no_more_processes_are_started_than_a_machine_can_carry(option: tuple[str, str]) -> None:
+    status, shown = eflow("up", *option)
+    assert status == 2
+    assert option[0] in shown
+
+
+def test_a_reader_who_has_seen_enough_is_left_to_the_application() -> None:
+    with pytest.raises(BrokenPipeError):
+        console().on_broken_pipe()
 
 
 def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
@@ -177,6 +210,41 @@ def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
         "colour is no setting of a pool",
     ):
         assert f"{nowhere / 'pool.toml'}: {problem}" in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("heartbeat_timeout_s = 1e-6", "heartbeat_timeout_s: must be at least 2 s, not 1e-06: replicas"),
+        ("heartbeat_timeout_s = 1e11", "heartbeat_timeout_s: must be at most 86400 s, not 1e+11: else"),
+        ("stall_timeout_s = 0.5", "stall_timeout_s: must be at least 7.5 s, not 0.5: a connection"),
+        ("stall_timeout_s = 3\nheartbeat_timeout_s = 2", "stall_timeout_s: must be at least 6 s, not 3"),
+        ("heartbeat_timeout_s = 600", "stall_timeout_s: must be at least 700.5 s, not 120: a connection"),
+        ("stall_timeout_s = 1e11", "stall_timeout_s: must be at most 2592000 s, not 1e+11: else"),
+    ],
+)
+def test_times_with_which_no_loss_is_told_from_a_pause_are_refused(
+    nowhere: Path, settings: str, problem: str
+) -> None:
+    file = nowhere / "pool.toml"
+    file.write_text(settings)
+    with pytest.raises(BadSettings) as wrong:
+        read_config(file)
+    assert f"{file}: {problem}" in str(wrong.value)
+    assert eflow("configure", "pool.toml")[0] == 2, "nothing was sent: there is no pool"
+
+
+async def test_a_configuration_that_was_not_read_from_a_file_is_checked_before_it_is_sent() -> None:
+    with pytest.raises(BadSettings, match="heartbeat_timeout_s: must be at least 2 s, not 1: replicas"):
+        await configure("nats://nowhere.invalid:1", "p", PoolConfig(heartbeat_timeout_s=1.0), SystemClock())
+
+
+def test_the_defaults_and_the_least_times_are_taken(nowhere: Path) -> None:
+    (nowhere / "pool.toml").write_text("heartbeat_timeout_s = 2.0\nstall_timeout_s = 6.0")
+    assert read_config(nowhere / "pool.toml").detection == DetectionTimes(
+        heartbeat_timeout_s=2.0, stall_timeout_s=6.0
+    )
+    assert not PoolConfig().detection.problems()
 
 
 def test_a_config_that_is_no_map_is_refused(nowhere: Path) -> None:

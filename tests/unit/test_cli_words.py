@@ -3,9 +3,12 @@
 import pytest
 import typer
 
+from elasticflow.asking import fresh_job_id
 from elasticflow.cli.wish import ClassName, Wish, parse_gpus, parse_setting
+from elasticflow.job import ElasticJob
 from elasticflow.phrases import schedule_in_words
-from elasticflow.times import duration_in_words, parse_deadline, parse_duration_s
+from elasticflow.times import duration_in_words, moment_in_words, parse_deadline, parse_duration_s
+from tests.histories import spec
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,11 @@ def test_what_is_no_deadline_is_refused_with_examples(text: str) -> None:
 )
 def test_durations_are_shown_in_two_units(seconds: float, words: str) -> None:
     assert duration_in_words(seconds) == words
+
+
+def test_a_moment_is_ahead_or_behind() -> None:
+    assert moment_in_words(100.0, 78.8).endswith(" (in 21.2s)")
+    assert moment_in_words(100.0, 175.0).endswith(" (1m 15s ago)")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +98,26 @@ def test_a_wish_is_its_own_command_line() -> None:
     assert wish.command() == (
         "eflow submit 'my file.py:Net' --deadline 22s --batch 64 --class soft --set 'name=a b' --pool lab"
     )
+
+
+def test_a_batch_size_may_also_be_set_by_its_name() -> None:
+    named = Wish(target="t.py", settings=("global_batch_size=32",))
+    assert named.apply(ElasticJob()).hyperparameters["global_batch_size"] == 32
+    both = Wish(target="t.py", settings=("global_batch_size=32",), batch=64)
+    assert both.apply(ElasticJob()).hyperparameters["global_batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        ("lab.nets:DigitsCNN", "digits-cnn"),
+        ("lab.train_text:__main__", "train-text"),
+        ("old:__torchrun__", "old"),
+        ("ünïcode:Ü", "job"),
+    ],
+)
+def test_a_job_without_a_name_is_called_after_its_class_or_its_script(function: str, name: str) -> None:
+    assert fresh_job_id(spec(training_function=function)).rpartition("-")[0] == name
 
 
 def test_a_schedule_in_words() -> None:

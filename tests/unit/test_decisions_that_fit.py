@@ -13,9 +13,10 @@ from shared.messages import codec, events, subjects
 from shared.messages.commands import Command
 from shared.messages.events import JobAdmitted, MessageRefused, PlanDecided
 from shared.messages.export import LedgerRecord
+from shared.messages.job_state import Phase
 from shared.messages.limits import MAX_MESSAGE_BYTES
 from shared.messages.policy import Policy, planner
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.pool_state import PoolState
 from shared.runtime.bus import Stored
 from shared.runtime.host import Host
 from shared.runtime.logs import get_log

@@ -12,8 +12,7 @@ from services.executor.notes import (
 from services.executor.observing import report
 from shared.messages import events
 from shared.messages.detection import DetectionTimes
-from shared.messages.pool_state import StoppingWorkers
-from shared.messages.worker_channel import (
+from shared.messages.from_worker import (
     Checkpointed,
     ExitCode,
     Failed,
@@ -24,6 +23,7 @@ from shared.messages.worker_channel import (
     Started,
     Switched,
 )
+from shared.messages.job_state import StoppingWorkers
 from tests.executor_node import KILL_A1, OTHER_NODE, STOP_A1, TIMELINE, ExecutorNode, kinds
 from tests.histories import NOW_S, gpus
 

@@ -12,11 +12,7 @@ from services.executor.notes import (
 )
 from services.executor.observing import report
 from shared.messages import events
-from shared.messages.worker_channel import (
-    Alive,
-    Checkpointed,
-    Progressed,
-)
+from shared.messages.from_worker import Alive, Checkpointed, Progressed
 from tests.executor_node import KILL_A1, STOP_A1, ExecutorNode, kinds, lost
 from tests.histories import NOW_S
 

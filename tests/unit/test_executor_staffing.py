@@ -9,14 +9,8 @@ from services.executor.notes import (
     WorkerId,
 )
 from shared.messages import events
-from shared.messages.pool_state import StoppingWorkers
-from shared.messages.worker_channel import (
-    Checkpointed,
-    ExitCode,
-    Progressed,
-    RendezvousListening,
-    Started,
-)
+from shared.messages.from_worker import Checkpointed, ExitCode, Progressed, RendezvousListening, Started
+from shared.messages.job_state import StoppingWorkers
 from tests.executor_node import KILL_A1, OTHER_NODE, STOP_A1, ExecutorNode, kinds
 from tests.histories import NOW_S
 

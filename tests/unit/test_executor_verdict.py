@@ -11,8 +11,7 @@ from services.executor.notes import (
 from services.executor.observing import report
 from shared.messages import events
 from shared.messages.detection import DetectionTimes
-from shared.messages.pool_state import Phase
-from shared.messages.worker_channel import (
+from shared.messages.from_worker import (
     Checkpointed,
     ExitCode,
     Failed,
@@ -22,6 +21,7 @@ from shared.messages.worker_channel import (
     Progressed,
     Started,
 )
+from shared.messages.job_state import Phase
 from tests.executor_node import KILL_A1, STOP_A1, ExecutorNode, kinds
 from tests.histories import NOW_S
 

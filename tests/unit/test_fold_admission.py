@@ -6,7 +6,8 @@ import pytest
 
 from shared.messages import events
 from shared.messages.cluster import GpuHourBudget, TenantQuota
-from shared.messages.pool_state import Phase, StoppingWorkers, Usage
+from shared.messages.job_state import Phase, StoppingWorkers
+from shared.messages.pool_state import Usage
 from tests.facts import (
     admitted,
     job,

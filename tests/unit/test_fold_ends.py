@@ -6,8 +6,8 @@ import pytest
 
 from shared.messages import events
 from shared.messages.fold_jobs import FORGET_AT_ONCE, MAX_ENDED_JOBS, MAX_EXPLANATION, MAX_TRACEBACK
+from shared.messages.job_state import Phase
 from shared.messages.outcome import outcome
-from shared.messages.pool_state import Phase
 from tests.facts import (
     admitted,
     crashed,

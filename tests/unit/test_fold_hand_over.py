@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.messages import events
-from shared.messages.pool_state import Phase, Predecessor
+from shared.messages.job_state import Phase, Predecessor
 from tests.executor_node import TIMELINE
 from tests.facts import admitted, crashed, finished, job, lost, placed, profile_requested, progressed, stopped
 from tests.histories import NOW_S, History, gpus, pool

@@ -16,7 +16,7 @@ from shared.messages.cluster import segments
 from shared.messages.commands import ProfileJob, QuoteDeadline, ScaleJob
 from shared.messages.gpu_range import ANY_NUMBER, GpuRange, range_problem
 from shared.messages.job import JobClass, JobSpec, Scalar
-from shared.messages.pool_state import Phase
+from shared.messages.job_state import Phase
 from shared.scheduling.outlook import known_curve
 from tests.facts import lost
 from tests.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit

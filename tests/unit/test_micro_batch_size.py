@@ -2,8 +2,8 @@
 
 from services.executor.notes import ChangeMembers, StartWorker
 from shared.messages import events
-from shared.messages.pool_state import Predecessor
-from shared.messages.worker_channel import Failed, Interrupted
+from shared.messages.from_worker import Failed, Interrupted
+from shared.messages.job_state import Predecessor
 from tests.executor_node import KILL_A1, STOP_A1, ExecutorNode, kinds
 from tests.facts import admitted, crashed, job, placed, profile_requested, progressed
 from tests.histories import NOW_S, History, gpus, pool

@@ -10,8 +10,8 @@ from services.allocator.policy import POLICY as ALLOCATOR
 from services.placement.policy import POLICY as PLACEMENT
 from shared.messages import events
 from shared.messages.commands import CancelJob, ProfileJob
+from shared.messages.job_state import Phase
 from shared.messages.outcome import told_before
-from shared.messages.pool_state import Phase
 from tests.histories import LINEAR, NOW_S, History, best_effort, pool, submit
 
 

@@ -18,12 +18,14 @@ from shared.messages.cluster import PoolConfig
 from shared.messages.commands import Command, SubmitJob
 from shared.messages.events import Event, PlanDecided
 from shared.messages.export import ExportWriter, LedgerRecord
+from shared.messages.job_state import Phase
 from shared.messages.policy import Policy
-from shared.messages.pool_state import Phase, PoolState
+from shared.messages.pool_state import PoolState
 from shared.runtime.outbox import subject_of
 from simulator.__main__ import app
 from simulator.policies import PLANNERS
 from simulator.replay import OPERATOR, differences, folded, read_entries, up_to, verify
+from simulator.view import as_object, tables
 from tests.histories import NOW_S, submit
 
 POOL = "default"
@@ -227,6 +229,12 @@ def test_the_state_as_tables_and_as_json(file: Path) -> None:
     assert state["jobs"][0]["gpus"]
 
 
+def test_every_phase_has_its_colour(recording: Recording) -> None:
+    shown = as_object(recording.state, NOW_S)
+    for phase in Phase:
+        assert tables(shown | {"jobs": [shown["jobs"][0] | {"phase": phase.value}]}).renderables
+
+
 @pytest.mark.parametrize(
     "instant", [f"{NOW_S + 3.5}", "2027-01-15T08:00:03.5Z", "2027-01-15T09:00:03.5+01:00"]
 )
@@ -289,7 +297,14 @@ def test_files_that_cannot_be_replayed_are_refused_with_the_reason(file: Path, t
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--until", 8), ("--job", "nobody"), ("--at", "yesterday"), ("--until", 1, "--at", NOW_S)],
+    [
+        ("--until", 8),
+        ("--job", "nobody"),
+        ("--at", "yesterday"),
+        ("--at", "nan"),
+        ("--at", "1e999"),
+        ("--until", 1, "--at", NOW_S),
+    ],
 )
 def test_a_place_that_is_not_in_the_ledger_is_refused(file: Path, arguments: tuple[object, ...]) -> None:
     assert replay(file, *arguments).exit_code == 2
@@ -323,6 +338,16 @@ def test_ctrl_c_ends_a_replay_with_130_and_no_traceback(file: Path) -> None:
         _, complaints = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in complaints
+
+
+def test_a_reader_who_has_seen_enough_is_no_failure(file: Path) -> None:
+    command = [sys.executable, "-m", "simulator", "replay", str(file), "--follow", "--delay", "0.01"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        complaints = process.stderr.read()
+    assert (process.returncode, complaints) == (0, "")
 
 
 def test_a_ledger_that_comes_in_is_followed_as_far_as_it_is_sound(recording: Recording) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shared.messages import events
 from shared.messages.cluster import PoolConfig
-from shared.messages.pool_state import Job
+from shared.messages.job_state import Job
 from shared.messages.speed import UNSEEN, SpeedSeen
 from shared.scheduling.confidence import counted_on
 from shared.scheduling.outlook import known_curve

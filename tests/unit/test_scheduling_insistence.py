@@ -1,16 +1,17 @@
-"""Where greedy filling says no, other ways to make room are there; none of them knows when the newcomer is due."""
+"""Where greedy filling says no, other plans of the promised jobs may have room; none of them knows who asks."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from shared.scheduling import insistence
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.greedy import Greedy
-from shared.scheduling.insistence import MANY_WAYS, Insistence
+from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.moving import moving
 from shared.scheduling.scaling_curve import ScalingCurve
-from shared.scheduling.ways import FEWEST_WAYS, ways
 from tests.exact_replay import is_on_time, most_gpus_at_once
 
 RIGID = ScalingCurve((2,), (2.0,))
@@ -47,7 +48,7 @@ STUBBORN = job("stubborn", ScalingCurve((1, 2), (1.0, 1.5)), 30.0, 71.0)
 
 
 @pytest.mark.parametrize(("crowd", "newcomer"), [(CROWD, NARROW), (CROWDED, STUBBORN)])
-def test_other_ways_find_room_that_filling_by_deadline_misses(
+def test_other_plans_have_room_that_filling_by_deadline_misses(
     crowd: tuple[SchedulableJob, ...], newcomer: SchedulableJob
 ) -> None:
     plan = plan_of(2, *crowd)
@@ -59,38 +60,98 @@ def test_other_ways_find_room_that_filling_by_deadline_misses(
     assert_all_kept(plan, *crowd, newcomer)
 
 
+@pytest.mark.parametrize(
+    ("promised", "newcomer"),
+    [
+        ((job("rigid", RIGID, 70.0, 61.0),), job("to-the-second", RIGID, 50.0, 31.0)),
+        (
+            (
+                job("narrow", NARROW.curve, 60.0, 101.0),
+                job("linear", LINEAR, 50.0, 91.0),
+                job("short", STUBBORN.curve, 10.0, 71.0),
+                job("long", STUBBORN.curve, 50.0, 81.0),
+            ),
+            job("newcomer", LINEAR, 20.0, 81.0),
+        ),
+    ],
+)
+def test_local_search_has_room_where_no_order_of_filling_does(
+    promised: tuple[SchedulableJob, ...], newcomer: SchedulableJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(2, *promised)
+    with monkeypatch.context() as patch:
+        patch.setattr(insistence, "MOST_JOBS_TO_SEARCH", 0)
+        assert Insistence(plan).propose(newcomer) is None
+    proposal = Insistence(plan).propose(newcomer)
+    assert proposal is not None
+    plan.accept(proposal)
+    assert_all_kept(plan, *promised, newcomer)
+
+
 def test_the_same_question_has_the_same_answer_whatever_the_job_is_called() -> None:
-    insistence = Insistence(plan_of(2, *CROWD))
-    found = [insistence.propose(replace(NARROW, job_id=name)) for name in ("quote", "narrow", "quote")]
+    room = Insistence(plan_of(2, *CROWD))
+    found = [room.propose(replace(NARROW, job_id=name)) for name in ("quote", "narrow", "quote")]
     assert len({proposal and proposal.schedule for proposal in found}) == 1
 
 
 def test_a_quote_with_effort_is_earlier_and_tight() -> None:
     plan = plan_of(2, job("flexible", LINEAR, 50.0, 51.0), job("late", RIGID, 20.0, 91.0))
-    asks, insistence = job("asks", RIGID, 60.0, 71.0), Insistence(plan)
-    greedy_s, quoted_s = Greedy(plan).earliest_deadline_s(asks), insistence.earliest_deadline_s(asks)
+    asks, room = job("asks", RIGID, 60.0, 71.0), Insistence(plan)
+    greedy_s, quoted_s = Greedy(plan).earliest_deadline_s(asks), room.earliest_deadline_s(asks)
     assert quoted_s is not None
     assert greedy_s is not None
     assert quoted_s <= asks.deadline_s < greedy_s
-    assert insistence.propose(replace(asks, deadline_s=quoted_s)) is not None
-    assert insistence.propose(replace(asks, deadline_s=quoted_s - 1.0)) is None
-    assert Insistence(plan, 1).propose(replace(asks, deadline_s=quoted_s)) is None, "with less effort"
+    assert room.propose(replace(asks, deadline_s=quoted_s)) is not None
+    assert room.propose(replace(asks, deadline_s=quoted_s - 1.0)) is None
+    assert Insistence(plan, 0).propose(replace(asks, deadline_s=quoted_s)) is None, "with less effort"
 
 
 def test_what_cannot_be_is_still_refused() -> None:
-    insistence = Insistence(plan_of(2, *CROWD))
-    assert insistence.propose(replace(NARROW, remaining_iterations=40.0)) is None
-    assert insistence.propose(replace(NARROW, deadline_s=5.0)) is None
+    room = Insistence(plan_of(2, *CROWD))
+    assert room.propose(replace(NARROW, remaining_iterations=40.0)) is None
+    assert room.propose(replace(NARROW, deadline_s=5.0)) is None
 
 
 @pytest.mark.parametrize(
-    ("num_jobs", "num_ways"), [(0, 0), (1, 2), (3, 20), (40, 191), (1_000, 8), (100_000, FEWEST_WAYS)]
+    ("promised", "asks", "less"),
+    [
+        ([job("rigid", RIGID, 50.0, 81.0), job("linear", LINEAR, 30.0, 61.0)], (RIGID, 70.0), 60.0),
+        (
+            [
+                job("rigid", RIGID, 70.0, 111.0),
+                job("urgent", ScalingCurve((1,), (1.0,)), 20.0, 21.0),
+                job("linear", LINEAR, 50.0, 91.0),
+            ],
+            (ScalingCurve((1, 2), (1.0, 1.5)), 60.0),
+            50.0,
+        ),
+    ],
 )
-def test_ways_differ_and_a_large_pool_has_fewer(num_jobs: int, num_ways: int) -> None:
-    order_K = np.arange(100, 100 + num_jobs)
-    found = list(ways(order_K, np.linspace(-5.0, 5.0, num_jobs), MANY_WAYS))
-    anew = {(way.place - way.num_kept, way.order_K[way.num_kept :].tobytes()) for way in found}
-    assert len(anew) == len(found) == num_ways
-    for way in found:
-        assert sorted(way.order_K) == list(order_K)
-        assert 0 <= way.num_kept <= way.place <= num_jobs > way.num_kept
+def test_less_work_is_quoted_no_later_where_room_made_for_the_one_who_asks_was_in_its_own_way(
+    promised: list[SchedulableJob], asks: tuple[ScalingCurve, float], less: float
+) -> None:
+    room, (curve, iterations) = Insistence(plan_of(2, *promised)), asks
+    more_s = room.earliest_deadline_s(job("asks", curve, iterations, 61.0))
+    less_s = room.earliest_deadline_s(job("asks", curve, less, 61.0))
+    assert more_s is not None
+    assert less_s is not None
+    assert less_s <= more_s
+
+
+def test_what_is_asked_of_a_plan_that_has_changed_fails() -> None:
+    plan = plan_of(2, CROWD[0])
+    room = Insistence(plan)
+    assert Greedy(plan).admit(CROWD[1])
+    with pytest.raises(AssertionError, match="the plan has changed"):
+        room.propose(NARROW)
+
+
+@pytest.mark.parametrize(("num_jobs", "num_sets"), [(0, 0), (1, 1), (3, 5), (40, 18), (1_000, 18)])
+def test_those_who_are_filled_anew_differ_and_the_fewest_come_first(num_jobs: int, num_sets: int) -> None:
+    order_K, window_s_K = np.arange(100, 100 + num_jobs), np.linspace(1.0, 9.0, num_jobs)
+    found = list(moving(order_K, window_s_K, np.linspace(0.5, 2.0, num_jobs) ** 2))
+    assert len({anew.order_K[anew.num_kept :].tobytes() for anew in found}) == len(found) == num_sets
+    for anew in found:
+        assert sorted(anew.order_K) == list(order_K)
+        assert 0 <= anew.num_kept < num_jobs
+    assert [anew.num_kept for anew in found] == sorted((anew.num_kept for anew in found), reverse=True)

@@ -12,6 +12,24 @@ from shared.runtime.settings import Settings
 from shared.runtime.telemetry import Metrics
 
 
+@pytest.fixture(autouse=True)
+def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["services/admission/__main__.py"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "status", "said"), [("--help", 0, "NATS_URL"), ("--port=1", 2, "--port=1")]
+)
+def test_a_service_takes_no_arguments_and_says_what_it_takes(
+    argument: str, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["services/admission/__main__.py", argument])
+    with pytest.raises(SystemExit) as ended:
+        service.run_service("admission", lambda settings: pytest.fail("it starts"))
+    assert ended.value.code == status
+    assert said in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("failure", "status"), [(Unavailable("nats://here", "it is gone"), 1), (BadCredentials("nats://here"), 2)]
 )

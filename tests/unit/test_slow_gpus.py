@@ -9,8 +9,9 @@ from services.placement.policy import POLICY
 from services.placement.slow_gpus import SETTLED_S
 from shared.messages import events
 from shared.messages.cluster import GpuId
-from shared.messages.pool_state import SlowGpu, slow_gpus_at
-from shared.messages.worker_channel import Lagged
+from shared.messages.from_worker import Lagged
+from shared.messages.node_state import SlowGpu
+from shared.messages.pool_state import slow_gpus_at
 from tests.executor_node import ExecutorNode
 from tests.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.unit.test_placement_policy import admitted, allocated

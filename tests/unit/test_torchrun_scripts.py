@@ -7,7 +7,7 @@ from services.executor.worker import torchrun
 from services.executor.worker.script_progress import iterations_a_step
 from services.executor.worker.torchrun_environment import Seat, environment
 from services.executor.worker.training_function import TrainingFailed
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 from tests.facts import admitted, placed
 from tests.histories import pool, spec
 

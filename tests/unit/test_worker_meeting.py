@@ -16,7 +16,7 @@ from services.executor.worker.meeting_store import GivenUp, MeetingStore
 from services.executor.worker.mesh import connect_all
 from shared.messages.detection import DetectionTimes
 from shared.messages.job import JobSpec
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 
 PATIENCE_S = 30.0
 

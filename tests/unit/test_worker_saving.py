@@ -8,7 +8,7 @@ import torch
 
 from services.executor.worker.checkpoint import CheckpointStore, Superseded, rename_durably
 from services.executor.worker.saving import Saving
-from shared.messages.worker_channel import Checkpointed, NotCheckpointed
+from shared.messages.from_worker import Checkpointed, NotCheckpointed
 
 
 class Said:
@@ -17,7 +17,7 @@ class Said:
     def __init__(self):
         self.messages = []
         self.said = threading.Semaphore(0)
-        self.checkpoint_request = 0
+        self.checkpoint_request, self.fading_lease_until_s = 0, 0.0
 
     def take_checkpoint_request(self):
         request, self.checkpoint_request = self.checkpoint_request, 0
@@ -65,17 +65,32 @@ def test_one_that_is_asked_for_is_told_with_its_file_and_only_once(tmp_path):
     saving = Saving(channel)
     saving.begin(disk.store, 5, {"iteration": 5})
     channel.checkpoint_request = 40
-    assert not saving.is_asked_for, "the disk is busy with one that was begun before"
+    assert not saving.is_due, "the disk is busy with one that was begun before"
     disk.free.set()
     saving.join()
-    assert saving.is_asked_for
+    assert saving.is_due
     saving.begin(disk.store, 6, {"iteration": 6})
     saving.join()
-    assert not saving.is_asked_for
+    assert not saving.is_due
     first, asked = channel.messages
     assert first == Checkpointed(iteration=5)
     assert (asked.iteration, asked.request) == (6, 40)
     assert Path(asked.file).stat().st_size == asked.num_bytes > 0
+
+
+def test_a_lease_that_fades_is_the_last_chance_once(tmp_path):
+    channel, store = Said(), CheckpointStore(tmp_path, generation=1)
+    saving = Saving(channel)
+    assert not saving.is_due
+    for iteration, until_s in ((5, 100.0), (9, 200.0)):  # extended in the end, and fading again
+        channel.fading_lease_until_s = until_s
+        assert saving.is_due
+        saving.begin(store, iteration, {"iteration": iteration})
+        saving.join()
+        assert not saving.is_due
+    channel.fading_lease_until_s = 0.0
+    assert not saving.is_due
+    assert channel.messages == [Checkpointed(iteration=5), Checkpointed(iteration=9)]
 
 
 def test_a_stop_answers_what_was_asked_and_a_full_disk_does_too(tmp_path):

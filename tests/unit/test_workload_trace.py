@@ -225,3 +225,9 @@ def test_a_range_in_which_the_model_does_not_run_is_refused(
     file = trace_of(tmp_path, f"{HEADER},min_gpus,max_gpus", f"{GOOD},{least},{most}")
     with pytest.raises(BadInput, match=words):
         read_trace(file, TABLES)
+
+
+def test_of_a_range_that_is_too_small_the_column_that_says_so_is_named(tmp_path: Path) -> None:
+    large = Throughputs(source="tables", curves={"bert": {64: ScalingCurve((4,), (3.0,))}})
+    with pytest.raises(BadInput, match=r"max_gpus '2': leaves no number of GPUs .* it does on 4"):
+        read_trace(trace_of(tmp_path, f"{HEADER},max_gpus", f"{GOOD},2"), large)

@@ -1,7 +1,7 @@
 """A process of its own: trains one job on one GPU, as one of the job's workers. Only this room knows torch.
 
 Nobody imports it: the launcher starts `python -m services.executor.worker`, a fork server that has torch
-loaded and forks a child for each worker. They talk over sockets (shared/messages/worker_channel.py).
+loaded and forks a child for each worker. They talk over sockets (shared/messages/worker_frames.py).
 
     fork_server.py        forks, reaps, dies with its executor
     worker_process.py     a child's life: channel, training, exit code

@@ -20,8 +20,8 @@ from services.executor.worker.meeting import Invitation, Met, changed, invitatio
 from services.executor.worker.plan import Plan, plan_of
 from services.executor.worker.trainer import Trainer
 from services.executor.worker.training_function import TrainingFailed
+from shared.messages.from_worker import Interrupted, Started, Switched
 from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import Interrupted, Started, Switched
 
 _LOOK_S = 0.002
 _STEPS_TO_SAY_SO = 2  # that this worker is ready: the present one, and the next

@@ -21,11 +21,10 @@ import structlog
 from services.executor.boot_clock import boot_s
 from services.executor.worker.log_file import write_output_to
 from shared.messages.detection import DetectionTimes
-from shared.messages.worker_channel import (
+from shared.messages.from_worker import ExitCode, FromWorker
+from shared.messages.to_worker import (
     Assignment,
     ChangeMembership,
-    ExitCode,
-    FromWorker,
     JoinRendezvous,
     LeaseExtended,
     PeersLost,
@@ -52,7 +51,7 @@ class Channel:
         self._stop_requested = threading.Event()
         self._checkpoint_request = 0
         self._has_state_to_save = False
-        self._lease_until_s = math.inf
+        self._lease_s, self._lease_until_s = 0.0, math.inf
         self._look_s = DetectionTimes().look_s
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
@@ -94,6 +93,12 @@ class Channel:
         """The same, once. One that comes at this moment takes the place of the one before, and is taken with it."""
         request, self._checkpoint_request = self._checkpoint_request, 0
         return request
+
+    @property
+    def fading_lease_until_s(self) -> float:
+        """The end of a lease that nobody has extended for half of its time; 0: there is none."""
+        until_s = self._lease_until_s
+        return until_s if boot_s() > until_s - self._lease_s / 2 else 0.0
 
     @property
     def stop_requested(self) -> bool:
@@ -141,7 +146,8 @@ class Channel:
                     case Assignment():
                         self._look_s = message.detection.look_s
                         if message.leased:
-                            self._lease_until_s = boot_s() + message.detection.lease_s
+                            self._lease_s = message.detection.lease_s
+                            self._lease_until_s = boot_s() + self._lease_s
                         self._orders.put(message)
                     case ChangeMembership():
                         self._changes.put(message)

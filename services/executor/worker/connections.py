@@ -1,29 +1,73 @@
-"""The TCP connections of this process: gloo opens and closes its own, and tells nobody which they are."""
+"""The TCP connections of this process: gloo opens and closes its own, and tells nobody which they are.
+
+A descriptor that gloo closes in a thread of its own is the next socket's a moment later. So whatever is done to a
+connection is done to a copy of its descriptor, once the copy is known to be of that connection.
+"""
 
 import os
 import socket
 import stat
-from contextlib import suppress
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 
-def connections() -> set[tuple[int, int]]:
-    """TCP sockets of this process that are connected: (file descriptor, inode)."""
-    found: set[tuple[int, int]] = set()
+class Connection(NamedTuple):
+    """inode: of the socket, which no later one has while this one is open."""
+
+    descriptor: int
+    inode: int
+
+
+def connections() -> set[Connection]:
+    """TCP sockets of this process that are connected."""
+    found: set[Connection] = set()
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # closed by another thread, or no socket
+        with suppress(OSError):  # closed by another thread
             status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode) and _is_connection(int(name)):
-                found.add((int(name), status.st_ino))
+            connection = Connection(int(name), status.st_ino)
+            if stat.S_ISSOCK(status.st_mode) and _is_tcp(connection):
+                found.add(connection)
     return found
 
 
-def _is_connection(descriptor: int) -> bool:
-    with socket.socket(fileno=os.dup(descriptor)) as copy:
+def connections_to(port: int) -> set[Connection]:
+    """Those whose peer has this port."""
+    return {connection for connection in connections() if _peer_port(connection) == port}
+
+
+def limit_answers(connection: Connection, seconds: float) -> None:
+    """Whoever waits for bytes from there fails after so long; nothing if it was closed meanwhile."""
+    timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    with suppress(OSError), _copied(connection) as copy:
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+
+
+def shut_down(connection: Connection) -> None:
+    """For both ends; nothing if it was closed meanwhile."""
+    with suppress(OSError), _copied(connection) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
+def _is_tcp(connection: Connection) -> bool:
+    with _copied(connection) as copy:
         listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         return copy.family in (socket.AF_INET, socket.AF_INET6) and not listens
 
 
-def shut_down(descriptor: int) -> None:
-    """For both ends; nothing if it was closed meanwhile."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+def _peer_port(connection: Connection) -> int | None:
+    with suppress(OSError), _copied(connection) as copy:
+        return copy.getpeername()[1]
+    return None
+
+
+@contextmanager
+def _copied(connection: Connection) -> Iterator[socket.socket]:
+    """The same socket under a number that nobody else closes. Raises OSError if it was closed meanwhile."""
+    number = os.dup(connection.descriptor)
+    if os.fstat(number).st_ino != connection.inode:
+        os.close(number)
+        raise OSError(f"descriptor {connection.descriptor} is another's by now")
+    with socket.socket(fileno=number) as copy:
+        yield copy

@@ -23,8 +23,7 @@ import torch.nn.parallel
 import torch.utils.data  # noqa: F401 - all of these are for the workers
 
 from services.executor.worker.worker_process import run_worker
-from shared.messages.worker_channel import (
-    ExitCode,
+from shared.messages.forking import (
     ForkRefused,
     ForkServerReady,
     ForkWorker,
@@ -32,6 +31,7 @@ from shared.messages.worker_channel import (
     WorkerForked,
     WorkerReaped,
 )
+from shared.messages.from_worker import ExitCode
 from shared.messages.worker_frames import FrameReader, encode_frame
 
 _PR_SET_PDEATHSIG = 1

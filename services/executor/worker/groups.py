@@ -85,6 +85,7 @@ class Group:
         self.process_group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         self.process_group._set_default_backend(kinds.GLOO)
         if device.type == "cuda":
+            store.set_timeout(self._timeout)  # NCCL waits in it, until rank 0 has prepared
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
             nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
@@ -178,8 +179,8 @@ class Group:
                 return
             self._closed = True
             in_vain, self._unfinished = self._unfinished, {}
-        for descriptor, _ in self._connections & connections():
-            shut_down(descriptor)
+        for connection in self._connections & connections():
+            shut_down(connection)
         if self._device.type == "cuda":
             self.process_group._get_backend(self._device).abort()
         for done, tensor in in_vain.items():

@@ -25,11 +25,12 @@ from services.executor.worker.channel import Channel
 from services.executor.worker.groups import Group, PeerLost, retire
 from services.executor.worker.meeting_store import GivenUp, MeetingStore
 from services.executor.worker.plan import Plan, compare
+from services.executor.worker.store_client import connect_store
 from shared.messages.detection import DetectionTimes
-from shared.messages.worker_channel import Assignment, ChangeMembership, RendezvousListening
+from shared.messages.from_worker import RendezvousListening
+from shared.messages.to_worker import Assignment, ChangeMembership
 
 _LOOK_S = 0.1
-_CONNECT_S = 1.0  # between two looks whether it was given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,7 @@ def meet(
             place.set("plan", json.dumps(plan))
         patient = MeetingStore(place, given_up, wait_s=invited.wait_s)
         _wait_for_all(invited, patient)
-        compare(plan, json.loads(place.get("plan")))
+        compare(plan, json.loads(patient.get("plan")))
         everyone = _group(invited, place, "everyone", invited.size, given_up) if hand_over else None
         together = invited.stays and invited.world_size > 1
         workers = _group(invited, place, "workers", invited.world_size, given_up) if together else None
@@ -163,18 +164,13 @@ def connect(invited: Invitation, channel: Channel, given_up: threading.Event) ->
     """Place 0 listens already where an address is known."""
     address = invited.rendezvous or _address(invited, channel, given_up)
     host, _, port = address.rpartition(":")
-    give_up_s = time.monotonic() + invited.detection.connect_s
-    while True:
-        try:
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_S))
-        except dist.DistNetworkError:
-            if time.monotonic() > give_up_s:
-                raise
-        else:
-            store.set_timeout(timedelta(seconds=invited.wait_s))
-            return store
-        if given_up.is_set():
-            raise GivenUp
+    return connect_store(
+        host,
+        int(port),
+        within_s=invited.detection.connect_s,
+        answer_s=invited.detection.missed_s,  # a machine that says nothing for longer is lost by then
+        given_up=given_up,
+    )
 
 
 def _address(invited: Invitation, channel: Channel, given_up: threading.Event) -> str:

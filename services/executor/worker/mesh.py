@@ -24,13 +24,16 @@ def connect_all(
     store: dist.Store, rank: int, size: int, *, timeout_s: float, given_up: threading.Event
 ) -> dist.ProcessGroupGloo:
     """A collective of all who meet: connected with each other everywhere, or nowhere. timeout_s: of its collectives;
-    whoever waits for a single transfer says for how long. Raises GivenUp, RuntimeError."""
+    whoever waits for a single transfer says for how long. Raises GivenUp, RuntimeError, of which
+    DistError is the store's."""
     give_up_s, attempt_s = time.monotonic() + timeout_s, _FIRST_ATTEMPT_S
     while True:
         wait_s = give_up_s - time.monotonic()
         place = MeetingStore(dist.PrefixStore(f"gloo-{attempt_s:g}", store), given_up, wait_s=wait_s)
         try:
             gloo = dist.ProcessGroupGloo(place, rank, size, timedelta(seconds=attempt_s / _PATIENCE))
+        except dist.DistError:  # the store's own: what it says from now on may be a late answer
+            raise
         except RuntimeError:  # also where another one's attempt has failed, and it has closed its connections
             if given_up.is_set() or time.monotonic() > give_up_s:
                 raise

@@ -1,5 +1,5 @@
-"""When the state of a job is kept: now and then and when somebody asks beside the training, and at its end before
-anything else.
+"""When the state of a job is kept: now and then, when somebody asks and when a lease is about to run out, beside the
+training; and at its end before anything else.
 
 The training waits for a copy in memory, not for the disk. One checkpoint is written at a time; what is due in the
 meantime is left out, the next one is newer.
@@ -16,7 +16,7 @@ from services.executor.worker.channel import Channel
 from services.executor.worker.checkpoint import CheckpointStore, Superseded, Written
 from services.executor.worker.tensor_tree import put_together, take_apart
 from services.executor.worker.training_function import TrainingFailed
-from shared.messages.worker_channel import Checkpointed, NotCheckpointed
+from shared.messages.from_worker import Checkpointed, NotCheckpointed
 
 log = structlog.get_logger()
 
@@ -29,11 +29,17 @@ class Saving:
         self._copies: list[torch.Tensor] = []  # memory to copy into, again and again
         self._writing: threading.Thread | None = None
         self._superseded: Superseded | None = None
+        self._kept_for_lease_until_s = 0.0
 
     @property
-    def is_asked_for(self) -> bool:
-        """Somebody waits for a checkpoint, and it could be begun."""
-        return self._channel.checkpoint_request > 0 and not self._is_busy
+    def is_due(self) -> bool:
+        """Somebody waits for a checkpoint, or this worker may soon have to end without a word; and it could be begun.
+
+        One for each lease that fades: NATS may have gone for a while, and with the lease goes what was not kept.
+        """
+        until_s = self._channel.fading_lease_until_s
+        is_last_chance = until_s > 0.0 and until_s != self._kept_for_lease_until_s
+        return (self._channel.checkpoint_request > 0 or is_last_chance) and not self._is_busy
 
     @property
     def _is_busy(self) -> bool:
@@ -49,6 +55,7 @@ class Saving:
             raise self._superseded
         if self._is_busy:
             return
+        self._kept_for_lease_until_s = self._channel.fading_lease_until_s
         copied, request = self._copy_of(state), self._channel.take_checkpoint_request()
         self._writing = threading.Thread(
             target=self._write, args=(checkpoints, iteration, copied, request), name="checkpoint", daemon=True

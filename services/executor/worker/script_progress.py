@@ -23,7 +23,8 @@ from services.executor.worker.checkpoint import CheckpointStore
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.training_function import TrainingFailed
-from shared.messages.worker_channel import Assignment, Checkpointed, Finished, Profiled, Started
+from shared.messages.from_worker import Checkpointed, Finished, Profiled, Started
+from shared.messages.to_worker import Assignment
 
 _WARM_UP_STEPS = 2
 _MIN_MEASURED_STEPS = 3

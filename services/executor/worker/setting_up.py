@@ -40,7 +40,7 @@ from services.executor.worker.training_function import (
 )
 from services.executor.worker.virtual_nodes import Phase, seed_of
 from shared.messages.job import SCRIPT, JobSpec
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 
 _LOOK_S = 0.2  # for a checkpoint that the shared storage does not show yet
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.messages.job import SCRIPT, TORCHRUN, JobSpec
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from services.executor.worker.channel import Channel
-from shared.messages.worker_channel import Alive, Lagged, Progressed
+from shared.messages.from_worker import Alive, Lagged, Progressed
 
 _PERIOD_S = 0.5
 _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change

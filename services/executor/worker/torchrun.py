@@ -26,6 +26,7 @@ from services.executor.worker.checkpoint import CheckpointStore
 from services.executor.worker.device import claim
 from services.executor.worker.groups import PeerLost, noticing_lost_peers
 from services.executor.worker.meeting import bind_to_host, connect, invitation, open_rendezvous
+from services.executor.worker.meeting_store import MeetingStore
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.script_progress import Measured, ScriptProgress
 from services.executor.worker.setting_up import newest_checkpoint
@@ -33,7 +34,8 @@ from services.executor.worker.surroundings import run_script
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.torchrun_environment import Seat, environment
 from services.executor.worker.training_function import in_users_code
-from shared.messages.worker_channel import Assignment, Profiled
+from shared.messages.from_worker import Profiled
+from shared.messages.to_worker import Assignment
 
 _groups: list[object] = []  # that were there when the script destroyed some
 _PATIENCE_S = 5.0  # with the next snapshot, half of the executor's usual grace
@@ -96,7 +98,8 @@ def _meet(assignment: Assignment, channel: Channel) -> _World:
         try:
             store = open_rendezvous(invited, channel) or connect(invited, channel, threading.Event())
             address = f"{store.host}:{store.port}"
-            done, seats = _exchange(assignment, store, seat)
+            place = MeetingStore(store, threading.Event(), wait_s=invited.wait_s)
+            done, seats = _exchange(assignment, place, seat)
         except (RuntimeError, queue.Empty) as error:
             raise PeerLost(f"the workers of this generation did not meet: {error}") from error
         bind_to_host(assignment.advertise_host)

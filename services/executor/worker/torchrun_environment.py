@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 
 _FOR_EVER = 2**31 - 1  # restarts: whether to go on is not the script's to know
 

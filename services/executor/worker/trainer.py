@@ -42,7 +42,7 @@ from services.executor.worker.training_function import (
 )
 from services.executor.worker.virtual_nodes import MicroBatch, Phase, VirtualNodes, seed_of
 from shared.messages.job import JobSpec
-from shared.messages.worker_channel import Assignment
+from shared.messages.to_worker import Assignment
 
 
 class _Stage(Enum):

@@ -27,8 +27,9 @@ from services.executor.worker.setting_up import set_up
 from services.executor.worker.surroundings import at_home
 from services.executor.worker.telemetry import Telemetry
 from services.executor.worker.trainer import Trainer
+from shared.messages.from_worker import Finished, Interrupted, Profiled, Started
 from shared.messages.job import TORCHRUN
-from shared.messages.worker_channel import Assignment, Finished, Interrupted, Profiled, Started
+from shared.messages.to_worker import Assignment
 
 log = structlog.get_logger()
 
@@ -150,7 +151,7 @@ class _Training:
 
     def _checkpoint_is_due(self) -> bool:
         rests_s = time.monotonic() - self._saved_at_s
-        return self._saving.is_asked_for or rests_s >= self.trainer.assignment.checkpoint_every_s
+        return self._saving.is_due or rests_s >= self.trainer.assignment.checkpoint_every_s
 
     def _survive(self, cause: PeerLost | MemoryExceeded) -> bool:
         """As `_step`."""

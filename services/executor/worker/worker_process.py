@@ -18,7 +18,8 @@ from services.executor.worker.checkpoint import Superseded
 from services.executor.worker.device import DeviceLost, DeviceUnusable, MemoryExceeded, warm_up
 from services.executor.worker.groups import PeerLost
 from services.executor.worker.training_function import TrainingFailed
-from shared.messages.worker_channel import Assignment, ExitCode, Failed, WarmUp
+from shared.messages.from_worker import ExitCode, Failed
+from shared.messages.to_worker import Assignment, WarmUp
 
 _MAX_TEXT = 16_000  # characters of an error or traceback that travel; the log has all of it
 

@@ -26,7 +26,8 @@ RejectionReason = Literal["invalid", "deadline", "price", "quota", "duplicate", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequested:
-    """The job's scaling curve is unknown: measure it first, then decide. From admission.
+    """Too little is known to decide: the job's scaling curve has to be measured first, or the pool has no GPUs until a
+    node joins. From admission.
 
     only_measured: there is nothing to decide, `JobMeasured` follows.
     """
@@ -37,6 +38,7 @@ class ProfileRequested:
     spec: JobSpec
     deadline_s: TimeS | None
     only_measured: bool = False
+    waits_for: Literal["profile", "gpus"] = "profile"
     at_s: TimeS
 
 

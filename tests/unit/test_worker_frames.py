@@ -8,28 +8,26 @@ from hypothesis import strategies as st
 
 from shared.messages import codec
 from shared.messages.commands import SubmitJob
-from shared.messages.job import JobSpec, MetricCondition
-from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.worker_channel import (
+from shared.messages.forking import ForkRefused, ForkServerReady, ForkWorker, WorkerForked, WorkerReaped
+from shared.messages.from_worker import (
     Alive,
-    Assignment,
-    ChangeMembership,
     Checkpointed,
     Failed,
     Finished,
-    ForkRefused,
-    ForkServerReady,
-    ForkWorker,
-    JoinRendezvous,
-    LeaseExtended,
     Profiled,
     Progressed,
     RendezvousListening,
     Started,
-    StopAtBoundary,
     Switched,
-    WorkerForked,
-    WorkerReaped,
+)
+from shared.messages.job import JobSpec, MetricCondition
+from shared.messages.resize_timeline import ResizeTimeline
+from shared.messages.to_worker import (
+    Assignment,
+    ChangeMembership,
+    JoinRendezvous,
+    LeaseExtended,
+    StopAtBoundary,
     WriteLog,
 )
 from shared.messages.worker_frames import MAX_FRAME_BYTES, BrokenChannel, FrameReader, encode_frame

@@ -1,0 +1,58 @@
+"""A connection is its socket, not its number: numbers are given again as soon as they are free."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from services.executor.worker.connections import connections, connections_to, limit_answers, shut_down
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_listeners_and_sockets_of_other_families_are_no_connections() -> None:
+    before = connections()
+    with connected() as both, socket.create_server(("127.0.0.1", 0)):
+        first, second = socket.socketpair()
+        with first, second:
+            assert {c.descriptor for c in connections() - before} == {end.fileno() for end in both}
+    assert connections() == before
+
+
+def test_a_connection_is_found_by_its_peers_port_and_shut_down_for_both_ends() -> None:
+    with connected() as (ours, theirs):
+        (connection,) = connections_to(ours.getpeername()[1])
+        shut_down(connection)
+        assert ours.recv(1) == theirs.recv(1) == b""
+
+
+def test_whoever_waits_for_an_answer_waits_no_longer_than_is_said() -> None:
+    with connected() as (ours, _):
+        (connection,) = connections_to(ours.getpeername()[1])
+        limit_answers(connection, 0.05)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+
+
+def test_the_next_socket_of_the_same_number_is_left_alone() -> None:
+    """A listener that is shut down takes nobody in any more: its clients would wait for ever."""
+    with connected() as (ours, _):
+        (connection,) = connections_to(ours.getpeername()[1])
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            os.dup2(
+                server.fileno(), ours.fileno()
+            )  # as if gloo had closed the one, and torch opened the other
+            shut_down(connection)
+            limit_answers(connection, 1.0)
+            with socket.create_connection(server.getsockname(), timeout=10.0), server.accept()[0]:
+                pass
+        assert connection not in connections()
