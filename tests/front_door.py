@@ -3,8 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,39 +112,48 @@ class FrontDoor:
 @asynccontextmanager
 async def front_door(url: str, folder: Path) -> AsyncIterator[FrontDoor]:
     """folder: the user's, empty; the server has no pool yet."""
-    bus = await connect_nats(url, name="test")
-    await bus.ensure_pool(POOL)
-    (folder / "line.py").write_text(JOB_FILE)
-    made = FrontDoor(url, bus, folder)
-    config = PoolConfig(resize_cost_s=1.0, throughput_margin=0.0, curves={"linear/b64": LINEAR})
-    await made.decide("operator", events.PoolConfigured(config=config, at_s=made.now_s))
-    for number in range(2):
-        await made.tell(
-            events.NodeJoined(
-                node_id=f"node-{number}",
-                incarnation=f"first-{number}",
-                num_gpus=4,
-                device="cpu",
-                at_s=made.now_s,
-            )
+    async with AsyncExitStack() as open_ones:
+        bus = await connect_nats(url, name="test")
+        open_ones.push_async_callback(bus.close)
+        await bus.ensure_pool(POOL)
+        (folder / "line.py").write_text(JOB_FILE)
+        made = FrontDoor(url, bus, folder)
+        await _furnish(made)
+        settings = Settings.from_environment({"NATS_URL": url, "EF_DATA_DIR": str(folder)})
+        process = Process(
+            settings=settings,
+            bus=await connect_nats(url, name="admission"),
+            clock=SystemClock(),
+            log=get_log("admission"),
+            metrics=Metrics("admission", POOL),
         )
-    settings = Settings.from_environment({"NATS_URL": url, "EF_DATA_DIR": str(folder)})
-    process = Process(
-        settings=settings,
-        bus=await connect_nats(url, name="admission"),
-        clock=SystemClock(),
-        log=get_log("admission"),
-        metrics=Metrics("admission", POOL),
-    )
-    serving = asyncio.create_task(serve(process))
-    async with asyncio.timeout(WAIT_S):
-        while not await _is_answered(bus):  # noqa: ASYNC110 - a subject can only be asked
-            await asyncio.sleep(0.01)
-    yield made
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
-    await process.bus.close()
-    await bus.close()
+        open_ones.push_async_callback(process.bus.close)
+        await open_ones.enter_async_context(_beside(serve(process)))
+        async with asyncio.timeout(WAIT_S):
+            while not await _is_answered(bus):  # noqa: ASYNC110 - a subject can only be asked
+                await asyncio.sleep(0.01)
+        yield made
+
+
+async def _furnish(door: FrontDoor) -> None:
+    """The pool's settings, and its nodes."""
+    config = PoolConfig(resize_cost_s=1.0, throughput_margin=0.0, curves={"linear/b64": LINEAR})
+    await door.decide("operator", events.PoolConfigured(config=config, at_s=door.now_s))
+    for number in range(2):
+        joined = events.NodeJoined(
+            node_id=f"node-{number}", incarnation=f"first-{number}", num_gpus=4, device="cpu", at_s=door.now_s
+        )
+        await door.tell(joined)
+
+
+@asynccontextmanager
+async def _beside(serving: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(serving)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _is_answered(bus: NatsBus) -> bool:

@@ -25,5 +25,5 @@ async def read_all(bus: Bus, *, after_sequence: int = 0) -> list[Stored]:
 
 
 async def next_of(messages: AsyncIterator[T]) -> T:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await anext(messages)

@@ -71,7 +71,7 @@ async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bu
     second = Lease(bus, POOL, "allocator", "second", ttl_s=lambda: 1, clock=SystemClock())
     told: asyncio.Queue[bool] = asyncio.Queue()
     holding = asyncio.create_task(second.hold(told.put_nowait))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await told.get()
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)

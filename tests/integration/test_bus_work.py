@@ -8,7 +8,7 @@ from tests.one_pool import POOL, SUBMIT, Connect
 
 async def pull_all(queue: WorkQueue, count: int) -> list[WorkItem]:
     items: list[WorkItem] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(items) < count:
             items += await queue.pull(count - len(items), 5.0)
     return items
@@ -50,7 +50,7 @@ async def test_replicas_share_the_work_and_each_item_goes_to_one(connect: Connec
 
     replicas = [asyncio.create_task(replica(number)) for number in range(2)]
     await asyncio.gather(*(bus.append(SUBMIT, b"%d" % i, message_id=str(i)) for i in range(100)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await all_done.wait()
     for task in replicas:
         task.cancel()

@@ -11,7 +11,19 @@ from tests.histories import LINEAR
 
 
 async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
-    submitted = await door.eflow("submit", "line.py", "--deadline", "70s", "--name", "j1", "--gpus", "1..4")
+    wish = (
+        "submit",
+        "line.py",
+        "--iterations",
+        "2000",
+        "--deadline",
+        "1400s",
+        "--name",
+        "j1",
+        "--gpus",
+        "1..4",
+    )
+    submitted = await door.eflow(*wish)
     assert submitted.status == 0, submitted.out + submitted.err
     refused = await door.eflow("scale-in", "j1", "1")
     assert refused.status == 1
