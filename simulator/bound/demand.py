@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shared.messages.job import JobClass
 from shared.scheduling.resize_cost import ResizeCost
+from simulator.trace_driven.world import DONE_WITHIN_S
 from simulator.workload.jobs import TraceJob, Workload
 
 FloatArray = NDArray[np.float64]
@@ -132,7 +133,14 @@ def _is_feasible_alone(job: TraceJob, num_gpus: int, cost: ResizeCost) -> bool:
         (job.curve.throughput(level) * (window_s - cost.seconds(level)) for level in _levels(job, num_gpus)),
         default=0.0,
     )
-    return most >= job.num_iterations * (1 - _ROUNDING)
+    return most >= _needed_iterations(job, num_gpus)
+
+
+def _needed_iterations(job: TraceJob, num_gpus: int) -> float:
+    """What the simulated world does not forgive; something always, as a share of nothing is no number."""
+    fastest = max(map(job.curve.throughput, _levels(job, num_gpus)), default=0.0)
+    needed = job.num_iterations * (1 - _ROUNDING) - fastest * DONE_WITHIN_S
+    return max(needed, job.num_iterations * _ROUNDING)
 
 
 def _levels(job: TraceJob, num_gpus: int) -> list[int]:
@@ -149,11 +157,9 @@ def _hull_steps(job: TraceJob, num_gpus: int) -> list[tuple[float, float]]:
         while len(hull) > 1 and _gain(hull[-1], (level, rate)) >= _gain(hull[-2], hull[-1]):
             hull.pop()
         hull.append((level, rate))
-    # A job that is feasible alone but for rounding counts as one that is just feasible.
-    return [
-        (float(high[0] - low[0]), _gain(low, high) / (job.num_iterations * (1 - _ROUNDING)))
-        for low, high in pairwise(hull)
-    ]
+    # A job that is feasible alone but for what is forgiven counts as one that is just feasible.
+    needed = _needed_iterations(job, num_gpus)
+    return [(float(high[0] - low[0]), _gain(low, high) / needed) for low, high in pairwise(hull)]
 
 
 def _gain(low: tuple[int, float], high: tuple[int, float]) -> float:

@@ -93,11 +93,13 @@ def _gpus(axes: "Axes", result: Result, span: _Span) -> None:
 
 def _jobs(axes: "Axes", result: Result, span: _Span) -> None:
     """Jobs so far: submitted, admitted, and ended by their deadline."""
-    admitted = [fate for fate in result.fates if fate.admitted]
+    admitted_s = sorted(
+        fate.decided_at_s for fate in result.fates if fate.admitted and fate.decided_at_s is not None
+    )
     met_s = sorted(fate.finished_at_s for fate in result.fates if fate.met and fate.finished_at_s is not None)
     for label, at_s, colour in (
-        ("submitted", [fate.job.submitted_at_s for fate in result.fates if fate.decided], "0.6"),
-        ("admitted", [fate.job.submitted_at_s for fate in admitted], "tab:blue"),
+        ("submitted", [fate.job.submitted_at_s for fate in result.submitted], "0.6"),
+        ("admitted", admitted_s, "tab:blue"),
         ("ended by their deadline", met_s, "tab:green"),
     ):
         counts = np.searchsorted(np.array(at_s), span.edges_s_B, side="right")

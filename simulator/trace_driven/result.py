@@ -25,17 +25,17 @@ HOUR_S = 3_600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of one job. Neither admitted nor rejected, nor finished: not before the simulation was stopped."""
+    """What became of one job. Neither admitted nor rejected, nor finished: not before the simulation was stopped.
+
+    decided_at_s: later than its submission where it waited for a node to come back.
+    """
 
     job: TraceJob
     admitted: bool
     rejection: RejectionReason | None
+    decided_at_s: float | None
     finished_at_s: float | None
     stays: tuple[Stay, ...]
-
-    @property
-    def decided(self) -> bool:
-        return self.admitted or self.rejection is not None
 
     @property
     def met(self) -> bool:
@@ -62,9 +62,16 @@ class Result:
     partial: bool
 
     @property
+    def submitted(self) -> tuple[Fate, ...]:
+        """Of jobs that had come when the simulation ended."""
+        return tuple(
+            fate for fate in self.fates if not self.partial or fate.job.submitted_at_s <= self.ended_at_s
+        )
+
+    @property
     def num_slo(self) -> int:
         """Jobs of class slo that were submitted."""
-        return sum(fate.job.job_class is JobClass.SLO for fate in self.fates)
+        return sum(fate.job.job_class is JobClass.SLO for fate in self.submitted)
 
     @property
     def num_admitted(self) -> int:
@@ -144,7 +151,7 @@ class Result:
     def numbers(self) -> Mapping[str, object]:
         """The numbers of this run, by the names under which they are published."""
         return {
-            "jobs": len(self.fates),
+            "jobs": len(self.submitted),
             "admitted": self.num_admitted,
             "rejected": self.num_rejected,
             "met": self.num_met(),
@@ -181,6 +188,7 @@ def result_of(simulation: Simulation, *, partial: bool) -> Result:
                 job=job,
                 admitted=job.job_id in simulation.admitted,
                 rejection=simulation.rejected.get(job.job_id),
+                decided_at_s=simulation.decided_at_s.get(job.job_id),
                 finished_at_s=simulation.finished_at_s.get(job.job_id),
                 stays=tuple(stays_by_job.get(job.job_id, ())),
             )

@@ -77,6 +77,7 @@ class Simulation:
         # the ledger's fold forgets jobs that ended long ago
         self.admitted: set[str] = set()
         self.rejected: dict[str, RejectionReason] = {}
+        self.decided_at_s: dict[str, float] = {}
         self.finished_at_s: dict[str, float] = {}
         for node_id in cluster.node_ids:
             self._join(node_id)
@@ -203,8 +204,10 @@ class Simulation:
                     self._carry_out(event)
                 case JobAdmitted():
                     self.admitted.add(event.job_id)
+                    self.decided_at_s[event.job_id] = self.now_s
                 case JobRejected():
                     self.rejected[event.job_id] = event.reason
+                    self.decided_at_s[event.job_id] = self.now_s
                 case _:
                     pass
         for observer in self._observers:

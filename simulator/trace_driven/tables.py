@@ -48,7 +48,7 @@ def _job_row(fate: Fate) -> Row:
         job.job_class.value,
         job.submitted_at_s,
         job.deadline_s,
-        "" if not fate.decided else "admitted" if fate.admitted else f"rejected: {fate.rejection}",
+        "" if fate.decided_at_s is None else "admitted" if fate.admitted else f"rejected: {fate.rejection}",
         fate.finished_at_s,
         "" if job.deadline_s is None else int(fate.met),
         round(fate.gpu_seconds, 3),
@@ -61,11 +61,11 @@ def _event_rows(result: Result) -> Iterator[Row]:
         yield (outage.from_s, "lost", outage.node_id, None)
         if outage.to_s is not None:
             yield (outage.to_s, "joined", outage.node_id, None)
-    for fate in result.fates:
-        job_id, submitted_at_s = fate.job.job_id, fate.job.submitted_at_s
-        yield (submitted_at_s, "submitted", job_id, None)
-        if fate.decided:
-            yield (submitted_at_s, "admitted" if fate.admitted else "rejected", job_id, None)
+    for fate in result.submitted:
+        job_id = fate.job.job_id
+        yield (fate.job.submitted_at_s, "submitted", job_id, None)
+        if fate.decided_at_s is not None:
+            yield (fate.decided_at_s, "admitted" if fate.admitted else "rejected", job_id, None)
         for stay in fate.stays:
             yield (stay.placed_at_s, "placed", job_id, stay.num_gpus)
             if stay.starts_s < stay.left_at_s:

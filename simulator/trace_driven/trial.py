@@ -68,12 +68,11 @@ class Trial:
         )
 
     def bound(self) -> "Bound":
-        """What no policy can beat here, however well it foresees."""
+        """What no policy can beat here, however well it foresees, true speeds included."""
         from simulator.bound import clairvoyant_bound  # inside: its solver takes a while to load
 
-        return clairvoyant_bound(
-            self.workload, self.cluster.num_gpus, self.overheads.least(self.workload.jobs)
-        )
+        workload = self.workload if self.noise is None else self.noise.revealed(self.workload)
+        return clairvoyant_bound(workload, self.cluster.num_gpus, self.overheads.least(workload.jobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

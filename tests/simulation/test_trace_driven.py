@@ -1,5 +1,6 @@
 """Whole traces on virtual time: the world keeps its physics, the ledger knows the truth, a run is its inputs."""
 
+import csv
 import json
 import math
 import subprocess
@@ -23,7 +24,9 @@ from simulator.trace_driven.failures import DAY_S, HOUR_S, Failures
 from simulator.trace_driven.pool import ClusterShape
 from simulator.trace_driven.result import Result
 from simulator.trace_driven.simulation import Simulation
+from simulator.trace_driven.speed_noise import SpeedNoise
 from simulator.trace_driven.strategies import STRATEGIES, strategy
+from simulator.trace_driven.tables import write_tables
 from simulator.trace_driven.timeline import Pieces, efficiency, held_gpus
 from simulator.trace_driven.trial import Trial
 from simulator.trace_driven.verification import Verification
@@ -356,6 +359,82 @@ def test_a_stopped_run_says_what_there_was_and_that_it_is_partial() -> None:
     assert 0 < result.num_met() < 25
     assert result.num_admitted + result.num_rejected < 100
     assert all(stay.left_at_s <= result.ended_at_s for fate in result.fates for stay in fate.stays)
+
+
+def test_a_stopped_run_counts_no_job_that_had_not_come(tmp_path: Path) -> None:
+    workload = Workload.of(
+        "two", [job("now", submitted_at_s=100.0), job("later", submitted_at_s=9e4, deadline_s=1e5)]
+    )
+    simulation = Simulation(workload, SIXTEEN, resize_cost=COST)
+    result = simulation.run(stop=lambda: simulation.num_settled == 1)
+    assert result.partial
+    assert (result.numbers()["jobs"], result.deadline_satisfactory_ratio) == (1, 1.0)
+    write_tables(result, tmp_path)
+    assert {row["subject"] for row in events_in(tmp_path)} == {"now"}
+
+
+def events_in(folder: Path) -> list[dict[str, str]]:
+    with (folder / "events.csv").open(newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_a_wish_that_waits_for_a_node_is_decided_when_the_node_is_back(tmp_path: Path) -> None:
+    failures = Failures(seed=3, mean_up_s=2 * HOUR_S, mean_down_s=8 * HOUR_S)
+    one = ClusterShape(num_nodes=1, gpus_per_node=8)
+    jobs = [job(f"j{at}", submitted_at_s=at * 1e4, deadline_s=1e6) for at in range(8)]
+    trial = Trial(workload=Workload.of("spread", jobs), cluster=one, policy="first-come", failures=failures)
+    write_tables(trial.simulation().run(), tmp_path)
+    is_up, num_waited = True, 0
+    submitted_s: dict[str, float] = {}
+    for row in events_in(tmp_path):
+        at_s = float(row["at_s"])
+        match row["event"]:
+            case "lost" | "joined":
+                is_up = row["event"] == "joined"
+            case "submitted":
+                submitted_s[row["subject"]] = at_s
+            case "admitted":
+                assert is_up
+                num_waited += at_s > submitted_s[row["subject"]]
+            case _:
+                pass
+    assert num_waited > 0
+
+
+# --- below the bound --------------------------------------------------------------------------------------
+
+
+def test_the_bound_forgives_what_the_world_forgives() -> None:
+    """A microsecond of each job: nothing in hours, one more deadline where jobs take a second."""
+    fast = ScalingCurve((1,), (1e6,))
+    jobs = [
+        job(f"{at}", curve=fast, num_iterations=1_000_001, submitted_at_s=1.0, deadline_s=at + 2.0)
+        for at in range(3)
+    ]
+    one = ClusterShape(num_nodes=1, gpus_per_node=1)
+    trial = Trial(workload=Workload.of("brief", jobs), cluster=one, policy="edf", overhead="none")
+    assert trial.simulation().run().num_met() == 3
+    assert trial.bound().jobs_met == pytest.approx(3.0)
+
+
+def test_work_of_less_than_is_forgiven_is_no_matter_for_the_bound() -> None:
+    blink = job(curve=ScalingCurve((1,), (1e9,)), num_iterations=1)
+    trial = Trial(workload=Workload.of("blink", [blink]), cluster=SIXTEEN, overhead="none")
+    assert trial.simulation().run().num_met() == 1
+    assert trial.bound().jobs_met == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("seed", "num_met"), [(1, 1), (6, 1), (7, 0), (4, 0)])
+def test_the_bound_knows_how_fast_jobs_truly_are(seed: int, num_met: int) -> None:
+    """The curve says 101 s, the deadline 100 s."""
+    hasty = job(num_iterations=202, deadline_s=200.0)
+    noise = SpeedNoise(seed=seed, sigma=0.1)
+    trial = Trial(
+        workload=Workload.of("hasty", [hasty]), cluster=SIXTEEN, policy="edf", overhead="none", noise=noise
+    )
+    assert (noise.speeds(trial.workload)["a"] > 1.01) == num_met
+    assert trial.simulation().run().num_met() == num_met
+    assert trial.bound().jobs_met == pytest.approx(num_met)
 
 
 # --- over time ------------------------------------------------------------------------------------------
