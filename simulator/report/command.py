@@ -1,5 +1,6 @@
 """`simulate compare`: traces, cluster sizes and policies in; one page with the paper's figures out."""
 
+import json
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -54,6 +55,9 @@ def compare(
     ),
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad rows, and name them.")] = False,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="For what a raw trace leaves open.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: what the report shows, and all numbers.")
+    ] = False,
 ) -> None:
     """Compare policies on traces and cluster sizes: figures 7 to 11 of the paper.
 
@@ -64,6 +68,7 @@ def compare(
       eflow simulate compare --trace small --nodes 1 --nodes 2 --out report/
       eflow simulate compare --trace small --trace bursty --policy selective \\
         --policy edf --policy gandiva --bound
+      eflow simulate compare --trace small --policy selective --policy edf --json
     """
     with refusing():
         require_matplotlib()
@@ -80,7 +85,7 @@ def compare(
         )
         _check(comparison)
         make_folder(out)
-        _write(comparison, out, workers=workers, with_bound=bound)
+        _write(comparison, out, workers=workers, with_bound=bound, as_json=as_json)
 
 
 def _check(comparison: Comparison) -> None:
@@ -93,8 +98,8 @@ def _check(comparison: Comparison) -> None:
     overhead_model(comparison.overhead, comparison.clusters[0].num_gpus)
 
 
-def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bool) -> None:
-    from simulator.report.page import write_numbers, write_page  # inside: drawing takes a while to load
+def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bool, as_json: bool) -> None:
+    from simulator.report.page import as_object, write_numbers, write_page  # drawing takes a while to load
 
     console, bounds = Console(stderr=True), dict[tuple[str, int], "Bound"]()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -113,6 +118,8 @@ def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bo
     if not runner.outcomes:
         with suppress(OSError):  # there is something else in it
             folder.rmdir()
+        if as_json:
+            print(json.dumps(as_object([], [], comparison.overhead, partial=True)), flush=True)
         note("interrupted before the first run was over: nothing to report")
         raise typer.Exit(INTERRUPTED)
     title = "Schedulers compared"
@@ -120,15 +127,16 @@ def _write(comparison: Comparison, folder: Path, *, workers: int, with_bound: bo
     if runner.over:
         title += " (partial)"
         preface += f" Interrupted after {len(runner.outcomes)} runs: what needs more of them is missing."
+    runs = [
+        outcome.numbers(bounds.get((outcome.trial.workload.name, outcome.trial.cluster.num_gpus)))
+        for outcome in runner.outcomes.values()
+    ]
     write_page(folder / "report.html", title, preface, drawn)
-    write_numbers(
-        folder / "numbers.csv",
-        (
-            outcome.numbers(bounds.get((outcome.trial.workload.name, outcome.trial.cluster.num_gpus)))
-            for outcome in runner.outcomes.values()
-        ),
-    )
-    print(folder / "report.html")
+    write_numbers(folder / "numbers.csv", runs)
+    if as_json:
+        print(json.dumps(as_object(drawn, runs, comparison.overhead, partial=runner.over)), flush=True)
+    else:
+        print(folder / "report.html")
     if runner.over:
         note(f"interrupted: this is of the first {len(runner.outcomes)} runs")
         raise typer.Exit(INTERRUPTED)

@@ -1,9 +1,9 @@
-"""Sections as one HTML page that needs no other file, and the numbers of all runs as CSV beside it."""
+"""Sections as one HTML page, the numbers of all runs as CSV beside it; or both as an object."""
 
 import base64
 import csv
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from simulator.report.figures import Cell, Section
@@ -29,9 +29,19 @@ def write_page(file: Path, title: str, preface: str, sections: Iterable[Section]
     )
 
 
-def write_numbers(file: Path, runs: Iterable[Mapping[str, object]]) -> None:
+def as_object(
+    sections: Iterable[Section], runs: Sequence[Mapping[str, object]], overhead: str, *, partial: bool
+) -> Mapping[str, object]:
+    """What the page says, for JSON: pictures aside, and every number as it is."""
+    figures = [
+        {"title": shown.title, "caption": shown.caption, "columns": shown.columns, "rows": shown.rows}
+        for shown in sections
+    ]
+    return {"overhead": overhead, "partial": partial, "figures": figures, "runs": runs}
+
+
+def write_numbers(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """A row for each run, all with the same columns."""
-    rows = list(runs)
     with file.open("w", encoding="utf-8", newline="") as opened:
         writer = csv.DictWriter(opened, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -2,6 +2,7 @@
 
 import csv
 import html
+import json
 import re
 import signal
 from pathlib import Path
@@ -55,6 +56,30 @@ def test_one_page_with_all_figures_and_all_numbers_beside_it(tmp_path: Path) -> 
     ours = next(run for run in whole if run["policy"] == "selective" and run["num_gpus"] == "8")
     assert f"<td>selective</td><td>{float(ours['deadline_satisfactory_ratio']):.3f}</td>" in page
     assert float(ours["met"]) <= float(ours["bound"]) + 1e-6
+
+
+def test_json_is_one_object_that_says_what_the_page_and_the_numbers_say(tmp_path: Path) -> None:
+    trace, folder = tmp_path / "few.csv", tmp_path / "report"
+    write_trace(small(), trace)
+    chosen = ("--policy", "edf", "--policy", "gandiva", "--nodes", "1", "--bound", "--json")
+    status, said, noted = compare("--trace", str(trace), *chosen, "--out", str(folder))
+    assert (status, noted) == (0, "")
+    shown = json.loads(said)
+    assert (shown["overhead"], shown["partial"]) == ("reference", False)
+    page = html.unescape((folder / "report.html").read_text())
+    assert [figure["title"] for figure in shown["figures"]] == re.findall(r"<h2>(.*?)</h2>", page)
+    for figure in shown["figures"]:
+        assert figure["caption"] in page
+        assert "<tr>" + "".join(f"<th>{name}</th>" for name in figure["columns"]) + "</tr>" in page
+        assert all(len(row) == len(figure["columns"]) for row in figure["rows"])
+    with (folder / "numbers.csv").open(newline="") as opened:
+        written = list(csv.DictReader(opened))
+    as_text = [
+        {name: "" if value is None else str(value) for name, value in run.items()} for run in shown["runs"]
+    ]
+    assert as_text == written
+    ours = shown["runs"][0]
+    assert [ours["policy"], ours["deadline_satisfactory_ratio"]] == shown["figures"][1]["rows"][0]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +173,17 @@ def test_ctrl_c_in_the_first_run_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert (status, said) == (130, "")
     assert "nothing to report" in noted
     assert not (tmp_path / "report").exists()
+
+
+def test_ctrl_c_in_the_first_run_is_an_empty_object_with_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(1, monkeypatch)
+    status, said, _ = compare(
+        "--trace", "small", "--policy", "edf", "--json", "--out", str(tmp_path / "report")
+    )
+    shown = json.loads(said)
+    assert (status, shown["partial"], shown["figures"], shown["runs"]) == (130, True, [], [])
 
 
 def test_the_first_trials_are_all_of_a_smaller_comparison() -> None:
