@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Supervisor:
                 await compile_scheduler(_environment(), log_file, self._report)
             async with self._nats() as url:
                 plan = self._plan
-                await configure(
+                config = await configure(
                     url,
                     plan.pool,
                     plan.config,
@@ -87,13 +87,21 @@ class Supervisor:
                     changes=plan.changes,
                     stream_replicas=plan.stream_replicas,
                 )
-                await self._supervise(url, on_healthy)
+                own_nodes = self._planned_nodes()
+                if 0 < len(own_nodes) <= config.reserve_nodes:
+                    self._report(
+                        "no deadline is promised before more nodes join: a reserve of "
+                        f"{config.reserve_nodes} keeps all {len(own_nodes)} of this machine back"
+                    )
+                await self._supervise(url, own_nodes, on_healthy)
         finally:
             remove_run_file(self._plan.data_dir)
             os.close(lock)
 
-    async def _supervise(self, url: str, on_healthy: Callable[[RunFile], None]) -> None:
-        self._children = self._planned_children(url)
+    async def _supervise(
+        self, url: str, own_nodes: Sequence[Mapping[str, str]], on_healthy: Callable[[RunFile], None]
+    ) -> None:
+        self._children = self._planned_children(url, own_nodes)
         self._run = RunFile(
             pid=os.getpid(),
             nats_url=url,
@@ -158,7 +166,7 @@ class Supervisor:
 
     # -- services and executors --------------------------------------------------------------------------
 
-    def _planned_children(self, url: str) -> list[Child]:
+    def _planned_children(self, url: str, own_nodes: Sequence[Mapping[str, str]]) -> list[Child]:
         names = [
             (service, service if count == 1 else f"{service}-{index}")
             for service in REPLICABLE
@@ -166,7 +174,7 @@ class Supervisor:
             for index in range(count)
         ]
         children = [self._child(name, service, url, {}) for service, name in names]
-        for own in self._planned_nodes():
+        for own in own_nodes:
             children.append(self._child(f"executor-{own['EF_NODE_ID']}", "executor", url, own))
         return children
 

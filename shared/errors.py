@@ -24,7 +24,8 @@
         ├── ServerTooOld           only one that lacks what we need
         ├── ServerFailed           the embedded server did not come up
         ├── StoreTaken             another live server has this store folder
-        └── PortTaken              somebody else listens on this port
+        ├── PortTaken              somebody else listens on this port
+        └── CannotListen           no address of this machine, or a port that we may not take
 
 A refusal (a job that is not admitted) is no failure: it is an answer. A broken invariant is an `assert`.
 Data is in fields; the sentence is made from them, once, by `__str__`.
@@ -241,4 +242,18 @@ class PortTaken(Stop):
 
     SENTENCE: ClassVar[str] = (
         "something else listens on {host}:{port}; choose another port, or 0 for a free one"
+    )
+
+
+@dataclass(eq=False)
+class CannotListen(Stop):
+    """host: as asked for; reason: of the operating system."""
+
+    host: str
+    port: int
+    reason: str
+
+    SENTENCE: ClassVar[str] = (
+        "nats-server cannot listen on {host}, port {port} ({reason}); choose an address of this machine, "
+        "127.0.0.1 for itself or 0.0.0.0 for others too, and port 0 or one that you may use"
     )

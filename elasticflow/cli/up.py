@@ -134,8 +134,6 @@ def up(
         nats_port=nats_port,
         stream_replicas=Settings.from_environment().replicas,
     )
-    if reserve and nodes and reserve >= nodes:
-        note(f"no deadline is promised before more nodes join: a reserve of {reserve} keeps all nodes back")
     if detach:
         run = _start_detached(plan.data_dir)
         _show(run, as_json, detached=True)

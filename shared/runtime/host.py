@@ -23,6 +23,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.folding import Folding
 from shared.runtime.inbox import Inbox
 from shared.runtime.judge import Judge, Judgement
+from shared.runtime.logs import Trouble
 from shared.runtime.outbox import admission_events, fact_id, subject_of
 from shared.runtime.telemetry import Metrics
 
@@ -112,22 +113,26 @@ class Host(Generic[State]):
 
     async def _decide_for_ever(self) -> None:
         await self._catch_up()
+        trouble = Trouble(self._log, "decision postponed")
         while True:
             await self._news_or_wake()
             try:
                 await self._round()
             except Retry as error:
-                self._log.warning("decision postponed", error=str(error))
+                trouble.goes_on(error)
                 await asyncio.sleep(RETRY_S)
                 self._news.set()
+            else:
+                trouble.is_over()
 
     async def _catch_up(self) -> None:
         """Reach the end that the ledger has now: nobody judges on half a history."""
+        trouble = Trouble(self._log, "catching up postponed")
         while self._caught_up_at is None:
             try:
                 self._caught_up_at = await self._bus.last_sequence(self._pool)
             except Retry as error:
-                self._log.warning("catching up postponed", error=str(error))
+                trouble.goes_on(error)
                 await asyncio.sleep(RETRY_S)
         await self._folding.up_to(self._caught_up_at)
         self.ready.set()

@@ -33,3 +33,28 @@ def configure_logs(log_format: str = "auto", *, level: str = "info", stream: Tex
 def get_log(service: str, **keys: Any) -> Any:
     """A logger whose every line names its service."""
     return structlog.get_logger().bind(service=service, **keys)
+
+
+class Trouble:
+    """What is tried again and again: told at once, then ever more rarely (at the 2nd, 4th, 8th ... try), and its end.
+
+    A failure of another kind is told at once, too.
+    """
+
+    def __init__(self, log: Any, event: str) -> None:
+        self._log, self._event = log, event
+        self._kind: type[Exception] | None = None
+        self._num_tries = 0
+
+    def goes_on(self, error: Exception) -> None:
+        """One more try has failed."""
+        self._num_tries = self._num_tries + 1 if isinstance(error, self._kind or ()) else 1
+        self._kind = type(error)
+        if self._num_tries.bit_count() == 1:
+            self._log.warning(self._event, error=str(error), tries=self._num_tries)
+
+    def is_over(self) -> None:
+        """A try has succeeded."""
+        if self._kind is not None:
+            self._log.info(f"{self._event}: over", tries=self._num_tries)
+        self._kind, self._num_tries = None, 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shared.errors import PortTaken, ServerFailed, ServerMissing, ServerTooOld, StoreTaken
+from shared.errors import CannotListen, PortTaken, ServerFailed, ServerMissing, ServerTooOld, StoreTaken
 from shared.messages.limits import MAX_MESSAGE_BYTES
 from shared.runtime.parent_death import preexec_die_with_parent
 
@@ -29,6 +29,7 @@ MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024  # NATS counts headers too
 LOW_DISK_BYTES = 64 << 20
 _SHARE_OF_FREE_DISK = 0.9
 _POLL_S = 0.005
+_CANNOT_LISTEN = re.compile(r'Error listening on port: .*: ([^:]+)"$')  # its last part is the system's reason
 
 
 def find_server() -> Path:
@@ -234,12 +235,14 @@ class EmbeddedServer:
             time.sleep(_POLL_S)
         raise ServerFailed(f"not ready after {self._start_timeout_s:g} s", str(self.log_file))
 
-    def _why_it_ended(self) -> PortTaken | ServerFailed:
+    def _why_it_ended(self) -> PortTaken | CannotListen | ServerFailed:
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()
         if any("address already in use" in line for line in lines):
             return PortTaken(self.host, self.port)
+        if reasons := [match[1] for line in lines if (match := _CANNOT_LISTEN.search(line))]:
+            return CannotListen(self.host, self.port, reasons[-1])
         fatal = [line for line in lines if "[FTL]" in line] or lines[-1:] or ["no output"]
         return ServerFailed(fatal[-1], str(self.log_file))
 

@@ -19,7 +19,7 @@ from shared.runtime import snapshots
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.host import Host
 from shared.runtime.lease import Lease
-from shared.runtime.logs import configure_logs, get_log
+from shared.runtime.logs import Trouble, configure_logs, get_log
 from shared.runtime.nats_bus import NatsBus, connect_nats
 from shared.runtime.nats_url import masked
 from shared.runtime.parent_death import die_with_parent
@@ -108,9 +108,11 @@ async def _connected(service: str, settings: Settings, log: Any, metrics: Metric
         say = log.warning if state == "disconnected" else log.info
         say("nats", state=state, url=masked(settings.nats_url))
 
+    bus: NatsBus | None = None
+    trouble = Trouble(log, "nats is not ready")
     while True:
         try:
-            bus = await connect_nats(
+            bus = bus or await connect_nats(
                 settings.nats_url,
                 name=f"ef-{service}-{settings.instance}",
                 limits=StreamLimits(replicas=settings.replicas),
@@ -118,9 +120,10 @@ async def _connected(service: str, settings: Settings, log: Any, metrics: Metric
             )
             await bus.ensure_pool(settings.pool)
         except Retry as error:
-            log.warning("nats is not ready", error=str(error))
+            trouble.goes_on(error)
             await asyncio.sleep(CONNECT_RETRY_S)
             continue
+        trouble.is_over()
         metrics.connected.set(1)
         return bus
 

@@ -11,6 +11,7 @@ import pytest
 
 from shared.errors import (
     BadCredentials,
+    CannotListen,
     PortTaken,
     ServerMissing,
     ServerTooOld,
@@ -66,6 +67,15 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         with pytest.raises(PortTaken) as taken:
             server.start()
     assert taken.value.port == port
+    assert server.pid is None
+
+
+def test_a_host_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None:
+    elsewhere = "192.0.2.1"  # of a network that is for documents only (RFC 5737)
+    server = EmbeddedServer(tmp_path, host=elsewhere)
+    with pytest.raises(CannotListen) as refused:
+        server.start()
+    assert (refused.value.host, refused.value.reason) == (elsewhere, "cannot assign requested address")
     assert server.pid is None
 
 

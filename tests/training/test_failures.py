@@ -55,6 +55,9 @@ async def test_nan_loss_names_the_iteration_and_what_to_do(node, spec_of):
         ("training_functions:NoSuchClass", "module training_functions has no class NoSuchClass"),
         ("training_functions:Numbered", "lacks init_model, init_dataset"),
         ("training_functions:ReturnsText", "train() returned str: return the loss"),
+        ("training_functions:NoModel", "init_model() must return a torch.nn.Module, not None"),
+        ("training_functions:TwoOptimizers", "must return a torch.optim.Optimizer, not a tuple; for several"),
+        ("training_functions:Exits", "SystemExit (in iteration 0)"),
         ("training_functions:Endless", "must return a map-style data set with a length"),
     ],
 )

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -363,6 +364,21 @@ class NumpyInOptimizer(Points):
 class ReturnsText(Points):
     def train(self, batch, model, optimizer):
         return "all went well"
+
+
+class NoModel(Points):
+    def init_model(self):
+        return None
+
+
+class TwoOptimizers(Points):
+    def init_optimizer(self, model):
+        return torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)
+
+
+class Exits(Points):
+    def train(self, batch, model, optimizer):
+        sys.exit()
 
 
 class Endless(Points):

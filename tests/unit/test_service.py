@@ -67,6 +67,35 @@ def test_wrong_settings_of_its_own_end_a_service_before_it_waits_for_nats(
     assert "EF_SLOTS='abc'" in capsys.readouterr().err
 
 
+async def test_who_waits_for_nats_says_so_ever_more_rarely_and_when_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections: list[int] = []
+
+    class BusWithoutJetStream:
+        num_asked = 0
+
+        async def ensure_pool(self, pool: str) -> None:
+            self.num_asked += 1
+            if self.num_asked <= 20:
+                raise Unavailable("nats://here", "JetStream is off")
+
+    async def connect(url: str, **_: Any) -> BusWithoutJetStream:
+        connections.append(1)
+        if len(connections) <= 20:
+            raise Unavailable(url, "refused")
+        return BusWithoutJetStream()
+
+    monkeypatch.setattr(service, "connect_nats", connect)
+    monkeypatch.setattr(service, "CONNECT_RETRY_S", 0.0)
+    with structlog.testing.capture_logs() as lines:
+        log = structlog.get_logger()
+        await service._connected("monitor", Settings.from_environment({}), log, Metrics("monitor", "lab"))
+    assert [line["tries"] for line in lines if line["log_level"] == "warning"] == [1, 2, 4, 8, 16, 32]
+    assert lines[-1] == {"event": "nats is not ready: over", "tries": 40, "log_level": "info"}
+    assert len(connections) == 21, "one connection is kept while JetStream is awaited"
+
+
 class FakeBus:
     async def ensure_pool(self, pool: str) -> None: ...
 

@@ -34,6 +34,8 @@ from services.executor.worker.trainer import Trainer
 from services.executor.worker.training_function import (
     Stateful,
     TrainingFailed,
+    checked_model,
+    checked_optimizer,
     in_users_code,
     load_training_function,
     virtual_nodes_of,
@@ -60,9 +62,9 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     )
     seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
-        model = function.init_model().to(device)
+        model = checked_model(function.init_model()).to(device)
         dataset = recognize(function.init_dataset())
-        optimizer = function.init_optimizer(model)
+        optimizer = checked_optimizer(function.init_optimizer(model))
     order = sample_order(dataset, function, spec)
     _check_world_size(assignment.world_size, spec)
     virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size, assignment.micro_batch_size)

@@ -112,12 +112,32 @@ def virtual_nodes_of(
     return cut(count=count)
 
 
+def checked_model(made: Any) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise TrainingFailed(f"init_model() must return a torch.nn.Module, not {_kind_of(made)}")
+    return made
+
+
+def checked_optimizer(made: Any) -> torch.optim.Optimizer:
+    """Whatever has the methods of one will do."""
+    if not (hasattr(made, "param_groups") and callable(getattr(made, "step", None))):
+        raise TrainingFailed(
+            f"init_optimizer() must return a torch.optim.Optimizer, not {_kind_of(made)}; "
+            "for several optimizers, as of a GAN, return one with a parameter group for each"
+        )
+    return made
+
+
+def _kind_of(made: Any) -> str:
+    return "None" if made is None else f"a {type(made).__name__}"
+
+
 @contextmanager
 def in_users_code(where: str) -> Iterator[None]:
     """What is raised in here is the user's, and says where; unless it is a peer's loss that came up here."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if is_communication_error(error):
             raise PeerLost(f"a collective failed {where}: {error}") from error
         if is_lost(error):

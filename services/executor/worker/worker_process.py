@@ -80,9 +80,8 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         text = traceback.format_exc()
         print(text, file=sys.stderr)
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        channel.send(
-            Failed(error=f"{type(error).__name__}: {error}"[:_MAX_TEXT] + notes, traceback=text[-_MAX_TEXT:])
-        )
+        told = ": ".join(filter(None, (type(error).__name__, str(error))))
+        channel.send(Failed(error=told[:_MAX_TEXT] + notes, traceback=text[-_MAX_TEXT:]))
         return ExitCode.FAILED
     return ExitCode.DONE
 

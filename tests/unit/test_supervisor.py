@@ -1,0 +1,31 @@
+"""What `eflow up` says before anything runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticflow import supervisor
+from elasticflow.supervisor import Supervisor, UpPlan
+from shared.messages.cluster import PoolConfig
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "reserve", "is_said"),
+    [(None, 2, True), (None, 1, False), (1, 1, True), (3, 2, False), (0, 2, False)],
+)
+async def test_a_reserve_that_leaves_no_node_is_told(
+    num_nodes: int | None, reserve: int, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def configured(*_: Any, **__: Any) -> PoolConfig:
+        return PoolConfig(reserve_nodes=reserve)
+
+    async def run_nothing(*_: Any) -> None: ...
+
+    monkeypatch.setattr(supervisor, "configure", configured)
+    monkeypatch.setattr(supervisor.machine_code, "is_complete", lambda: True)
+    monkeypatch.setattr(Supervisor, "_supervise", run_nothing)
+    said: list[str] = []
+    plan = UpPlan(data_dir=tmp_path, nats_url="nats://nowhere", device="cpu", num_nodes=num_nodes)
+    await Supervisor(plan, said.append).run(lambda run: None)
+    assert [f"a reserve of {reserve} keeps all" in line for line in said] == [True] * is_said
