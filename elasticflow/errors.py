@@ -80,6 +80,16 @@ class AlreadyRunning(Stop):
 
 
 @dataclass(eq=False)
+class UnusableFolder(Stop):
+    data_dir: str
+    reason: str
+
+    SENTENCE: ClassVar[str] = (
+        "no pool can be kept in {data_dir}: {reason}; mend that, or choose another --data-dir"
+    )
+
+
+@dataclass(eq=False)
 class StartFailed(Stop):
     """name: of the process that did not come up; log_file: where it says more."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.errors import AlreadyRunning
+from elasticflow.errors import AlreadyRunning, UnusableFolder
 
 DATA_DIR = ".eflow"
 _RUN_FILE = "run.json"
@@ -81,8 +81,9 @@ def find_run_file(start: Path) -> RunFile | None:
 
 
 def take(data_dir: Path) -> int:
-    """Become the one supervisor of this folder, until the descriptor is closed. Raises AlreadyRunning."""
-    data_dir.mkdir(parents=True, exist_ok=True)
+    """Become the one supervisor of this folder, until the descriptor is closed. Raises AlreadyRunning and
+    UnusableFolder."""
+    make_folder(data_dir)
     lock = os.open(data_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -98,6 +99,17 @@ def take(data_dir: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
+
+
+def make_folder(data_dir: Path) -> Path:
+    """Where the services of this folder log, as a sign that all can be written. Raises UnusableFolder."""
+    logs = data_dir / "services"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        (data_dir / _LOCK_FILE).touch(mode=0o600)
+    except OSError as error:
+        raise UnusableFolder(str(data_dir), f"{error.filename}: {error.strerror}") from None
+    return logs
 
 
 def holder_of(data_dir: Path) -> int | None:

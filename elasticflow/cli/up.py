@@ -17,7 +17,7 @@ from elasticflow.cli.output import note, plain, print_json, say, say_line, table
 from elasticflow.endpoint import DEFAULT_POOL
 from elasticflow.errors import AlreadyRunning
 from elasticflow.pool_config import read_config
-from elasticflow.run_file import DATA_DIR, RunFile, holder_of, read_run_file
+from elasticflow.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
 from elasticflow.supervisor import REPLICABLE, Supervisor, UpPlan
 from shared.runtime.nats_url import masked
 from shared.runtime.settings import Settings
@@ -162,8 +162,7 @@ def _start_detached(data_dir: Path) -> RunFile:
     pid = holder_of(data_dir)
     if pid is not None:
         raise AlreadyRunning(str(data_dir), pid)
-    log_file = data_dir / "services" / "up.log"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log_file = make_folder(data_dir) / "up.log"
     arguments = [word for word in sys.argv[1:] if word not in ("--detach", "-d", "--json")]
     with log_file.open("ab") as log, log_file.open() as said:
         said.seek(0, os.SEEK_END)

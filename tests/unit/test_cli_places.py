@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.endpoint import find_endpoint
-from elasticflow.errors import AlreadyRunning, NoPoolHere
+from elasticflow.errors import AlreadyRunning, NoPoolHere, UnusableFolder
 from elasticflow.machine import node_environments
 from elasticflow.run_file import (
     RunFile,
@@ -50,6 +50,13 @@ def test_one_supervisor_a_folder(tmp_path: Path) -> None:
     os.close(lock)
     assert holder_of(tmp_path) is None
     os.close(take(tmp_path))
+
+
+def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UnusableFolder, match="Not a directory") as refused:
+        take(tmp_path / "file")
+    assert refused.value.data_dir == str(tmp_path / "file")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', '{"processes": 3}'])
