@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import PoolState
+from shared.scheduling.outlook import largest_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
         profile_key=spec.measured_key,
         global_batch_size=spec.global_batch_size,
         gpu_range=str(spec.gpu_range),
-        complete=own is not None and own.complete,
+        complete=own is not None and own.complete and largest_level(state, spec) <= own.tried_to,
         dataset_size=whole.dataset_size,
         points=tuple(
             ProfilePoint(

@@ -13,6 +13,7 @@ from shared.messages.events import Event, PlanDecided
 from shared.messages.job_state import Job
 from shared.messages.pool_state import PoolState
 
+_TRIES = "nobody else has a use for them, and how fast it is there is not known"
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__)
 
 Entry = tuple[int, float, Event | PlanDecided | None]  # sequence, stored at, message
@@ -76,7 +77,8 @@ class _Teller:
             return ""
         match event:
             case events.AllocationDecided():
-                return self._allocated(old.num_gpus if old else 0, new.num_gpus, based_on)
+                why = _TRIES if event.tries == self._job_id else self._because(based_on)
+                return _allocated(old.num_gpus if old else 0, new.num_gpus, why)
             case events.PlacementDecided():
                 mine = next((p for p in event.placements if p.job_id == self._job_id), None)
                 if mine is None:
@@ -97,14 +99,18 @@ class _Teller:
             case _:
                 return ""
 
-    def _allocated(self, old: int, new: int, based_on: int) -> str:
-        if old == new:
-            return ""
+    def _because(self, based_on: int) -> str:
+        """What the planner knew that it had not known when it decided last."""
         causes = list(dict.fromkeys(cause for heard, cause in self._causes if heard <= based_on))
-        because = "; ".join(causes[-3:]) or "the planned shares change at this time"
-        verb = "starts with" if not old else "grows to" if new > old else "shrinks to"
-        what = f"its share {verb} {gpus_counted(new)}" + (f" from {old}" if old and new else "")
-        return f"{what if new else f'its share of {gpus_counted(old)} is taken back'}: {because}"
+        return "; ".join(causes[-3:]) or "the planned shares change at this time"
+
+
+def _allocated(old: int, new: int, because: str) -> str:
+    if old == new:
+        return ""
+    verb = "starts with" if not old else "grows to" if new > old else "shrinks to"
+    what = f"its share {verb} {gpus_counted(new)}" + (f" from {old}" if old and new else "")
+    return f"{what if new else f'its share of {gpus_counted(old)} is taken back'}: {because}"
 
 
 def _is_profile_of(job: Job, profile_key: str) -> bool:

@@ -3,6 +3,7 @@
 CPU time, because the machine is shared; a decision waits for nothing.
 """
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -98,7 +99,7 @@ def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.ran
         f"job-{number:05d}": _job(f"job-{number:05d}", num_gpus, is_promised)
         for number, (num_gpus, is_promised) in enumerate(zip(shares, promised.tolist(), strict=True))
     }
-    curve = MeasuredCurve(iterations_per_s={1 << k: 0.9**k * (1 << k) for k in range(14)}, complete=True)
+    curve = MeasuredCurve(iterations_per_s={1 << k: 0.9**k * (1 << k) for k in range(14)}, tried_to=math.inf)
     curves = Map({PROFILE: curve})
     return PoolState(nodes=Map(nodes), live_jobs=Map(jobs), curves=curves, allocation_based_on=1)
 

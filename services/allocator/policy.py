@@ -7,7 +7,11 @@ Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.p
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
+from services.allocator.trials import Trial, next_trial, trial_under_way
 from shared.messages.commands import Command
 from shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from shared.messages.job import JobClass, JobSpec
@@ -15,10 +19,8 @@ from shared.messages.job_state import Job
 from shared.messages.policy import planner
 from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.allocation import allocate
-from shared.scheduling.outlook import largest_level, planned_deadline_s, profile_known
+from shared.scheduling.outlook import largest_level, next_level, planned_deadline_s, profile_known
 from shared.scheduling.planned_pool import PlannedPool, planned_pool
-
-WORTHWHILE_SPEEDUP = 1.1  # a doubling that brings less ends the pre-run
 
 
 def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
@@ -31,22 +33,59 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     completed = _completed_profile(state, profiling, lent, now_s)
     if completed is not None and profiling is not None:
         pool, lent = _hold(state, pool, profiling, now_s)
+    if lent and profiling is not None:
+        decided = _decided(state, pool, now_s, {profiling.job_id: lent})
+    else:
+        decided = _with_trial(state, pool, now_s)
+    return (completed, decided) if completed else (decided,)
+
+
+def _decided(
+    state: PoolState, pool: PlannedPool, now_s: float, given: Mapping[str, int] = MappingProxyType({})
+) -> AllocationDecided:
+    """Algorithm 2 for all jobs of a pool. given: what others get beside them."""
     others, padding = _shortest_first(state, pool)
     allocation = allocate(
         pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding
     )
     shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
-    if lent and profiling is not None:
-        shares[profiling.job_id] = lent
     quotes_over_s = (quote.until_s for quote in pool.held)
     until_s = min((allocation.valid_until_s, *quotes_over_s))
-    decided = AllocationDecided(
-        num_gpus_by_job=shares,
+    return AllocationDecided(
+        num_gpus_by_job={**shares, **given},
         valid_until_s=None if until_s == math.inf else until_s,
         planned=pool.changed_schedules(),
         at_s=now_s,
     )
-    return (completed, decided) if completed else (decided,)
+
+
+def _with_trial(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:
+    """With a job on GPUs that are left, of which its curve knows nothing, if there is one."""
+    decided = _decided(state, pool, now_s)
+    trial = trial_under_way(state, now_s)
+    if trial is not None:
+        return _trying(state, decided, trial)
+    begun = next_trial(state, decided.num_gpus_by_job, _num_idle(state, decided), now_s)
+    if begun is None:
+        return decided
+    trial, pool = begun
+    return replace(_trying(state, _decided(state, pool, now_s), trial), tries=trial.job_id)
+
+
+def _trying(state: PoolState, decided: AllocationDecided, trial: Trial) -> AllocationDecided:
+    """No GPU is taken from anybody for that."""
+    shares, until_s = decided.num_gpus_by_job, decided.valid_until_s
+    if trial.num_gpus - shares.get(trial.job_id, 0) > _num_idle(state, decided):
+        return decided
+    return replace(
+        decided,
+        num_gpus_by_job={**shares, trial.job_id: trial.num_gpus},
+        valid_until_s=trial.until_s if until_s is None else min(until_s, trial.until_s),
+    )
+
+
+def _num_idle(state: PoolState, decided: AllocationDecided) -> int:
+    return state.num_gpus - sum(decided.num_gpus_by_job.values())
 
 
 def wake_at_s(state: PoolState) -> float | None:
@@ -85,18 +124,10 @@ def _profiling_job(state: PoolState) -> Job | None:
 
 
 def _next_level(state: PoolState, job: Job) -> int:
-    """GPUs of the next pre-run; 0 if there is nothing more to learn."""
+    """GPUs of the next pre-run; 0 if there is nothing more to learn in this pool."""
     spec = spec_of(job)
-    measured = state.curves.get(spec.profile_key)
-    level, slower = spec.gpu_range.least, 0.0
-    while level <= _largest_level(state, spec):
-        rate = measured.iterations_per_s.get(level) if measured else None
-        if rate is None:
-            return level
-        if slower and rate < WORTHWHILE_SPEEDUP * slower:
-            return 0
-        level, slower = 2 * level, rate
-    return 0
+    level = next_level(state, spec)
+    return level if level <= _largest_level(state, spec) else 0
 
 
 def _largest_level(state: PoolState, spec: JobSpec) -> int:
@@ -146,8 +177,10 @@ def _completed_profile(
     measured = state.curves.get(profile_key)
     if measured is None or not measured.iterations_per_s:
         return None
+    rates = dict(measured.iterations_per_s)
+    measured_to = max(rates) if next_level(state, spec_of(profiling)) else None
     return ProfileCompleted(
-        profile_key=profile_key, iterations_per_s=dict(measured.iterations_per_s), at_s=now_s
+        profile_key=profile_key, iterations_per_s=rates, measured_to=measured_to, at_s=now_s
     )
 
 

@@ -18,7 +18,7 @@ from shared.messages.events import (
 )
 from shared.messages.job_state import Job, Phase
 from shared.messages.policy import Policy
-from shared.messages.pool_state import PoolState, spec_of
+from shared.messages.pool_state import MeasuredCurve, PoolState, spec_of
 from shared.scheduling.outlook import planned_deadline_s
 from shared.scheduling.planned_pool import PlannedPool, planned_pool
 
@@ -131,30 +131,40 @@ def _progress(job: Job, watched: Watched) -> JobProgressed:
 
 
 def _correction(pool: PoolState, job: Job, watched: Watched, now_s: float) -> list[ThroughputMeasured]:
-    """The point of the curve on which the job trains, if it is measurably elsewhere. Half-way each time: two jobs
-    that share a profile must not pull it to and fro. Where a confidence is asked for, the curve stays as it is: what
-    speeds were found is kept beside it."""
-    if pool.config.confidence is not None or not job.training:
-        return []
-    measured, num_gpus = watched.mean_iterations_per_s, len(job.gpus)
+    """The point of the curve on which the job trains, if it is measurably elsewhere, or not known yet."""
     curve = pool.curves.get(spec_of(job).profile_key)
-    expected = curve.iterations_per_s.get(num_gpus) if curve is not None and curve.complete else None
-    if not measured or not expected or curve is None or now_s - watched.since_s < SETTLED_S:
+    measured, num_gpus = watched.mean_iterations_per_s, len(job.gpus)
+    if curve is None or not curve.complete or not measured or not job.training:
         return []
-    fresh = now_s - curve.measured_at_s.get(num_gpus, 0.0) < CORRECT_EVERY_S
-    if fresh or abs(measured - expected) <= SPEED_CHANGE * expected:
+    if now_s - watched.since_s < SETTLED_S:
+        return []
+    is_trial = num_gpus == curve.tried_to and num_gpus not in curve.iterations_per_s
+    rate = measured if is_trial else _corrected(pool, curve, num_gpus, measured, now_s)
+    if rate is None:
         return []
     return [
         ThroughputMeasured(
             profile_key=spec_of(job).measured_key,
             num_gpus=num_gpus,
-            iterations_per_s=(measured + expected) / 2,
+            iterations_per_s=rate,
             job_id=job.job_id,
             generation=job.generation,
             source="training",
             at_s=now_s,
         )
     ]
+
+
+def _corrected(
+    pool: PoolState, curve: MeasuredCurve, num_gpus: int, measured: float, now_s: float
+) -> float | None:
+    """Half-way each time: two jobs that share a profile must not pull it to and fro. Where a confidence is asked for,
+    the curve stays as it is: what speeds were found is kept beside it."""
+    expected = curve.iterations_per_s.get(num_gpus)
+    fresh = now_s - curve.measured_at_s.get(num_gpus, 0.0) < CORRECT_EVERY_S
+    if pool.config.confidence is not None or not expected or fresh:
+        return None
+    return (measured + expected) / 2 if abs(measured - expected) > SPEED_CHANGE * expected else None
 
 
 def _at_risk(pool: PoolState, now_s: float) -> list[JobAtRisk]:

@@ -5,6 +5,7 @@ that have one, under their `profile_key`. So whoever plans looks up one curve an
 outside are sizes on which the job does not run.
 """
 
+import math
 from dataclasses import replace
 
 from shared.messages import events
@@ -12,7 +13,7 @@ from shared.messages.changed import changed
 from shared.messages.gpu_range import GpuRange
 from shared.messages.job import JobSpec
 from shared.messages.job_state import Job
-from shared.messages.pool_state import MeasuredCurve, PoolState
+from shared.messages.pool_state import MeasuredCurve, PoolState, spec_of
 
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
@@ -22,7 +23,7 @@ def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolSta
         known = state.curves.get(profile_key, _NO_CURVE)
         at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
         at_s = {**known.measured_at_s, **at_s}
-        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, complete=True)
+        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, tried_to=math.inf)
         state = with_curve(state, profile_key, curve)
     return state
 
@@ -43,8 +44,16 @@ def measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) 
 def profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolState:
     """No scheduling event: the allocator says it together with an allocation that knows it."""
     curve = state.curves.get(event.profile_key, _NO_CURVE)
-    curve = replace(curve, iterations_per_s=event.iterations_per_s, complete=True)
+    tried_to = math.inf if event.measured_to is None else event.measured_to
+    curve = replace(curve, iterations_per_s=event.iterations_per_s, tried_to=tried_to)
     return with_curve(state, event.profile_key, curve)
+
+
+def tried(state: PoolState, job: Job, num_gpus: int, at_s: float) -> PoolState:
+    """A job goes to a number of GPUs of which its curve knows nothing. Nobody does so again."""
+    profile_key = spec_of(job).profile_key
+    curve = state.curves.get(profile_key, _NO_CURVE)
+    return with_curve(state, profile_key, replace(curve, tried_to=num_gpus, tried_at_s=at_s))
 
 
 def with_speed(state: PoolState, job: Job) -> PoolState:
@@ -63,8 +72,9 @@ def with_range(state: PoolState, spec: JobSpec) -> PoolState:
     state = with_curve(state, spec.measured_key, replace(whole, parts=(*whole.parts, spec.gpu_range)))
     part = state.curves[spec.profile_key]
     wider = (wide.part_of(spec.measured_key) for wide in whole.parts if wide.contains(spec.gpu_range))
-    if part.iterations_per_s and any(state.curves[key].complete for key in wider):
-        state = changed(state, curves=state.curves.set(spec.profile_key, replace(part, complete=True)))
+    tried_to = max((state.curves[key].tried_to for key in wider), default=0.0)
+    if part.iterations_per_s and tried_to:
+        state = changed(state, curves=state.curves.set(spec.profile_key, replace(part, tried_to=tried_to)))
     return state
 
 
@@ -74,16 +84,17 @@ def with_curve(state: PoolState, profile_key: str, curve: MeasuredCurve) -> Pool
     for gpu_range in curve.parts:
         part_key = gpu_range.part_of(profile_key)
         known = curves.get(part_key, _NO_CURVE)
-        curves = curves.set(part_key, _part(curve, gpu_range, was_complete=known.complete))
+        curves = curves.set(part_key, _part(curve, gpu_range, known))
     return changed(state, curves=curves)
 
 
-def _part(whole: MeasuredCurve, gpu_range: GpuRange, *, was_complete: bool) -> MeasuredCurve:
+def _part(whole: MeasuredCurve, gpu_range: GpuRange, known: MeasuredCurve) -> MeasuredCurve:
     """A part may be known to its end before the whole is; where the whole ends below it, it has to be measured too."""
     rates = {num_gpus: rate for num_gpus, rate in whole.iterations_per_s.items() if gpu_range.holds(num_gpus)}
     return replace(
         whole,
         iterations_per_s=rates,
-        complete=was_complete or (whole.complete and bool(rates)),
+        tried_to=max(known.tried_to, whole.tried_to if rates else 0.0),
+        tried_at_s=max(known.tried_at_s, whole.tried_at_s),
         parts=(),
     )

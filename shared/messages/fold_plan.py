@@ -3,6 +3,7 @@
 from shared.messages import events
 from shared.messages.changed import changed
 from shared.messages.cluster import GpuId
+from shared.messages.fold_curves import tried
 from shared.messages.fold_jobs import alive, all_stopping, holders, workers_on
 from shared.messages.job_state import Job, Phase, StoppingWorkers
 from shared.messages.pool_state import PoolState, spec_of
@@ -24,12 +25,14 @@ def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
                 seat=job.seat if num_gpus == job.num_gpus else (),
                 planned_share=event.planned.get(job_id, job.planned_share),
             )
-    return changed(
+    state = changed(
         state,
         live_jobs=live_jobs.finish(),
         num_gpus_by_job=after,
         allocation_valid_until_s=event.valid_until_s,
     )
+    trying = state.live_jobs.get(event.tries) if event.tries is not None else None
+    return state if trying is None else tried(state, trying, trying.num_gpus, event.at_s)
 
 
 def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:

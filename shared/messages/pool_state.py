@@ -4,6 +4,7 @@ Every service folds the same facts into this one value (`lifecycle.evolve`) and 
 persistent (immutables.Map): a fold step costs the same with ten jobs and with a hundred thousand.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
@@ -45,14 +46,24 @@ class HeldQuote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCurve:
-    """The scaling curve of a profile, as far as it is known: iterations/s by number of GPUs. See `fold_curves`."""
+    """The scaling curve of a profile, as far as it is known: iterations/s by number of GPUs. See `fold_curves`.
+
+    tried_to: the most GPUs on which it was measured or tried; inf: more would not help; 0: its pre-run is not over.
+    tried_at_s: when a job last began to train on more than were measured.
+    """
 
     iterations_per_s: Mapping[int, float]
     measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
     dataset_size: int | None = None
-    complete: bool = False
+    tried_to: float = 0.0
+    tried_at_s: float = -math.inf
     speed: SpeedSeen = UNSEEN  # of the jobs of this profile that ended
     parts: tuple[GpuRange, ...] = ()  # of it that are kept under keys of their own
+
+    @property
+    def complete(self) -> bool:
+        """Its pre-run is over: there is something to count on."""
+        return self.tried_to > 0
 
 
 # immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.

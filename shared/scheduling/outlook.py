@@ -20,11 +20,27 @@ from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
 
+WORTHWHILE_SPEEDUP = 1.1  # a doubling that brings less is the last that is measured
+
 
 def largest_level(state: PoolState, spec: JobSpec) -> int:
     """The largest number of GPUs that this job could ever hold here: a power of two, within batch and pool."""
     most = min(state.num_gpus, spec.global_batch_size)
     return 1 << (most.bit_length() - 1) if most else 0
+
+
+def next_level(state: PoolState, spec: JobSpec) -> int:
+    """The number of GPUs to measure next, be the pool large enough or not; 0 where more would not help, or never can."""
+    measured = state.curves.get(spec.profile_key)
+    level, slower = spec.gpu_range.least, 0.0
+    while level <= spec.global_batch_size and spec.gpu_range.holds(level):
+        rate = measured.iterations_per_s.get(level) if measured is not None else None
+        if rate is None:
+            return level
+        if slower and rate < WORTHWHILE_SPEEDUP * slower:
+            return 0
+        level, slower = 2 * level, rate
+    return 0
 
 
 def profile_known(state: PoolState, spec: JobSpec) -> bool:

@@ -217,6 +217,25 @@ def test_another_speed_moves_the_curve_until_it_fits(rate: float) -> None:
     assert monitor.state.pool.curves["linear/b64"].iterations_per_s[1] == pytest.approx(rate, rel=0.1)
 
 
+@pytest.mark.parametrize("confidence", [None, 0.99])
+def test_the_speed_on_gpus_that_are_tried_is_told_as_it_is(confidence: float | None) -> None:
+    history = running("a", curves={"linear/b64": {}}, confidence=confidence)
+    completed = events.ProfileCompleted(
+        profile_key="linear/b64", iterations_per_s={1: 1.0}, measured_to=1, at_s=NOW_S
+    )
+    tries = events.AllocationDecided(num_gpus_by_job={"a": 2}, valid_until_s=None, tries="a", at_s=NOW_S)
+    placed = PlacedJob(job_id="a", generation=2, gpus=gpus("node-0:0", "node-0:1"))
+    gone = events.WorkersStopped(job_id="a", generation=1, node_id="node-0", iteration=0, at_s=NOW_S)
+    history.then(completed, tries, events.PlacementDecided(placements=(placed,), at_s=NOW_S), gone)
+    monitor = Monitor(history.started("a", at_s=NOW_S + 1.0))
+    facts = list[Any]()
+    for second in range(1, 9):
+        facts += monitor.hears(NOW_S + second, beat(report("a", 2 * second, rate=1.7, generation=2)))
+    found = [(fact.num_gpus, fact.iterations_per_s) for fact in told(facts, events.ThroughputMeasured)]
+    assert found == [(2, 1.7)]
+    assert dict(monitor.state.pool.curves["linear/b64"].iterations_per_s) == {1: 1.0, 2: 1.7}
+
+
 # --- risk -----------------------------------------------------------------------------------------------
 
 

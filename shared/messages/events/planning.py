@@ -20,22 +20,28 @@ class AllocationDecided:
     planned: schedules of promised jobs, where they are no longer those recorded before. Filling anew is greedy
         and can miss a way that existed a moment ago; the recorded way is then still there to be kept. Left out as a
         whole where one message does not hold them.
+    tries: the job whose share is for the first time one of which its curve knows nothing.
     """
 
     VERSION: ClassVar[int] = 2
     num_gpus_by_job: Mapping[Token, NumGpus]
     valid_until_s: TimeS | None
     planned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    tries: Token | None = None
     at_s: TimeS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileCompleted:
-    """The scaling curve of a profile is known well enough to promise on. From the allocator."""
+    """The scaling curve of a profile is known well enough to promise on. From the allocator.
+
+    measured_to: the most GPUs of the pre-run, where more of them might help; None where not.
+    """
 
     VERSION: ClassVar[int] = 1
     profile_key: Name
     iterations_per_s: Mapping[NumGpus, Rate]
+    measured_to: NumGpus | None = None
     at_s: TimeS
 
 

@@ -1,0 +1,174 @@
+"""Given GPUs that no pre-run came to, a job tries them where nobody has a use for them."""
+
+import math
+from typing import Any
+
+import pytest
+
+from services.admission.policy import POLICY as ADMISSION
+from services.allocator.policy import POLICY as ALLOCATOR
+from services.allocator.trials import TRIAL_S
+from services.placement.policy import POLICY as PLACEMENT
+from shared.messages import events
+from shared.messages.job import JobClass
+from shared.messages.job_state import Job
+from shared.scheduling.planned_pool import planned_pool
+from tests.histories import NOW_S, History, pool, submit
+
+COST_S = 2.0
+PROFILE = "new/b64"
+
+
+def planned(history: History, now_s: float) -> Any:
+    """What the allocator decided, if anything; and its placement."""
+    decided = history.decided(ALLOCATOR, now_s=now_s)
+    history.decided(PLACEMENT, now_s=now_s)
+    return decided[-1] if decided else None
+
+
+def measured(history: History, num_gpus: int, rate: float, at_s: float) -> None:
+    history.then(
+        events.ThroughputMeasured(
+            profile_key=PROFILE,
+            num_gpus=num_gpus,
+            iterations_per_s=rate,
+            job_id="a",
+            generation=history.state.live_jobs["a"].generation,
+            source="training",
+            at_s=at_s,
+        )
+    )
+
+
+def trains_on_four(
+    rates: dict[int, float] | None = None, measured_to: int | None = 4, **spec: Any
+) -> History:
+    """A job of a profile that was measured when the pool had four GPUs; now there are eight more."""
+    history = pool(4, resize_cost_s=COST_S)
+    history.decided(ADMISSION, submit("a", model_name="new", **{"deadline_s": NOW_S + 1_000.0} | spec))
+    known = rates or {1: 1.0, 2: 2.0, 4: 4.0}
+    history.then(
+        events.ProfileCompleted(
+            profile_key=PROFILE, iterations_per_s=known, measured_to=measured_to, at_s=NOW_S
+        )
+    )
+    history.decided(ADMISSION)
+    planned(history, NOW_S)
+    history.started("a").nodes(4, 8, at_s=NOW_S + 1.0)
+    return history
+
+
+def job_of(history: History) -> Job:
+    return history.state.live_jobs["a"]
+
+
+def test_a_pre_run_says_how_far_it_came_where_more_might_help() -> None:
+    for rates, measured_to in (((1.0, 2.0), 2), ((1.0, 1.05), None)):
+        history = pool(2)
+        history.decided(ADMISSION, submit("a", model_name="new"))
+        for rate in rates:
+            planned(history, NOW_S)
+            measured(history, len(job_of(history).gpus), rate, NOW_S)
+        completed = history.decided(ALLOCATOR)[0]
+        assert isinstance(completed, events.ProfileCompleted)
+        assert completed.measured_to == measured_to
+
+
+def test_a_job_goes_to_more_gpus_than_are_known_and_stays_where_they_pay() -> None:
+    history = trains_on_four()
+    decided = planned(history, NOW_S + 1.0)
+    assert (decided.tries, dict(decided.num_gpus_by_job)) == ("a", {"a": 8})
+    assert decided.valid_until_s == NOW_S + 1.0 + COST_S + TRIAL_S
+    history.started("a", iteration=4, at_s=NOW_S + 3.0)
+    assert planned(history, NOW_S + 4.0) is None or job_of(history).num_gpus == 8
+    measured(history, 8, 7.0, NOW_S + 12.0)
+    after = planned(history, NOW_S + 12.0)
+    assert (after.tries, job_of(history).num_gpus) == (None, 8)
+    assert math.isfinite(history.state.curves[PROFILE].tried_to)
+
+
+def test_a_job_that_is_no_faster_there_goes_back_and_nobody_tries_again() -> None:
+    history = trains_on_four()
+    planned(history, NOW_S + 1.0)
+    history.started("a", iteration=4, at_s=NOW_S + 3.0)
+    measured(history, 8, 4.1, NOW_S + 12.0)
+    assert planned(history, NOW_S + 12.0).tries is None
+    history.started("a", iteration=40, at_s=NOW_S + 14.0).nodes(4, 8, 16, at_s=NOW_S + 15.0)
+    assert planned(history, NOW_S + 15.0).tries is None
+    assert job_of(history).num_gpus <= 8
+
+
+def test_a_trial_that_told_nothing_ends_and_is_not_begun_again() -> None:
+    history = trains_on_four()
+    until_s = planned(history, NOW_S + 1.0).valid_until_s
+    history.started("a", iteration=4, at_s=NOW_S + 3.0)
+    assert dict(planned(history, until_s).num_gpus_by_job) == {"a": 4}
+    history.started("a", iteration=40, at_s=until_s + 1.0).nodes(4, 8, 1, at_s=until_s + 2.0)
+    assert dict(planned(history, until_s + 2.0).num_gpus_by_job) == {"a": 4}
+
+
+@pytest.mark.parametrize(
+    ("spec", "rates", "measured_to"),
+    [
+        ({}, {1: 1.0, 2: 2.0, 4: 2.1}, 4),
+        ({}, {1: 1.0, 2: 2.0, 4: 4.0}, None),
+        ({"max_gpus": 4}, {1: 1.0, 2: 2.0, 4: 4.0}, 4),
+        ({"global_batch_size": 6}, {1: 1.0, 2: 2.0, 4: 4.0}, 4),
+    ],
+    ids=["more does not help", "measured to its end", "out of its range", "more than the batch"],
+)
+def test_nobody_tries_what_cannot_help(
+    spec: dict[str, Any], rates: dict[int, float], measured_to: int | None
+) -> None:
+    history = pool(4, resize_cost_s=COST_S)
+    wish = submit("a", model_name="new", deadline_s=NOW_S + 1_000.0, **spec)
+    history.decided(ADMISSION, wish)
+    history.then(
+        events.ProfileCompleted(
+            profile_key=wish.spec.profile_key, iterations_per_s=rates, measured_to=measured_to, at_s=NOW_S
+        )
+    )
+    history.decided(ADMISSION)
+    planned(history, NOW_S)
+    history.started("a").nodes(4, 8, at_s=NOW_S + 1.0)
+    assert planned(history, NOW_S + 1.0).tries is None
+
+
+def test_a_promise_that_could_not_bear_a_trial_without_progress_tries_nothing() -> None:
+    """100 iterations at 4/s take 25 s; a trial of which nothing comes costs as much again."""
+    assert planned(trains_on_four(deadline_s=NOW_S + 40.0), NOW_S + 1.0).tries is None
+    assert planned(trains_on_four(deadline_s=NOW_S + 60.0), NOW_S + 1.0).tries == "a"
+
+
+def test_a_trial_that_makes_no_progress_breaks_no_promise() -> None:
+    history = trains_on_four(deadline_s=NOW_S + 60.0)
+    until_s = planned(history, NOW_S + 1.0).valid_until_s
+    history.started("a", iteration=4, at_s=NOW_S + 3.0)
+    planned(history, until_s)
+    back_s = until_s + COST_S
+    history.started("a", iteration=4, at_s=back_s)
+    assert job_of(history).num_gpus == 4
+    assert back_s + 96.0 / 4.0 <= NOW_S + 60.0
+    assert not planned_pool(history.state, back_s).plan.late
+
+
+def test_whoever_has_a_use_for_the_gpus_gets_them() -> None:
+    history = trains_on_four()
+    planned(history, NOW_S + 1.0)
+    history.started("a", iteration=4, at_s=NOW_S + 3.0)
+    newcomer = submit("b", job_class=JobClass.BEST_EFFORT, deadline_s=None, max_iterations=10_000)
+    history.decided(ADMISSION, newcomer, now_s=NOW_S + 4.0)
+    decided = planned(history, NOW_S + 4.0)
+    assert decided.num_gpus_by_job["b"] == 8
+    assert decided.num_gpus_by_job["a"] == 4
+
+
+def test_one_job_tries_at_a_time() -> None:
+    history = trains_on_four()
+    history.nodes(4, 8, 16, 16, at_s=NOW_S + 1.0)
+    other = submit("b", model_name="new", deadline_s=NOW_S + 900.0, max_iterations=2_000)
+    history.decided(ADMISSION, other, now_s=NOW_S + 1.0)
+    decided = planned(history, NOW_S + 1.0)
+    history.started("b", at_s=NOW_S + 2.0)
+    again = planned(history, NOW_S + 2.0) or decided
+    assert sorted(again.num_gpus_by_job.values()) == [4, 8]
