@@ -2,7 +2,7 @@
 
 A pre-run (profile) takes its GPUs before extras and best-effort jobs do, and never from a promise. One runs at a
 time, so that it is measured undisturbed: 1, 2, 4, ... GPUs, as far as the job's range goes, until more does not help
-or no more may be lent.
+or no more may be lent. What that leaves unknown, jobs try while they train (`trials`).
 Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.py).
 """
 

@@ -30,7 +30,7 @@ def largest_level(state: PoolState, spec: JobSpec) -> int:
 
 
 def next_level(state: PoolState, spec: JobSpec) -> int:
-    """The number of GPUs to measure next, be the pool large enough or not; 0 where more would not help, or never can."""
+    """The number of GPUs to measure next, be the pool large enough or not; 0 where more would not help or never can."""
     measured = state.curves.get(spec.profile_key)
     level, slower = spec.gpu_range.least, 0.0
     while level <= spec.global_batch_size and spec.gpu_range.holds(level):
