@@ -31,6 +31,7 @@ from shared.messages.fold_curves import with_range
 from shared.messages.job import JobClass, JobSpec
 from shared.messages.job_state import Job
 from shared.messages.lifecycle import apply
+from shared.messages.outcome import waits_for
 from shared.messages.pool_state import PoolState, spec_of
 from shared.scheduling.job_table import SchedulableJob, gpu_seconds
 from shared.scheduling.outlook import known_curve, newcomer, profile_known
@@ -114,7 +115,7 @@ class Desk:
                     spec=spec,
                     deadline_s=wish.deadline_s,
                     only_measured=wish.only_measured,
-                    waits_for="profile" if self.state.num_gpus else "gpus",
+                    waits_for=waits_for(self.state),
                     at_s=self.now_s,
                 )
             )

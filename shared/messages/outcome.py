@@ -1,5 +1,7 @@
 """What was decided on a job, told again to whoever asks again."""
 
+from typing import Literal
+
 from shared.messages import events
 from shared.messages.cluster import segments
 from shared.messages.commands import Command, HoldQuote, ScaleJob
@@ -44,6 +46,11 @@ def _scaled(job: Job, bound: GpuBound) -> events.JobScaled:
     )
 
 
+def waits_for(state: PoolState) -> Literal["profile", "gpus"]:
+    """Why there is no decision yet on a wish that is none of those that can be decided at once."""
+    return "profile" if state.num_gpus else "gpus"
+
+
 def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFailed:
     """What was said of this job, told again to whoever asks again: admission's word, or its end if that was none
     that its user had hoped for."""
@@ -55,7 +62,7 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
                 spec=spec_of(job),
                 deadline_s=job.deadline_s,
                 only_measured=job.only_measured,
-                waits_for="profile" if state.num_gpus else "gpus",
+                waits_for=waits_for(state),
                 at_s=job.decided_at_s,
             )
         case Phase.REJECTED:

@@ -31,6 +31,13 @@ class Anew(NamedTuple):
     num_kept: int
 
 
+class Width(NamedTuple):
+    """num_needed: GPUs that the schedules that stand hold at most; num_beyond: GPUs beside them."""
+
+    num_needed: int
+    num_beyond: int
+
+
 class Clearings(NamedTuple):
     """What some plans leave of all GPUs, as profiles, and how many were left alone in them until when."""
 
@@ -92,29 +99,27 @@ def clearings(
     filled: Schedules,
     jobs: Jobs,
     anew: Anew,
-    num_needed: int,
-    num_beyond: int,
+    width: Width,
     most_fillings: int,
     work: Workspace,
 ) -> tuple[Clearings, int]:
     """For more and more GPUs the longest time for which they can be left alone, to some precision, and what is found
     on the way there; and how many fillings it took.
 
-    found, profile: memory. kept: what those leave who keep their schedules. num_needed: GPUs that the schedules that
-    stand hold at most, with num_beyond there are beside them.
+    found, profile: memory. kept: what those leave who keep their schedules.
     """
     now_s, count, num_fillings = kept.start_B[0], 0, 0
     longest_s = jobs.deadline_J[anew.order_K[anew.num_kept :]].max() - now_s
     longest = np.log(max(longest_s, SHORTEST_S))
     shortest = longest - np.log(LONGEST_BY_SHORTEST)
     num_gpus, high = 1, np.inf
-    while num_gpus <= num_needed:
+    while num_gpus <= width.num_needed:
         low = shortest
         while high - low > np.log(PRECISION) and num_fillings < most_fillings:
             look = (low + high) / 2.0
             until_s = now_s + np.exp(look)
             copy_into(profile, kept)
-            fits, took = clear(profile, filled, jobs, anew, num_gpus, until_s, num_beyond, work)
+            fits, took = clear(profile, filled, jobs, anew, num_gpus, until_s, width.num_beyond, work)
             num_fillings += took
             if fits:
                 store_clearing(found, count, profile, num_gpus, until_s)
@@ -123,7 +128,7 @@ def clearings(
                 high = min(look, longest)
         if low == shortest:
             break
-        num_gpus *= width_factor(num_needed)
+        num_gpus *= width_factor(width.num_needed)
     return first_clearings(found, count), num_fillings
 
 

@@ -19,6 +19,7 @@ from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.clearings import (
     Anew,
     Clearings,
+    Width,
     clear,
     clearings,
     earliest_end_s,
@@ -26,7 +27,7 @@ from shared.scheduling.clearings import (
     first_in_time,
 )
 from shared.scheduling.job_table import SchedulableJob
-from shared.scheduling.local_search import search_clearings
+from shared.scheduling.local_search import Standing, search_clearings
 from shared.scheduling.moving import moving
 from shared.scheduling.planning import fill_around, unlike
 from shared.scheduling.profile import Profile, copy_into, empty_profile, sweep
@@ -109,7 +110,8 @@ class Insistence:
             return cleared
         num_gpus, until_s = int(made.found.num_gpus_C[clearing]), float(made.found.until_s_C[clearing])
         cleared, jobs = self._left_by_kept(made.anew), plan.table.jobs
-        clear(cleared, plan.filled, jobs, made.anew, num_gpus, until_s, self._num_beyond, plan.workspace)
+        num_beyond = self._width.num_beyond
+        clear(cleared, plan.filled, jobs, made.anew, num_gpus, until_s, num_beyond, plan.workspace)
         return cleared
 
     def _moved_by_search(self, clearing: int) -> Anew:
@@ -144,8 +146,7 @@ class Insistence:
                 plan.filled,
                 plan.table.jobs,
                 anew,
-                plan.num_needed,
-                self._num_beyond,
+                self._width,
                 fillings_left,
                 plan.workspace,
             )
@@ -160,13 +161,10 @@ class Insistence:
         return search_clearings(
             self._memory,
             plan.other_profile,
-            plan.profile,
-            plan.table.schedules,
+            Standing(plan.profile, plan.table.schedules, plan.order),
             plan.filled,
             plan.table.jobs,
-            plan.order,
-            plan.num_needed,
-            self._num_beyond,
+            self._width,
             self._most_fillings,
             most_clearings,
             np.random.default_rng(len(plan.order)),  # the same again for whoever takes a quote
@@ -174,9 +172,8 @@ class Insistence:
         )
 
     @property
-    def _num_beyond(self) -> int:
-        """GPUs that the schedules that stand do not need at any instant."""
-        return self._plan.num_gpus - self._plan.num_needed
+    def _width(self) -> Width:
+        return Width(self._plan.num_needed, self._plan.num_gpus - self._plan.num_needed)
 
     def _left_by_kept(self, anew: Anew) -> Profile:
         """Of all GPUs, by those who keep their schedules."""

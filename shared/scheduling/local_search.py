@@ -8,12 +8,15 @@ Axes: J, C, B as in `clearings`; K = promised jobs; A = those of them that are f
 Source: P. Shaw, Using constraint programming and local search methods to solve vehicle routing problems, CP 1998.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from shared.scheduling.clearings import (
     LONGEST_BY_SHORTEST,
     PRECISION,
     Clearings,
+    Width,
     first_clearings,
     store_clearing,
     width_factor,
@@ -29,17 +32,22 @@ MAX_STEPS = 100  # before GPUs count as not to be had for so long
 LONGEST_STRIDE = 16.0  # by which a time is tried to be prolonged at first; after each failure by its root
 
 
+class Standing(NamedTuple):
+    """The plan that stands: what all jobs leave, their schedules, and who they are."""
+
+    left: Profile
+    schedules: Schedules
+    order_K: Integers
+
+
 @compiled
 def search_clearings(
     found: Clearings,
     profile: Profile,
-    standing: Profile,
-    kept: Schedules,
+    standing: Standing,
     moved: Schedules,
     jobs: Jobs,
-    order_K: Integers,
-    num_needed: int,
-    num_beyond: int,
+    width: Width,
     most_fillings: int,
     most_clearings: int,
     chance: np.random.Generator,
@@ -47,16 +55,15 @@ def search_clearings(
 ) -> Clearings:
     """For more and more GPUs the longest time for which they can be left alone, as `clearings` does.
 
-    profile: memory. standing, kept: what all jobs leave, and their schedules. The plan of the last clearing that was
-    found is left in `moved`, what it leaves in `profile`.
+    profile: memory. The plan of the last clearing that was found is left in `moved`, what it leaves in `profile`.
     """
-    now_s, count, num_fillings = standing.start_B[0], 0, 0
-    longest_s = jobs.deadline_J[order_K].max() - now_s
-    around_K = order_K.copy()
-    num_gpus = 1
-    while num_gpus <= num_needed:
-        copy_into(profile, standing)
-        take(moved, kept, order_K)
+    now_s, count, num_fillings = standing.left.start_B[0], 0, 0
+    longest_s = jobs.deadline_J[standing.order_K].max() - now_s
+    around_K = standing.order_K.copy()
+    num_gpus, num_beyond = 1, width.num_beyond
+    while num_gpus <= width.num_needed:
+        copy_into(profile, standing.left)
+        take(moved, standing.schedules, standing.order_K)
         alone_s, stride = _alone_s(profile, num_gpus + num_beyond), LONGEST_STRIDE
         while alone_s < longest_s and stride > PRECISION and num_fillings < most_fillings:
             asked_s = min(max(alone_s * stride, longest_s / LONGEST_BY_SHORTEST), longest_s)
@@ -74,7 +81,7 @@ def search_clearings(
                 alone_s = max(_alone_s(profile, num_gpus + num_beyond), asked_s)
             else:
                 stride = np.sqrt(stride)
-        num_gpus *= width_factor(num_needed)
+        num_gpus *= width_factor(width.num_needed)
     return first_clearings(found, count)
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.clearings import Clearings, empty_clearings
+from shared.scheduling.clearings import Clearings, Width, empty_clearings
 from shared.scheduling.job_table import SchedulableJob, Segment, schedule_of
-from shared.scheduling.local_search import search_clearings
+from shared.scheduling.local_search import Standing, search_clearings
 from shared.scheduling.profile import fewest_free
 from shared.scheduling.scaling_curve import ScalingCurve
 from tests.exact_replay import is_on_time, most_gpus_at_once
@@ -22,13 +22,10 @@ def searched(plan: AdmissionPlan, most_clearings: int = 64, most_fillings: int =
     return search_clearings(
         empty_clearings(len(plan.profile.start_B)),
         plan.other_profile,
-        plan.profile,
-        plan.table.schedules,
+        Standing(plan.profile, plan.table.schedules, plan.order),
         plan.filled,
         plan.table.jobs,
-        plan.order,
-        plan.num_needed,
-        plan.num_gpus - plan.num_needed,
+        Width(plan.num_needed, plan.num_gpus - plan.num_needed),
         most_fillings,
         most_clearings,
         np.random.default_rng(3),
