@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shared.messages.changed import changed
+from shared.messages.fold_jobs import holders
 from shared.messages.job_state import Job, Phase
 from shared.messages.pool_state import MeasuredCurve, PoolState, spec_of
 from shared.scheduling.outlook import largest_level, next_level, resize_cost
@@ -48,7 +49,8 @@ def next_trial(
         num_gpus, held = next_level(state, spec_of(job)), len(job.gpus)
         is_new = curve.tried_to < num_gpus <= largest_level(state, spec_of(job))
         is_at_end = job.training and held == shares.get(job.job_id) == max(curve.iterations_per_s)
-        if is_new and is_at_end and num_gpus - held <= num_idle:
+        goes_over = holders(state, job) is not None  # without a stop: no step is risked for it
+        if is_new and is_at_end and goes_over and num_gpus - held <= num_idle:
             trial = Trial(job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus))
             pool = _standing_still(state, job, curve, trial, now_s)
             if not pool.plan.late:

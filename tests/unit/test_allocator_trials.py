@@ -10,7 +10,7 @@ from services.allocator.policy import POLICY as ALLOCATOR
 from services.allocator.trials import TRIAL_S
 from services.placement.policy import POLICY as PLACEMENT
 from shared.messages import events
-from shared.messages.job import JobClass
+from shared.messages.job import TORCHRUN, JobClass
 from shared.messages.job_state import Job
 from shared.scheduling.planned_pool import planned_pool
 from tests.histories import NOW_S, History, pool, submit
@@ -44,7 +44,7 @@ def trains_on_four(
     rates: dict[int, float] | None = None, measured_to: int | None = 4, **spec: Any
 ) -> History:
     """A job of a profile that was measured when the pool had four GPUs; now there are eight more."""
-    history = pool(4, resize_cost_s=COST_S)
+    history = pool(4, resize_cost_s=COST_S, stop_free=True)
     history.decided(ADMISSION, submit("a", model_name="new", **{"deadline_s": NOW_S + 1_000.0} | spec))
     known = rates or {1: 1.0, 2: 2.0, 4: 4.0}
     history.then(
@@ -120,7 +120,7 @@ def test_a_trial_that_told_nothing_ends_and_is_not_begun_again() -> None:
 def test_nobody_tries_what_cannot_help(
     spec: dict[str, Any], rates: dict[int, float], measured_to: int | None
 ) -> None:
-    history = pool(4, resize_cost_s=COST_S)
+    history = pool(4, resize_cost_s=COST_S, stop_free=True)
     wish = submit("a", model_name="new", deadline_s=NOW_S + 1_000.0, **spec)
     history.decided(ADMISSION, wish)
     history.then(
@@ -132,6 +132,18 @@ def test_nobody_tries_what_cannot_help(
     planned(history, NOW_S)
     history.started("a").nodes(4, 8, at_s=NOW_S + 1.0)
     assert planned(history, NOW_S + 1.0).tries is None
+
+
+@pytest.mark.parametrize(
+    ("stop_free", "training_function", "tries"),
+    [(True, "train:Net", "a"), (False, "train:Net", None), (True, f"train:{TORCHRUN}", None)],
+)
+def test_whoever_would_have_to_stop_for_it_tries_nothing(
+    stop_free: bool, training_function: str, tries: str | None
+) -> None:
+    history = trains_on_four(training_function=training_function)
+    history.configured(resize_cost_s=COST_S, stop_free=stop_free)
+    assert planned(history, NOW_S + 1.0).tries == tries
 
 
 def test_a_promise_that_could_not_bear_a_trial_without_progress_tries_nothing() -> None:
