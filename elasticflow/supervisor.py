@@ -18,11 +18,11 @@ import aiohttp
 from elasticflow.children import Child, free_port, last_line
 from elasticflow.compilation import compile_scheduler
 from elasticflow.endpoint import DEFAULT_POOL
-from elasticflow.errors import StartFailed
+from elasticflow.errors import StartFailed, UnusableFolder
 from elasticflow.machine import node_environments
 from elasticflow.pool_config import configure
 from elasticflow.run_file import RunFile, RunningProcess, remove_run_file, take
-from shared.errors import ElasticFlowError
+from shared.errors import ElasticFlowError, StorageFull
 from shared.messages.cluster import PoolConfig
 from shared.runtime.clock import Clock, SystemClock, fresh_id
 from shared.runtime.gpus import visible_gpus
@@ -78,15 +78,7 @@ class Supervisor:
                 log_file = self._plan.data_dir / "services" / "compilation.log"
                 await compile_scheduler(_environment(), log_file, self._report)
             async with self._nats() as url:
-                plan = self._plan
-                config = await configure(
-                    url,
-                    plan.pool,
-                    plan.config,
-                    self._clock,
-                    changes=plan.changes,
-                    stream_replicas=plan.stream_replicas,
-                )
+                config = await self._configure(url)
                 own_nodes = self._planned_nodes()
                 if 0 < len(own_nodes) <= config.reserve_nodes:
                     self._report(
@@ -97,6 +89,24 @@ class Supervisor:
         finally:
             remove_run_file(self._plan.data_dir)
             os.close(lock)
+
+    async def _configure(self, url: str) -> PoolConfig:
+        """Make the pool. Raises UnusableFolder where our own NATS has no room for it."""
+        plan = self._plan
+        try:
+            return await configure(
+                url,
+                plan.pool,
+                plan.config,
+                self._clock,
+                changes=plan.changes,
+                stream_replicas=plan.stream_replicas,
+            )
+        except StorageFull as error:
+            if plan.nats_url:
+                raise
+            reason = f"its disk has too little room for NATS ({error.reason})"
+            raise UnusableFolder(str(plan.data_dir), reason) from None
 
     async def _supervise(
         self, url: str, own_nodes: Sequence[Mapping[str, str]], on_healthy: Callable[[RunFile], None]

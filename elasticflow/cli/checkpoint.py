@@ -54,7 +54,7 @@ def _show(answer: Checkpointing, folder: Path | None) -> None:
             say_line(f"checkpoint  {answer.job_id}: iteration {answer.iteration}", "green")
             say_line(f"  {bytes_in_words(answer.num_bytes)} in {answer.file}")
         case CheckpointKept(iteration=0):
-            say_line(f"no checkpoint: {answer.job_id} has not trained yet", "yellow")
+            say_line(f"no checkpoint: {answer.job_id} has none so far", "yellow")
         case CheckpointKept():
             where = f", in {folder}" if folder else ""
             say_line(

@@ -72,7 +72,7 @@ async def test_a_curve_is_shown_of_a_job_and_of_a_file(door: FrontDoor) -> None:
 async def test_a_checkpoint_is_asked_for_and_told_when_it_is_whole(door: FrontDoor) -> None:
     await door.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     none_yet = await door.eflow("checkpoint", "j1")
-    assert (none_yet.status, none_yet.out) == (1, "no checkpoint: j1 has not trained yet\n")
+    assert (none_yet.status, none_yet.out) == (1, "no checkpoint: j1 has none so far\n")
     await door.place("j1", "node-0:0", "node-0:1")
     await door.train("j1", iteration=40)
     asking = asyncio.create_task(door.eflow("checkpoint", "j1"))

@@ -87,10 +87,17 @@ async def test_state_that_the_model_hides_is_found_in_the_pre_run(node, spec_of,
     assert "register_buffer()" in failed.error
 
 
-@pytest.mark.parametrize("function", ["HarmlessCache", "Stateful", "Fast"])
+async def test_a_schedule_that_goes_on_by_itself_is_found_in_the_pre_run(node, spec_of):
+    spec = spec_of("ScheduleInAttribute", hyperparameters={"by_iteration": False})
+    failed, _ = await failure_of(node, spec, purpose="profile")
+    assert failed.error.startswith("train() steps the schedule in self.schedule on every part of a batch")
+
+
+@pytest.mark.parametrize("function", ["HarmlessCache", "Stateful", "Fast", "ScheduleInAttribute"])
 async def test_a_step_that_follows_from_what_is_declared_is_measured(node, spec_of, function):
     job_id = node.new_job_id()
-    workers = await node.launch(spec_of(function), job_id=job_id, num_workers=2, purpose="profile")
+    spec = spec_of(function, hyperparameters={"by_iteration": True})
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, purpose="profile")
     await workers.first(Profiled)
     await workers.ended()
     assert "step_not_repeatable" not in node.log_of(job_id)

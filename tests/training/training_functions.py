@@ -119,6 +119,22 @@ class Caching(nn.Linear):
         return self.last
 
 
+class ScheduleInAttribute(Points):
+    """hyperparameters: by_iteration: whether the schedule is set by the iteration, or goes on by itself."""
+
+    def init_optimizer(self, model):
+        optimizer = super().init_optimizer(model)
+        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
+        return optimizer
+
+    def train(self, batch, model, optimizer):
+        loss = super().train(batch, model, optimizer)
+        if self.hyperparameters["by_iteration"]:
+            self.schedule.last_epoch = self.iteration
+        self.schedule.step()
+        return loss
+
+
 class HarmlessCache(Points):
     def init_model(self):
         return Caching(4, 1)

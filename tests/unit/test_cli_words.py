@@ -4,6 +4,7 @@ import pytest
 import typer
 
 from elasticflow.asking import fresh_job_id
+from elasticflow.cli.output import say_line
 from elasticflow.cli.wish import ClassName, Wish, parse_gpus, parse_setting
 from elasticflow.job import ElasticJob
 from elasticflow.phrases import schedule_in_words
@@ -123,3 +124,9 @@ def test_a_job_without_a_name_is_called_after_its_class_or_its_script(function: 
 def test_a_schedule_in_words() -> None:
     schedule = (0.0, 40.0, 1, 40.0, 120.0, 4)
     assert schedule_in_words(schedule) == "1 GPU for 40.0s, then 4 GPUs for 1m 20s"
+
+
+def test_a_plain_line_comes_out_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "g1-r0 | step\t7 " + 300 * "x"
+    say_line(line)
+    assert capsys.readouterr().out == line + "\n"

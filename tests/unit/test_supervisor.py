@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from elasticflow import supervisor
+from elasticflow.errors import UnusableFolder
 from elasticflow.supervisor import Supervisor, UpPlan
+from shared.errors import StorageFull
 from shared.messages.cluster import PoolConfig
 
 
@@ -29,3 +31,25 @@ async def test_a_reserve_that_leaves_no_node_is_told(
     plan = UpPlan(data_dir=tmp_path, nats_url="nats://nowhere", device="cpu", num_nodes=num_nodes)
     await Supervisor(plan, said.append).run(lambda run: None)
     assert [f"a reserve of {reserve} keeps all" in line for line in said] == [True] * is_said
+
+
+@pytest.mark.parametrize(("nats_url", "said"), [("", UnusableFolder), ("nats://elsewhere", StorageFull)])
+async def test_a_disk_without_room_is_named_where_it_is_ours(
+    nats_url: str, said: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any, **__: Any) -> PoolConfig:
+        raise StorageFull("EF_SUBMIT_default", "insufficient storage resources available")
+
+    class Server:
+        url = "nats://here"
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def start(self) -> None: ...
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(supervisor, "configure", refused)
+    monkeypatch.setattr(supervisor, "EmbeddedServer", Server)
+    monkeypatch.setattr(supervisor.machine_code, "is_complete", lambda: True)
+    plan = UpPlan(data_dir=tmp_path, nats_url=nats_url, device="cpu")
+    with pytest.raises(said, match="insufficient storage"):
+        await Supervisor(plan, lambda line: None).run(lambda run: None)

@@ -2,7 +2,8 @@
 
 What a forward pass keeps in plain attributes of the model is in no checkpoint, reaches no newcomer, and is shared by
 virtual nodes in the order in which a worker happens to carry them. Such a job would train to its end, to another end at
-each number of workers, and nobody would know. A cache that does not change the loss is no such state.
+each number of workers, and nobody would know. A cache that does not change the loss is no such state. A schedule in an
+attribute of the job is, and no loss shows it so early.
 """
 
 import pickle
@@ -12,6 +13,7 @@ from typing import Any
 import structlog
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from services.executor.worker.tensor_tree import put_together, take_apart
 from services.executor.worker.trainer import Trainer
@@ -29,9 +31,18 @@ def first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     if trainer.step(stop=stop).stop:
         return True
     first, after = trainer.metrics.get("loss"), _plain_attributes(trainer.model)
+    schedules = _schedules(trainer.function)
     trainer.take_over(beginning)
     if trainer.step(stop=stop).stop:
         return True
+    going_on = sorted(
+        name for name, step in _schedules(trainer.function).items() if step != schedules.get(name)
+    )
+    if going_on:
+        raise TrainingFailed(
+            f"train() steps the schedule in {', '.join(going_on)} on every part of a batch, and a worker that "
+            'comes later starts it anew; set group["lr"] of optimizer.param_groups by self.iteration instead'
+        )
     if trainer.metrics.get("loss") != first:
         changed = sorted(name for name in after if after[name] != before.get(name))
         if changed:
@@ -47,6 +58,15 @@ def _copy_of(state: Mapping[str, Any]) -> Any:
     tensors: list[torch.Tensor] = []
     outline = take_apart(dict(state), tensors)
     return put_together(outline, [tensor.detach().to("cpu", copy=True) for tensor in tensors])
+
+
+def _schedules(function: Any) -> dict[str, int]:
+    """Where they are, by the name of their attribute."""
+    return {
+        f"self.{name}": value.last_epoch
+        for name, value in vars(function).items()
+        if isinstance(value, LRScheduler)
+    }
 
 
 def _plain_attributes(model: nn.Module) -> dict[str, bytes]:
