@@ -146,6 +146,9 @@ def fill(
             ends_s = now_s + done_s
             if piece < num_pieces:
                 ends_s = min(ends_s, start_B[piece])
+            # Work that rounding alone leaves for an instant's segment is done by the one before: the slack covers it.
+            if ends_s <= memory.change_s[final] and memory.change_after[final] >= 0:
+                final, ends_s = memory.change_after[final], memory.after_end_s[final]
             return _trace_back(memory, levels, final, ends_s, out)
     return -1
 

@@ -3,6 +3,7 @@
 Axes: J jobs, S steps of all their curves, B instants, I = B - 1 intervals between them.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from simulator.workload.jobs import TraceJob, Workload
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+_CLOCK_STEPS = 4  # of the float that a deadline is
 _ROUNDING = 1e-9  # part of a job that is forgiven: a bound must not fall below what a scheduler reaches
 
 
@@ -137,9 +139,12 @@ def _is_feasible_alone(job: TraceJob, num_gpus: int, cost: ResizeCost) -> bool:
 
 
 def _needed_iterations(job: TraceJob, num_gpus: int) -> float:
-    """What the simulated world does not forgive; something always, as a share of nothing is no number."""
+    """What the simulated world does not forgive, by intent and by the rounding of its clock; something always, as a
+    share of nothing is no number."""
     fastest = max(map(job.curve.throughput, _levels(job, num_gpus)), default=0.0)
-    needed = job.num_iterations * (1 - _ROUNDING) - fastest * DONE_WITHIN_S
+    clock_s = job.submitted_at_s if job.deadline_s is None else job.deadline_s
+    forgiven_s = DONE_WITHIN_S + _CLOCK_STEPS * math.ulp(clock_s)
+    needed = job.num_iterations * (1 - _ROUNDING) - fastest * forgiven_s
     return max(needed, job.num_iterations * _ROUNDING)
 
 

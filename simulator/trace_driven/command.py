@@ -129,7 +129,7 @@ def simulate(
     with watched(simulation, f"{trial.workload.name} on {trial.cluster.num_gpus} GPUs") as stop:
         outcome = run(trial, simulation, verification, stop)
     result = outcome.result
-    numbers = outcome.numbers(trial.bound() if bound else None)
+    numbers = outcome.numbers(trial.bound() if bound and not result.partial else None)
     if out is not None:
         write_tables(result, out)
         write_plots(result, out)

@@ -18,6 +18,7 @@ from shared.scheduling.filling import (
 )
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment
 from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile
+from shared.scheduling.scaling_curve import ScalingCurve
 from tests.exact_replay import earliest_end_s, exact_end_s, is_on_time
 from tests.examples import examples
 from tests.properties.strategies import schedulable_jobs
@@ -186,3 +187,16 @@ def test_the_lower_bound_of_gpu_seconds_is_one(job: SchedulableJob) -> None:
     if count >= 0:
         bound = job.curve.least_gpu_seconds(job.remaining_iterations, window_s)
         assert gpu_seconds(OUT, count) >= bound * (1.0 - 1e-9)
+
+
+@given(rate=st.floats(0.1, 50.0), iterations=st.integers(1, 100), now_s=st.sampled_from([0.0, 1000.5, 1.8e9]))
+@examples(200)
+def test_no_segment_is_empty_where_others_come_as_the_job_ends(
+    rate: float, iterations: int, now_s: float
+) -> None:
+    curve = ScalingCurve((2, 8), (rate, 2.6 * rate))
+    job = SchedulableJob(job_id="job", curve=curve, remaining_iterations=float(iterations))
+    (alone,) = filled(job, [(now_s, 8)], 1) or ()
+    schedule = filled(job, [(now_s, 8), (alone.end_s, 2)], 1)
+    assert schedule is not None
+    assert all(segment.start_s < segment.end_s for segment in schedule)

@@ -417,6 +417,15 @@ def test_the_bound_forgives_what_the_world_forgives() -> None:
     assert trial.bound().jobs_met == pytest.approx(3.0)
 
 
+def test_the_bound_forgives_what_a_clock_far_from_zero_cannot_tell() -> None:
+    """Beside 5e10 s, floats of seconds lie 7.6e-6 apart."""
+    fast = ScalingCurve((1,), (1e6,))
+    far = job(curve=fast, num_iterations=1_000_003, submitted_at_s=5e10, deadline_s=5e10 + 1)
+    trial = Trial(workload=Workload.of("far", [far]), cluster=SIXTEEN, policy="edf", overhead="none")
+    assert trial.simulation().run().num_met() == 1
+    assert trial.bound().jobs_met == pytest.approx(1.0)
+
+
 def test_work_of_less_than_is_forgiven_is_no_matter_for_the_bound() -> None:
     blink = job(curve=ScalingCurve((1,), (1e9,)), num_iterations=1)
     trial = Trial(workload=Workload.of("blink", [blink]), cluster=SIXTEEN, overhead="none")
