@@ -46,11 +46,12 @@ def logs(
     folder = endpoint.data_dir / "logs" / job_id if endpoint.data_dir else None
     reader = LogReader(folder, rank)
     if as_json and not follow:
-        print_json(_end(job) | {"lines": list(reader.new_lines())})
+        print_json(_end(job) | {"lines": list(reader.new_lines(to_the_end=True))})
         return
     show = _show_as_json if as_json else say_line
-    _print_new(reader, show)
-    if follow and job.live:
+    goes_on = follow and job.live
+    _print_new(reader, show, to_the_end=not goes_on)
+    if goes_on:
         job = _follow(endpoint, job_id, reader, show)
     if as_json:
         print_json(_end(job))
@@ -76,9 +77,9 @@ def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader", show: Callable
         ended = asyncio.create_task(client.wait(job_id))
         try:
             while not ended.done():
-                _print_new(reader, show)
+                _print_new(reader, show, to_the_end=False)
                 await asyncio.wait([ended], timeout=_POLL_S)
-            _print_new(reader, show)
+            _print_new(reader, show, to_the_end=True)
             return await ended
         finally:
             ended.cancel()
@@ -86,8 +87,8 @@ def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader", show: Callable
     return run_at(endpoint, printing)
 
 
-def _print_new(reader: "LogReader", show: Callable[[str], None]) -> None:
-    for line in reader.new_lines():
+def _print_new(reader: "LogReader", show: Callable[[str], None], *, to_the_end: bool) -> None:
+    for line in reader.new_lines(to_the_end=to_the_end):
         show(line)
 
 
@@ -110,16 +111,16 @@ class LogReader:
         """Nothing was read so far."""
         return not any(self._read_up_to.values())
 
-    def new_lines(self) -> Iterator[str]:
-        """Whole lines only, by generation, then by rank: "g2-r0 | epoch 3 ..."."""
+    def new_lines(self, *, to_the_end: bool) -> Iterator[str]:
+        """By generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: also a last line that is not whole yet."""
         for path in self._files():
             start = self._read_up_to.get(path, 0)
             with path.open("rb") as file:
                 file.seek(start)
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read_up_to[path] = start + len(whole)
-            for line in whole.decode(errors="replace").splitlines():
+            read = data if to_the_end else data[: data.rfind(b"\n") + 1]
+            self._read_up_to[path] = start + len(read)
+            for line in read.decode(errors="replace").splitlines():
                 yield f"{path.stem} | {line}"
 
     def _files(self) -> list[Path]:

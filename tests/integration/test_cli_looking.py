@@ -112,7 +112,7 @@ async def test_logs_come_from_the_files_or_else_from_the_ledger(door: FrontDoor)
     folder = door.folder / "logs" / "j1"
     folder.mkdir(parents=True)
     (folder / "g1-r0.log").write_text("started\nTraceback (most recent call last)\n")
-    (folder / "g1-r1.log").write_text("other\n")
+    (folder / "g1-r1.log").write_text("other")  # it died before the line was whole
     whole = await door.eflow("logs", "j1")
     assert whole.out.splitlines() == [
         "g1-r0 | started",
@@ -132,9 +132,11 @@ async def test_following_logs_ends_with_the_job(door: FrontDoor) -> None:
     async with asyncio.timeout(WAIT_S):
         assert json.loads(await process.stdout.readline()) == {"line": "g1-r0 | one"}
         with log.open("a") as file:
-            file.write("two\n")
+            file.write("two\nthr")
         assert json.loads(await process.stdout.readline()) == {"line": "g1-r0 | two"}
         await door.eflow("cancel", "j1", "--reason", "enough")
-        end, _ = await process.communicate()
+        rest, _ = await process.communicate()
+    last, end = rest.splitlines()
+    assert json.loads(last) == {"line": "g1-r0 | thr"}
     assert json.loads(end)["job_id"] == "j1"
     assert process.returncode == 0
