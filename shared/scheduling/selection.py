@@ -26,7 +26,11 @@ USABLE_CAPACITY = 0.7
 SHORTEST_MEMORY_S = 3600.0
 MEMORY_PER_WINDOW = 0.75
 FEWEST_SUBMISSIONS = 8
-"""Before so many were seen nothing is known about what will come."""
+"""Before so many were seen, apart from each other, nothing is known about what will come."""
+RUSH_UTILIZATION = 0.5
+"""The same, while all that is known is one rush: it may come again, or not."""
+TOGETHER_S = 30.0
+"""Who asks so soon after another asks together with it."""
 LONGEST_S = 2.0**32
 
 
@@ -35,6 +39,7 @@ class Asked(NamedTuple):
 
     gpu_seconds_N: Floats
     age_s_N: Floats
+    oldest_first_s_N: Floats
     observed_s: float
     num_gpus: int
     now_s: float
@@ -48,9 +53,9 @@ class Selection:
         numbers = np.concatenate((_in_chunks(demand.full), newest))
         gpu_seconds = np.concatenate((numbers[:, 1], np.array(coming, np.float64)))
         order = np.argsort(gpu_seconds, kind="stable")
-        age_s_N = np.concatenate((now_s - numbers[:, 0], np.zeros(len(coming))))[order]
+        age_s_N = np.concatenate((now_s - numbers[:, 0], np.zeros(len(coming))))
         observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
-        self._asked = Asked(gpu_seconds[order], age_s_N, observed_s, num_gpus, now_s)
+        self._asked = Asked(gpu_seconds[order], age_s_N[order], age_s_N, observed_s, num_gpus, now_s)
 
     @property
     def knows_enough(self) -> bool:
@@ -120,13 +125,27 @@ def _dearest(asked: Asked, window_s: float) -> float:
 
 
 @compiled
+def _is_one_rush(asked: Asked) -> bool:
+    """Whether fewer than so many instants, apart from each other, were seen at which somebody asked."""
+    num_instants, from_s = 0, np.inf
+    for age_s in asked.oldest_first_s_N:
+        if age_s < from_s - TOGETHER_S:
+            num_instants, from_s = num_instants + 1, age_s
+            if num_instants == FEWEST_SUBMISSIONS:
+                return False
+    return True
+
+
+@compiled
 def _is_too_dear(asked: Asked, free: Profile, levels: Levels, left: float, deadline_s: float) -> bool:
     window_s = deadline_s - asked.now_s
     needed = _least_gpu_seconds(levels, left, window_s)
     if needed <= _dearest(asked, window_s):
         return False
+    is_one_rush = asked.observed_s < window_s and _is_one_rush(asked)
     beside = utilization(free, asked.num_gpus, asked.now_s, deadline_s)
-    return beside + needed / max(asked.num_gpus * window_s, 1.0) > IDLE_UTILIZATION
+    unpriced = RUSH_UTILIZATION if is_one_rush else IDLE_UTILIZATION
+    return beside + needed / max(asked.num_gpus * window_s, 1.0) > unpriced
 
 
 @compiled

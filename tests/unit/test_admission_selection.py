@@ -247,3 +247,16 @@ def test_who_fits_by_an_earlier_deadline_only_is_promised_the_one_it_asked_for(
     assert proposal is not None
     promises.accept(proposal)
     assert {job.job_id: job.deadline_s for job in promises.promised()}["job"] == asked.deadline_s
+
+
+def test_of_a_rush_on_a_new_pool_half_of_its_window_is_promised_before_anything_is_priced() -> None:
+    """Jobs of different sizes, all within seconds: nobody knows yet whether as many come again."""
+    history, least, window_s = pool(NUM_GPUS), 600, 3_600.0
+    for number in range(40):
+        wish = submit(f"j{number:02}", deadline_s=NOW_S + window_s, max_iterations=least + number)
+        history.decided(POLICY, wish, now_s=NOW_S + 0.1 * number)
+    jobs = [history.state.job(f"j{number:02}") for number in range(40)]
+    rejected = [job.rejection for job in jobs if job is not None and job.rejection]
+    promised_gpu_seconds = sum(least + n for n, job in enumerate(jobs) if job is not None and not job.rejection)
+    assert set(rejected) == {"price"}
+    assert 0.45 < promised_gpu_seconds / (NUM_GPUS * window_s) < 0.55
