@@ -63,7 +63,7 @@ def test_all_who_came_in_end_and_no_gpu_is_given_twice(name: str) -> None:
     for _, shares in watch.allocations:
         assert sum(shares.values()) <= CLUSTER.num_gpus
     for fate in result.fates:
-        assert fate.decided
+        assert fate.decided_at_s is not None
         assert (fate.finished_at_s is not None) == fate.admitted
     if name != "edf-admission":
         assert result.num_rejected == 0

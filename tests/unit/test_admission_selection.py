@@ -257,6 +257,8 @@ def test_of_a_rush_on_a_new_pool_half_of_its_window_is_promised_before_anything_
         history.decided(POLICY, wish, now_s=NOW_S + 0.1 * number)
     jobs = [history.state.job(f"j{number:02}") for number in range(40)]
     rejected = [job.rejection for job in jobs if job is not None and job.rejection]
-    promised_gpu_seconds = sum(least + n for n, job in enumerate(jobs) if job is not None and not job.rejection)
+    promised_gpu_seconds = sum(
+        least + n for n, job in enumerate(jobs) if job is not None and not job.rejection
+    )
     assert set(rejected) == {"price"}
     assert 0.45 < promised_gpu_seconds / (NUM_GPUS * window_s) < 0.55
