@@ -65,7 +65,7 @@ def _with_trial(state: PoolState, pool: PlannedPool, now_s: float) -> Allocation
     trial = trial_under_way(state, now_s)
     if trial is not None:
         return _trying(state, decided, trial)
-    begun = next_trial(state, decided.num_gpus_by_job, _num_idle(state, decided), now_s)
+    begun = next_trial(state, pool, decided.num_gpus_by_job, _num_idle(state, decided), now_s)
     if begun is None:
         return decided
     trial, pool = begun

@@ -39,11 +39,11 @@ def trial_under_way(state: PoolState, now_s: float) -> Trial | None:
 
 
 def next_trial(
-    state: PoolState, shares: Mapping[str, int], num_idle: int, now_s: float
+    state: PoolState, pool: PlannedPool, shares: Mapping[str, int], num_idle: int, now_s: float
 ) -> tuple[Trial, PlannedPool] | None:
     """A trial that takes no GPU from anybody, and the pool with the promises as they are planned beside it.
 
-    shares: what was allocated; num_idle: GPUs that it leaves.
+    pool: without it. shares: what was allocated; num_idle: GPUs that it leaves.
     """
     for job, curve in _unknown_beyond(state):
         num_gpus, held = next_level(state, spec_of(job)), len(job.gpus)
@@ -52,9 +52,9 @@ def next_trial(
         goes_over = holders(state, job) is not None  # without a stop: no step is risked for it
         if is_new and is_at_end and goes_over and num_gpus - held <= num_idle:
             trial = Trial(job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus))
-            pool = _standing_still(state, job, curve, trial, now_s)
-            if not pool.plan.late:
-                return trial, pool
+            beside = _standing_still(state, job, curve, trial, now_s)
+            if not beside.plan.late and beside.held == pool.held:
+                return trial, beside
     return None
 
 

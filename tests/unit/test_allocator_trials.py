@@ -1,17 +1,19 @@
 """Given GPUs that no pre-run came to, a job tries them where nobody has a use for them."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.admission.policy import POLICY as ADMISSION
 from services.allocator.policy import POLICY as ALLOCATOR
-from services.allocator.trials import TRIAL_S
+from services.allocator.trials import TRIAL_S, next_trial
 from services.placement.policy import POLICY as PLACEMENT
 from shared.messages import events
 from shared.messages.job import TORCHRUN, JobClass
 from shared.messages.job_state import Job
+from shared.messages.pool_state import HeldQuote, spec_of
 from shared.scheduling.planned_pool import planned_pool
 from tests.histories import NOW_S, History, pool, submit
 
@@ -150,6 +152,23 @@ def test_a_promise_that_could_not_bear_a_trial_without_progress_tries_nothing() 
     """100 iterations at 4/s take 25 s; a trial of which nothing comes costs as much again."""
     assert planned(trains_on_four(deadline_s=NOW_S + 40.0), NOW_S + 1.0).tries is None
     assert planned(trains_on_four(deadline_s=NOW_S + 60.0), NOW_S + 1.0).tries == "a"
+
+
+def test_a_quote_that_is_held_is_as_good_as_a_promise() -> None:
+    state, now_s = trains_on_four().state, NOW_S + 1.0
+    pool = planned_pool(state, now_s)
+    quote = HeldQuote(
+        job_id="q",
+        tenant="lab",
+        spec=spec_of(state.live_jobs["a"]),
+        deadline_s=NOW_S + 500.0,
+        schedule=(),
+        gpu_seconds=0.0,
+        at_s=NOW_S,
+        until_s=NOW_S + 60.0,
+    )
+    assert next_trial(state, pool, {"a": 4}, 8, now_s) is not None
+    assert next_trial(state, replace(pool, held=(quote,)), {"a": 4}, 8, now_s) is None, "it would be lost"
 
 
 def test_a_trial_that_makes_no_progress_breaks_no_promise() -> None:
