@@ -158,11 +158,14 @@ async def _supervise(plan: UpPlan, as_json: bool) -> int:
 
 
 def _start_detached(data_dir: Path) -> RunFile:
-    """The same command again, in a session of its own; return when all is well or tell why it is not."""
+    """The same command again, in a session of its own; return when all is well or tell why it is not. Whatever ends us
+    before ends that, too."""
     pid = holder_of(data_dir)
     if pid is not None:
         raise AlreadyRunning(str(data_dir), pid)
     log_file = make_folder(data_dir) / "up.log"
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     arguments = [word for word in sys.argv[1:] if word not in ("--detach", "-d", "--json")]
     with log_file.open("ab") as log, log_file.open() as said:
         said.seek(0, os.SEEK_END)
@@ -187,6 +190,10 @@ def _start_detached(data_dir: Path) -> RunFile:
             raise
         note(said.read(), end="")  # why it ended
     raise typer.Exit(2)
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _parse_replicas(text: str) -> tuple[str, int]:

@@ -107,6 +107,16 @@ async def test_up_in_the_background_and_down_again(laptop: Laptop) -> None:
     assert not (laptop.data_dir / "run.json").exists()
 
 
+async def test_whoever_ends_up_while_it_starts_in_the_background_ends_what_it_started(laptop: Laptop) -> None:
+    process = await laptop.start("up", "--detach", "--nodes", "0")
+    await laptop.until(lambda: holder_of(laptop.data_dir) is not None)
+    started = holder_of(laptop.data_dir)
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    await laptop.until(lambda: not _runs(started))
+
+
 async def test_what_is_killed_is_started_again_and_nothing_is_lost(laptop: Laptop) -> None:
     before = await laptop.up()
     events = json.loads((await laptop.eflow("events", "--json"))[1])
