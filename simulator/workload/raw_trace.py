@@ -11,6 +11,7 @@ import numpy as np
 from shared.messages.job import JobClass
 from shared.messages.limits import MAX_GPUS, MAX_TIME_S
 from shared.scheduling.scaling_curve import ScalingCurve
+from simulator.workload.job_class import job_class_of
 from simulator.workload.jobs import TraceJob
 from simulator.workload.table import Row
 from simulator.workload.throughputs import Throughputs
@@ -84,11 +85,14 @@ class RawReader:
         settings = self._settings[num_gpus]
         if not settings:
             raise row.refusal("num_gpu", f"no model of {self._throughputs.source} runs on {num_gpus} GPUs")
+        setting, job_class = settings[self._chance.integers(len(settings))], job_class_of(row)
+        deadline_s = submitted_at_s + duration_s * self._chance.uniform(*TIGHTNESS)
         return completed_job(
             job_id=job_id,
             submitted_at_s=submitted_at_s,
             duration_s=duration_s,
             num_gpus=num_gpus,
-            setting=settings[self._chance.integers(len(settings))],
-            deadline_s=submitted_at_s + duration_s * self._chance.uniform(*TIGHTNESS),
+            setting=setting,
+            deadline_s=deadline_s if job_class.has_deadline else None,
+            job_class=job_class,
         )

@@ -6,8 +6,8 @@
 Times are in seconds on a clock of the trace's own, deadlines absolute. Without a job_id column, jobs are called by
 their line. In the first form num_gpu and duration may be empty or absent (only rigid baselines look at them),
 min_gpus and max_gpus may say on how many GPUs the job may run, state_bytes what moves where they change (for measured
-overheads, see overhead.py), and one of three more columns may say 1: `best_effort`
-(its deadline is not looked at), `soft_deadline` and `padding`. Other columns are passed over.
+overheads, see overhead.py). In both forms one of three more columns may say 1: `best_effort` (its deadline is not
+looked at), `soft_deadline` and `padding`. Other columns are passed over.
 """
 
 import csv
@@ -22,6 +22,7 @@ from shared.messages.job import JobClass
 from shared.messages.limits import MAX_BATCH, MAX_GPUS, MAX_ITERATIONS, MAX_TIME_S
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.workload.errors import BadInput, BadRow, refusal
+from simulator.workload.job_class import job_class_of
 from simulator.workload.jobs import TraceJob, Workload
 from simulator.workload.raw_trace import MAX_DURATION_S, RawReader
 from simulator.workload.table import Row, columns_of, read_lines, rows_of
@@ -43,11 +44,6 @@ COLUMNS = (
     "max_gpus",
     "state_bytes",
 )
-CLASSES = {
-    "best_effort": JobClass.BEST_EFFORT,
-    "soft_deadline": JobClass.SOFT,
-    "padding": JobClass.PADDING,
-}
 REQUIRED = ("submission_time", "num_iteration", "model_name", "deadline", "batch_size")
 REQUIRED_RAW = ("submission_time", "num_gpu", "duration")
 SPELLINGS = {name: name for name in COLUMNS} | {
@@ -139,7 +135,7 @@ def _reader(
 def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
     submitted_at_s = row.number("submission_time", 0, MAX_TIME_S)
     model_name, batch_size = row.text("model_name"), row.whole("batch_size", 1, MAX_BATCH)
-    job_class = _job_class(row)
+    job_class = job_class_of(row)
     min_gpus = row.whole("min_gpus", 1, MAX_GPUS) if row.has("min_gpus") else 1
     max_gpus = row.whole("max_gpus", 1, MAX_GPUS) if row.has("max_gpus") else None
     measured = _curve(throughputs, row, model_name, batch_size)
@@ -169,13 +165,6 @@ def _job_id(row: Row) -> str:
     if not job_id.isprintable() or len(job_id) > MAX_ID_CHARS:
         raise row.refusal("job_id", f"must be 1 to {MAX_ID_CHARS} printable characters")
     return job_id
-
-
-def _job_class(row: Row) -> JobClass:
-    chosen = [column for column in CLASSES if row.flag(column)]
-    if len(chosen) > 1:
-        raise row.refusal(chosen[1], f"cannot be 1 beside {chosen[0]}; choose one")
-    return CLASSES[chosen[0]] if chosen else JobClass.SLO
 
 
 def _deadline_s(row: Row, submitted_at_s: float) -> float:

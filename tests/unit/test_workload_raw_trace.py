@@ -47,6 +47,22 @@ def test_the_other_spelling_without_ids_is_raw_too(tmp_path: Path) -> None:
     assert (job.job_id, job.submitted_at_s, job.model_name) == ("job-000002", 5.0, "small")
 
 
+def test_a_class_is_taken_from_its_column_and_leaves_the_draws_of_others_as_they_are(tmp_path: Path) -> None:
+    rows = [f"j{number},{number},1000,8" for number in range(6)]
+    plain = read_trace(raw_trace(tmp_path, *rows), TABLES).jobs
+    marks = ("", "1,,", ",1,", ",,1", "0,0,0", "")
+    header = "job_id,submission_time,duration,num_gpu,best_effort,soft_deadline,padding"
+    marked = [f"{row},{mark or ',,'}" for row, mark in zip(rows, marks, strict=True)]
+    jobs = read_trace(raw_trace(tmp_path, *marked, header=header), TABLES).jobs
+    slo = JobClass.SLO
+    classes = [slo, JobClass.BEST_EFFORT, JobClass.SOFT, JobClass.PADDING, slo, slo]
+    assert [job.job_class for job in jobs] == classes
+    assert [job.deadline_s for job in jobs] == [
+        before.deadline_s if job.job_class.has_deadline else None
+        for job, before in zip(jobs, plain, strict=True)
+    ]
+
+
 def test_a_number_of_gpus_between_two_powers_is_rounded_up(tmp_path: Path) -> None:
     (job,) = read_trace(raw_trace(tmp_path, "a,0,100,3"), TABLES).jobs
     assert (job.num_gpus, job.model_name, job.num_iterations) == (4, "large", 100)
