@@ -193,7 +193,7 @@ def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int
     """The part of a model's curve in a job's range."""
     column = "min_gpus" if row.has("min_gpus") else "max_gpus"
     if (wrong := range_problem(min_gpus, max_gpus)) is not None:
-        raise row.refusal(column, wrong)
+        raise row.refusal(column, wrong.partition(": ")[2])  # the columns are named already
     gpu_range = GpuRange.of(min_gpus, max_gpus)
     rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.holds(level)}
     if not any(rates.values()):
