@@ -3,6 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -62,26 +63,46 @@ def test_a_thread_that_is_stuck_is_left_behind_once_and_learns_of_it(group: Grou
     assert isinstance(ends.get(timeout=WAIT_S), LeftBehind)
 
 
-def test_nobody_is_left_behind_who_does_not_wait(group: Group) -> None:
+def test_nobody_is_left_behind_who_does_not_wait_and_nobody_begins_to_in_a_closed_group(group: Group) -> None:
+    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
     group.close()
     assert not group.leave_behind()
-    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
-    transfer.over.set()
-    group.exchange([Transfer(torch.ones(1), 1)], [])
+    with pytest.raises(PeerLost):
+        group.exchange([Transfer(torch.ones(1), 1)], [])
+    assert not transfer.begun.is_set()
+    assert not group.leave_behind()
+
+
+class NeverSums:
+    """A library whose sums wait for ever. at_begin: called when one begins."""
+
+    def __init__(self, at_begin: Callable[[], None] = lambda: None) -> None:
+        self.at_begin, self.sum = at_begin, torch.futures.Future[list[torch.Tensor]]()
+
+    def allreduce(self, _: object) -> "NeverSums":
+        self.at_begin()
+        return self
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self.sum
+
+
+@pytest.mark.parametrize("when", ["before it begins", "while it begins"])
+def test_no_sum_is_waited_for_in_a_group_that_was_closed(group: Group, when: str) -> None:
+    """The reducer has begun one bucket when the group is closed, and goes on to the next."""
+    group.process_group = NeverSums(group.close)  # type: ignore[assignment]
+    if when == "before it begins":
+        group.close()
+    gradients = torch.ones(3)
+    done = group.all_reduce(gradients)
+    assert done.done()
+    assert done.wait() is gradients
 
 
 def test_a_sum_that_was_given_up_ends_and_is_not_believed(group: Group) -> None:
     """torch's reducer would wait for it, and take what it is given."""
-    never = torch.futures.Future[list[torch.Tensor]]()
-
-    class Library:
-        def allreduce(self, _: object) -> "Library":
-            return self
-
-        def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-            return never
-
-    group.process_group = Library()  # type: ignore[assignment]
+    library = NeverSums()
+    group.process_group = library  # type: ignore[assignment]
     gradients = torch.ones(3)
     done = group.all_reduce(gradients)
     group.check()
@@ -89,7 +110,7 @@ def test_a_sum_that_was_given_up_ends_and_is_not_believed(group: Group) -> None:
     assert done.wait() is gradients
     with pytest.raises(PeerLost):
         group.check()
-    never.set_result([gradients])  # late, and nobody minds
+    library.sum.set_result([gradients])  # late, and nobody minds
 
 
 @dataclass

@@ -102,11 +102,15 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The sum, in place, in whatever order is fast. It is no sum if `check` says afterwards that a peer is gone."""
-        sum_of_library = self.process_group.allreduce([tensor]).get_future()
         if self._device.type == "cuda":
-            return sum_of_library.then(lambda summed: summed.value()[0])
+            return self.process_group.allreduce([tensor]).get_future().then(lambda summed: summed.value()[0])
         done = torch.futures.Future[torch.Tensor]()
-        self._unfinished[done] = tensor
+        with self._state:
+            if self._closed:  # it would wait behind one of which a part has been sent, for ever
+                done.set_result(tensor)
+                return done
+            self._unfinished[done] = tensor  # before it begins: the group may be closed at any moment
+        sum_of_library = self.process_group.allreduce([tensor]).get_future()
         sum_of_library.add_done_callback(lambda summed: self._summed(summed, done))
         return done
 
@@ -196,8 +200,11 @@ class Group:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """For peers: a collective that fails in here raises PeerLost, or LeftBehind if it took too long to."""
-        self._waits = True
+        """For peers: a collective that fails in here raises PeerLost, or LeftBehind if it took too long to. None begins
+        in a group that was closed: it would wait behind a transfer that never ends."""
+        with self._state:
+            self.check_open()
+            self._waits = True
         try:
             with noticing_lost_peers():
                 yield
