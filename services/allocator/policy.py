@@ -7,9 +7,7 @@ Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.p
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from services.allocator.trials import Trial, next_trial, trial_under_way
 from shared.messages.commands import Command
@@ -34,25 +32,22 @@ def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tup
     if completed is not None and profiling is not None:
         pool, lent = _hold(state, pool, profiling, now_s)
     if lent and profiling is not None:
-        decided = _decided(state, pool, now_s, {profiling.job_id: lent})
+        decided = _with_share(_decided(state, pool, now_s), profiling.job_id, lent)
     else:
         decided = _with_trial(state, pool, now_s)
     return (completed, decided) if completed else (decided,)
 
 
-def _decided(
-    state: PoolState, pool: PlannedPool, now_s: float, given: Mapping[str, int] = MappingProxyType({})
-) -> AllocationDecided:
-    """Algorithm 2 for all jobs of a pool. given: what others get beside them."""
+def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:
+    """Algorithm 2 for all jobs of a pool."""
     others, padding = _shortest_first(state, pool)
     allocation = allocate(
         pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding
     )
-    shares = {job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share}
     quotes_over_s = (quote.until_s for quote in pool.held)
     until_s = min((allocation.valid_until_s, *quotes_over_s))
     return AllocationDecided(
-        num_gpus_by_job={**shares, **given},
+        num_gpus_by_job={job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share},
         valid_until_s=None if until_s == math.inf else until_s,
         planned=pool.changed_schedules(),
         at_s=now_s,
@@ -74,14 +69,15 @@ def _with_trial(state: PoolState, pool: PlannedPool, now_s: float) -> Allocation
 
 def _trying(state: PoolState, decided: AllocationDecided, trial: Trial) -> AllocationDecided:
     """No GPU is taken from anybody for that."""
-    shares, until_s = decided.num_gpus_by_job, decided.valid_until_s
-    if trial.num_gpus - shares.get(trial.job_id, 0) > _num_idle(state, decided):
+    share, until_s = decided.num_gpus_by_job.get(trial.job_id, 0), decided.valid_until_s
+    if trial.num_gpus - share > _num_idle(state, decided):
         return decided
-    return replace(
-        decided,
-        num_gpus_by_job={**shares, trial.job_id: trial.num_gpus},
-        valid_until_s=trial.until_s if until_s is None else min(until_s, trial.until_s),
-    )
+    until_s = trial.until_s if until_s is None else min(until_s, trial.until_s)
+    return replace(_with_share(decided, trial.job_id, trial.num_gpus), valid_until_s=until_s)
+
+
+def _with_share(decided: AllocationDecided, job_id: str, num_gpus: int) -> AllocationDecided:
+    return replace(decided, num_gpus_by_job={**decided.num_gpus_by_job, job_id: num_gpus})
 
 
 def _num_idle(state: PoolState, decided: AllocationDecided) -> int:
