@@ -59,19 +59,20 @@ def _with_trial(state: PoolState, pool: PlannedPool, now_s: float) -> Allocation
     decided = _decided(state, pool, now_s)
     trial = trial_under_way(state, now_s)
     if trial is not None:
-        return _trying(state, decided, trial)
+        return _trying(state, decided, trial) or decided
     begun = next_trial(state, pool, decided.num_gpus_by_job, _num_idle(state, decided), now_s)
     if begun is None:
         return decided
-    trial, pool = begun
-    return replace(_trying(state, _decided(state, pool, now_s), trial), tries=trial.job_id)
+    trial, beside = begun
+    trying = _trying(state, _decided(state, beside, now_s), trial)
+    return decided if trying is None else replace(trying, tries=trial.job_id)
 
 
-def _trying(state: PoolState, decided: AllocationDecided, trial: Trial) -> AllocationDecided:
-    """No GPU is taken from anybody for that."""
+def _trying(state: PoolState, decided: AllocationDecided, trial: Trial) -> AllocationDecided | None:
+    """None if too few GPUs are idle: none is taken from anybody for that."""
     share, until_s = decided.num_gpus_by_job.get(trial.job_id, 0), decided.valid_until_s
     if trial.num_gpus - share > _num_idle(state, decided):
-        return decided
+        return None
     until_s = trial.until_s if until_s is None else min(until_s, trial.until_s)
     return replace(_with_share(decided, trial.job_id, trial.num_gpus), valid_until_s=until_s)
 

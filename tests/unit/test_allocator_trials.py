@@ -183,6 +183,23 @@ def test_a_trial_that_makes_no_progress_breaks_no_promise() -> None:
     assert not planned_pool(history.state, back_s).plan.late
 
 
+def test_a_trial_for_which_others_would_have_to_move_is_not_begun() -> None:
+    """Planned beside a job that stands still, the others hold 12 of the 14 GPUs: there are no 8 for it."""
+    history, now_s = trains_on_four(deadline_s=NOW_S + 150.0), NOW_S + 1.0
+    history.nodes(4, 8, 2, at_s=now_s)
+    for wish in (
+        submit("b", model_name="new", deadline_s=NOW_S + 180.0, max_iterations=540, min_gpus=2),
+        submit("c", deadline_s=NOW_S + 180.0, max_iterations=260, min_gpus=8),
+    ):
+        assert isinstance(history.decided(ADMISSION, wish, now_s=now_s)[0], events.JobAdmitted)
+    begun = next_trial(history.state, planned_pool(history.state, now_s), {"a": 4}, 4, now_s)
+    assert begun is not None
+    assert begun[0].num_gpus == 8
+    decided = planned(history, now_s)
+    assert (decided.tries, decided.num_gpus_by_job["a"]) == (None, 4)
+    assert history.state.curves[PROFILE].tried_to == 4, "it may be tried later"
+
+
 def test_whoever_has_a_use_for_the_gpus_gets_them() -> None:
     history = trains_on_four()
     planned(history, NOW_S + 1.0)
