@@ -21,5 +21,5 @@ def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
         )
     is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
     if is_range and (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
-        problems.append(wrong)
+        problems.append(f"min_gpus: {wrong}")
     return problems

@@ -25,6 +25,7 @@ from shared.messages.events import (
     PlanEvent,
     PoolConfigured,
     ProfileCompleted,
+    WorkersStopped,
 )
 from shared.messages.gpu_range import size_up_to
 from shared.messages.job_state import Job, Phase
@@ -134,6 +135,8 @@ class _Counterfactual:
                 pass
         if something.fact is not None:
             self._evolve(something.fact)
+        if isinstance(something.fact, JobFailed):
+            self._say_stopped(something.fact.job_id)
         self._council.soon()
 
     def _train(self, job: Job, before: _Training | None = None) -> None:
@@ -188,6 +191,7 @@ class _Counterfactual:
                     at_s=self._engine.now_s,
                 )
             )
+            self._say_stopped(training.job_id)
             self._council.soon()
 
     def _finish(self, training: _Training) -> None:
@@ -202,7 +206,21 @@ class _Counterfactual:
                     at_s=self._engine.now_s,
                 )
             )
+            self._say_stopped(training.job_id)
             self._council.soon()
+
+    def _say_stopped(self, job_id: str) -> None:
+        """The word of each node that the job's old workers are gone: the fold awaits it, and it costs no time here."""
+        job = self._state.job(job_id)
+        for gone in job.stopping if job is not None else ():
+            self._evolve(
+                WorkersStopped(
+                    job_id=job_id,
+                    generation=gone.generation,
+                    node_id=gone.node_id,
+                    at_s=self._engine.now_s,
+                )
+            )
 
     def _report(self) -> None:
         """How far everybody is; a model loses no step, so all of it is as good as in a checkpoint."""
@@ -245,11 +263,13 @@ class _Counterfactual:
                         self._move(placed)
                 case JobCancelled(job_id=job_id):
                     self._trainings.pop(job_id, None)
+                    self._say_stopped(job_id)
                 case _:
                     pass
         return True
 
     def _move(self, placed: PlacedJob) -> None:
+        self._say_stopped(placed.job_id)
         before, job = self._trainings.pop(placed.job_id, None), self._state.live_jobs[placed.job_id]
         if placed.gpus:
             if before is not None and job.predecessor is not None:  # its workers go over

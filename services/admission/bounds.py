@@ -76,7 +76,8 @@ def _obstacle(job: Job | None, standing: GpuBound | None, wish: ScaleJob, now_s:
         return None if standing is not None else "no bound stands on it"
     if wish.until_s is not None and wish.until_s <= now_s:
         return f"until_s: it is {now_s - wish.until_s:.0f} s in the past; choose a later one"
-    return range_problem(wish.min_gpus or 1, wish.max_gpus)
+    wrong = range_problem(wish.min_gpus or 1, wish.max_gpus)
+    return None if wrong is None else f"min_gpus: {wrong}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def no_such_job(tenant: str) -> str:
 def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     problems, batch_size = list[str](), spec.global_batch_size
     if (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
-        problems.append(wrong)
+        problems.append(f"min_gpus: {wrong}")
     elif spec.gpu_range.least > batch_size:
         problems.append(
             f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples; lower it"

@@ -57,12 +57,12 @@ def size_up_to(num_gpus: int) -> int:
 
 
 def range_problem(min_gpus: int, max_gpus: int | None) -> str | None:
-    """What is wrong with a range that holds no size; None if it holds one."""
+    """What is wrong with a range that holds no size, of which the fields are named already; None if it holds one."""
     if not GpuRange.of(min_gpus, max_gpus).is_empty:
         return None
     if max_gpus is not None and max_gpus < min_gpus:
-        return f"min_gpus: {min_gpus} is more than max_gpus, {max_gpus}"
-    return f"min_gpus, max_gpus: jobs get 1, 2, 4, 8, ... GPUs, and none of these lies from {min_gpus} to {max_gpus}"
+        return f"{min_gpus} is more than max_gpus, {max_gpus}"
+    return f"jobs get 1, 2, 4, 8, ... GPUs, and none of these lies from {min_gpus} to {max_gpus}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

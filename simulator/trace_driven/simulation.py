@@ -33,9 +33,10 @@ from simulator.trace_driven.speed_noise import SpeedNoise
 from simulator.trace_driven.world import NO_COSTS, NO_SPEEDS, Training, World
 from simulator.workload.jobs import TraceJob, Workload
 
-# Nothing to come, and nobody trains for so long: whoever waits will wait for ever, and so will whoever is moved again
-# before each stop is over.
-STARVED_S = 30 * 86_400.0
+# Nothing to come, and nobody trains for so long beside a stop: whoever waits will wait for ever, and so will whoever is
+# moved again before each stop is over. Where nodes fail, a pool may also be down for many times the usual.
+STARVED_S = 2 * 86_400.0
+LONG_OUTAGES = 20.0  # of the mean: of exponential times one in 500 million is longer
 
 
 class Observer(Protocol):
@@ -73,6 +74,8 @@ class Simulation:
         self._measuring = noise and Measuring(self._engine, self.world, fold=self._fold, soon=self._soon)
         self._wishes: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
+        outage_s = LONG_OUTAGES * failures.mean_down_s if failures is not None else 0.0
+        self._starved_s = STARVED_S + max(resize_cost.seconds_C) + outage_s
         self.num_migrations = 0
         # the ledger's fold forgets jobs that ended long ago
         self.admitted: set[str] = set()
@@ -131,7 +134,7 @@ class Simulation:
         if not self.state.live_jobs:
             return True
         last_trained_s = max(self.world.last_trained_s(self.now_s), self.workload.jobs[-1].submitted_at_s)
-        return self.now_s - last_trained_s > STARVED_S
+        return self.now_s - last_trained_s > self._starved_s
 
     # -- what happens ------------------------------------------------------------------------------------
 

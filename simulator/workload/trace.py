@@ -143,7 +143,7 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
     return TraceJob(
         job_id=job_id,
         submitted_at_s=submitted_at_s,
-        num_iterations=row.whole("num_iteration", 1, MAX_ITERATIONS),
+        num_iterations=_num_iterations(row, curve),
         model_name=model_name,
         global_batch_size=batch_size,
         deadline_s=_deadline_s(row, submitted_at_s) if job_class.has_deadline else None,
@@ -165,6 +165,16 @@ def _job_id(row: Row) -> str:
     if not job_id.isprintable() or len(job_id) > MAX_ID_CHARS:
         raise row.refusal("job_id", f"must be 1 to {MAX_ID_CHARS} printable characters")
     return job_id
+
+
+def _num_iterations(row: Row, curve: ScalingCurve) -> int:
+    num_iterations = row.whole("num_iteration", 1, MAX_ITERATIONS)
+    alone_s = num_iterations / max(curve.iterations_per_s_L)
+    if alone_s > MAX_DURATION_S:
+        raise row.refusal(
+            "num_iteration", f"takes {alone_s:.3g} s at its fastest, more than {MAX_DURATION_S:g} s"
+        )
+    return num_iterations
 
 
 def _deadline_s(row: Row, submitted_at_s: float) -> float:
@@ -193,7 +203,7 @@ def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int
     """The part of a model's curve in a job's range."""
     column = "min_gpus" if row.has("min_gpus") else "max_gpus"
     if (wrong := range_problem(min_gpus, max_gpus)) is not None:
-        raise row.refusal(column, wrong.partition(": ")[2])  # the columns are named already
+        raise row.refusal(column, wrong)
     gpu_range = GpuRange.of(min_gpus, max_gpus)
     rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.holds(level)}
     if not any(rates.values()):

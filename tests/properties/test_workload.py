@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from shared.messages.gpu_range import GpuRange
 from shared.messages.job import JobClass
+from shared.messages.limits import MAX_ITERATIONS
 from shared.scheduling.scaling_curve import ScalingCurve
 from simulator.workload.bundled import bundled_throughputs
 from simulator.workload.errors import BadInput
 from simulator.workload.generator import Arrivals, Recipe, generate
 from simulator.workload.jobs import TraceJob, Workload
+from simulator.workload.raw_trace import MAX_DURATION_S
 from simulator.workload.throughputs import read_throughputs
 from simulator.workload.trace import COLUMNS, read_trace, write_trace
 
@@ -97,10 +99,11 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
     if not rates:
         (min_gpus, max_gpus), rates = (1, None), list(measured.rate_by_num_gpus.items())
     curve = ScalingCurve(*zip(*rates, strict=True))
+    most = min(MAX_ITERATIONS, int(0.99 * MAX_DURATION_S * max(curve.iterations_per_s_L)))
     return TraceJob(
         job_id=draw(ids),
         submitted_at_s=submitted_at_s,
-        num_iterations=draw(st.integers(1, 2**40)),
+        num_iterations=draw(st.integers(1, most)),
         model_name=model_name,
         global_batch_size=batch_size,
         deadline_s=submitted_at_s + draw(st.floats(1e-3, 1e9)) if job_class.has_deadline else None,

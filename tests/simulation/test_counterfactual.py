@@ -15,7 +15,7 @@ from shared.messages.job_state import Job, Phase
 from simulator.__main__ import app
 from simulator.baselines.catalogue import BASELINES
 from simulator.cluster import VirtualCluster
-from simulator.comparison import Comparison, compare
+from simulator.comparison import Comparison, compare, policies_of
 from simulator.counterfactual import run_on
 from simulator.faults import NO_FAULTS, Faults
 from simulator.policies import PLANNERS
@@ -109,6 +109,15 @@ def test_what_was_decided_before_stands_and_who_trained_trains_on() -> None:
         ended_s = after[job_id].ended_at_s
         assert ended_s is not None
         assert ended_s >= history[half - 1].stored_at_s
+
+
+@pytest.mark.parametrize("name", ["selective", "edf"])
+def test_nobody_waits_for_workers_that_were_moved_long_ago(name: str) -> None:
+    history = entries(life(0))
+    half_s = history[len(history) // 2].stored_at_s
+    live = [job for job in run_on(history, 0, policies_of(name), half_s).values() if job.live]
+    assert any(job.generation > 1 for job in live)
+    assert not any(job.stopping for job in live)
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -57,8 +57,8 @@ def job(job_id: str = "a", **changes: object) -> TraceJob:
     return replace(made, **changes)
 
 
-def simulated(*jobs: TraceJob, cluster: ClusterShape = SIXTEEN) -> Result:
-    return Simulation(Workload.of("test", jobs), cluster, resize_cost=COST).run()
+def simulated(*jobs: TraceJob, cluster: ClusterShape = SIXTEEN, failures: Failures | None = None) -> Result:
+    return Simulation(Workload.of("test", jobs), cluster, resize_cost=COST, failures=failures).run()
 
 
 def test_a_job_of_known_state_stands_still_for_its_own_time_and_promises_hold(tmp_path: Path) -> None:
@@ -110,6 +110,21 @@ def test_turns_that_are_shorter_than_a_stop_come_to_an_end() -> None:
     )
     assert not result.partial
     assert result.num_unfinished > 0
+    assert max(fate.stays[-1].left_at_s for fate in result.fates if fate.stays) < 10 * DAY_S
+
+
+def test_whoever_stands_still_for_days_is_not_given_up() -> None:
+    waiting = job("a", job_class=JobClass.BEST_EFFORT, deadline_s=None)
+    trial = Trial(workload=Workload.of("one", [waiting]), cluster=SIXTEEN, overhead="1000000")
+    assert trial.simulation().run().num_unfinished == 0
+
+
+def test_a_pool_that_is_down_for_months_is_waited_for() -> None:
+    waiting = job("a", job_class=JobClass.BEST_EFFORT, deadline_s=None, num_iterations=round(400 * DAY_S))
+    failures = Failures(seed=1, mean_up_s=5 * DAY_S, mean_down_s=100 * DAY_S)
+    result = simulated(waiting, cluster=ClusterShape(num_nodes=1, gpus_per_node=4), failures=failures)
+    assert max(outage.to_s - outage.from_s for outage in result.outages if outage.to_s) > 90 * DAY_S
+    assert result.num_unfinished == 0
 
 
 def small(num_jobs: int = 100) -> Workload:

@@ -198,7 +198,10 @@ def test_an_ended_job_takes_its_bound_along() -> None:
         (wish("nobody", min_gpus=2), "has no such job"),
         (wish(tenant="other", min_gpus=2), "tenant other has no such job"),
         (wish(min_gpus=2, until_s=NOW_S - 3.0), "3 s in the past"),
-        (wish(min_gpus=3, max_gpus=3), "none of these lies from 3 to 3"),
+        (
+            wish(min_gpus=3, max_gpus=3),
+            "min_gpus: jobs get 1, 2, 4, 8, ... GPUs, and none of these lies from 3 to 3",
+        ),
         (wish(min_gpus=16), "was not measured to run on 16.. GPUs here, where there are 8; 8 could be had"),
         (wish(min_gpus=8), "it runs on 2..4 GPUs only, as its user says; 4 could be had"),
         (wish(max_gpus=1), "it runs on 2..4 GPUs only, as its user says; 2 could be had"),

@@ -96,6 +96,10 @@ BAD_ROWS = [
     ("a,10,2.5,bert,900,64,1,10", "num_iteration '2.5': must be a whole number"),
     ("a,10,1e30,bert,900,64,1,10", "num_iteration '1e30': must be 1 to"),
     ("a,10,inf,bert,900,64,1,10", "num_iteration 'inf': must be 1 to"),
+    (
+        "a,10,1099511627776,bert,900,64,1,10",
+        "num_iteration '1099511627776': takes 7.33e+11 s at its fastest, more than 1e+09 s",
+    ),
     ("a,10,500,,900,64,1,10", "model_name '': is missing"),
     (
         "a,10,500,llama,900,64,1,10",
@@ -217,7 +221,11 @@ def test_a_range_of_gpus_is_the_part_of_the_curve_where_the_job_may_run(tmp_path
 
 @pytest.mark.parametrize(
     ("least", "most", "words"),
-    [("3", "3", "none of these lies from 3 to 3"), ("4", "", "it does on 1, 2"), ("2", "1", "more than")],
+    [
+        ("3", "3", "min_gpus '3': jobs get .* none of these lies from 3 to 3"),
+        ("4", "", "min_gpus '4': .* it does on 1, 2"),
+        ("2", "1", "min_gpus '2': 2 is more than max_gpus, 1"),
+    ],
 )
 def test_a_range_in_which_the_model_does_not_run_is_refused(
     tmp_path: Path, least: str, most: str, words: str
