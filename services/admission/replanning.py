@@ -6,11 +6,12 @@ The old promise is given up only where that works. What it is to be is said by `
 import math
 from dataclasses import dataclass
 
-from services.admission.promises import Promises, room_beside
+from services.admission.promises import Promises
 from services.admission.rules import Request, objection
 from shared.messages.cluster import ShareSchedule
 from shared.messages.job_state import Job
 from shared.messages.pool_state import PoolState, spec_of
+from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import SchedulableJob, Schedule, gpu_seconds
 from shared.scheduling.outlook import known_curve, planned_deadline_s, resize_cost
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
@@ -40,7 +41,7 @@ class Replanning:
         before = _as_it_is(state, others, job)
         if before is None:
             return None
-        room = room_beside(others.plan, state)
+        room = Insistence(others.plan)
         return Replanning(
             state=state, promises=promises, others=others, job=job, before=before, room=room, now_s=now_s
         )

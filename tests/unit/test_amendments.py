@@ -127,6 +127,38 @@ def test_under_first_come_admission_a_later_deadline_never_turns_a_grant_into_a_
     assert set(granted) == {False, True}
 
 
+def test_under_selective_admission_a_later_deadline_does_not_either() -> None:
+    """Where others are filled greedily in one order, an end between is granted and later ones are refused."""
+    curves = {"odd/b64": {1: 1.0, 2: 1.8, 4: 1.7, 8: 3.5}, "hole/b64": {2: 3.0, 8: 6.0}}
+    history = History().configured(resize_cost_s=10.0, admission="selective", curves=curves).nodes(4)
+    for job_id, at_s, model_name, max_iterations, due_s in (
+        ("a", 3, "linear", 10, 55),
+        ("b", 5, "hole", 201, 108),
+        ("c", 5, "odd", 111, 227),
+        ("d", 7, "hole", 286, 215),
+        ("e", 8, "hole", 368, 251),
+        ("f", 21, "hole", 24, 214),
+        ("g", 23, "hole", 147, 123),
+        ("h", 39, "odd", 59, 334),
+        ("i", 54, "hole", 140, 348),
+    ):
+        wish = submit(job_id, model_name=model_name, max_iterations=max_iterations, deadline_s=NOW_S + due_s)
+        history.decided(POLICY, wish, now_s=NOW_S + at_s)
+    granted = [
+        isinstance(
+            POLICY.decide(
+                history.state,
+                (amend("f", deadline_s=NOW_S + due_s, max_iterations=37),),
+                NOW_S + 69.0,
+            )[0],
+            events.JobAmended,
+        )
+        for due_s in (74.0, 89.0, 164.0, 194.0, 209.0, 213.0, 215.0, 224.0, 264.0, 414.0, 1214.0)
+    ]
+    assert granted == sorted(granted)
+    assert set(granted) == {False, True}
+
+
 def _answer(history: History, wish: AmendJob) -> events.PlanEvent:
     (answer,) = History(history.state).decided(POLICY, wish, now_s=NOW_S + 1.0)
     return answer
