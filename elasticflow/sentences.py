@@ -216,10 +216,14 @@ def _progressed(event: events.JobProgressed, new: Job) -> str:
 def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: PoolState) -> str:
     if old is None or old.broken or not new.broken:
         return ""  # its peers end with it: the first crash of a generation is the news
+    what_is_left = (
+        f"the job falls back to iteration {new.checkpoint_iteration}"
+        if new.predecessor is None
+        else "the others keep what was done"
+    )
     return (
         f"the worker of rank {event.rank} on {event.node_id} crashed in generation {event.generation}: "
-        f"{event.explanation} (crash {new.restarts} in a row, at most {state.config.max_restarts}); "
-        f"the job falls back to iteration {new.checkpoint_iteration}"
+        f"{event.explanation} (crash {new.restarts} in a row, at most {state.config.max_restarts}); {what_is_left}"
     )
 
 

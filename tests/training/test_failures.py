@@ -87,6 +87,23 @@ async def test_state_that_the_model_hides_is_found_in_the_pre_run(node, spec_of,
     assert "register_buffer()" in failed.error
 
 
+async def test_a_model_that_is_another_on_each_worker_is_found_in_the_pre_run(node, spec_of):
+    failed, _ = await failure_of(node, spec_of("MadeWithLuck"), purpose="profile", num_workers=2)
+    assert failed.error.startswith("the workers do not hold the same after iteration 0")
+    assert "let what init_model() makes follow from the generators of torch" in failed.error
+
+
+async def test_a_parameter_without_gradient_in_the_fast_mode_is_named(node, spec_of):
+    failed, _ = await failure_of(node, spec_of("UnusedAndFast"), purpose="profile", num_workers=2)
+    assert failed.error == (
+        "the parameter unused.weight has no gradient in iteration 0, which the fast mode waits for: "
+        'set find_unused_parameters = True, or reproducible = "bitwise"'
+    )
+    workers = await node.launch(spec_of("UnusedFoundAndFast"), job_id=node.new_job_id(), num_workers=2)
+    await workers.first(Finished)
+    await workers.ended()
+
+
 async def test_a_schedule_that_goes_on_by_itself_is_found_in_the_pre_run(node, spec_of):
     spec = spec_of("ScheduleInAttribute", hyperparameters={"by_iteration": False})
     failed, _ = await failure_of(node, spec, purpose="profile")

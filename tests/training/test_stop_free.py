@@ -237,7 +237,7 @@ async def test_a_schedule_that_a_newcomer_does_not_know_is_named(node, spec_of):
             {asyncio.create_task(g.next_event()) for g in (before, after)}, return_when="FIRST_COMPLETED"
         )
     assert "the workers do not hold the same after iteration" in failed[0].error
-    assert "follow from self.iteration" in failed[0].error
+    assert "such as a learning rate, from self.iteration" in failed[0].error
 
 
 async def test_a_newcomer_that_dies_changes_nothing(node, spec_of):

@@ -138,6 +138,12 @@ class ScheduleInAttribute(Points):
         return loss
 
 
+class MadeWithLuck(Points):
+    def init_model(self):
+        torch.seed()
+        return super().init_model()
+
+
 class HarmlessCache(Points):
     def init_model(self):
         return Caching(4, 1)
@@ -166,6 +172,21 @@ class Scheduled(Points):
 
 class Fast(Points):
     reproducible = "fast"
+
+
+class WithAnUnusedLayer(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+        self.unused = nn.Linear(2, 2)
+
+
+class UnusedAndFast(Fast):
+    def init_model(self):
+        return WithAnUnusedLayer()
+
+
+class UnusedFoundAndFast(UnusedAndFast):
+    find_unused_parameters = True
 
 
 class OneIsSlow(Points):

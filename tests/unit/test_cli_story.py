@@ -56,8 +56,8 @@ class Told:
         return [sentence.text for sentence in story(self.entries, job_id)]
 
 
-def pool() -> Told:
-    config = PoolConfig(throughput_margin=0.1, curves={"linear/b64": LINEAR})
+def pool(*, stop_free: bool = False) -> Told:
+    config = PoolConfig(throughput_margin=0.1, curves={"linear/b64": LINEAR}, stop_free=stop_free)
     return (
         Told()
         .decided("operator", events.PoolConfigured(config=config, at_s=NOW_S))
@@ -160,6 +160,20 @@ def test_a_crash_and_a_lost_node_are_told_with_where_the_job_falls_back_to() -> 
         "the job falls back to iteration 0"
     )
     assert lost == "node-0 was lost (silent) with workers of this job"
+
+
+def test_a_crash_that_others_survive_is_told_as_one_that_costs_no_work() -> None:
+    told = pool(stop_free=True).admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
+    told.fact(
+        events.GenerationStarted(job_id="j1", generation=1, num_gpus=2, iteration=0, at_s=NOW_S),
+        events.WorkerCrashed(
+            job_id="j1", generation=1, node_id="node-0", rank=1, explanation="signal 9", at_s=NOW_S
+        ),
+    )
+    assert told.of("j1")[-1] == (
+        "the worker of rank 1 on node-0 crashed in generation 1: signal 9 (crash 1 in a row, at most 5); "
+        "the others keep what was done"
+    )
 
 
 def test_a_risk_is_told_with_what_would_be_promised_anew() -> None:

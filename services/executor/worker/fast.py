@@ -32,6 +32,7 @@ class FastSteps:
         self._job_seed = job_seed
         self._buffers_before: list[torch.Tensor] = []
         self.model = members.wrap(model, device, find_unused_parameters=find_unused_parameters)
+        self._members = members
         self.computed = members.computed
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda _: stopwatch.lap())
@@ -48,6 +49,7 @@ class FastSteps:
         """What train() returns, called once."""
         (call,) = calls
         self._buffers_before = [buffer.clone() for buffer in self._bare.buffers()]
+        self._members.share_buffers(self._bare)
         (whole,) = self.computed
         who = whole.virtual_node
         seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=iteration, virtual_node=who))

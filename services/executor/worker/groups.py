@@ -28,6 +28,7 @@ from services.executor.worker.meeting_store import GivenUp
 from services.executor.worker.mesh import connect_all
 from shared.errors import Retry
 
+_TRANSFER_BYTES = 250 << 20  # of small tensors together
 _RETIREMENT_S = 1.0  # until the training has let go: whoever is last waits for the closing
 
 
@@ -96,7 +97,7 @@ class Group:
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Everybody's, by rank."""
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._waiting():
+        with self.waiting():
             self.process_group.allgather([everyone], [mine]).wait()
         return everyone
 
@@ -126,8 +127,13 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
         """The source's, in place."""
-        with self._waiting():
+        with self.waiting():
             self.process_group.broadcast(tensor, source).wait()
+
+    def broadcast_all(self, tensors: list[torch.Tensor], *, source: int) -> None:
+        """The source's, in place, in as few transfers as DistributedDataParallel makes of them."""
+        with self.waiting():
+            dist._broadcast_coalesced(self.process_group, tensors, _TRANSFER_BYTES, source)
 
     def broadcast_object(self, value: Any, *, source: int) -> Any:
         """The source's value, which is pickled: workers of a job run the same code anyway."""
@@ -144,7 +150,7 @@ class Group:
         sends, receives = list(sends), list(receives)
         # NCCL starts them as one, or they wait for each other.
         together = any(transfer.tensor.is_cuda for transfer in (*sends, *receives))
-        with self._waiting():
+        with self.waiting():
             if together:
                 self.process_group._start_coalescing(self._device)
             works = [self.process_group.send([t.tensor], t.peer, t.tag) for t in sends]
@@ -199,7 +205,7 @@ class Group:
             return given_up
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """For peers: a collective that fails in here raises PeerLost, or LeftBehind if it took too long to. None begins
         in a group that was closed: it would wait behind a transfer that never ends."""
         with self._state:

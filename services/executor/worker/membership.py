@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from services.executor.worker.groups import Group, PeerLost, noticing_lost_peers
+from services.executor.worker.groups import Group, PeerLost
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.summation_tree import tree_sum
 from services.executor.worker.virtual_nodes import VirtualNodes
@@ -54,22 +54,24 @@ class Membership:
         """The model with rank 0's state, its gradients averaged over the global batch by plain all-reduces."""
         if self.group is None:
             return model
-        with noticing_lost_peers():
+        buffers = [name for name, _ in model.named_buffers()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
+        with self.group.waiting():
             parallel = DistributedDataParallel(
                 model,
                 device_ids=[device] if device.type == "cuda" else None,
                 process_group=self.group.process_group,
                 find_unused_parameters=find_unused_parameters,
             )
-        if self._pacer.limits or len(set(self._shares)) > 1:  # else DDP's own mean of means is right
+        # Nobody can give up torch's own sums where gloo waits in vain, and a mean of means is wrong for uneven parts.
+        if device.type == "cpu" or len(set(self._shares)) > 1:
             parallel.register_comm_hook(self.group, self.weighted_sum)
         return parallel
 
-    def share_state(self, model: nn.Module) -> None:
-        """Rank 0's parameters and buffers, on every rank: models that were made with luck may differ."""
-        if self.group is not None:
-            for tensor in (*model.parameters(), *model.buffers()):
-                self.group.broadcast(tensor.data, source=0)
+    def share_buffers(self, model: nn.Module) -> None:
+        """Rank 0's, on every rank."""
+        if self.group is not None and (buffers := list(model.buffers())):
+            self.group.broadcast_all(buffers, source=0)
 
     def agree(
         self,

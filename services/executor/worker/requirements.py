@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from services.executor.worker.checkpoint import unreadable_types
 from services.executor.worker.training_function import Stateful, TrainingFailed
 
@@ -18,13 +21,23 @@ def same_metrics(expected: tuple[str, ...], returned: Sequence[tuple[str, ...]],
             )
 
 
-def same_everywhere(same: bool, iteration: int) -> None:
-    if not same:
-        raise TrainingFailed(
-            f"the workers do not hold the same after iteration {iteration}: the settings or the parameters of "
-            "one differ; let what train() changes, such as a learning rate, follow from self.iteration, not from "
-            "attributes, which a worker that joins later does not have"
-        )
+def same_everywhere(same: bool, iteration: int, model: nn.Module) -> None:
+    """model: as train() got it."""
+    if same:
+        return
+    if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
+        without = [name for name, p in model.module.named_parameters() if p.requires_grad and p.grad is None]
+        if without:  # torch has not summed what lies beside it, and would say so in the next step
+            raise TrainingFailed(
+                f"the parameter {without[0]} has no gradient in iteration {iteration}, which the fast mode waits for: "
+                'set find_unused_parameters = True, or reproducible = "bitwise"'
+            )
+    raise TrainingFailed(
+        f"the workers do not hold the same after iteration {iteration}: the settings or the parameters of "
+        "one differ; let what init_model() makes follow from the generators of torch, numpy or Python as they are, "
+        "which are seeded alike everywhere, and what train() changes, such as a learning rate, from self.iteration, "
+        "not from attributes, which a worker that joins later does not have"
+    )
 
 
 def finite_loss(metrics: Mapping[str, float], hyperparameters: Mapping[str, Any], iteration: int) -> None:

@@ -131,7 +131,7 @@ class Trainer:
         self.steps.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
         self.metrics |= dict(zip(names, means, strict=True))
         requirements.finite_loss(self.metrics, self.function.hyperparameters, self.iteration)
-        requirements.same_everywhere(agreement.same, self.iteration)
+        requirements.same_everywhere(agreement.same, self.iteration, self.steps.model)
         self.iteration += 1
         self.is_over = agreement.over
         self._is_evaluated = False
