@@ -3,8 +3,9 @@
 It asserts what no schedule may ever cause: two generations of a job that train at once.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.executor.notes import Ended, Purpose, Said
 from shared.messages.from_worker import (
@@ -30,7 +31,10 @@ PORT = 29_500
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Physics:
     """How long things take, and how fast jobs really are: iterations/s by profile and number of GPUs, in between those
-    of the next smaller one."""
+    of the next smaller one.
+
+    slow_profiles_s: seconds of each pre-run of a profile that takes longer than others; inf: it hangs.
+    """
 
     true_curves: Mapping[str, Mapping[int, float]]
     dataset_size: int = 1 << 20  # samples
@@ -39,6 +43,7 @@ class Physics:
     stop_s: float = 0.1  # for the checkpoint at the boundary
     switch_s: float = 0.02  # from the boundary at which workers go over to another run to its first step
     profile_s: float = 0.6
+    slow_profiles_s: Mapping[str, float] = field(default_factory=dict[str, float])
     checkpoint_every_s: float = 5.0
     report_every_s: float = 0.5
     give_up_s: float = 10.0  # a worker whose peers do not come ends after that
@@ -122,7 +127,9 @@ class Runs:
         run.from_iteration = iteration
         run.started_at_s = self._engine.now_s
         if run.purpose == "profile":
-            self._engine.after(self._physics.profile_s, lambda: self._profiled(run))
+            takes_s = self._physics.slow_profiles_s.get(run.spec.measured_key, self._physics.profile_s)
+            if takes_s < math.inf:
+                self._engine.after(takes_s, lambda: self._profiled(run))
             return
         left = max(run.spec.max_iterations - run.from_iteration, 1)
         self._engine.after(left / run.iterations_per_s, lambda: self._finished(run))
