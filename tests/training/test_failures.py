@@ -77,9 +77,15 @@ async def test_more_workers_than_samples_in_a_batch(node, spec_of):
     assert failed.error == "2 workers cannot share a global batch of 1 samples"
 
 
+# A job whose speed is known by its name has no pre-run: it is checked where it begins to train.
+CHECKED = pytest.mark.parametrize(("purpose", "model_name"), [("profile", ""), ("train", "known")])
+
+
+@CHECKED
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_state_that_the_model_hides_is_found_in_the_pre_run(node, spec_of, num_workers):
-    failed, _ = await failure_of(node, spec_of("HiddenState"), purpose="profile", num_workers=num_workers)
+async def test_state_that_the_model_hides_is_found_at_once(node, spec_of, num_workers, purpose, model_name):
+    spec = spec_of("HiddenState", model_name=model_name)
+    failed, _ = await failure_of(node, spec, purpose=purpose, num_workers=num_workers)
     assert failed.error.startswith(
         "the same step came to another loss when it was done again: the model keeps "
     )
@@ -104,9 +110,10 @@ async def test_a_parameter_without_gradient_in_the_fast_mode_is_named(node, spec
     await workers.ended()
 
 
-async def test_a_schedule_that_goes_on_by_itself_is_found_in_the_pre_run(node, spec_of):
-    spec = spec_of("ScheduleInAttribute", hyperparameters={"by_iteration": False})
-    failed, _ = await failure_of(node, spec, purpose="profile")
+@CHECKED
+async def test_a_schedule_that_goes_on_by_itself_is_found_at_once(node, spec_of, purpose, model_name):
+    spec = spec_of("ScheduleInAttribute", hyperparameters={"by_iteration": False}, model_name=model_name)
+    failed, _ = await failure_of(node, spec, purpose=purpose)
     assert failed.error.startswith("train() steps the schedule in self.schedule on every part of a batch")
 
 
@@ -118,6 +125,19 @@ async def test_a_step_that_follows_from_what_is_declared_is_measured(node, spec_
     await workers.first(Profiled)
     await workers.ended()
     assert "step_not_repeatable" not in node.log_of(job_id)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_a_first_step_that_is_done_twice_counts_once(node, spec_of, num_workers):
+    """With momentum, which the first step makes."""
+    ends = []
+    for model_name in ("", "known"):
+        spec = spec_of("Points", max_iterations=7, model_name=model_name)
+        workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=num_workers)
+        ends.append(await workers.first(Finished))
+        await workers.ended()
+    assert ends[0] == ends[1]
+    assert ends[0].iteration == 7
 
 
 OTHER = {"hyperparameters": {"learning_rate": 0.3}, "seed": 7}

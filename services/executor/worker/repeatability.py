@@ -1,4 +1,5 @@
-"""Whether a step is a function of what is declared: in a pre-run the first one is done twice, from the same state.
+"""Whether a step is a function of what is declared: the first one is done twice, from the same state, in a pre-run and
+where there may have been none.
 
 What a forward pass keeps in plain attributes of the model is in no checkpoint, reaches no newcomer, and is shared by
 virtual nodes in the order in which a worker happens to carry them. Such a job would train to its end, to another end at
@@ -25,7 +26,7 @@ log = structlog.get_logger()
 
 
 def first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
-    """Two steps of a pre-run; all are back at its beginning in between. Whether to stop after them. Raises
+    """All are back at its beginning in between, and one step on after it. Whether to stop after it. Raises
     TrainingFailed, naming attributes, where the same step had another loss and they have changed."""
     beginning, before = _copy_of(trainer.state()), _plain_attributes(trainer.model)
     if trainer.step(stop=stop).stop:

@@ -83,7 +83,7 @@ def _train(
     born_s = time.monotonic()
     trainer, handed = _begin(assignment, channel, telemetry)
     changes = Changes(trainer, channel, handed, since_s=born_s)
-    training = _Training(trainer, channel, changes)
+    training = _Training(trainer, channel, changes, handed is None and _may_be_unchecked(trainer))
 
     def go_on_elsewhere(lost: PeerLost) -> None:
         elsewhere(partial(training.take_over, lost))
@@ -98,6 +98,7 @@ class _Training:
     trainer: Trainer
     channel: Channel
     changes: Changes
+    is_unchecked: bool  # its first step is done twice
 
     def __post_init__(self) -> None:
         self._saving = Saving(self.channel)
@@ -139,7 +140,11 @@ class _Training:
         if trainer.checkpoints and trainer.iteration > self._first and self._checkpoint_is_due():
             self._saving.begin(trainer.checkpoints, trainer.iteration, trainer.state())
             self._saved_at_s = time.monotonic()
-        stop, switch = self.changes.step(stop=self.channel.stop_requested)
+        if self.is_unchecked:
+            self.is_unchecked = False
+            stop, switch = first_step_twice(trainer, stop=self.channel.stop_requested), False
+        else:
+            stop, switch = self.changes.step(stop=self.channel.stop_requested)
         if trainer.iteration == self._first + 1:  # optimizers get their state in the first step
             trainer.check_state()
         if stop:
@@ -170,6 +175,15 @@ class _Training:
         if self.changes.left:
             log.info("left_at_boundary", iteration=self.trainer.iteration)
         return self.changes.left
+
+
+def _may_be_unchecked(trainer: Trainer) -> bool:
+    """Whether no pre-run may have done a step of this code twice: its speed can be known by its name.
+
+    A script keeps more of a step than could be taken back.
+    """
+    named = bool(trainer.spec.model_name)
+    return trainer.iteration == 0 and named and not isinstance(trainer.function, Script)
 
 
 def _stop(trainer: Trainer, saving: Saving) -> None:
