@@ -1,5 +1,6 @@
 """What the tests of scripts train: a script for each word that this one is started with. Run by workers only."""
 
+import argparse
 import contextlib
 import os
 import signal
@@ -111,6 +112,10 @@ def raises_at_once() -> None:
 
 def exits() -> None:
     sys.exit(3)
+
+
+def takes_arguments() -> None:
+    argparse.ArgumentParser(prog="train").parse_args(["--widht", "8"])
 
 
 def counts_by_itself() -> None:

@@ -129,6 +129,7 @@ async def test_a_pre_run_leaves_nothing_behind(node, spec_of):
     ("word", "error", "traceback"),
     [
         ("raises", "RuntimeError: no more of this", 'raise RuntimeError("no more of this")'),
+        ("takes_arguments", "SystemExit: 2 (train: error: unrecognized arguments: --widht 8)", "parse_args"),
         ("never_trains", "scripts ended without training: it must call elasticflow.elastic", ""),
         ("accumulates", "it came to backward(). It needs no accumulation of gradients", ""),
         ("breaks", "scripts left its loop within a global batch", ""),

@@ -72,11 +72,15 @@ async def test_a_worker_that_is_killed_takes_its_peers_along_and_what_was_saved_
     assert (files_of(node, job_id) / "snapshot.pt").is_file()
 
 
+WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # argparse puts it out
+
+
 @pytest.mark.parametrize(
     ("word", "purpose", "error"),
     [
         ("raises_at_once", "train", "ValueError: nothing to train"),
-        ("exits", "train", "SystemExit: 3"),
+        ("exits", "train", "SystemExit: 3 (in the script)"),
+        ("takes_arguments", "train", f"SystemExit: 2 ({WRONG_ARGUMENT}) (in the script)"),
         ("never_trains", "profile", "the script ended after 0 steps of its optimizer: too few to measure"),
     ],
 )

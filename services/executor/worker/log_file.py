@@ -3,11 +3,14 @@
 import errno
 import io
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
 
 import structlog
+
+_LONGEST_LINE = 1000  # bytes
 
 
 def write_output_to(log_file: Path) -> None:
@@ -31,6 +34,24 @@ def write_output_to(log_file: Path) -> None:
             structlog.dev.ConsoleRenderer(colors=False),
         ]
     )
+
+
+def size_of_output() -> int:
+    """Bytes in the log file; 0 if there is none."""
+    sys.stdout.flush()
+    status = os.fstat(2)
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def last_line_since(size: int) -> str:
+    """The last of what was put out since the log file had this size, whoever wrote it; empty if there is nothing."""
+    length = min(size_of_output() - size, _LONGEST_LINE)
+    if length <= 0:
+        return ""
+    with open("/proc/self/fd/2", "rb") as output:
+        output.seek(-length, os.SEEK_END)
+        lines = output.read().decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 class _DroppingWhenFull(io.FileIO):

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from services.executor.worker.log_file import last_line_since, size_of_output
 from shared.messages.job import SCRIPT, TORCHRUN, JobSpec
 from shared.messages.to_worker import Assignment
 
@@ -59,7 +60,11 @@ def world_of_one(gpu_index: int) -> dict[str, str]:
 
 
 def run_script(spec: JobSpec, environment: Mapping[str, str], **main_module: Any) -> None:
-    """As `python -m` does, with the job's arguments. main_module: names that the script finds in its main module."""
+    """As `python -m` does, with the job's arguments. main_module: names that the script finds in its main module.
+
+    Where it ends with a bare number, why is what it has put out: an argument that is wrong, for one (argparse).
+    """
+    before = size_of_output()
     name = module_of(spec)
     os.environ.update(environment)
     sys.argv = [name, *spec.arguments]
@@ -67,6 +72,8 @@ def run_script(spec: JobSpec, environment: Mapping[str, str], **main_module: Any
         runpy.run_module(name, init_globals=main_module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if ended.code:
+            if isinstance(ended.code, int) and (said := last_line_since(before)):
+                ended.add_note(said)
             raise
 
 
