@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -171,3 +172,35 @@ async def test_the_plain_nats_example_of_the_docs_runs(door: FrontDoor) -> None:
     assert "kept as message 1\nJobAdmitted" in out.decode()
     (job,) = (await door.eflow("jobs", "--json")).value
     assert job["job_id"] == "by-hand"
+
+
+async def test_what_the_nats_command_of_the_docs_puts_on_the_wire_is_kept_and_answered(
+    door: FrontDoor,
+) -> None:
+    """The command is no part of the tests' installation: these are its bytes, `pub -J ... -H Nats-Msg-Id:...`."""
+    page = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()
+    body = page.partition("```json\n")[2].partition("```")[0].rstrip()  # as $(cat submit.json) does
+    assert "{{" not in body
+    body = body.replace('"global_batch_size": 256,', '"global_batch_size": 64, "model_name": "linear",')
+    headers = "NATS/1.0\r\nNats-Msg-Id: my-first-wish\r\n\r\n"
+    sizes = f"{len(headers)} {len(headers) + len(body.encode())}"
+    token, _, server = door.url.removeprefix("nats://").rpartition("@")
+    connect = {"auth_token": token, "verbose": False, "headers": True, "no_responders": True}
+    host, _, port = server.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(WAIT_S):
+        assert (await reader.readline()).startswith(b"INFO ")
+        writer.write(
+            f"CONNECT {json.dumps(connect)}\r\n"
+            "SUB ef.answer.default.* 1\r\n"
+            "SUB stored 2\r\n"
+            f"HPUB ef.submit.default.default stored {sizes}\r\n{headers}{body}\r\n".encode()
+        )
+        assert (await reader.readline()).startswith(b"MSG stored 2 ")
+        stored = json.loads(await reader.readline())
+        assert (await reader.readline()).startswith(b"MSG ef.answer.default.digits-1 1 ")
+    writer.close()
+    await writer.wait_closed()
+    assert (stored["stream"], stored["seq"]) == ("EF_SUBMIT_default", 1)
+    (job,) = (await door.eflow("jobs", "--json")).value
+    assert (job["job_id"], job["activity"]) == ("digits-1", "waiting")
