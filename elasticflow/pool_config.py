@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from elasticflow.ledger_view import LedgerView
 from shared.errors import BadSettings, Reload
@@ -35,17 +36,21 @@ def read_config(file: Path) -> PoolConfig:
         raise BadSettings((f"{file}: {error}",)) from None
     if not isinstance(fields, dict):
         raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
-    unknown = sorted(set(fields) - set(PoolConfig.__dataclass_fields__))
-    problems = [f"{file}: {name} is no setting of a pool" for name in unknown]
     try:
-        config = TypeAdapter(PoolConfig).validate_python({"stop_free": _NEW.stop_free} | fields)
+        config = TypeAdapter(PoolConfig).validate_python(
+            {"stop_free": _NEW.stop_free} | fields, extra="forbid"
+        )
     except ValidationError as error:
-        problems += [f"{file}: {codec.problem_in(details)}" for details in error.errors()]
-        raise BadSettings(tuple(problems)) from None
-    problems += [f"{file}: {problem}" for problem in config.detection.problems()]
-    if problems:
-        raise BadSettings(tuple(problems))
+        raise BadSettings(tuple(f"{file}: {_problem_in(details)}" for details in error.errors())) from None
+    if problems := config.detection.problems():
+        raise BadSettings(tuple(f"{file}: {problem}" for problem in problems))
     return config
+
+
+def _problem_in(details: ErrorDetails) -> str:
+    if details["type"] == "unexpected_keyword_argument":
+        return f"{'.'.join(map(str, details['loc']))} is no setting of a pool"
+    return codec.problem_in(details)
 
 
 async def configure(

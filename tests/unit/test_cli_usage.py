@@ -201,13 +201,16 @@ def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
 
 
 def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
-    (nowhere / "pool.toml").write_text("resize_cost_s = -1\nmax_restarts = true\ncolour = 1\n")
+    (nowhere / "pool.toml").write_text(
+        "resize_cost_s = -1\nmax_restarts = true\ncolour = 1\n[quotas.lab]\njobs_per_day = 1\n"
+    )
     with pytest.raises(BadSettings) as wrong:
         read_config(nowhere / "pool.toml")
     for problem in (
         "resize_cost_s: must be greater than or equal to 0, not -1",
         "max_restarts: must be a valid integer, not True",
         "colour is no setting of a pool",
+        "quotas.lab.jobs_per_day is no setting of a pool",
     ):
         assert f"{nowhere / 'pool.toml'}: {problem}" in str(wrong.value)
 
