@@ -84,7 +84,7 @@ CHECKED = pytest.mark.parametrize(("purpose", "model_name"), [("profile", ""), (
 @CHECKED
 @pytest.mark.parametrize("num_workers", [1, 2])
 async def test_state_that_the_model_hides_is_found_at_once(node, spec_of, num_workers, purpose, model_name):
-    spec = spec_of("HiddenState", model_name=model_name)
+    spec = spec_of("HiddenState", model_name=model_name, max_iterations=100)
     failed, _ = await failure_of(node, spec, purpose=purpose, num_workers=num_workers)
     assert failed.error.startswith(
         "the same step came to another loss when it was done again: the model keeps "
@@ -112,7 +112,8 @@ async def test_a_parameter_without_gradient_in_the_fast_mode_is_named(node, spec
 
 @CHECKED
 async def test_a_schedule_that_goes_on_by_itself_is_found_at_once(node, spec_of, purpose, model_name):
-    spec = spec_of("ScheduleInAttribute", hyperparameters={"by_iteration": False}, model_name=model_name)
+    settings = {"by_iteration": False}
+    spec = spec_of("ScheduleInAttribute", hyperparameters=settings, model_name=model_name, max_iterations=100)
     failed, _ = await failure_of(node, spec, purpose=purpose)
     assert failed.error.startswith("train() steps the schedule in self.schedule on every part of a batch")
 
@@ -132,12 +133,20 @@ async def test_a_first_step_that_is_done_twice_counts_once(node, spec_of, num_wo
     """With momentum, which the first step makes."""
     ends = []
     for model_name in ("", "known"):
-        spec = spec_of("Points", max_iterations=7, model_name=model_name)
+        spec = spec_of("Points", max_iterations=100, model_name=model_name)
         workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=num_workers)
         ends.append(await workers.first(Finished))
         await workers.ended()
     assert ends[0] == ends[1]
-    assert ends[0].iteration == 7
+    assert ends[0].iteration == 100
+
+
+async def test_no_step_of_a_short_job_is_done_twice(node, spec_of):
+    """It was promised no time for one more: its state goes unseen."""
+    spec = spec_of("HiddenState", max_iterations=99, model_name="known")
+    workers = await node.launch(spec, job_id=node.new_job_id())
+    assert (await workers.first(Finished)).iteration == 99
+    await workers.ended()
 
 
 OTHER = {"hyperparameters": {"learning_rate": 0.3}, "seed": 7}

@@ -34,6 +34,7 @@ from shared.messages.to_worker import Assignment
 log = structlog.get_logger()
 
 _MIN_MEASURED_ITERATIONS = 3
+_LONG_ITERATIONS = 100  # one more is far less than the margin of a promise
 _TURN_S = 0.1  # between two ranks that would save the same
 
 
@@ -180,10 +181,11 @@ class _Training:
 def _may_be_unchecked(trainer: Trainer) -> bool:
     """Whether no pre-run may have done a step of this code twice: its speed can be known by its name.
 
-    A script keeps more of a step than could be taken back.
+    A script keeps more of a step than could be taken back, and a short job was promised no time for one more.
     """
-    named = bool(trainer.spec.model_name)
-    return trainer.iteration == 0 and named and not isinstance(trainer.function, Script)
+    if isinstance(trainer.function, Script) or trainer.spec.max_iterations < _LONG_ITERATIONS:
+        return False
+    return trainer.iteration == 0 and bool(trainer.spec.model_name)
 
 
 def _stop(trainer: Trainer, saving: Saving) -> None:
