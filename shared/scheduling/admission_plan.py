@@ -16,6 +16,7 @@ import numpy as np
 
 from shared.scheduling.compiled import Flags, Floats, Integers
 from shared.scheduling.filling import fill
+from shared.scheduling.hastening import late_first
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule
 from shared.scheduling.keeping import settle
 from shared.scheduling.planning import (
@@ -207,8 +208,8 @@ class AdmissionPlan:
                 sweep(self.profile, table.schedules, fitting, self.now_s, self.num_gpus)
             else:
                 kept.append(int(row))
-        others = order[~np.isin(order, kept)]
-        take(self.filled, table.schedules, others)
+        others, before = order[~np.isin(order, kept)], empty_schedules(len(table.schedules.count_J))
+        take(before, table.schedules, order)
         late = fill_in(self.profile, table.schedules, table.jobs, others, self.changed, work)
         self.order = order[~np.isin(order, late)]
         self.late = tuple(late.tolist())
@@ -217,7 +218,28 @@ class AdmissionPlan:
             count = fill(self.profile, table.jobs, row, cap, math.inf, work.found, work.memory)
             write(table.schedules, row, work.found, max(count, 0))
             reserve(self.profile, table.schedules, row)
-        self.changed[unlike(table.schedules, self.filled, late)] = True
+        self._hasten(late)
+        self.changed[unlike(table.schedules, before, order)] = True
+
+    def _hasten(self, late: Integers) -> None:
+        """Let the late ones go first, where that is worth moving the others and makes none of them late."""
+        table, rows = self.table, self.scheduled
+        take(self.filled, table.schedules, self._reserved)
+        if late_first(
+            self.other_profile,
+            table.schedules,
+            self.filled,
+            table.jobs,
+            self._reserved,
+            late,
+            self.order.copy(),
+            TRIES,
+            self.now_s,
+            self.num_gpus,
+            self.workspace,
+        ):
+            take(table.schedules, self.filled, rows)
+            copy_into(self.profile, self.other_profile)
 
     def _append(self, job: SchedulableJob) -> int:
         row = self.table.append(job)

@@ -281,6 +281,27 @@ def test_a_promise_that_cannot_be_kept_is_named_late_and_gets_the_best_that_is_l
     assert plan.schedules["never"] == ()
 
 
+def test_a_late_job_goes_before_those_who_can_wait_and_only_before_them() -> None:
+    late = named("late", 20.0, 4.9)
+    kept: dict[str, Schedule] = {"late": (Segment(0.0, 10.0, 2),), "other": (Segment(0.0, 4.1, 2),)}
+    patient = AdmissionPlan.build([late, named("other", 8.0, 100.0)], 4, 0.0, kept)
+    assert patient.late_jobs == ("late",)
+    assert_steps(patient.schedules["late"], (0.0, 5.0, 4))
+    assert 5.0 < end_s(patient.schedules["other"]) <= 100.0
+    assert [patient.table.job_ids[row] for row in patient.changed_rows()] == ["other", "late"]
+    urgent = AdmissionPlan.build([late, named("other", 8.0, 4.2)], 4, 0.0, kept)
+    assert urgent.late_jobs == ("late",)
+    assert urgent.schedules["other"] == kept["other"]
+
+
+def test_nobody_is_moved_for_less_than_a_second_of_lateness() -> None:
+    late = named("late", 20.0, 4.9)
+    kept: dict[str, Schedule] = {"late": (Segment(0.0, 10.0, 2),), "other": (Segment(0.0, 0.9, 2),)}
+    plan = AdmissionPlan.build([late, named("other", 1.7, 100.0)], 4, 0.0, kept)
+    assert plan.late_jobs == ("late",)
+    assert plan.schedules["other"] == kept["other"]
+
+
 def test_schedules_that_still_hold_are_kept_where_filling_anew_would_lose_a_promise() -> None:
     needs_four = ScalingCurve((4,), (4.0,))
     steady = named("steady", 8.0, 8.1)
