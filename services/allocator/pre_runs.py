@@ -7,8 +7,9 @@ it leaves. GPUs are taken from extras and best-effort jobs, never from a promise
 # pyright: strict
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from shared.messages.events import ProfileCompleted
 from shared.messages.job import JobSpec
@@ -37,6 +38,11 @@ class PreRuns:
 def pre_runs(state: PoolState, now_s: float) -> PreRuns:
     """Those under way go on; a next one begins where all of them are slow, the oldest first."""
     pool = whole = planned_pool(state, now_s)
+
+    @cache  # however many wait for them: it hangs on no job
+    def without(num_gpus: int) -> PlannedPool | None:
+        return _set_aside(state, whole, num_gpus, now_s)
+
     held, completed = dict[str, int](), list[ProfileCompleted]()
     undisturbed_until_s, look_again_at_s = -math.inf, math.inf
     for job in _in_turn(state):
@@ -44,14 +50,14 @@ def pre_runs(state: PoolState, now_s: float) -> PreRuns:
         if level and level != job.num_gpus and now_s < undisturbed_until_s:
             look_again_at_s = undisturbed_until_s
             continue
-        lent = _lent(state, whole, job, level, sum(held.values()), now_s)
+        lent = _lent(state, without, job, level, sum(held.values()))
         if lent is not None:
             pool, held[job.job_id] = lent, level
             undisturbed_until_s = max(undisturbed_until_s, _patient_until_s(state, job, level, now_s))
         elif (profile := _completed_profile(state, job, now_s)) is not None:
             completed.append(profile)
             undisturbed_until_s = math.inf
-            kept = _set_aside(state, whole, sum(held.values()) + job.num_gpus, now_s)
+            kept = without(sum(held.values()) + job.num_gpus)
             if kept is not None and job.num_gpus:
                 pool, held[job.job_id] = kept, job.num_gpus
     return PreRuns(
@@ -87,16 +93,16 @@ def _patient_until_s(state: PoolState, job: Job, level: int, now_s: float) -> fl
 
 
 def _lent(
-    state: PoolState, whole: PlannedPool, job: Job, level: int, num_held: int, now_s: float
+    state: PoolState, without: Callable[[int], PlannedPool | None], job: Job, level: int, num_held: int
 ) -> PlannedPool | None:
     """The promises beside a pre-run, if they can spare so many GPUs.
 
     What the whole pre-run may come to is set aside at once, so that other jobs make room once and not at each level.
-    num_held: GPUs of other pre-runs.
+    without: the promises on all GPUs but so many. num_held: GPUs of other pre-runs.
     """
     aside = _largest_level(state, spec_of(job)) if level else -1
     while aside >= max(level, 1):
-        pool = _set_aside(state, whole, num_held + aside, now_s)
+        pool = without(num_held + aside)
         if pool is not None:
             return pool
         aside //= 2

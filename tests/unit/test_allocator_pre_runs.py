@@ -1,5 +1,10 @@
 """Given jobs whose speed nobody knows, they are measured one after another, and nobody waits for a slow one."""
 
+from typing import Any
+
+import pytest
+
+import services.allocator.pre_runs
 from services.admission.policy import POLICY as ADMISSION
 from services.allocator.policy import POLICY as ALLOCATOR
 from services.allocator.policy import wake_at_s
@@ -104,3 +109,20 @@ def test_two_jobs_of_one_profile_are_measured_once() -> None:
     planned(planned(history, NOW_S), SLOW_S)
     assert shares(history) == {"a": 1}
     assert wake_at_s(history.state) is None
+
+
+def test_what_the_promises_can_spare_is_planned_once_however_many_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = pool(4)
+    history.decided(ADMISSION, *[submit(f"promised-{n}", deadline_s=NOW_S + 100.0) for n in range(3)])
+    plan, planned_on = services.allocator.pre_runs.planned_pool, list[int]()
+
+    def noting(*args: Any, num_gpus: int = 4) -> Any:
+        planned_on.append(num_gpus)
+        return plan(*args, num_gpus=num_gpus)
+
+    monkeypatch.setattr(services.allocator.pre_runs, "planned_pool", noting)
+    unknown(history, *[f"unknown-{number}" for number in range(20)])
+    assert "unknown-0" not in shares(history)
+    assert sorted(planned_on) == sorted(set(planned_on)), "once for each number of GPUs"
