@@ -7,7 +7,6 @@ Axes: J = rows of the table; K = promised jobs by earliest deadline.
 Source: ElasticFlow, Algorithm 1; in continuous time, with every resize charged.
 """
 
-import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -15,17 +14,16 @@ from types import MappingProxyType
 import numpy as np
 
 from shared.scheduling.compiled import Flags, Floats, Integers
-from shared.scheduling.filling import fill
 from shared.scheduling.hastening import late_first
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule
 from shared.scheduling.keeping import settle
 from shared.scheduling.planning import (
     fill_anew,
     fill_in,
+    fill_soonest,
     put,
     take,
     unlike,
-    write,
 )
 from shared.scheduling.profile import (
     MAX_SEGMENTS,
@@ -213,17 +211,13 @@ class AdmissionPlan:
         late = fill_in(self.profile, table.schedules, table.jobs, others, self.changed, work)
         self.order = order[~np.isin(order, late)]
         self.late = tuple(late.tolist())
-        for row in self.late:
-            cap = int(table.jobs.num_levels_J[row]) - 1
-            count = fill(self.profile, table.jobs, row, cap, math.inf, work.found, work.memory)
-            write(table.schedules, row, work.found, max(count, 0))
-            reserve(self.profile, table.schedules, row)
+        fill_soonest(self.profile, table.schedules, table.jobs, late, work)
         self._hasten(late)
         self.changed[unlike(table.schedules, before, order)] = True
 
     def _hasten(self, late: Integers) -> None:
         """Let the late ones go first, where that is worth moving the others and makes none of them late."""
-        table, rows = self.table, self.scheduled
+        table = self.table
         take(self.filled, table.schedules, self._reserved)
         if late_first(
             self.other_profile,
@@ -238,7 +232,7 @@ class AdmissionPlan:
             self.num_gpus,
             self.workspace,
         ):
-            take(table.schedules, self.filled, rows)
+            take(table.schedules, self.filled, self.promised)
             copy_into(self.profile, self.other_profile)
 
     def _append(self, job: SchedulableJob) -> int:

@@ -8,9 +8,9 @@ Axes: J = jobs; K = some of them, in an order.
 import numpy as np
 
 from shared.scheduling.compiled import Integers, compiled
-from shared.scheduling.filling import Jobs, fill
-from shared.scheduling.planning import fill_anew, write
-from shared.scheduling.profile import Profile, Schedules, reserve, sweep
+from shared.scheduling.filling import Jobs
+from shared.scheduling.planning import fill_anew, fill_soonest
+from shared.scheduling.profile import Profile, Schedules, sweep
 from shared.scheduling.workspace import Workspace
 
 WORTH_MOVING_S = 1.0  # sooner, all late jobs together; else everybody would be moved for nothing
@@ -36,14 +36,12 @@ def late_first(
     reserved: rows that have what they keep in `schedules` already.
     """
     sweep(profile, schedules, reserved, now_s, num_gpus)
+    fill_soonest(profile, schedules, jobs, late_K, work)
     sooner_s = 0.0
     for job in late_K:
-        cap = int(jobs.num_levels_J[job]) - 1
-        count = max(fill(profile, jobs, job, cap, np.inf, work.found, work.memory), 0)
-        write(schedules, job, work.found, count)
-        reserve(profile, schedules, job)
-        if count > 0 and kept.count_J[job] > 0:
-            sooner_s += kept.end_JM[job, kept.count_J[job] - 1] - schedules.end_JM[job, count - 1]
+        before, now = kept.count_J[job], schedules.count_J[job]
+        if before > 0 and now > 0:
+            sooner_s += kept.end_JM[job, before - 1] - schedules.end_JM[job, now - 1]
     if sooner_s <= WORTH_MOVING_S:
         return False
     settled = np.concatenate((late_K, reserved))

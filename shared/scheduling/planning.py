@@ -47,6 +47,16 @@ def fill_in(
 
 
 @compiled
+def fill_soonest(profile: Profile, schedules: Schedules, jobs: Jobs, rows: Integers, work: Workspace) -> None:
+    """Fill these into what is free, one after another, each to end as early as it can; who never does gets none."""
+    for job in rows:
+        cap = int(jobs.num_levels_J[job]) - 1
+        count = fill(profile, jobs, job, cap, np.inf, work.found, work.memory)
+        write(schedules, job, work.found, max(count, 0))
+        reserve(profile, schedules, job)
+
+
+@compiled
 def fill_around(
     profile: Profile, with_it: Profile, filled: Schedules, jobs: Jobs, job: int, work: Workspace
 ) -> bool:
