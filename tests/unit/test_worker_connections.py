@@ -7,13 +7,28 @@ from contextlib import contextmanager
 
 import pytest
 
-from services.executor.worker.connections import connections, connections_to, limit_answers, shut_down
+from services.executor.worker.connections import (
+    connections,
+    connections_at,
+    connections_to,
+    limit_answers,
+    shut_down,
+)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
-def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        ours = socket.create_connection(server.getsockname())
+def connected(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket]]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        ours = socket.create_connection(server.getsockname()[:2])
         theirs, _ = server.accept()
     with ours, theirs:
         yield ours, theirs
@@ -33,6 +48,19 @@ def test_a_connection_is_found_by_its_peers_port_and_shut_down_for_both_ends() -
         (connection,) = connections_to(ours.getpeername()[1])
         shut_down(connection)
         assert ours.recv(1) == theirs.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))],
+)
+def test_connections_are_found_by_an_address_that_the_system_has_written_somewhere(host: str) -> None:
+    address = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    flow = bytes(4) if ":" in host else b""
+    with connected(host) as both, connected():
+        port = both[1].getsockname()[1].to_bytes(2, "big")
+        found = connections_at(b"among " + port + flow + address + b" others")
+        assert {connection.descriptor for connection in found} == {end.fileno() for end in both}
 
 
 def test_whoever_waits_for_an_answer_waits_no_longer_than_is_said() -> None:

@@ -4,6 +4,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -15,10 +16,12 @@ import torch.distributed as dist
 from services.executor.worker.bitwise import BitwiseSteps
 from services.executor.worker.groups import Group, LeftBehind, PeerLost, Transfer
 from services.executor.worker.lockstep import Lockstep
+from services.executor.worker.meeting_store import MeetingStore
 from services.executor.worker.membership import Membership
 from services.executor.worker.pacing import Pacer
 from services.executor.worker.stopwatch import Stopwatch
 from services.executor.worker.virtual_nodes import VirtualNodes
+from tests.unit.test_worker_connections import connected
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0
@@ -111,6 +114,24 @@ def test_a_sum_that_was_given_up_ends_and_is_not_believed(group: Group) -> None:
     with pytest.raises(PeerLost):
         group.check()
     library.sum.set_result([gradients])  # late, and nobody minds
+
+
+def test_what_users_connect_while_a_group_is_built_is_not_the_groups() -> None:
+    store = dist.HashStore()
+
+    def build(rank: int) -> Group:
+        return Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(build, 0)
+        MeetingStore(store, threading.Event(), wait_s=WAIT_S).wait(["gloo-1/0/0"])  # it has begun
+        with connected() as (ours, theirs):
+            second = build(1)
+            first.result(WAIT_S).close()
+            ours.sendall(b"still here")
+            assert theirs.recv(10) == b"still here"
+            with pytest.raises(PeerLost, match="closed by peer"):
+                second.all_gather(torch.ones(1))
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from services.executor.worker.groups import Group, PeerLost
 from services.executor.worker.meeting import Invitation, invitation, meet
 from services.executor.worker.meeting_store import GivenUp, MeetingStore
-from services.executor.worker.mesh import connect_all
+from services.executor.worker.mesh import Mesh, connect_all
 from shared.messages.detection import DetectionTimes
 from shared.messages.job import JobSpec
 from shared.messages.to_worker import Assignment
@@ -133,7 +133,7 @@ class OfOneWhoDies(dist.Store):
 def test_who_waits_for_a_connection_to_one_who_has_died_can_be_told_to_stop():
     given_up, store = threading.Event(), dist.HashStore()
 
-    def connect(store: dist.Store, rank: int) -> dist.ProcessGroupGloo:
+    def connect(store: dist.Store, rank: int) -> Mesh:
         return connect_all(store, rank, 3, timeout_s=1000.0, given_up=given_up)
 
     ended, errors = raised_in_threads(

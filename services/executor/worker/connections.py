@@ -10,7 +10,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Connection(NamedTuple):
@@ -34,7 +34,19 @@ def connections() -> set[Connection]:
 
 def connections_to(port: int) -> set[Connection]:
     """Those whose peer has this port."""
-    return {connection for connection in connections() if _peer_port(connection) == port}
+    return {
+        connection for connection in connections() if (ends := _ends(connection)) and ends[1].port == port
+    }
+
+
+def connections_at(addresses: bytes) -> set[Connection]:
+    """Those with an end at one of the addresses, which stand there as the system writes them (sockaddr), among other
+    bytes."""
+    return {
+        connection
+        for connection in connections()
+        if any(end.as_written in addresses for end in _ends(connection))
+    }
 
 
 def limit_answers(connection: Connection, seconds: float) -> None:
@@ -56,10 +68,24 @@ def _is_tcp(connection: Connection) -> bool:
         return copy.family in (socket.AF_INET, socket.AF_INET6) and not listens
 
 
-def _peer_port(connection: Connection) -> int | None:
+class _End(NamedTuple):
+    port: int
+    as_written: bytes  # port and address, of a sockaddr
+
+
+def _ends(connection: Connection) -> tuple[_End, ...]:
+    """Its own and its peer's; none if it was closed meanwhile."""
     with suppress(OSError), _copied(connection) as copy:
-        return copy.getpeername()[1]
-    return None
+        return tuple(_end(copy.family, name) for name in (copy.getsockname(), copy.getpeername()))
+    return ()
+
+
+def _end(family: int, name: tuple[Any, ...]) -> _End:
+    """name: as Python tells it: host, port, and for version 6 flow and scope."""
+    host, port, *flow_and_scope = name
+    flow = struct.pack("!I", flow_and_scope[0]) if flow_and_scope else b""
+    address = socket.inet_pton(family, host.partition("%")[0])
+    return _End(port, struct.pack("!H", port) + flow + address)
 
 
 @contextmanager

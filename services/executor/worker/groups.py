@@ -78,10 +78,8 @@ class Group:
         given_up = given_up or threading.Event()
         kinds = dist.ProcessGroup.BackendType
         self.process_group = dist.ProcessGroup(store, rank, size)
-        others = connections()
-        gloo = connect_all(store, rank, size, timeout_s=timeout_s, given_up=given_up)
-        self._connections = connections() - others
-        if given_up.is_set():  # another group may be built meanwhile, and some of these are its connections
+        gloo, self._connections = connect_all(store, rank, size, timeout_s=timeout_s, given_up=given_up)
+        if given_up.is_set():  # NCCL could not be told
             raise GivenUp
         self.process_group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         self.process_group._set_default_backend(kinds.GLOO)
