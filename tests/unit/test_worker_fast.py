@@ -25,14 +25,16 @@ from tests.unit.test_worker_groups import CPU, WAIT_S, NeverSums
 class Worker:
     """Of one of `size` threads that meet."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, model: nn.Module) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, model: nn.Module, find_unused_parameters: bool
+    ) -> None:
         self.group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
         self.steps = FastSteps(
             model,
             members=Membership(self.group, Pacer(1.0), VirtualNodes(count=size, global_batch_size=4 * size)),
             device=CPU,
             job_seed=0,
-            find_unused_parameters=False,
+            find_unused_parameters=find_unused_parameters,
             stopwatch=Stopwatch(CPU),
         )
 
@@ -41,12 +43,15 @@ class Worker:
 
 
 @contextmanager
-def met(*models: nn.Module) -> Iterator[list[Worker]]:
+def met(*models: nn.Module, find_unused_parameters: bool = False) -> Iterator[list[Worker]]:
     """A worker for each model. Their groups end here, as last of all: neither gloo's own threads nor who holds Python's
     lock can end one."""
     store, size = dist.HashStore(), len(models)
     with ThreadPoolExecutor(size) as threads:
-        made = [threads.submit(Worker, store, rank, size, model) for rank, model in enumerate(models)]
+        made = [
+            threads.submit(Worker, store, rank, size, model, find_unused_parameters)
+            for rank, model in enumerate(models)
+        ]
     workers = [each.result(WAIT_S) for each in made]
     try:
         yield workers
@@ -74,6 +79,64 @@ def test_who_waits_for_buffers_that_never_come_is_left_behind() -> None:
         silent.group.close()
         with pytest.raises(LeftBehind):
             step.result(WAIT_S)
+
+
+def test_who_waits_for_buckets_that_never_come_is_left_behind() -> None:
+    """The wrapper makes them anew after the first step, and takes rank 0's."""
+    with ThreadPoolExecutor(2) as threads, met(nn.Linear(3, 1), nn.Linear(3, 1)) as workers:
+        for step in [threads.submit(worker.step) for worker in workers]:
+            step.result(WAIT_S)
+        silent, waits = workers
+        step = threads.submit(waits.step)
+        while not waits.group.leave_behind():
+            assert not step.done()
+            time.sleep(0.001)
+        silent.group.close()
+        with pytest.raises(LeftBehind):
+            step.result(WAIT_S)
+
+
+class NeverTellsWhatWasUsed(NeverSums):
+    """Its sums of gradients are there at once."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> NeverSums:
+        if not tensors[0].is_floating_point():
+            return super().allreduce(tensors)
+        at_once = NeverSums()
+        at_once.sum.set_result(tensors)
+        return at_once
+
+
+def test_no_step_waits_for_who_used_which_parameters_in_a_group_that_was_closed() -> None:
+    with met(nn.Linear(3, 1), find_unused_parameters=True) as (worker,):
+        worker.group.process_group = NeverTellsWhatWasUsed(worker.group.close)  # type: ignore[assignment]
+        worker.step()
+        with pytest.raises(PeerLost):
+            worker.group.check()
+
+
+class Chooses(nn.Module):
+    """Its first layer is used by rank 0 alone, and its last by nobody."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[1](x if self.rank else self.layers[0](x))
+
+
+def test_all_know_which_parameters_were_used_by_somebody() -> None:
+    models = [Chooses(rank) for rank in range(2)]
+    with ThreadPoolExecutor(2) as threads, met(*models, find_unused_parameters=True) as workers:
+        for _ in range(2):
+            for step in [threads.submit(worker.step) for worker in workers]:
+                step.result(WAIT_S)
+        gradients = [[layer.weight.grad for layer in model.layers] for model in models]
+        for first, second in zip(*(of_rank[:2] for of_rank in gradients), strict=True):
+            assert torch.equal(first, second)  # type: ignore[arg-type]
+        assert [of_rank[2] for of_rank in gradients] == [None, None]
 
 
 def test_a_step_begins_with_the_buffers_of_rank_0() -> None:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from services.executor.worker.groups import Group, PeerLost
 from services.executor.worker.pacing import Pacer
+from services.executor.worker.reducer_group import ReducerGroup
 from services.executor.worker.summation_tree import tree_sum
 from services.executor.worker.virtual_nodes import VirtualNodes
 
@@ -56,15 +57,17 @@ class Membership:
             return model
         buffers = [name for name, _ in model.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
-        with self.group.waiting():
-            parallel = DistributedDataParallel(
-                model,
-                device_ids=[device] if device.type == "cuda" else None,
-                process_group=self.group.process_group,
-                find_unused_parameters=find_unused_parameters,
-            )
+        on_cpu = device.type == "cpu"
+        parallel = DistributedDataParallel(
+            model,
+            device_ids=None if on_cpu else [device],
+            process_group=ReducerGroup(self.group) if on_cpu else self.group.process_group,
+            init_sync=False,
+            find_unused_parameters=find_unused_parameters,
+        )
+        self.group.broadcast_all([parameter.detach() for parameter in model.parameters()], source=0)
         # Nobody can give up torch's own sums where gloo waits in vain, and a mean of means is wrong for uneven parts.
-        if device.type == "cpu" or len(set(self._shares)) > 1:
+        if on_cpu or len(set(self._shares)) > 1:
             parallel.register_comm_hook(self.group, self.weighted_sum)
         return parallel
 
