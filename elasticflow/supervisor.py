@@ -9,53 +9,29 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
 from elasticflow.children import Child, free_port, last_line
 from elasticflow.compilation import compile_scheduler
-from elasticflow.endpoint import DEFAULT_POOL
 from elasticflow.errors import StartFailed, UnusableFolder
-from elasticflow.machine import node_environments
 from elasticflow.pool_config import configure
 from elasticflow.run_file import RunFile, RunningProcess, remove_run_file, take
+from elasticflow.up_plan import DECIDERS, PlannedProcess, UpPlan, environment_of_processes
 from shared.errors import ElasticFlowError, StorageFull
 from shared.messages.cluster import PoolConfig
 from shared.runtime.clock import Clock, SystemClock, fresh_id
-from shared.runtime.gpus import visible_gpus
 from shared.runtime.nats_server import EmbeddedServer
 from shared.scheduling import machine_code
 
-DECIDERS = ("admission", "allocator", "placement")
-REPLICABLE = (*DECIDERS, "monitor")
 HEALTHY_WITHIN_S = 60.0
 GIVE_UP_AFTER = 4  # ends before the first healthy moment
 _POLL_S = 0.2
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
-_HOST = "127.0.0.1"
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpPlan:
-    """What to run. nats_url: an outside server, "" for one of our own; stream_replicas: for a cluster."""
-
-    data_dir: Path
-    pool: str = DEFAULT_POOL
-    num_nodes: int | None = None  # None: as suits the machine
-    slots_per_node: int | None = None
-    device: str = "auto"
-    replicas: Mapping[str, int] = field(default_factory=dict[str, int])
-    config: PoolConfig | None = None  # None: as the pool was configured before
-    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # single settings that go before these
-    nats_url: str = ""
-    nats_host: str = _HOST
-    nats_port: int = 0
-    stream_replicas: int = 1
 
 
 class Supervisor:
@@ -76,10 +52,10 @@ class Supervisor:
         try:
             if not machine_code.is_complete():
                 log_file = self._plan.data_dir / "services" / "compilation.log"
-                await compile_scheduler(_environment(), log_file, self._report)
+                await compile_scheduler(environment_of_processes(), log_file, self._report)
             async with self._nats() as url:
                 config = await self._configure(url)
-                own_nodes = self._planned_nodes()
+                own_nodes = self._plan.nodes()
                 if 0 < len(own_nodes) <= config.reserve_nodes:
                     self._report(
                         "no deadline is promised before more nodes join: a reserve of "
@@ -111,7 +87,7 @@ class Supervisor:
     async def _supervise(
         self, url: str, own_nodes: Sequence[Mapping[str, str]], on_healthy: Callable[[RunFile], None]
     ) -> None:
-        self._children = self._planned_children(url, own_nodes)
+        self._children = [self._child(process) for process in self._plan.processes(url, own_nodes)]
         self._run = RunFile(
             pid=os.getpid(),
             nats_url=url,
@@ -176,42 +152,13 @@ class Supervisor:
 
     # -- services and executors --------------------------------------------------------------------------
 
-    def _planned_children(self, url: str, own_nodes: Sequence[Mapping[str, str]]) -> list[Child]:
-        names = [
-            (service, service if count == 1 else f"{service}-{index}")
-            for service in REPLICABLE
-            for count in (self._plan.replicas.get(service, 1),)
-            for index in range(count)
-        ]
-        children = [self._child(name, service, url, {}) for service, name in names]
-        for own in own_nodes:
-            children.append(self._child(f"executor-{own['EF_NODE_ID']}", "executor", url, own))
-        return children
-
-    def _planned_nodes(self) -> tuple[dict[str, str], ...]:
-        wanted = {"EF_DEVICE": self._plan.device} if self._plan.device != "auto" else {}
-        environment = {**os.environ, **wanted}
-        gpus = () if environment.get("EF_DEVICE") == "cpu" else visible_gpus(environment)
-        nodes = node_environments(self._plan.num_nodes, self._plan.slots_per_node, gpus=gpus)
-        return tuple({**node, **wanted} for node in nodes)
-
-    def _child(self, name: str, service: str, url: str, own: Mapping[str, str]) -> Child:
-        environment = {
-            **_environment(),
-            "NATS_URL": url,
-            "EF_POOL": self._plan.pool,
-            "EF_REPLICAS": str(self._plan.stream_replicas),
-            "EF_DATA_DIR": str(self._plan.data_dir),
-            "EF_INSTANCE": name,
-            "EF_DIE_WITH_PARENT": "1",
-            **own,
-        }
+    def _child(self, process: PlannedProcess) -> Child:
         return Child(
-            name=name,
-            argv=(sys.executable, "-m", f"services.{service}"),
-            environment=environment,
-            log_file=self._plan.data_dir / "services" / f"{name}.log",
-            metrics_port=free_port(_HOST),
+            name=process.name,
+            argv=(sys.executable, "-m", f"services.{process.service}"),
+            environment=process.environment,
+            log_file=self._plan.data_dir / "services" / f"{process.name}.log",
+            metrics_port=free_port("127.0.0.1"),
             report=self._report,
             on_start=self._write_run_file,
         )
@@ -261,10 +208,3 @@ def kept_token(data_dir: Path) -> str:
         with os.fdopen(descriptor, "w") as file:
             file.write(fresh_id())
     return path.read_text().strip()
-
-
-def _environment() -> dict[str, str]:
-    """Ours, and where `services` and `shared` are found, also when we run from a checkout and not from its folder."""
-    import_root = str(Path(__file__).resolve().parent.parent)
-    found = os.pathsep.join(filter(None, (import_root, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": found}

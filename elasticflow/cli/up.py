@@ -18,7 +18,8 @@ from elasticflow.endpoint import DEFAULT_POOL
 from elasticflow.errors import AlreadyRunning
 from elasticflow.pool_config import read_config
 from elasticflow.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
-from elasticflow.supervisor import REPLICABLE, Supervisor, UpPlan
+from elasticflow.supervisor import Supervisor
+from elasticflow.up_plan import REPLICABLE, UpPlan
 from shared.runtime.nats_url import masked
 from shared.runtime.settings import Settings
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.supervisor import UpPlan
+from elasticflow.up_plan import UpPlan
 from examples.demo.cast import cast
 from examples.demo.performance import perform
 from examples.demo.report import as_json, draw, rows, table

@@ -12,7 +12,8 @@ from elasticflow.cli.watch import changes, picture
 from elasticflow.client import Client
 from elasticflow.endpoint import Endpoint
 from elasticflow.ledger_file import write_ledger
-from elasticflow.supervisor import Supervisor, UpPlan
+from elasticflow.supervisor import Supervisor
+from elasticflow.up_plan import UpPlan
 from elasticflow.views import job_views
 from examples.demo.cast import Entrance
 from shared.messages.events import JobRejected

@@ -20,7 +20,8 @@ from elasticflow.client import Client
 from elasticflow.endpoint import Endpoint
 from elasticflow.ledger_file import write_ledger
 from elasticflow.run_file import RunFile, read_run_file
-from elasticflow.supervisor import Supervisor, UpPlan
+from elasticflow.supervisor import Supervisor
+from elasticflow.up_plan import UpPlan
 from shared.errors import Retry
 from shared.messages import codec, subjects
 from shared.messages.cluster import PoolConfig

@@ -7,7 +7,8 @@ import pytest
 
 from elasticflow import supervisor
 from elasticflow.errors import UnusableFolder
-from elasticflow.supervisor import Supervisor, UpPlan
+from elasticflow.supervisor import Supervisor
+from elasticflow.up_plan import UpPlan
 from shared.errors import StorageFull
 from shared.messages.cluster import PoolConfig
 
