@@ -8,9 +8,8 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import aiohttp
-
 from elasticflow.errors import StartFailed
+from shared.runtime.pages import page_is_ok
 from shared.runtime.parent_death import preexec_die_with_parent
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
@@ -18,6 +17,7 @@ _LONG_ENOUGH_S = 10.0  # a process that lived so long has earned a quick restart
 _STOP_TIMEOUT_S = 20.0
 _CANNOT_WORK = 2  # exit status: wrong settings or credentials, another start would end the same
 _TAIL_BYTES = 4096
+_PAGE_TIMEOUT_S = 2.0
 
 
 class Child:
@@ -70,15 +70,11 @@ class Child:
         environment = {**self._environment, "EF_METRICS_PORT": str(self.metrics_port)}
         return await start_process(self._argv, environment, self.log_file)
 
-    async def is_healthy(self, http: aiohttp.ClientSession) -> bool:
+    async def is_healthy(self) -> bool:
         """Its health page says so."""
-        if self.pid is None:
-            return False
-        try:
-            async with http.get(f"http://127.0.0.1:{self.metrics_port}/healthz") as page:
-                return page.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        return self.pid is not None and await page_is_ok(
+            "127.0.0.1", self.metrics_port, "/healthz", timeout_s=_PAGE_TIMEOUT_S
+        )
 
     async def stop(self) -> None:
         """Ask it to end; kill it and what it started if it does not."""

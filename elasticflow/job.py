@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from elasticflow.job_problems import problems_of
 from shared.messages.job import JobClass, JobSpec, MetricCondition, Scalar
 
 if TYPE_CHECKING:
@@ -227,6 +226,10 @@ class ElasticJob:
             max_gpus=self.max_gpus,
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
+        from elasticflow.job_problems import (
+            problems_of,
+        )  # here: workers import this module, and submit nothing
+
         problems = problems_of(spec, has_deadline=has_deadline)
         if problems:
             raise InvalidJob(*problems)

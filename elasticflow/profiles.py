@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from shared.messages.job import JobSpec
 from shared.messages.pool_state import PoolState
-from shared.scheduling.outlook import largest_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +33,10 @@ class ProfileView:
 
 def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
     """None where nothing is known."""
+    from shared.scheduling.outlook import (
+        largest_level,
+    )  # here: it loads a compiler, which no other command needs
+
     whole, own = state.curves.get(spec.measured_key), state.curves.get(spec.profile_key)
     if whole is None or not whole.iterations_per_s:
         return None

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
-
 from elasticflow.children import Child, free_port, last_line
 from elasticflow.compilation import compile_scheduler
 from elasticflow.errors import StartFailed, UnusableFolder
@@ -165,18 +163,17 @@ class Supervisor:
 
     async def _until_healthy(self) -> None:
         """Raises StartFailed, naming the first process that is not well in time."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as http:
-            for child in self._children:
-                try:
-                    async with asyncio.timeout(HEALTHY_WITHIN_S):
-                        while child.num_failures < GIVE_UP_AFTER and not await child.is_healthy(http):  # noqa: ASYNC110 - a page can only be asked
-                            await asyncio.sleep(_POLL_S)
-                except TimeoutError:
-                    raise StartFailed(
-                        child.name, f"not healthy after {HEALTHY_WITHIN_S:g} s", str(child.log_file)
-                    ) from None
-                if child.num_failures >= GIVE_UP_AFTER:
-                    raise StartFailed(child.name, last_line(child.log_file), str(child.log_file))
+        for child in self._children:
+            try:
+                async with asyncio.timeout(HEALTHY_WITHIN_S):
+                    while child.num_failures < GIVE_UP_AFTER and not await child.is_healthy():  # noqa: ASYNC110 - a page can only be asked
+                        await asyncio.sleep(_POLL_S)
+            except TimeoutError:
+                raise StartFailed(
+                    child.name, f"not healthy after {HEALTHY_WITHIN_S:g} s", str(child.log_file)
+                ) from None
+            if child.num_failures >= GIVE_UP_AFTER:
+                raise StartFailed(child.name, last_line(child.log_file), str(child.log_file))
 
     async def _stop_children(self) -> None:
         """Who decides first, so that leaving nodes move no job; then executors with their workers; the

@@ -1,5 +1,6 @@
 """Fixtures for all tests: a nats-server each, that is gone afterwards."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("same", deadline=None, max_examples=70, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=700, print_blob=True)
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Look for no garbage among what is loaded by now: libraries, and thousands of tests."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

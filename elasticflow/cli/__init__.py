@@ -2,11 +2,14 @@
 
 import sys
 
+from shared.loading import loading
+
 
 def main() -> None:
     """Entry point of `eflow` and `python -m elasticflow`."""
     try:
-        from elasticflow.cli.app import app  # inside: Ctrl-C while libraries load is no traceback either
+        with loading():  # inside: Ctrl-C while libraries load is no traceback either
+            from elasticflow.cli.app import app
 
         app(prog_name="eflow")
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast, get_args
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -43,10 +44,6 @@ _MAX_PROBLEMS = 100  # that one refusal names
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = 80
-
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
-    t: TypeAdapter(t) for t in MESSAGE_TYPES.values() if t is not PlanDecided
-}
 
 
 class Undecodable(ValueError):
@@ -130,11 +127,18 @@ def _header(envelope: Fields, name: str) -> str:
     return value
 
 
+@cache
+def _adapter(message_type: type[Any]) -> TypeAdapter[Any]:
+    """Made when it is first asked for: no process reads and writes messages of all types."""
+    assert MESSAGE_TYPES[message_type.__name__] is message_type
+    return TypeAdapter(message_type)
+
+
 def _tagged(message: Message) -> Fields:
     if isinstance(message, PlanDecided):
         payload = _plan_payload(message)
     else:
-        payload = _ADAPTERS[type(message)].dump_python(message, warnings=False)
+        payload = _adapter(type(message)).dump_python(message, warnings=False)
     return {"type": type(message).__name__, "version": message.VERSION, "payload": payload}
 
 
@@ -168,7 +172,7 @@ def _from_tagged(tagged: object, known: Mapping[str, type[Any]] = MESSAGE_TYPES)
     payload = cast(Fields, payload)
     for old in range(version, message_type.VERSION):
         payload = _upcast(message_type.__name__, old, payload)
-    return _plan(payload) if message_type is PlanDecided else _validated(_ADAPTERS[message_type], payload)
+    return _plan(payload) if message_type is PlanDecided else _validated(_adapter(message_type), payload)
 
 
 def _upcast(name: str, old: int, payload: Fields) -> Fields:

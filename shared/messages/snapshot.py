@@ -6,6 +6,7 @@ A snapshot names the fold and the shape of the state it holds; after either chan
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -50,7 +51,6 @@ class _Flat:
     allocation_valid_until_s: float | None
 
 
-_ADAPTER = TypeAdapter(_Flat)
 _MAPS = ("nodes", "live_jobs", "ended_jobs", "held_quotes", "bounds", "curves", "micro_batch_sizes", "usage")
 _STATE = (
     *(PoolState, Job, HeldQuote, GpuBound, NodeState, MeasuredCurve, Usage, Demand, PoolConfig),
@@ -60,12 +60,18 @@ _FIELDS = [(t.__name__, [(f.name, str(f.type)) for f in fields(t)]) for t in _ST
 SHAPE = hashlib.sha256(repr((FOLD, _FIELDS)).encode()).hexdigest()[:16]
 
 
+@cache
+def _adapter() -> TypeAdapter[_Flat]:
+    """Made when it is first asked for: most commands read no snapshot."""
+    return TypeAdapter(_Flat)
+
+
 def dump(state: PoolState) -> bytes:
     """The state as msgpack."""
     flat = {f.name: getattr(state, f.name) for f in fields(state)}
     for name in _MAPS:
         flat[name] = dict(flat[name])
-    plain = _ADAPTER.dump_python(_Flat(shape=SHAPE, **flat), warnings=False)
+    plain = _adapter().dump_python(_Flat(shape=SHAPE, **flat), warnings=False)
     return cast(bytes, msgpack.packb(plain))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -75,7 +81,7 @@ def load(data: bytes) -> PoolState:
         plain = msgpack.unpackb(data, strict_map_key=False)  # pyright: ignore
         if not isinstance(plain, dict) or cast(Mapping[str, Any], plain).get("shape") != SHAPE:
             raise Undecodable("a snapshot of another shape")
-        flat = _ADAPTER.validate_python(plain)
+        flat = _adapter().validate_python(plain)
     except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
         raise Undecodable(f"damaged snapshot: {type(error).__name__}") from error
     values: dict[str, Any] = {f.name: getattr(flat, f.name) for f in fields(PoolState)}

@@ -1,10 +1,12 @@
 """URLs of NATS: checked, masked where people see them, taken apart."""
 
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from shared.errors import BadSettings
 
-_SCHEMES = ("nats", "tls", "ws", "wss")
+_WEBSOCKETS = ("ws", "wss")
+_SCHEMES = ("nats", "tls", *_WEBSOCKETS)
 
 
 def masked(url: str) -> str:
@@ -20,11 +22,15 @@ def check_url(url: str) -> None:
     for part in url.split(","):
         try:
             parts = urlsplit(part)
-            good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+            scheme = parts.scheme if parts.hostname and parts.port != 0 else ""
         except ValueError:  # of a port that is none
-            good = False
-        if not good:
+            scheme = ""
+        if scheme not in _SCHEMES:
             raise BadSettings(("NATS_URL must be like nats://host:4222, or nats://TOKEN@host:4222",))
+        if scheme in _WEBSOCKETS and find_spec("aiohttp") is None:
+            raise BadSettings(
+                ("NATS_URL names websockets, for which nats-py needs aiohttp: pip install aiohttp",)
+            )
 
 
 def login(url: str) -> tuple[str | None, str | None, str | None]:

@@ -1,7 +1,6 @@
 """From `python -m services.X` to a running host: settings, logs, bus, metrics, signals, a clean end."""
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
@@ -191,8 +190,7 @@ async def host_policy(
             if beside is not None:
                 tasks.create_task(beside(host), name="beside")
     finally:
-        with contextlib.suppress(asyncio.CancelledError):
-            await pages.cleanup()
+        pages.close()
 
 
 def _keep_what_is_loaded() -> None:

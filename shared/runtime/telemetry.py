@@ -4,9 +4,10 @@
 /healthz   200 while the service follows the ledger, 503 and the reason while it does not
 """
 
+import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 
-from aiohttp import web
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -17,6 +18,8 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+
+from shared.runtime.pages import Page, serve_pages
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -73,22 +76,16 @@ class GaugeBy:
 
 async def serve_metrics(
     metrics: Metrics, health: Callable[[], str | None], *, host: str, port: int
-) -> tuple[web.AppRunner, int]:
+) -> tuple[asyncio.Server, int]:
     """Serve both pages. health() is None when all is well, else the reason. Returns the real port too."""
 
-    async def show_metrics(request: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
+    def show_metrics() -> Page:
+        return Page(generate_latest(metrics.registry), content_type=CONTENT_TYPE_LATEST)
 
-    async def show_health(request: web.Request) -> web.Response:
+    def show_health() -> Page:
         reason = health()
-        return web.Response(text="ok\n") if reason is None else web.Response(text=f"{reason}\n", status=503)
+        if reason is None:
+            return Page(b"ok\n")
+        return Page(f"{reason}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
 
-    app = web.Application()
-    app.add_routes([web.get("/metrics", show_metrics), web.get("/healthz", show_health)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    await site.start()
-    return runner, runner.addresses[0][1]
+    return await serve_pages({"/metrics": show_metrics, "/healthz": show_health}, host=host, port=port)

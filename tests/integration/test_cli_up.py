@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 import pytest
 
 from elasticflow.run_file import RunFile, holder_of, read_run_file
+from shared.runtime.pages import page_is_ok
 from shared.scheduling import machine_code
 
 WAIT_S = 90.0
@@ -88,11 +88,9 @@ async def test_up_in_the_background_and_down_again(laptop: Laptop) -> None:
     assert set(shown["processes"]) == SERVICES | {"nats-server"}
     assert "***" in shown["nats_url"]
     pids = laptop.pids()
-    async with aiohttp.ClientSession() as http:
-        for name in SERVICES:
-            port = shown["processes"][name]["metrics_port"]
-            async with http.get(f"http://127.0.0.1:{port}/healthz") as page:
-                assert page.status == 200
+    for name in SERVICES:
+        port = shown["processes"][name]["metrics_port"]
+        assert await page_is_ok("127.0.0.1", port, "/healthz", timeout_s=WAIT_S)
 
     status, _, err = await laptop.eflow("up", "--nodes", "0")
     assert (status, f"process {shown['pid']} already runs a pool" in err) == (2, True)

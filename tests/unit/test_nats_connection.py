@@ -1,6 +1,7 @@
 """A reader waits for its connection, also between nats-py's knowing of a break and its saying so."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -74,6 +75,15 @@ async def test_a_url_that_is_none_is_refused_before_there_is_a_connection() -> N
         await Connection("s3cret", None).open(
             "s3cret", name="reader", wait_s=1.0, tls=None, credentials_file=None
         )
+
+
+async def test_websockets_need_a_library_that_is_not_installed_with_us(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    url = "ws://127.0.0.1:4222"
+    with pytest.raises(BadSettings, match="pip install aiohttp"):
+        await Connection(url, None).open(url, name="reader", wait_s=1.0, tls=None, credentials_file=None)
 
 
 async def test_only_what_its_caller_did_not_do_is_told_where_nobody_listens(

@@ -100,7 +100,17 @@ def test_class_within_a_function_cannot_be_found_by_nodes():
         Local().set_deadline(within=1).spec()
 
 
-@pytest.mark.parametrize("module", ["elasticflow", "elasticflow.packaging", "services.executor.launcher"])
-def test_importing_it_imports_no_torch(module):
-    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [
+        ("elasticflow", "torch"),
+        ("elasticflow.packaging", "torch"),
+        ("services.executor.launcher", "torch"),
+        ("elasticflow.cli.app", "torch"),
+        ("elasticflow.cli.app", "numba"),
+        ("elasticflow.cli.app", "numpy"),
+    ],
+)
+def test_who_needs_no_large_library_waits_for_none(module, library):
+    code = f"import {module}, sys; sys.exit({library!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

@@ -1,0 +1,128 @@
+"""Pages over real sockets, asked for by whoever may come."""
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+import pytest
+
+from shared.runtime.pages import Page, page_is_ok, serve_pages
+from shared.runtime.telemetry import Metrics, serve_metrics
+
+HOST = "127.0.0.1"
+LONGER_THAN_A_HEAD = 1_000_000
+
+
+def broken() -> Page:
+    raise LookupError("nothing to show")
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    pages = {
+        "/good": lambda: Page(b"all is well\n"),
+        "/ill": lambda: Page(b"no bus\n", HTTPStatus.SERVICE_UNAVAILABLE),
+        "/broken": broken,
+    }
+    server, port = await serve_pages(pages, host=HOST, port=0)
+    yield port
+    server.close()
+
+
+async def said(port: int, request: bytes) -> bytes:
+    """All that comes back until the connection ends."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        writer.write(request)
+        writer.write_eof()
+        async with asyncio.timeout(60.0):
+            return await reader.read()
+    except ConnectionError:  # it was not read to its end
+        return b""
+    finally:
+        writer.close()
+
+
+def read(port: int, path: str) -> tuple[int, str, str]:
+    """As any client of HTTP sees it: status, type, text."""
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}{path}", timeout=60.0) as page:
+            return page.status, page.headers["Content-Type"], page.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/good", 200, "all is well\n"),
+        ("/good?name=all", 200, "all is well\n"),
+        ("/ill", 503, "no bus\n"),
+        ("/other", 404, "Not Found\n"),
+    ],
+)
+async def test_a_page_is_read_by_its_path(port: int, path: str, status: int, text: str) -> None:
+    assert await asyncio.to_thread(read, port, path) == (status, "text/plain; charset=utf-8", text)
+    assert await page_is_ok(HOST, port, path, timeout_s=60.0) is (status == 200)
+
+
+async def test_a_head_comes_without_its_page_and_nothing_can_be_sent(port: int) -> None:
+    head = await said(port, b"HEAD /good HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert head.endswith(b"Content-Length: 12\r\nConnection: close\r\n\r\n")
+    assert (await said(port, b"POST /good HTTP/1.1\r\n\r\n")).startswith(
+        b"HTTP/1.1 405 Method Not Allowed\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"",
+        b"GET /good HTTP/1.1\r\n",
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET //[ HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01" + bytes(200),
+        b"x" * LONGER_THAN_A_HEAD,
+    ],
+)
+async def test_what_is_no_request_gets_no_page_and_the_next_one_does(port: int, request_: bytes) -> None:
+    assert b" 200 " not in await said(port, request_)
+    assert await page_is_ok(HOST, port, "/good", timeout_s=60.0)
+
+
+async def test_a_page_that_fails_ends_its_connection_alone(port: int) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    assert await said(port, b"GET /broken HTTP/1.1\r\n\r\n") == b""
+    assert await page_is_ok(HOST, port, "/good", timeout_s=60.0)
+
+
+async def test_where_nobody_answers_no_page_is_well() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    assert not await page_is_ok(HOST, port, "/healthz", timeout_s=0.05)
+    server.close()
+    await server.wait_closed()
+    assert not await page_is_ok(HOST, port, "/healthz", timeout_s=60.0)
+
+
+async def test_a_service_shows_its_metrics_and_why_it_is_unwell() -> None:
+    metrics = Metrics("admission", "default")
+    metrics.decisions_total.inc()
+    reasons: list[str | None] = [None, "not connected to NATS"]
+    server, port = await serve_metrics(metrics, lambda: reasons.pop(0), host=HOST, port=0)
+    assert await asyncio.to_thread(read, port, "/healthz") == (200, "text/plain; charset=utf-8", "ok\n")
+    assert (await asyncio.to_thread(read, port, "/healthz"))[::2] == (503, "not connected to NATS\n")
+    status, content_type, text = await asyncio.to_thread(read, port, "/metrics")
+    assert (status, content_type.split(";")[0]) == (200, "text/plain")
+    assert 'ef_decisions_total{pool="default",service="admission"} 1.0' in text
+    server.close()
