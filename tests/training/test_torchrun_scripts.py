@@ -8,7 +8,8 @@ from tests.training.test_scripts import files_of, script
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 EPOCHS = 12
-ITERATIONS = EPOCHS * 10  # 1500 samples, 150 in an iteration: on one worker three steps
+ITERATIONS_AN_EPOCH = 10  # 1500 samples, 150 in an iteration: on one worker three steps
+ENDLESS = 10**6
 
 
 def example(spec_of, *, epochs: int = EPOCHS):
@@ -16,23 +17,24 @@ def example(spec_of, *, epochs: int = EPOCHS):
     return spec_of(
         spec.training_function,
         global_batch_size=150,
-        max_iterations=ITERATIONS,
+        max_iterations=ITERATIONS_AN_EPOCH * epochs,
         hyperparameters={**spec.hyperparameters, "batch_per_worker": 50},
     )
 
 
 async def test_a_script_grows_by_beginning_anew_and_ends_by_itself(node, spec_of):
     job_id = node.new_job_id()
-    workers = await node.launch(example(spec_of), job_id=job_id)
+    workers = await node.launch(example(spec_of, epochs=ENDLESS), job_id=job_id)
     assert (await workers.first(Started)).iteration == 0
     kept = await workers.first(Checkpointed)
-    assert kept.iteration % 10 == 0, "after an epoch"
+    assert kept.iteration % ITERATIONS_AN_EPOCH == 0, "after an epoch"
     workers.stop()
     await workers.ended()
     kept = workers.all_of(Checkpointed)[-1]
 
+    epochs = kept.iteration // ITERATIONS_AN_EPOCH + EPOCHS
     workers = await node.launch(
-        example(spec_of),
+        example(spec_of, epochs=epochs),
         job_id=job_id,
         num_workers=2,
         generation=2,
@@ -44,9 +46,9 @@ async def test_a_script_grows_by_beginning_anew_and_ends_by_itself(node, spec_of
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     log = node.log_of(job_id, generation=2)
     epochs_saved = int(log.partition("goes on after ")[2].split()[0])
-    unnoted = 10 * epochs_saved - begins_at
-    assert unnoted in (0, 10), "it may have ended between a snapshot and the step after it"
-    assert finished.iteration == ITERATIONS - unnoted
+    unnoted = ITERATIONS_AN_EPOCH * epochs_saved - begins_at
+    assert unnoted in (0, ITERATIONS_AN_EPOCH), "it may have ended between a snapshot and the step after it"
+    assert finished.iteration == ITERATIONS_AN_EPOCH * epochs - unnoted
     assert (finished.condition == "max_iterations") == (unnoted == 0)
     assert float(log.partition("accuracy ")[2].split()[0]) > 0.9
 
@@ -65,7 +67,7 @@ async def test_a_pre_run_measures_global_batches_and_leaves_nothing_behind(node,
 
 async def test_a_worker_that_is_killed_takes_its_peers_along_and_what_was_saved_stays(node, spec_of):
     job_id = node.new_job_id()
-    workers = await node.launch(example(spec_of, epochs=10**6), job_id=job_id, num_workers=2)
+    workers = await node.launch(example(spec_of, epochs=ENDLESS), job_id=job_id, num_workers=2)
     await workers.first(Checkpointed)
     workers.workers[1].kill()
     assert (await workers.ended())[0].code == ExitCode.PEER_LOST
