@@ -1,7 +1,7 @@
 """What is wrong with a job before anybody is asked: one line for each field. Pure."""
 
 from shared.messages.codec import validate
-from shared.messages.commands import SubmitJob
+from shared.messages.commands import CancelJob, SubmitJob
 from shared.messages.gpu_range import range_problem
 from shared.messages.job import JobClass, JobSpec
 
@@ -23,3 +23,8 @@ def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
     if is_range and (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
         problems.append(f"min_gpus: {wrong}")
     return problems
+
+
+def problems_of_names(*, job_id: str, tenant: str) -> tuple[str, ...]:
+    """Of what a job is to be called, and for whom it is; "" is filled in later."""
+    return validate(CancelJob(job_id=job_id or "job", tenant=tenant or "tenant"))

@@ -10,10 +10,12 @@ from elasticflow.phrases import gpus_counted, schedule_in_words, speeds_in_words
 from elasticflow.sentences import cause_in_words, placed_in_words, sentence_about
 from shared.messages import events, lifecycle
 from shared.messages.events import Event, PlanDecided
-from shared.messages.job_state import Job
+from shared.messages.job_state import Job, Phase
 from shared.messages.pool_state import PoolState
 
 _TRIES = "nobody else has a use for them, and how fast it is there is not known"
+_PRE_RUN = "there is room for its pre-run"
+_PLANNED = "the planned shares change at this time"
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__)
 
 Entry = tuple[int, float, Event | PlanDecided | None]  # sequence, stored at, message
@@ -77,8 +79,11 @@ class _Teller:
             return ""
         match event:
             case events.AllocationDecided():
-                why = _TRIES if event.tries == self._job_id else self._because(based_on)
-                return _allocated(old.num_gpus if old else 0, new.num_gpus, why)
+                held = old.num_gpus if old else 0
+                begins_pre_run = new.phase is Phase.PROFILING and not held
+                otherwise = _PRE_RUN if begins_pre_run else _PLANNED
+                why = _TRIES if event.tries == self._job_id else self._because(based_on) or otherwise
+                return _allocated(held, new.num_gpus, why)
             case events.PlacementDecided():
                 mine = next((p for p in event.placements if p.job_id == self._job_id), None)
                 if mine is None:
@@ -100,9 +105,9 @@ class _Teller:
                 return ""
 
     def _because(self, based_on: int) -> str:
-        """What the planner knew that it had not known when it decided last."""
+        """What the planner knew that it had not known when it decided last; "" if nothing."""
         causes = list(dict.fromkeys(cause for heard, cause in self._causes if heard <= based_on))
-        return "; ".join(causes[-3:]) or "the planned shares change at this time"
+        return "; ".join(causes[-3:])
 
 
 def _allocated(old: int, new: int, because: str) -> str:

@@ -25,10 +25,11 @@ from shared.messages.job_state import Job, Phase
 from shared.messages.offer import Offer
 
 
-def show_decision(decision: Decision, wish: Wish) -> None:
+def show_decision(decision: Decision, wish: Wish, *, now_s: float) -> None:
+    """now_s: later than the decision where the same wish was made before."""
     match decision:
         case JobAdmitted():
-            _show_admitted(decision)
+            _show_admitted(decision, now_s)
         case JobRejected():
             _show_rejected(decision, wish)
         case JobCancelled():
@@ -38,13 +39,13 @@ def show_decision(decision: Decision, wish: Wish) -> None:
             say_line(f"  log     eflow logs {decision.job_id}")
 
 
-def _show_admitted(event: JobAdmitted) -> None:
+def _show_admitted(event: JobAdmitted, now_s: float) -> None:
     say_line(f"admitted  {event.job_id}", "green")
     if event.deadline_s is not None:
-        say_line(f"  deadline         {moment_in_words(event.deadline_s, event.at_s)}")
+        say_line(f"  deadline         {moment_in_words(event.deadline_s, now_s)}")
     finish_s = max((s.end_s for s in segments(event.minimum_satisfactory_share) if s.num_gpus), default=None)
     if finish_s is not None:
-        say_line(f"  expected finish  {moment_in_words(finish_s, event.at_s)} at the latest")
+        say_line(f"  expected finish  {moment_in_words(finish_s, now_s)} at the latest")
         say_line(f"  promised         {schedule_in_words(event.minimum_satisfactory_share)}")
     say_line(f"  follow it        eflow watch    eflow logs -f {event.job_id}    eflow why {event.job_id}")
 

@@ -28,10 +28,13 @@ from elasticflow.cli.options import (
 from elasticflow.cli.output import note, plain, print_json, say_line
 from elasticflow.cli.wish import ClassName, Wish
 from elasticflow.client import Client
+from elasticflow.job import InvalidJob
+from elasticflow.job_problems import problems_of_names
 from elasticflow.phrases import undecided_in_words
 from elasticflow.submission import load, quotable, with_code
 from shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteHeld, QuoteRefused
 from shared.messages.job_state import Job
+from shared.runtime.clock import SystemClock
 
 Target = Annotated[
     str,
@@ -152,7 +155,11 @@ def submit(
     job = wish.apply(job)
     if quote_id and not deadline:
         job.set_deadline(at=run(lambda client: client.held_quote(quote_id), **where).deadline_s)
-    ready, name = with_code(job, code), name or quote_id
+    try:
+        ready = with_code(job, code)
+    except InvalidJob as error:  # one answer names all that is wrong
+        raise InvalidJob(*error.problems, *problems_of_names(job_id=name, tenant=tenant)) from None
+    name = name or quote_id
 
     async def post(client: Client) -> str:
         return await client.post(ready.spec, job_id=name, code=ready.code)
@@ -167,7 +174,7 @@ def submit(
         if not (wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
-            show_decision(decision, wish)
+            show_decision(decision, wish, now_s=client.now_s())
         return decision, await client.wait(decision.job_id)
 
     if detach:
@@ -178,7 +185,7 @@ def submit(
     if as_json:
         print_json(decision_as_json(decision) | ({"end": end_as_json(ended)} if ended else {}))
     elif ended is None:
-        show_decision(decision, wish)
+        show_decision(decision, wish, now_s=SystemClock().now_s())
     else:
         show_end(ended)
     good = isinstance(decision, JobAdmitted) and (ended is None or in_time(ended))

@@ -60,6 +60,14 @@ async def test_a_name_that_is_no_token_is_refused_before_anything_is_sent(
     assert (await door.eflow("jobs", "--all", "--json")).value == []
 
 
+async def test_one_answer_names_all_that_is_wrong(door: FrontDoor) -> None:
+    ran = await door.eflow("submit", "line.py", "--batch", "0", "--name", "no spaces", "--tenant", "a b")
+    assert ran.status == 1
+    assert all(f"{field}: " in ran.err for field in ("global_batch_size", "deadline", "job_id", "tenant")), (
+        ran.err
+    )
+
+
 async def test_the_same_id_twice_is_one_job(door: FrontDoor) -> None:
     wish = ("submit", "line.py", "--deadline", "300s", "--name", "j1", "--json")
     first, again = await door.eflow(*wish), await door.eflow(*wish)

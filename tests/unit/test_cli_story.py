@@ -120,6 +120,16 @@ def test_a_share_that_changes_by_plan_says_so() -> None:
     assert told.of("j1")[-1] == "its share grows to 4 GPUs from 2: the planned shares change at this time"
 
 
+def test_a_pre_run_that_had_to_wait_for_room_begins_as_one() -> None:
+    asked = [
+        events.ProfileRequested(job_id=name, tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
+        for name in ("j1", "j2")
+    ]
+    told = pool().decided("admission", *asked).allocated(j1=4).allocated(j1=2, j2=2)
+    assert told.of("j2")[-1] == "its share starts with 2 GPUs: there is room for its pre-run"
+    assert told.of("j1")[-1] == "its share shrinks to 2 GPUs from 4: the planned shares change at this time"
+
+
 def test_an_unchanged_share_is_no_news() -> None:
     told = pool().admitted("j1").allocated(j1=2).allocated(j1=2)
     assert len(told.of("j1")) == 2
