@@ -2,9 +2,12 @@
 
 from functools import partial
 
-from services.executor.service import serve
-from services.executor.settings import ExecutorSettings
-from shared.runtime.service import run_service
+from shared.loading import loading
+
+with loading():
+    from services.executor.service import serve
+    from services.executor.settings import ExecutorSettings
+    from shared.runtime.service import run_service
 
 if __name__ == "__main__":
     run_service(

@@ -1,17 +1,20 @@
 """Small pages over HTTP, and a look at one: all that a service shows of itself.
 
-No library: one would cost each process of a pool a tenth of a second of its start.
+The standard library serves them, from threads of its own; what a page says is made in the event loop, as all else is
+that looks at a service's state. (aiohttp costs each process of a pool a tenth of a second of its start.)
 """
 
 import asyncio
 import contextlib
+import http.client
+import socket
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
-_MAX_HEAD_BYTES = 16_384  # of a request: its first line, and headers that nobody reads
-_PATIENCE_S = 10.0  # with whoever asks, and then takes the answer
+_PATIENCE_S = 10.0  # with whoever asks and then takes the answer, and with the event loop
 
 
 class Page(NamedTuple):
@@ -22,63 +25,68 @@ class Page(NamedTuple):
     content_type: str = "text/plain; charset=utf-8"
 
 
-async def serve_pages(
-    pages: Mapping[str, Callable[[], Page]], *, host: str, port: int
-) -> tuple[asyncio.Server, int]:
-    """Serve each page at its path until the server is closed. Returns the real port too. Raises OSError."""
+class Pages:
+    """Each page at its path, until closed; port 0: any. Made in a running event loop. Raises OSError."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nobody_listens = contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError)
-        with contextlib.closing(writer), nobody_listens:
-            async with asyncio.timeout(_PATIENCE_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_answer(pages, head))
-                await writer.drain()
+    def __init__(self, pages: Mapping[str, Callable[[], Page]], *, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
 
-    server = await asyncio.start_server(answer, host, port, limit=_MAX_HEAD_BYTES)
-    return server, server.sockets[0].getsockname()[1]
+        async def made(path: str) -> Page:
+            page = pages.get(path)
+            return page() if page else Page(b"Not Found\n", HTTPStatus.NOT_FOUND)
 
+        def page_at(path: str) -> Page:
+            try:
+                return asyncio.run_coroutine_threadsafe(made(path), loop).result(_PATIENCE_S)
+            except (TimeoutError, RuntimeError):  # RuntimeError: the loop has ended
+                return Page(b"the service does not answer\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
-def _answer(pages: Mapping[str, Callable[[], Page]], head: bytes) -> bytes:
-    method, _, rest = head.partition(b" ")
-    target, _, _ = rest.partition(b" ")
-    if method not in (b"GET", b"HEAD"):
-        page = _refusal(HTTPStatus.METHOD_NOT_ALLOWED)
-    else:
-        shown = pages.get(_path(target))
-        page = _refusal(HTTPStatus.NOT_FOUND) if shown is None else shown()
-    headers = (
-        f"HTTP/1.1 {page.status.value} {page.status.phrase}",
-        f"Content-Type: {page.content_type}",
-        f"Content-Length: {len(page.body)}",
-        "Connection: close",
-    )
-    return "\r\n".join((*headers, "", "")).encode() + (b"" if method == b"HEAD" else page.body)
+        class Handler(_Handler):
+            page_of = staticmethod(page_at)
 
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-def _path(target: bytes) -> str:
-    """Without a query; "" where the request names no place."""
-    try:
-        return urlsplit(target.decode("ascii")).path
-    except ValueError:  # not even an address
-        return ""
+        self._server = Server((host, port), Handler)
+        Thread(target=self._server.serve_forever, name="pages", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return self._server.server_address[1]
+
+    def close(self) -> None:
+        self._server.socket.shutdown(
+            socket.SHUT_RDWR
+        )  # wakes who waits there: shutdown() need not wait for it
+        self._server.shutdown()
+        self._server.server_close()
 
 
-def _refusal(status: HTTPStatus) -> Page:
-    return Page(f"{status.phrase}\n".encode(), status)
+class _Handler(BaseHTTPRequestHandler):
+    page_of: Callable[[str], Page]
+    timeout = _PATIENCE_S
+
+    def do_GET(self) -> None:
+        page = self.page_of(self.path.partition("?")[0])
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.end_headers()
+        self.wfile.write(page.body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads who asked."""
 
 
 async def page_is_ok(host: str, port: int, path: str, *, timeout_s: float) -> bool:
     """Whether there is such a page, and its status is 200."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(
-                    f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
-                )
-                return b" 200 " in await reader.readline()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, ValueError):  # ValueError: a line without an end
-        return False
+    return await asyncio.to_thread(_is_ok, host, port, path, timeout_s)
+
+
+def _is_ok(host: str, port: int, path: str, timeout_s: float) -> bool:
+    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=timeout_s)) as connection:
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False

@@ -173,10 +173,8 @@ async def host_policy(
     def unwell() -> str | None:
         return host.unwell() if process.bus.is_connected else "not connected to NATS"
 
-    pages, port = await serve_metrics(
-        process.metrics, unwell, host=settings.metrics_host, port=settings.metrics_port
-    )
-    process.log.info("metrics served", port=port)
+    pages = serve_metrics(process.metrics, unwell, host=settings.metrics_host, port=settings.metrics_port)
+    process.log.info("metrics served", port=pages.port)
     try:
         if prepare is not None:
             process.log.info("prepares", what=prepare.__name__)

@@ -4,7 +4,6 @@
 /healthz   200 while the service follows the ledger, 503 and the reason while it does not
 """
 
-import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -19,7 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from shared.runtime.pages import Page, serve_pages
+from shared.runtime.pages import Page, Pages
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -74,10 +73,8 @@ class GaugeBy:
         self._gauge.clear()
 
 
-async def serve_metrics(
-    metrics: Metrics, health: Callable[[], str | None], *, host: str, port: int
-) -> tuple[asyncio.Server, int]:
-    """Serve both pages. health() is None when all is well, else the reason. Returns the real port too."""
+def serve_metrics(metrics: Metrics, health: Callable[[], str | None], *, host: str, port: int) -> Pages:
+    """Serve both pages. health() is None when all is well, else the reason. Raises OSError."""
 
     def show_metrics() -> Page:
         return Page(generate_latest(metrics.registry), content_type=CONTENT_TYPE_LATEST)
@@ -88,4 +85,4 @@ async def serve_metrics(
             return Page(b"ok\n")
         return Page(f"{reason}\n".encode(), HTTPStatus.SERVICE_UNAVAILABLE)
 
-    return await serve_pages({"/metrics": show_metrics, "/healthz": show_health}, host=host, port=port)
+    return Pages({"/metrics": show_metrics, "/healthz": show_health}, host=host, port=port)

@@ -3,7 +3,10 @@
 import socket
 import sys
 
-from services.executor.worker.fork_server import ForkServer
+from shared.loading import loading
+
+with loading():
+    from services.executor.worker.fork_server import ForkServer
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not sys.argv[1].isdigit():

@@ -7,7 +7,6 @@ parent death signal itself: that would take its workers by theirs, one by one, a
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import os
 import selectors
@@ -23,6 +22,7 @@ import torch.nn.parallel
 import torch.utils.data  # noqa: F401 - all of these are for the workers
 
 from services.executor.worker.worker_process import run_worker
+from shared.loading import loading
 from shared.messages.forking import (
     ForkRefused,
     ForkServerReady,
@@ -55,10 +55,10 @@ class ForkServer:
         """Until the executor is gone."""
         self._watch_children()
         _adopt_orphans()
-        for module in self._preload:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module)
-        gc.freeze()  # what is loaded by now stays: collections in the children leave its pages shared
+        with loading():  # what is loaded then stays: collections in the children leave its pages shared
+            for module in self._preload:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(module)
         self._send(ForkServerReady())
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
