@@ -91,7 +91,7 @@ def _offers(
     offers = list[Offer]()
     if earliest_s is not None:
         offers.append(_offer(spec, earliest_s + slack_s))
-    fewer = _most_iterations(promises, job)
+    fewer = _most_iterations(promises, job, thorough=thorough)
     if fewer >= 1:
         offers.append(_offer(spec, job.deadline_s + slack_s, max_iterations=fewer))
     for batch_size, curve in _other_batch_sizes(promises, spec):
@@ -147,14 +147,33 @@ def _later(
     return found
 
 
-def _most_iterations(promises: Promises, job: SchedulableJob) -> int:
-    """As many iterations as are promised by the deadline without moving anybody; 0 if not one."""
-    fitting = most_iterations_by(promises.plan, job)
-    affordable = replace(job, remaining_iterations=float(fitting))
-    if fitting < 1 or not promises.is_too_dear(affordable):
-        return fitting
+def _most_iterations(promises: Promises, job: SchedulableJob, *, thorough: bool) -> int:
+    """As many iterations as are promised by the deadline, to one in a hundred; 0 if not one.
+
+    thorough: also where others must move.
+    """
+
+    def is_kept(iterations: int) -> bool:
+        return promises.room.propose(replace(job, remaining_iterations=float(iterations))) is not None
+
+    around = fitting = most_iterations_by(promises.plan, job)
+    refused = int(job.remaining_iterations)
+    while thorough and refused - fitting > max(1, fitting // 100):
+        middle = (fitting + refused) // 2
+        fitting, refused = (middle, refused) if is_kept(middle) else (fitting, middle)
+    affordable = _affordable(promises, job, fitting)
+    if affordable == fitting or is_kept(affordable):
+        return affordable
+    return _affordable(promises, job, around)  # greedy filling may refuse less of what it accepts
+
+
+def _affordable(promises: Promises, job: SchedulableJob, iterations: int) -> int:
+    """So many of these as are not too dear."""
+    shorter = replace(job, remaining_iterations=float(iterations))
+    if iterations < 1 or not promises.is_too_dear(shorter):
+        return iterations
     # in the same window less work needs no more GPU-seconds for each iteration
-    return int(fitting * promises.dearest_gpu_seconds(job) / promises.least_gpu_seconds(affordable))
+    return int(iterations * promises.dearest_gpu_seconds(job) / promises.least_gpu_seconds(shorter))
 
 
 def _other_batch_sizes(promises: Promises, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:

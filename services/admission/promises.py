@@ -12,9 +12,9 @@ from dataclasses import replace
 from shared.messages.cluster import ShareSchedule
 from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.greedy import Greedy
 from shared.scheduling.insistence import MANY_FILLINGS, Insistence
 from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.picky import Picky
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
 from shared.scheduling.proposal import Proposal
 from shared.scheduling.quoting import earliest_deadline_around_s
@@ -87,7 +87,7 @@ class Promises:
         if any(asks_no_less(job, refused) for refused in self._refused):
             return None
         proposal = self.room.propose(job)
-        if proposal is None and self._is_selective and self.thorough:
+        if proposal is None and self.thorough and not self.room.makes_all_effort_for(job):
             proposal = self._sooner(job)
         if proposal is None:
             self._refused.append(job)
@@ -198,8 +198,8 @@ def is_selective(state: PoolState) -> bool:
 
 
 def room_beside(plan: AdmissionPlan, state: PoolState, most_fillings: int = MANY_FILLINGS) -> Room:
-    """Who refuses only what cannot be kept tries harder before a no (docs/adr/0017)."""
-    return Greedy(plan) if is_selective(state) else Insistence(plan, most_fillings)
+    """Who refuses only what cannot be kept tries hard before any no (docs/adr/0017, 0029)."""
+    return (Picky if is_selective(state) else Insistence)(plan, most_fillings)
 
 
 def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:

@@ -17,7 +17,7 @@ from shared.scheduling.proposal import Proposal
 from shared.scheduling.quoting import earliest_deadline_around_s, earliest_end_alone_s
 from shared.scheduling.room import around, filled_anew, is_overloaded
 
-Proposer = Callable[[SchedulableJob], Proposal | None]
+Accepts = Callable[[SchedulableJob], bool]
 
 
 class Greedy:
@@ -48,8 +48,11 @@ class Greedy:
         if accepted_s is None or alone_s is None:
             return None
         refused_s = math.ceil(alone_s) - 1.0
-        accepted_s = _narrowed(partial(self.propose, tries=1), job, refused_s, accepted_s)
-        return _lowered(self.propose, job, refused_s, accepted_s)
+        accepted_s = narrowed(partial(self._accepts, tries=1), job, refused_s, accepted_s)
+        return lowered(self._accepts, job, refused_s, accepted_s)
+
+    def _accepts(self, job: SchedulableJob, tries: int = TRIES) -> bool:
+        return self.propose(job, tries=tries) is not None
 
     def _making_room(self, row: int, job: SchedulableJob, tries: int) -> Proposal | None:
         """Fill all jobs anew, the newcomer among them."""
@@ -70,22 +73,22 @@ class Greedy:
         return filled_anew(plan, row, job, anew[anew != row])
 
 
-def _lowered(propose: Proposer, job: SchedulableJob, refused_s: float, accepted_s: float) -> float:
+def lowered(accepts: Accepts, job: SchedulableJob, refused_s: float, accepted_s: float) -> float:
     """The earliest deadline from an accepted one on down: in steps that double for as long as it helps."""
     step_s = 1.0
     while accepted_s - step_s > refused_s:
-        if propose(replace(job, deadline_s=accepted_s - step_s)) is None:
-            return _narrowed(propose, job, accepted_s - step_s, accepted_s)
+        if not accepts(replace(job, deadline_s=accepted_s - step_s)):
+            return narrowed(accepts, job, accepted_s - step_s, accepted_s)
         accepted_s, step_s = accepted_s - step_s, 2 * step_s
-    return _narrowed(propose, job, refused_s, accepted_s)
+    return narrowed(accepts, job, refused_s, accepted_s)
 
 
-def _narrowed(propose: Proposer, job: SchedulableJob, refused_s: float, accepted_s: float) -> float:
+def narrowed(accepts: Accepts, job: SchedulableJob, refused_s: float, accepted_s: float) -> float:
     """Bisect between a refused and an accepted deadline, to one second: the accepted one."""
     while accepted_s - refused_s > 1.0:
         middle_s = float((accepted_s + refused_s) // 2)
-        if propose(replace(job, deadline_s=middle_s)) is None:
-            refused_s = middle_s
-        else:
+        if accepts(replace(job, deadline_s=middle_s)):
             accepted_s = middle_s
+        else:
+            refused_s = middle_s
     return accepted_s

@@ -61,6 +61,10 @@ class Insistence:
         with self._plan.trying(job) as row:
             return around(self._plan, row, job) or self._making_room(row, job)
 
+    def makes_all_effort_for(self, job: SchedulableJob) -> bool:
+        """For any."""
+        return True
+
     def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
         """In whole seconds: it is accepted now, and one second less is refused; None if none is."""
         plan = self._plan

@@ -19,6 +19,10 @@ class Room(Protocol):
         """A way to promise `job` too that makes no other job late, or None. Good until the plan changes."""
         ...
 
+    def makes_all_effort_for(self, job: SchedulableJob) -> bool:
+        """Whether more is looked at than a few orders, of which one may miss what another deadline finds."""
+        ...
+
     def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
         """In whole seconds: what `propose` accepts, and one second less it refuses; None if there is none."""
         ...

@@ -3,15 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.scheduling import picky
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
 from shared.scheduling.greedy import Greedy
 from shared.scheduling.insistence import MANY_FILLINGS, Insistence
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
+from shared.scheduling.picky import Picky
 from shared.scheduling.profile import utilization
 from shared.scheduling.quoting import earliest_deadline_around_s
 from tests.exact_replay import (
@@ -220,6 +223,20 @@ def test_the_quoted_deadline_is_accepted_at_once_and_a_second_less_is_refused(
     assert Greedy(plan).propose(replace(new, deadline_s=quoted_s - 1.0)) is None
     assert fits_around(plan, replace(new, deadline_s=around_s))
     assert not fits_around(plan, replace(new, deadline_s=around_s - 1.0))
+
+
+@given(job_lists(), schedulable_jobs(job_id="new"), st.sampled_from([1 / 64, 1 / 4, 1 / 2, 1.0]))
+def test_who_is_picky_refuses_one_second_less_than_it_quotes(
+    jobs: list[SchedulableJob], new: SchedulableJob, little_part: float
+) -> None:
+    plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
+    with mock.patch.object(picky, "LITTLE_PART", little_part):
+        room = Picky(plan)
+        quoted_s = room.earliest_deadline_s(new)
+        assert (quoted_s is None) == (Greedy(plan).earliest_deadline_s(new) is None)
+        if quoted_s is not None:
+            assert room.propose(replace(new, deadline_s=quoted_s)) is not None
+            assert room.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
 
 
 @given(

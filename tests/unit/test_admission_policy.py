@@ -57,6 +57,19 @@ def test_fewer_iterations_are_offered_only_if_they_come_sooner() -> None:
     assert all(a[1] < b[1] for a, b in itertools.pairwise(by_size) if a[0] < b[0]), by_size
 
 
+@pytest.mark.parametrize("admission", ["first-come", "selective"])
+def test_as_many_iterations_are_offered_as_are_promised_if_others_move(admission: str) -> None:
+    history = pool(1, admission=admission)
+    history.decided(POLICY, submit("patient", deadline_s=NOW_S + 400.0))
+    before = history.state
+    rejected = only(history.decided(POLICY, submit("b", deadline_s=NOW_S + 110.0, max_iterations=200)))
+    assert isinstance(rejected, events.JobRejected)
+    by_then = [offer for offer in rejected.offers if offer.deadline_s == NOW_S + 110.0]
+    assert [offer.max_iterations > 105 for offer in by_then] == [True], "around `patient` ten fit"
+    shorter = submit("b", deadline_s=NOW_S + 110.0, max_iterations=by_then[0].max_iterations)
+    assert isinstance(only(History(before).decided(POLICY, shorter)), events.JobAdmitted)
+
+
 def pool_with_a(**config: Any) -> History:
     history = pool(1, **config)
     history.decided(POLICY, submit("a", deadline_s=NOW_S + 110.0))
