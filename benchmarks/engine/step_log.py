@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 _LOOK_S = 0.005
-_TIMEOUT_S = 120.0
+PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,10 @@ class NoStep(Exception):
 
 
 class StepLog:
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    """patience_s: after which what is waited for has not come."""
+
+    def __init__(self, file: Path, *, patience_s: float = PATIENCE_S) -> None:
+        self._file, self._patience_s = file, patience_s
 
     def note(self, num_workers: int, process: int) -> None:
         """A step with so many workers has ended."""
@@ -42,7 +44,7 @@ class StepLog:
         self, is_it: Callable[[StepEnd], bool], *, what: str, alive: Callable[[], bool] = lambda: True
     ) -> StepEnd:
         """Once it is there. alive: whether it may still come. Raises NoStep."""
-        give_up_s = time.monotonic() + _TIMEOUT_S
+        give_up_s = time.monotonic() + self._patience_s
         while time.monotonic() < give_up_s and alive():
             if found := [step for step in self.read() if is_it(step)]:
                 return found[0]
@@ -51,7 +53,7 @@ class StepLog:
 
     def steady(self, num_workers: int, *, num_steps: int, what: str) -> float:
         """Seconds of a step, the median of the last so many with this number of workers, once they are there."""
-        give_up_s = time.monotonic() + _TIMEOUT_S
+        give_up_s = time.monotonic() + self._patience_s
         while time.monotonic() < give_up_s:
             ends_s = [step.at_s for step in self.read() if step.num_workers == num_workers]
             if len(ends_s) > num_steps:
