@@ -226,9 +226,8 @@ class ElasticJob:
             max_gpus=self.max_gpus,
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
-        from elasticflow.job_problems import (
-            problems_of,
-        )  # here: workers import this module, and submit nothing
+        # Here: workers import this module, and submit nothing.
+        from elasticflow.job_problems import problems_of
 
         problems = problems_of(spec, has_deadline=has_deadline)
         if problems:

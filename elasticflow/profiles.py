@@ -33,9 +33,8 @@ class ProfileView:
 
 def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
     """None where nothing is known."""
-    from shared.scheduling.outlook import (
-        largest_level,
-    )  # here: it loads a compiler, which no other command needs
+    # Here: it loads a compiler, which no other command needs.
+    from shared.scheduling.outlook import largest_level
 
     whole, own = state.curves.get(spec.measured_key), state.curves.get(spec.profile_key)
     if whole is None or not whole.iterations_per_s:
