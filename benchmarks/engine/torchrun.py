@@ -29,7 +29,9 @@ from benchmarks.engine.step_log import PATIENCE_S, NoStep, StepLog
 _ROOT = Path(__file__).parents[2]
 _STEADY_STEPS = 12
 _END_S = 10.0
-_PATIENCE_A_MILLION_S = 10.0  # four workers of 100 M parameters share two cores, and write 800 MB every ten steps
+_PATIENCE_A_MILLION_S = (
+    10.0  # four workers of 100 M parameters share two cores, and write 800 MB every ten steps
+)
 
 
 def measure(options: Options) -> list[Row]:
