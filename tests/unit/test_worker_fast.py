@@ -61,6 +61,16 @@ def met(*models: nn.Module, find_unused_parameters: bool = False) -> Iterator[li
             worker.group.release()
 
 
+def assert_left_behind(waits: Worker, step: Future[None], silent: Worker) -> None:
+    """In a step that waits for a peer which says nothing, and closes its connections in the end."""
+    while not waits.group.leave_behind():
+        assert not step.done()
+        time.sleep(0.001)
+    silent.group.close()
+    with pytest.raises(LeftBehind):
+        step.result(WAIT_S)
+
+
 def test_no_step_waits_for_a_sum_in_a_group_that_was_closed() -> None:
     """Equal parts on whole cores, which torch could sum by itself."""
     with met(nn.Linear(3, 1)) as (worker,):
@@ -73,12 +83,7 @@ def test_no_step_waits_for_a_sum_in_a_group_that_was_closed() -> None:
 def test_who_waits_for_buffers_that_never_come_is_left_behind() -> None:
     with ThreadPoolExecutor(1) as thread, met(nn.BatchNorm1d(3), nn.BatchNorm1d(3)) as (silent, waits):
         step: Future[None] = thread.submit(waits.step)
-        while not waits.group.leave_behind():
-            assert not step.done()
-            time.sleep(0.001)
-        silent.group.close()
-        with pytest.raises(LeftBehind):
-            step.result(WAIT_S)
+        assert_left_behind(waits, step, silent)
 
 
 def test_who_waits_for_buckets_that_never_come_is_left_behind() -> None:
@@ -88,12 +93,7 @@ def test_who_waits_for_buckets_that_never_come_is_left_behind() -> None:
             step.result(WAIT_S)
         silent, waits = workers
         step = threads.submit(waits.step)
-        while not waits.group.leave_behind():
-            assert not step.done()
-            time.sleep(0.001)
-        silent.group.close()
-        with pytest.raises(LeftBehind):
-            step.result(WAIT_S)
+        assert_left_behind(waits, step, silent)
 
 
 class NeverTellsWhatWasUsed(NeverSums):
