@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.greedy import Greedy
 from shared.scheduling.job_table import SchedulableJob, Schedule
 
 
@@ -130,9 +128,3 @@ def _exact(at_s: float, now_s: float) -> Fraction:
 def share_at(schedule: Schedule, at_s: float) -> int:
     """GPUs held at an instant."""
     return next((segment.num_gpus for segment in schedule if segment.start_s <= at_s < segment.end_s), 0)
-
-
-def fits_around(plan: AdmissionPlan, job: SchedulableJob) -> bool:
-    """Whether it is promised without moving any other."""
-    proposal = Greedy(plan).propose(job)
-    return proposal is not None and not proposal.moved

@@ -30,7 +30,7 @@ def sheets(result: dict[str, Any]) -> Iterator[Sheet]:
     if "failures" in result:
         yield _failures(result["failures"])
     if "relaxations" in result:
-        yield _relaxations(result["relaxations"])
+        yield _relaxations(result["relaxations"]["policies"])
     if "costs" in result:
         yield _costs(result["costs"], machine)
 
@@ -213,11 +213,15 @@ def _failures(lives: dict[str, Any]) -> Sheet:
     )
 
 
-def _relaxations(found: dict[str, Any]) -> Sheet:
+def _relaxations(policies: list[dict[str, Any]]) -> Sheet:
     return Sheet(
-        title=f"{found['promised']} of {found['wishes']} wishes promised by `first-come`, and asked again for less",
-        columns=("relaxed", "asked", "refused"),
-        rows=tuple((law["relaxed"], f"{law['asked']:,}", f"{law['refused']:,}") for law in found["laws"]),
+        title="Wishes for whom others must move, promised, and asked again for less",
+        columns=("policy", "relaxed", "asked", "refused"),
+        rows=tuple(
+            (found["policy"], law["relaxed"], f"{law['asked']:,}", f"{law['refused']:,}")
+            for found in policies
+            for law in found["laws"]
+        ),
     )
 
 

@@ -36,29 +36,24 @@ def refuse(promises: Promises, job: SchedulableJob, spec: JobSpec, *, dear: bool
     thorough = promises.thorough
     promises.num_refusals += 1
     promises.expect_another()
-    earliest_s = _first_worth_s(promises, job) if dear else promises.earliest_deadline_s(job, tight=thorough)
-    offers = _offers(promises, job, spec, earliest_s, thorough=thorough)
     if dear:
+        earliest_s = promises.first_worth_s(job, math.ceil(job.deadline_s), 1.0)
+        fitting = int(job.remaining_iterations)
         least, dearest = promises.least_gpu_seconds(job), promises.dearest_gpu_seconds(job)
-        reason: RejectionReason = "price"
         why = why_dear(promises.state, least, dearest, earliest_s, promises.now_s)
-        witness = _too_dear(least, dearest)
+        witness: Witness = _too_dear(least, dearest)
     else:
-        reason = "deadline"
+        earliest_s = promises.earliest_deadline_s(job, tight=thorough)
+        fitting = _most_iterations(promises, job, thorough=thorough)
         why = why_late(promises.state, spec, job, earliest_s, promises.now_s)
         witness = _witness(promises, job, earliest_s, thorough=thorough)
     return Refusal(
-        reason=reason, explanation=why, witness=witness, offers=offers, earliest_deadline_s=earliest_s
+        reason="price" if dear else "deadline",
+        explanation=why,
+        witness=witness,
+        offers=_offers(promises, job, spec, earliest_s, _affordable(promises, job, fitting)),
+        earliest_deadline_s=earliest_s,
     )
-
-
-def _first_worth_s(promises: Promises, job: SchedulableJob) -> float | None:
-    """The first deadline from the one asked for on at which a job that fits is worth its price too."""
-    first_s = promises.first_worth_s(job, math.ceil(job.deadline_s), 1.0)
-    if first_s is None or promises.room.propose(replace(job, deadline_s=first_s)) is not None:
-        return first_s
-    around_s = promises.earliest_possible_s(job, tight=False)
-    return None if around_s is None else promises.first_worth_s(job, max(first_s, around_s), 1.0)
 
 
 def _too_dear(gpu_seconds: float, dearest: float) -> TooDear:
@@ -83,15 +78,14 @@ def _witness(promises: Promises, job: SchedulableJob, earliest_s: float | None, 
 
 
 def _offers(
-    promises: Promises, job: SchedulableJob, spec: JobSpec, earliest_s: float | None, *, thorough: bool
+    promises: Promises, job: SchedulableJob, spec: JobSpec, earliest_s: float | None, fewer: int
 ) -> tuple[Offer, ...]:
     """A later deadline, fewer iterations, other batch sizes that are known: each would be promised if taken now. Where
-    these are fewer than three, also fewer iterations by a later deadline, or still later ones."""
+    these are not enough, also fewer iterations by a later deadline, or still later ones."""
     slack_s = promises.state.config.deadline_slack_s
     offers = list[Offer]()
     if earliest_s is not None:
         offers.append(_offer(spec, earliest_s + slack_s))
-    fewer = _most_iterations(promises, job, thorough=thorough)
     if fewer >= 1:
         offers.append(_offer(spec, job.deadline_s + slack_s, max_iterations=fewer))
     for batch_size, curve in _other_batch_sizes(promises, spec):
@@ -148,23 +142,17 @@ def _later(
 
 
 def _most_iterations(promises: Promises, job: SchedulableJob, *, thorough: bool) -> int:
-    """As many iterations as are promised by the deadline, to one in a hundred; 0 if not one.
+    """As many iterations as can be kept by the deadline, to one in a hundred; 0 if not one.
 
     thorough: also where others must move.
     """
 
-    def is_kept(iterations: int) -> bool:
-        return promises.room.propose(replace(job, remaining_iterations=float(iterations))) is not None
-
-    around = fitting = most_iterations_by(promises.plan, job)
-    refused = int(job.remaining_iterations)
+    fitting, refused = most_iterations_by(promises.plan, job), int(job.remaining_iterations)
     while thorough and refused - fitting > max(1, fitting // 100):
         middle = (fitting + refused) // 2
-        fitting, refused = (middle, refused) if is_kept(middle) else (fitting, middle)
-    affordable = _affordable(promises, job, fitting)
-    if affordable == fitting or is_kept(affordable):
-        return affordable
-    return _affordable(promises, job, around)  # greedy filling may refuse less of what it accepts
+        is_kept = promises.room.has_room_for(replace(job, remaining_iterations=float(middle)))
+        fitting, refused = (middle, refused) if is_kept else (fitting, middle)
+    return fitting
 
 
 def _affordable(promises: Promises, job: SchedulableJob, iterations: int) -> int:

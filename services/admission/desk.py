@@ -174,9 +174,10 @@ class Desk:
 
     def _promise(self, wish: Wish, job: SchedulableJob) -> None:
         least = self.promises.least_gpu_seconds(job)
-        proposal = self.promises.propose(job) if math.isfinite(least) else None
-        dear = proposal is not None and self.promises.is_too_dear(job)
-        if proposal is None or dear:
+        has_room = math.isfinite(least) and self.promises.has_room_for(job)
+        dear = has_room and self.promises.is_too_dear(job)
+        proposal = self.promises.room.propose(job) if has_room and not dear else None
+        if proposal is None:
             refusal = refuse(self.promises, job, wish.spec, dear=dear)
             asked = least if math.isfinite(least) else 0.0
             why = why_not_taken(self.state, self.promises, job, self.now_s) + refusal.explanation

@@ -93,7 +93,7 @@ def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQu
     planned_s = desk.promises.earliest_deadline_s(job)
     if planned_s is None:
         return DeadlineQuoted(earliest_deadline_s=None, explanation=no_deadline(state), at_s=now_s)
-    proposal = desk.promises.propose(replace(job, deadline_s=planned_s))
+    proposal = desk.promises.room.propose(replace(job, deadline_s=planned_s))
     return DeadlineQuoted(
         earliest_deadline_s=planned_s + state.config.deadline_slack_s,
         gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,

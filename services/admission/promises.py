@@ -7,18 +7,15 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shared.messages.cluster import ShareSchedule
 from shared.messages.pool_state import HeldQuote, PoolState
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.insistence import MANY_FILLINGS, Insistence
 from shared.scheduling.job_table import SchedulableJob
-from shared.scheduling.picky import Picky
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
 from shared.scheduling.proposal import Proposal
 from shared.scheduling.quoting import earliest_deadline_around_s
-from shared.scheduling.room import Room
 from shared.scheduling.selection import Selection, least_gpu_seconds
 
 MAX_THOROUGH_REFUSALS = (
@@ -35,7 +32,6 @@ class Promises:
         self.now_s = now_s
         self.num_refusals = 0
         self._coming: list[float] = []
-        self._earliest: tuple[SchedulableJob, float | None] | None = None
         self._selection: Selection | None = None
         self.look_again(state)
 
@@ -48,7 +44,7 @@ class Promises:
 
     def _forget_room(self) -> None:
         """The plan is another now."""
-        self._room: Room | None = None
+        self._room: Insistence | None = None
         self._refused: list[SchedulableJob] = []  # beside this plan
 
     def expect(self, asked: Iterable[float]) -> None:
@@ -82,31 +78,21 @@ class Promises:
         """Whether the next refusal may take its time."""
         return self.num_refusals < MAX_THOROUGH_REFUSALS
 
-    def propose(self, job: SchedulableJob) -> Proposal | None:
-        """A way to keep this promise too; None at once if less was refused already."""
+    def has_room_for(self, job: SchedulableJob) -> bool:
+        """Whether there is a way to keep this promise too; no at once if less was refused already."""
         if any(asks_no_less(job, refused) for refused in self._refused):
-            return None
-        proposal = self.room.propose(job)
-        if proposal is None and self.thorough and not self.room.makes_all_effort_for(job):
-            proposal = self._sooner(job)
-        if proposal is None:
+            return False
+        has_room = self.room.has_room_for(job)
+        if not has_room:
             self._refused.append(job)
-        return proposal
-
-    def _sooner(self, job: SchedulableJob) -> Proposal | None:
-        """Where there is no way for the deadline, there may be for an earlier one: greedy filling is not monotone."""
-        earliest_s = self.earliest_possible_s(job, tight=True)
-        if earliest_s is None or earliest_s > job.deadline_s:
-            return None
-        proposal = self.room.propose(replace(job, deadline_s=earliest_s))
-        return proposal and replace(proposal, job=job)  # what is promised is what was asked for
+        return has_room
 
     @property
-    def room(self) -> Room:
+    def room(self) -> Insistence:
         """For one more beside this plan: in a decision with many refusals, only at its beginning with all effort."""
         if self._room is None:
             most_fillings = MANY_FILLINGS if self.num_refusals < MAX_EFFORTS else FEW_FILLINGS
-            self._room = room_beside(self.plan, self.state, most_fillings)
+            self._room = Insistence(self.plan, most_fillings)
         return self._room
 
     def accept(self, proposal: Proposal) -> dict[str, ShareSchedule]:
@@ -150,17 +136,10 @@ class Promises:
         tight: one second less is refused. Otherwise the earliest that moves no other job: a little later at most
         times and much cheaper, for when many wishes come at once.
         """
-        earliest_s = self.earliest_possible_s(job, tight=tight)
+        earliest_s = (
+            self.room.earliest_deadline_s(job) if tight else earliest_deadline_around_s(self.plan, job)
+        )
         return None if earliest_s is None else self.first_worth_s(job, earliest_s, 1.0 if tight else math.inf)
-
-    def earliest_possible_s(self, job: SchedulableJob, *, tight: bool) -> float | None:
-        """The earliest that can be kept, at whatever price."""
-        if self._earliest is not None and self._earliest[0] is job:
-            return self._earliest[1]
-        if not tight:
-            return earliest_deadline_around_s(self.plan, job)
-        self._earliest = job, self.room.earliest_deadline_s(job)
-        return self._earliest[1]
 
     # -- at what price -----------------------------------------------------------------------------------
 
@@ -184,22 +163,13 @@ class Promises:
 
     @property
     def _is_selective(self) -> bool:
-        return is_selective(self.state)
+        return self.state.config.admission == "selective"
 
     @property
     def _selected(self) -> Selection:
         if self._selection is None:
             self._selection = Selection(self.state.demand, self._coming, self.now_s, self.plan.num_gpus)
         return self._selection
-
-
-def is_selective(state: PoolState) -> bool:
-    return state.config.admission == "selective"
-
-
-def room_beside(plan: AdmissionPlan, state: PoolState, most_fillings: int = MANY_FILLINGS) -> Room:
-    """Who refuses only what cannot be kept tries hard before any no (docs/adr/0017, 0029)."""
-    return (Picky if is_selective(state) else Insistence)(plan, most_fillings)
 
 
 def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:

@@ -17,7 +17,6 @@ from shared.scheduling.outlook import known_curve, planned_deadline_s, resize_co
 from shared.scheduling.planned_pool import PlannedPool, flat, planned_pool
 from shared.scheduling.proposal import Proposal
 from shared.scheduling.quoting import end_under_s
-from shared.scheduling.room import Room
 
 Found = Proposal | Schedule  # a new schedule, or the one that it has
 
@@ -31,7 +30,7 @@ class Replanning:
     others: PlannedPool
     job: Job
     before: SchedulableJob
-    room: Room
+    room: Insistence
     now_s: float
 
     @staticmethod

@@ -152,7 +152,7 @@ class AdmissionPlan:
         changed: list[int] = rows[self.changed[rows]].tolist()
         return changed
 
-    def fill_anew(self, order: Integers, num_kept: int, *, hurried: int = -1, tries: int = 1) -> int:
+    def fill_anew(self, order: Integers, num_kept: int, *, tries: int = 1) -> int:
         """All in an order but those who come first, and what is settled: how many keep what they have, -1 if it fails.
         What is found is in `filled`, what it leaves in `other_profile`."""
         return fill_anew(
@@ -163,7 +163,6 @@ class AdmissionPlan:
             self.settled,
             order,
             num_kept,
-            hurried,
             tries,
             self.now_s,
             self.num_gpus,

@@ -1,8 +1,8 @@
 """Clearings: other plans of the promised jobs, each of which leaves GPUs alone until some instant.
 
 Some jobs keep the schedules that they have, the others are filled anew around the GPUs that they leave alone. All this
-is made of the promises: nothing here knows who asks to come in, nor GPUs beyond those that the schedules need at most.
-So who fits into a clearing also fits in with less work, with more time, and with more GPUs (docs/adr/0017).
+is made of the promises, and of no more GPUs than are said to be usable: nothing here knows who asks to come in. So who
+fits into a clearing also fits in with less work, with more time, and with more GPUs (docs/adr/0017, 0030).
 Axes: J = jobs; K = promised jobs, those that keep what they have first; C = clearings; B = pieces of their profiles.
 """
 
@@ -16,7 +16,7 @@ from shared.scheduling.planning import fill_in_order
 from shared.scheduling.profile import Profile, Schedules, change, copy_into, reserve
 from shared.scheduling.workspace import Workspace
 
-MAX_WIDTHS = 8  # numbers of GPUs that are left alone: powers of two, of eight where these were more
+MAX_WIDTHS = 8  # numbers of GPUs that are left alone: powers of two, of eight where these were more; then all
 MAX_LOOKS = 8  # at instants, for each of them
 SHORTEST_S = 1e-3
 LONGEST_BY_SHORTEST = 4_096.0
@@ -31,10 +31,10 @@ class Anew(NamedTuple):
     num_kept: int
 
 
-class Width(NamedTuple):
-    """num_needed: GPUs that the schedules that stand hold at most; num_beyond: GPUs beside them."""
+class Usable(NamedTuple):
+    """num_gpus: for those who are filled anew; num_beyond: GPUs beside these, which are left alone at any time."""
 
-    num_needed: int
+    num_gpus: int
     num_beyond: int
 
 
@@ -70,7 +70,7 @@ def clear(
         copy_into(work.profile, profile)
         change(work.profile, profile.start_B[0], until_s, -num_gpus)
         change(work.profile, profile.start_B[0], np.inf, -num_beyond)
-        failed = fill_in_order(work.profile, filled, jobs, order_K, num_kept, -1, work)
+        failed = fill_in_order(work.profile, filled, jobs, order_K, num_kept, work)
         if failed < 0:
             for job in order_K[num_kept:]:
                 reserve(profile, filled, job)
@@ -86,7 +86,7 @@ def clear(
 
 def empty_clearings(num_pieces: int) -> Clearings:
     """Room for as many as there may be of one kind, of so many pieces each."""
-    shape = (MAX_WIDTHS * MAX_LOOKS, num_pieces)
+    shape = ((MAX_WIDTHS + 1) * MAX_LOOKS, num_pieces)
     sizes, num_gpus = np.empty(shape[0], np.int64), np.empty(shape[0], np.int64)
     return Clearings(np.empty(shape), np.empty(shape, np.int64), sizes, num_gpus, np.empty(shape[0]))
 
@@ -99,7 +99,7 @@ def clearings(
     filled: Schedules,
     jobs: Jobs,
     anew: Anew,
-    width: Width,
+    usable: Usable,
     most_fillings: int,
     work: Workspace,
 ) -> tuple[Clearings, int]:
@@ -113,13 +113,13 @@ def clearings(
     longest = np.log(max(longest_s, SHORTEST_S))
     shortest = longest - np.log(LONGEST_BY_SHORTEST)
     num_gpus, high = 1, np.inf
-    while num_gpus <= width.num_needed:
+    while num_gpus <= usable.num_gpus:
         low = shortest
         while high - low > np.log(PRECISION) and num_fillings < most_fillings:
             look = (low + high) / 2.0
             until_s = now_s + np.exp(look)
             copy_into(profile, kept)
-            fits, took = clear(profile, filled, jobs, anew, num_gpus, until_s, width.num_beyond, work)
+            fits, took = clear(profile, filled, jobs, anew, num_gpus, until_s, usable.num_beyond, work)
             num_fillings += took
             if fits:
                 store_clearing(found, count, profile, num_gpus, until_s)
@@ -128,7 +128,7 @@ def clearings(
                 high = min(look, longest)
         if low == shortest:
             break
-        num_gpus *= width_factor(width.num_needed)
+        num_gpus = wider(num_gpus, usable.num_gpus)
     return first_clearings(found, count), num_fillings
 
 
@@ -169,9 +169,11 @@ def _ends_in_s(found: Clearings, clearing: int, jobs: Jobs, job: int, by_s: floa
 
 
 @compiled
-def width_factor(num_needed: int) -> int:
-    """From one number of GPUs that are left alone to the next."""
-    return 2 if num_needed < 2**MAX_WIDTHS else 8
+def wider(num_gpus: int, num_usable: int) -> int:
+    """From one number of GPUs that are left alone to the next, at last to all that may be used; then to more."""
+    if num_gpus == num_usable:
+        return num_usable + 1
+    return min(num_gpus * (2 if num_usable < 2**MAX_WIDTHS else 8), num_usable)
 
 
 @compiled

@@ -46,6 +46,5 @@ def late_first(
         return False
     settled = np.concatenate((late_K, reserved))
     return (
-        fill_anew(profile, schedules, schedules, jobs, settled, order_K, 0, -1, tries, now_s, num_gpus, work)
-        >= 0
+        fill_anew(profile, schedules, schedules, jobs, settled, order_K, 0, tries, now_s, num_gpus, work) >= 0
     )

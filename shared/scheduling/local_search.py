@@ -16,10 +16,10 @@ from shared.scheduling.clearings import (
     LONGEST_BY_SHORTEST,
     PRECISION,
     Clearings,
-    Width,
+    Usable,
     first_clearings,
     store_clearing,
-    width_factor,
+    wider,
 )
 from shared.scheduling.compiled import Integers, compiled
 from shared.scheduling.filling import Jobs, minimum_share
@@ -47,7 +47,7 @@ def search_clearings(
     standing: Standing,
     moved: Schedules,
     jobs: Jobs,
-    width: Width,
+    usable: Usable,
     most_fillings: int,
     most_clearings: int,
     chance: np.random.Generator,
@@ -60,8 +60,8 @@ def search_clearings(
     now_s, count, num_fillings = standing.left.start_B[0], 0, 0
     longest_s = jobs.deadline_J[standing.order_K].max() - now_s
     around_K = standing.order_K.copy()
-    num_gpus, num_beyond = 1, width.num_beyond
-    while num_gpus <= width.num_needed:
+    num_gpus, num_beyond = 1, usable.num_beyond
+    while num_gpus <= usable.num_gpus:
         copy_into(profile, standing.left)
         take(moved, standing.schedules, standing.order_K)
         alone_s, stride = _alone_s(profile, num_gpus + num_beyond), LONGEST_STRIDE
@@ -81,7 +81,7 @@ def search_clearings(
                 alone_s = max(_alone_s(profile, num_gpus + num_beyond), asked_s)
             else:
                 stride = np.sqrt(stride)
-        num_gpus *= width_factor(width.num_needed)
+        num_gpus = wider(num_gpus, usable.num_gpus)
     return first_clearings(found, count)
 
 

@@ -78,20 +78,13 @@ def fill_in_order(
     jobs: Jobs,
     order_K: Integers,
     first: int,
-    hurried: int,
     work: Workspace,
 ) -> int:
-    """Fill all jobs from position `first` on by minimum shares, one after another: -1, or who does not fit.
-
-    hurried: a job that is filled to end as early as it can, so that it is soon out of the way; -1 for none.
-    """
+    """Fill all jobs from position `first` on by minimum shares, one after another: -1, or who does not fit."""
     for position in range(first, order_K.shape[0]):
         job = int(order_K[position])
         by_s = float(jobs.deadline_J[job])
-        if job == hurried:
-            count = fill(profile, jobs, job, jobs.num_levels_J[job] - 1, by_s, work.found, work.memory)
-        else:
-            count = minimum_share(profile, jobs, job, by_s, work.found, work.other, work.memory)
+        count = minimum_share(profile, jobs, job, by_s, work.found, work.other, work.memory)
         if count < 0:
             return position
         write(schedules, job, work.found, count)
@@ -108,7 +101,6 @@ def fill_anew(
     settled: Integers,
     order_K: Integers,
     num_kept: int,
-    hurried: int,
     tries: int,
     now_s: float,
     num_gpus: int,
@@ -122,7 +114,7 @@ def fill_anew(
     """
     for _ in range(tries):
         sweep(profile, kept, np.concatenate((settled, order_K[:num_kept])), now_s, num_gpus)
-        failed = fill_in_order(profile, schedules, jobs, order_K, num_kept, hurried, work)
+        failed = fill_in_order(profile, schedules, jobs, order_K, num_kept, work)
         if failed < 0:
             return num_kept
         if failed == 0:

@@ -147,26 +147,6 @@ def copy_into(profile: Profile, other: Profile) -> None:
 
 
 @compiled
-def utilization(profile: Profile, num_gpus: int, now_s: float, until_s: float) -> float:
-    """The part of all GPU-seconds from now until an instant that is not free."""
-    total = num_gpus * (until_s - now_s)
-    return 1.0 - free_gpu_seconds(profile, until_s) / total if total > 0.0 else 1.0
-
-
-@compiled
-def free_gpu_seconds(profile: Profile, until_s: float) -> float:
-    """GPUs free times how long, from now until an instant."""
-    total = 0.0
-    for piece in range(profile.size[0]):
-        start_s = profile.start_B[piece]
-        if start_s >= until_s:
-            break
-        end_s = min(profile.start_B[piece + 1], until_s) if piece + 1 < profile.size[0] else until_s
-        total += profile.free_B[piece] * (end_s - start_s)
-    return total
-
-
-@compiled
 def fewest_free(profile: Profile, start_s: float, end_s: float) -> int:
     """GPUs that are free all the time between two instants."""
     piece = piece_at(profile, start_s)

@@ -1,31 +1,13 @@
-"""Room for one more promise beside a plan, whoever looks for it: without moving anybody, or certainly none."""
-
-from typing import Protocol
+"""Room for one more promise beside a plan: without moving anybody, by moving who is due later, or certainly none."""
 
 import numpy as np
 
-from shared.scheduling.admission_plan import AdmissionPlan
+from shared.scheduling.admission_plan import TRIES, AdmissionPlan
 from shared.scheduling.compiled import Integers
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.planning import fill_around, overloaded, picked, unlike
 from shared.scheduling.profile import copy_into, empty_profile
 from shared.scheduling.proposal import Proposal
-
-
-class Room(Protocol):
-    """How hard room is looked for."""
-
-    def propose(self, job: SchedulableJob) -> Proposal | None:
-        """A way to promise `job` too that makes no other job late, or None. Good until the plan changes."""
-        ...
-
-    def makes_all_effort_for(self, job: SchedulableJob) -> bool:
-        """Whether more is looked at than a few orders, of which one may miss what another deadline finds."""
-        ...
-
-    def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
-        """In whole seconds: what `propose` accepts, and one second less it refuses; None if there is none."""
-        ...
 
 
 def around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposal | None:
@@ -35,6 +17,20 @@ def around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposal | Non
         return None
     rows = np.array([row], np.int64)
     return Proposal(job=job, rows=rows, found=picked(plan.filled, rows), profile=profile)
+
+
+def by_deadline(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposal | None:
+    """A job that is tried, filled at its own place by deadline, and those behind it anew; where that fails, all of
+    them. Not monotone: with more time it has another place, and takes what others need."""
+    position = plan.position(row)
+    order = np.insert(plan.order, position, row)
+    num_kept = plan.fill_anew(order, position)
+    if num_kept < 0:
+        num_kept = plan.fill_anew(order, 0, tries=TRIES - 1)
+    if num_kept < 0:
+        return None
+    anew = order[num_kept:]
+    return filled_anew(plan, row, job, anew[anew != row])
 
 
 def filled_anew(plan: AdmissionPlan, row: int, job: SchedulableJob, anew: Integers) -> Proposal:

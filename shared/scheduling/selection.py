@@ -2,12 +2,14 @@
 
 Every promise is worth the same, so a GPU-second is worth one promise over the GPU-seconds of the dearest job that
 there is still room for, if what was asked for lately comes again. How lately depends on who asks: a job competes with
-all that come while its window is open, so the past is looked at through as long a window, fading exponentially.
-Axis: N = submissions, by the GPU-seconds that they asked for.
+all that come while its window is open, so the past is looked at through at least as long a window, fading
+exponentially, and through all longer ones: what is taken by some deadline is taken by a later one, too.
+Axes: N = submissions, by the GPU-seconds that they asked for; M = memories, each twice as long as the one before.
 """
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from shared.messages.demand import Demand
 from shared.messages.remembered import remembered
 from shared.scheduling.compiled import Floats, compiled
 from shared.scheduling.job_table import Levels, SchedulableJob, levels_of
-from shared.scheduling.profile import Profile, utilization
+from shared.scheduling.profile import Profile
 
 IDLE_UTILIZATION = 0.25
 """Up to this part of the GPU-seconds in its window, its own included, a job crowds out nobody worth a refusal."""
@@ -25,6 +27,8 @@ USABLE_CAPACITY = 0.7
 """The part of all GPU-seconds that smaller jobs may ask for before a larger one has to stand back."""
 SHORTEST_MEMORY_S = 3600.0
 MEMORY_PER_WINDOW = 0.75
+MEMORIES_OF_ALL = 8.0
+"""Times as long as anything is known: hardly anything fades in so long a memory, nor in longer ones."""
 FEWEST_SUBMISSIONS = 8
 """Before so many were seen, apart from each other, nothing is known about what will come."""
 RUSH_UTILIZATION = 0.5
@@ -67,12 +71,15 @@ class Selection:
 
         No job stands in its own way: whether it is among the submissions yet makes no difference.
         """
-        return _dearest(self._asked, window_s)
+        return float(self._dearest_M[_memory_for(window_s, len(self._dearest_M))])
 
     def is_too_dear(self, job: SchedulableJob, free: Profile) -> bool:
-        """Whether it would crowd out more than it is worth; free: what no promise holds."""
-        levels = levels_of(job)
-        return _is_too_dear(self._asked, free, levels, job.remaining_iterations, job.deadline_s)
+        """Whether it would crowd out more than it is worth; free: what no promise holds.
+
+        With more time, less work or more GPUs nothing becomes too dear.
+        """
+        levels, left = levels_of(job), job.remaining_iterations
+        return _is_too_dear(self._asked, self._dearest_M, free, levels, left, job.deadline_s)
 
     def first_worth_s(
         self, job: SchedulableJob, from_s: float, within_s: float, free: Profile
@@ -82,8 +89,13 @@ class Selection:
         within_s: to so many seconds, 1 at least.
         """
         from_s = float(from_s)  # a whole number would be compiled apart
-        more_s = _first_worth(self._asked, free, levels_of(job), job.remaining_iterations, from_s, within_s)
+        levels, left = levels_of(job), job.remaining_iterations
+        more_s = _first_worth(self._asked, self._dearest_M, free, levels, left, from_s, within_s)
         return from_s + more_s if more_s >= 0.0 else None
+
+    @cached_property
+    def _dearest_M(self) -> Floats:
+        return _dearest(self._asked)
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
@@ -107,21 +119,41 @@ def _least_gpu_seconds(levels: Levels, left: float, window_s: float) -> float:
 
 
 @compiled
-def _dearest(asked: Asked, window_s: float) -> float:
-    """The dearest job to which those that ask for less leave room."""
-    num_asked = asked.gpu_seconds_N.shape[0]
+def _dearest(asked: Asked) -> Floats:
+    """The dearest job to which those that ask for less leave room, in a memory and in all longer ones."""
+    num_asked, num_memories, longest_s = asked.gpu_seconds_N.shape[0], 1, SHORTEST_MEMORY_S
+    while longest_s < MEMORIES_OF_ALL * asked.observed_s:
+        num_memories, longest_s = num_memories + 1, 2.0 * longest_s
+    dearest_M = np.full(num_memories, np.inf)
     if num_asked < FEWEST_SUBMISSIONS:
-        return np.inf
-    memory_s = max(SHORTEST_MEMORY_S, MEMORY_PER_WINDOW * window_s)
-    observed_s = memory_s * -math.expm1(-asked.observed_s / memory_s)
-    capacity = USABLE_CAPACITY * asked.num_gpus * observed_s
-    gpu_seconds, dearest = 0.0, 0.0
+        return dearest_M
+    spent_M, capacity_M = np.zeros(num_memories), np.empty(num_memories)
+    for memory in range(num_memories):
+        memory_s = SHORTEST_MEMORY_S * 2.0**memory
+        observed_s = memory_s * -math.expm1(-asked.observed_s / memory_s)
+        capacity_M[memory] = USABLE_CAPACITY * asked.num_gpus * observed_s
     for index in range(num_asked):
-        if gpu_seconds > capacity:
-            return dearest
-        gpu_seconds += asked.gpu_seconds_N[index] * math.exp(-asked.age_s_N[index] / memory_s)
-        dearest = asked.gpu_seconds_N[index]
-    return np.inf if gpu_seconds <= capacity else dearest
+        fading = math.exp(-asked.age_s_N[index] / longest_s)
+        for memory in range(num_memories - 1, -1, -1):
+            if spent_M[memory] <= capacity_M[memory]:
+                spent_M[memory] += asked.gpu_seconds_N[index] * fading
+                dearest_M[memory] = asked.gpu_seconds_N[index]
+            fading *= fading  # in half of the time
+    least = np.inf
+    for memory in range(num_memories - 1, -1, -1):
+        if spent_M[memory] > capacity_M[memory]:
+            least = min(least, dearest_M[memory])
+        dearest_M[memory] = least
+    return dearest_M
+
+
+@compiled
+def _memory_for(window_s: float, num_memories: int) -> int:
+    """The shortest that is long enough for a job with such a window."""
+    memory, memory_s = 0, SHORTEST_MEMORY_S
+    while memory_s < MEMORY_PER_WINDOW * window_s and memory < num_memories - 1:
+        memory, memory_s = memory + 1, 2.0 * memory_s
+    return memory
 
 
 @compiled
@@ -137,31 +169,53 @@ def _is_one_rush(asked: Asked) -> bool:
 
 
 @compiled
-def _is_too_dear(asked: Asked, free: Profile, levels: Levels, left: float, deadline_s: float) -> bool:
+def _is_too_dear(
+    asked: Asked, dearest_M: Floats, free: Profile, levels: Levels, left: float, deadline_s: float
+) -> bool:
     window_s = deadline_s - asked.now_s
     needed = _least_gpu_seconds(levels, left, window_s)
-    if needed <= _dearest(asked, window_s):
+    if needed <= dearest_M[_memory_for(window_s, dearest_M.shape[0])]:
         return False
     is_one_rush = asked.observed_s < window_s and _is_one_rush(asked)
-    beside = utilization(free, asked.num_gpus, asked.now_s, deadline_s)
     unpriced = RUSH_UTILIZATION if is_one_rush else IDLE_UTILIZATION
-    return beside + needed / max(asked.num_gpus * window_s, 1.0) > unpriced
+    return not _leaves_idle(free, asked, needed, deadline_s, unpriced)
+
+
+@compiled
+def _leaves_idle(free: Profile, asked: Asked, needed: float, deadline_s: float, unpriced: float) -> bool:
+    """Whether, up to some instant by the deadline, this and all promises need no larger part of all GPU-seconds."""
+    busy = 0.0
+    for piece in range(free.size[0]):
+        start_s = free.start_B[piece]
+        if start_s >= deadline_s:
+            break
+        end_s = min(free.start_B[piece + 1], deadline_s) if piece + 1 < free.size[0] else deadline_s
+        busy += (asked.num_gpus - free.free_B[piece]) * (end_s - start_s)
+        if busy + needed <= unpriced * asked.num_gpus * (end_s - asked.now_s):
+            return True
+    return False
 
 
 @compiled
 def _first_worth(
-    asked: Asked, free: Profile, levels: Levels, left: float, from_s: float, within_s: float
+    asked: Asked,
+    dearest_M: Floats,
+    free: Profile,
+    levels: Levels,
+    left: float,
+    from_s: float,
+    within_s: float,
 ) -> float:
     """Whole seconds after from_s: the window doubles until the job is not too dear, then it is halved again; -1 if it
     is always."""
     low_s, high_s = 0.0, 0.0
-    while _is_too_dear(asked, free, levels, left, from_s + high_s):
+    while _is_too_dear(asked, dearest_M, free, levels, left, from_s + high_s):
         low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - asked.now_s), 60.0)
         if high_s > LONGEST_S:
             return -1.0
     while high_s - low_s > within_s:
         middle_s = (low_s + high_s) // 2.0
-        if _is_too_dear(asked, free, levels, left, from_s + middle_s):
+        if _is_too_dear(asked, dearest_M, free, levels, left, from_s + middle_s):
             low_s = middle_s
         else:
             high_s = middle_s

@@ -8,7 +8,6 @@ import numpy as np
 from shared.messages.demand import Demand
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
-from shared.scheduling.greedy import Greedy
 from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import SchedulableJob, Segment, copy_rows, empty_jobs
 from shared.scheduling.machine_code import compiling_alone, forget_older_code, note_complete
@@ -26,9 +25,9 @@ def warm_up() -> None:
 
 
 def _call_each_function() -> None:
-    curve = ScalingCurve((1, 2), (1.0, 1.5))
+    concave, linear = ScalingCurve((1, 2), (1.0, 1.5)), ScalingCurve((1, 2), (1.0, 2.0))
 
-    def job(name: str, iterations: float, deadline_s: float) -> SchedulableJob:
+    def job(name: str, iterations: float, deadline_s: float, curve: ScalingCurve = concave) -> SchedulableJob:
         return SchedulableJob(
             job_id=name, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s
         )
@@ -37,13 +36,13 @@ def _call_each_function() -> None:
         empty_jobs(1, 1), empty_schedules(1), empty_jobs(1, 1), empty_schedules(1), np.empty(0, np.int64)
     )
     plan = AdmissionPlan.build([job("kept", 50.0, 200.0), job("late", 99.0, 10.0)], 2, 0.0)
-    greedy = Greedy(plan)
-    greedy.admit(job("around", 10.0, 300.0))
-    greedy.admit(job("making-room", 60.0, 70.0))
-    greedy.admit(job("impossible", 60.0, 61.0))
+    for asking in (job("around", 10.0, 300.0), job("making-room", 60.0, 70.0), job("impossible", 60.0, 61.0)):
+        if (proposal := Insistence(plan).propose(asking)) is not None:
+            plan.accept(proposal)
     Insistence(plan).earliest_deadline_s(job("quoted", 10.0, 20.0))
-    full = AdmissionPlan.build([job("kept", 50.0, 200.0), job("kept-too", 60.0, 200.0)], 2, 0.0)
-    Insistence(full).propose(job("in-a-clearing", 10.0, 20.0))
+    rigid = ScalingCurve((2,), (2.0,))
+    full = AdmissionPlan.build([job("urgent", 60.0, 41.0, linear), job("rigid", 50.0, 61.0, rigid)], 2, 0.0)
+    Insistence(full).propose(job("in-a-clearing", 10.0, 41.0))
     most_iterations_by(plan, job("shorter", 99.0, 60.0))
     schedule_from(plan, job("later", 5.0, 400.0), 200.0)
     end_under_s(plan, job("asked-again", 10.0, 300.0), (Segment(0.0, 10.0, 1),))

@@ -3,29 +3,24 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling import picky
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import allocate
-from shared.scheduling.greedy import Greedy
 from shared.scheduling.insistence import MANY_FILLINGS, Insistence
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
-from shared.scheduling.picky import Picky
-from shared.scheduling.profile import utilization
 from shared.scheduling.quoting import earliest_deadline_around_s
 from tests.exact_replay import (
     advanced,
     exact_end_s,
-    fits_around,
     is_on_time,
     most_gpus_at_once,
     share_at,
 )
 from tests.examples import examples
+from tests.plans import admit, fits_around, utilization
 from tests.properties.strategies import job_lists, schedulable_jobs
 
 NUM_GPUS = 16
@@ -35,7 +30,7 @@ LITTLE = 40  # fillings: for some of the clearings only
 def admitted_one_by_one(jobs: Sequence[SchedulableJob]) -> tuple[AdmissionPlan, dict[str, SchedulableJob]]:
     """A plan as it grows: who fits is promised. Nobody in it is late."""
     plan = AdmissionPlan.build([], NUM_GPUS, 0.0)
-    return plan, {job.job_id: job for job in jobs if Greedy(plan).admit(job)}
+    return plan, {job.job_id: job for job in jobs if admit(plan, job, LITTLE)}
 
 
 def assert_kept(plan: AdmissionPlan, jobs: Mapping[str, SchedulableJob]) -> None:
@@ -84,7 +79,7 @@ def test_a_plan_never_promises_more_gpus_than_exist(jobs: list[SchedulableJob]) 
         if segment.start_s < 5000.0
     )
     assert math.isclose(
-        utilization(plan.profile, plan.num_gpus, plan.now_s, 5000.0),
+        utilization(plan, 5000.0),
         promised_gpu_seconds / (5000.0 * NUM_GPUS),
         rel_tol=1e-9,
         abs_tol=1e-9,
@@ -95,7 +90,7 @@ def test_a_plan_never_promises_more_gpus_than_exist(jobs: list[SchedulableJob]) 
 def test_an_admitted_job_never_makes_another_late(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
     plan, promised = admitted_one_by_one(jobs)
     assert_kept(plan, promised)
-    if Greedy(plan).admit(new):
+    if admit(plan, new):
         assert_kept(plan, promised | {"new": new})
         assert plan.late_jobs == ()
         if not promised:
@@ -106,7 +101,7 @@ def test_an_admitted_job_never_makes_another_late(jobs: list[SchedulableJob], ne
 def test_late_jobs_are_left_alone_by_newcomers(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
     before = plan.schedules
-    if Greedy(plan).admit(new):
+    if admit(plan, new):
         assert_kept(plan, {job.job_id: job for job in [*jobs, new]})
         assert all(plan.schedules[job_id] == before[job_id] for job_id in plan.late_jobs)
 
@@ -116,12 +111,13 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
-    before, free_before = plan.schedules, utilization(plan.profile, plan.num_gpus, plan.now_s, 1000.0)
-    proposal = Greedy(plan).propose(new)
+    before, free_before = plan.schedules, utilization(plan, 1000.0)
+    room = Insistence(plan)
+    proposal = room.propose(new)
     fits_around(plan, new)
-    Greedy(plan).earliest_deadline_s(new)
+    room.earliest_deadline_s(new)
     assert plan.schedules == before
-    assert utilization(plan.profile, plan.num_gpus, plan.now_s, 1000.0) == free_before
+    assert utilization(plan, 1000.0) == free_before
     assert (plan.table.num_jobs, plan.late_jobs) == (len(promised), ())
     if proposal is None:
         return
@@ -213,30 +209,17 @@ def test_the_quoted_deadline_is_accepted_at_once_and_a_second_less_is_refused(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
     plan, _ = admitted_one_by_one(jobs)
-    quoted_s, around_s = Greedy(plan).earliest_deadline_s(new), earliest_deadline_around_s(plan, new)
+    room, around_s = Insistence(plan), earliest_deadline_around_s(plan, new)
+    quoted_s = room.earliest_deadline_s(new)
     if quoted_s is None or around_s is None:
         assert quoted_s == around_s
         assert min(new.curve.levels) > NUM_GPUS
         return
     assert quoted_s == int(quoted_s) <= around_s
-    assert Greedy(plan).propose(replace(new, deadline_s=quoted_s)) is not None
-    assert Greedy(plan).propose(replace(new, deadline_s=quoted_s - 1.0)) is None
+    assert room.propose(replace(new, deadline_s=quoted_s)) is not None
+    assert room.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
     assert fits_around(plan, replace(new, deadline_s=around_s))
     assert not fits_around(plan, replace(new, deadline_s=around_s - 1.0))
-
-
-@given(job_lists(), schedulable_jobs(job_id="new"), st.sampled_from([1 / 64, 1 / 4, 1 / 2, 1.0]))
-def test_who_is_picky_refuses_one_second_less_than_it_quotes(
-    jobs: list[SchedulableJob], new: SchedulableJob, little_part: float
-) -> None:
-    plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
-    with mock.patch.object(picky, "LITTLE_PART", little_part):
-        room = Picky(plan)
-        quoted_s = room.earliest_deadline_s(new)
-        assert (quoted_s is None) == (Greedy(plan).earliest_deadline_s(new) is None)
-        if quoted_s is not None:
-            assert room.propose(replace(new, deadline_s=quoted_s)) is not None
-            assert room.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
 
 
 @given(
@@ -256,7 +239,6 @@ def test_who_fits_around_the_others_does_so_with_more_time_with_less_work_and_on
     larger = AdmissionPlan.build(promised.values(), NUM_GPUS + 1, 0.0, plan.schedules)
     assert larger.schedules == plan.schedules
     assert fits_around(larger, new)
-    assert Greedy(larger).propose(new) is not None
     assert Insistence(larger).propose(new) is not None
 
 

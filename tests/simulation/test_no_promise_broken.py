@@ -9,10 +9,11 @@ import pytest
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.allocation import Allocation, allocate
-from shared.scheduling.greedy import Greedy
+from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
+from tests.plans import admit
 
 NOW_S = 1_800_000_000.0  # where floats lie 2.4e-7 s apart
 
@@ -97,7 +98,7 @@ class Cluster:
         plan, others = self._planned()
         assert plan.late_jobs == ()
         if arriving is not None:
-            if Greedy(plan).admit(arriving):
+            if admit(plan, arriving):
                 self.promised[arriving.job_id] = Running(arriving, Fraction(arriving.remaining_iterations))
                 self.deadline_s[arriving.job_id] = arriving.deadline_s
             else:
@@ -182,10 +183,11 @@ def test_quoted_deadlines_are_accepted_at_once_and_a_second_less_is_refused(seed
     num_quotes = 0
     for number in range(60):
         job = random_job(rng, number, 0.0, 16)
-        quoted_s = Greedy(plan).earliest_deadline_s(job)
+        room = Insistence(plan)
+        quoted_s = room.earliest_deadline_s(job)
         if quoted_s is not None:
-            assert Greedy(plan).propose(replace(job, deadline_s=quoted_s)) is not None
-            assert Greedy(plan).propose(replace(job, deadline_s=quoted_s - 1.0)) is None
+            assert room.propose(replace(job, deadline_s=quoted_s)) is not None
+            assert room.propose(replace(job, deadline_s=quoted_s - 1.0)) is None
             num_quotes += 1
-        Greedy(plan).admit(job)
+        admit(plan, job)
     assert num_quotes > 40

@@ -12,9 +12,7 @@ from shared.messages.commands import QuoteDeadline, SubmitJob
 from shared.messages.demand import Demand
 from shared.messages.job import JobClass
 from shared.messages.witness import TooDear
-from shared.scheduling.greedy import Greedy
 from shared.scheduling.job_table import SchedulableJob
-from shared.scheduling.proposal import Proposal
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import FEWEST_SUBMISSIONS
 from tests.histories import LINEAR, NOW_S, History, pool, submit
@@ -33,6 +31,7 @@ def asked(*gpu_seconds: float, gap_s: float, until_s: float = NOW_S) -> Demand:
 
 CHEAP_FILL_THE_POOL = asked(*[400.0] * 200, gap_s=45.0)  # 8.9 GPUs' worth
 SELDOM = asked(*[400.0] * 24, gap_s=3600.0)
+RISING = asked(*[400.0] * 60, *[1200.0] * 60, gap_s=90.0)
 
 
 def busy(demand: Demand, admission: str = "selective") -> History:
@@ -229,24 +228,20 @@ def test_the_search_for_a_deadline_that_is_worth_it_ends_at_any_fraction_of_a_se
     assert promises.is_too_dear(replace(job, deadline_s=first_s - 1.0))
 
 
-def test_who_fits_by_an_earlier_deadline_only_is_promised_the_one_it_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Greedy filling may know no way for the later one. What is judged next must not take the earlier one for it."""
-    asked = SchedulableJob(
-        job_id="job", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=100.0, deadline_s=NOW_S + 3000.0
-    )
-    propose = Greedy.propose
+@pytest.mark.parametrize("demand", [CHEAP_FILL_THE_POOL, SELDOM, RISING], ids=["full", "seldom", "rising"])
+def test_more_time_or_less_work_never_turns_a_yes_into_a_no(demand: Demand) -> None:
+    history, now_s = busy(demand), NOW_S
+    windows_s = [50.0 * 1.4**step for step in range(18)]
+    iterations = [round(100 * 1.5**step) for step in range(12)]
 
-    def no_way_for_the_later(greedy: Greedy, job: SchedulableJob, **more: Any) -> Proposal | None:
-        return None if job.deadline_s == asked.deadline_s else propose(greedy, job, **more)
+    def is_promised(max_iterations: int, window_s: float) -> bool:
+        wish = dear(max_iterations=max_iterations, deadline_s=now_s + window_s)
+        return isinstance(said(History(history.state), wish)[0], events.JobAdmitted)
 
-    monkeypatch.setattr(Greedy, "propose", no_way_for_the_later)
-    promises = Promises(busy(SELDOM).state, NOW_S)
-    proposal = promises.propose(asked)
-    assert proposal is not None
-    promises.accept(proposal)
-    assert {job.job_id: job.deadline_s for job in promises.promised()}["job"] == asked.deadline_s
+    promised = [[is_promised(count, window_s) for window_s in windows_s] for count in iterations]
+    assert all(by_window == sorted(by_window) for by_window in promised)
+    assert all(list(by_work) == sorted(by_work, reverse=True) for by_work in zip(*promised, strict=True))
+    assert {True, False} == {answer for by_window in promised for answer in by_window}
 
 
 def test_of_a_rush_on_a_new_pool_half_of_its_window_is_promised_before_anything_is_priced() -> None:

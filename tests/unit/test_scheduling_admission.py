@@ -9,7 +9,7 @@ import pytest
 
 from shared.scheduling.admission_plan import AdmissionPlan
 from shared.scheduling.filling import SLACK_S, Segments, empty_segments, fill, minimum_share, new_scratch
-from shared.scheduling.greedy import Greedy
+from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import (
     JobTable,
     SchedulableJob,
@@ -19,11 +19,12 @@ from shared.scheduling.job_table import (
     gpu_seconds,
 )
 from shared.scheduling.keeping import forget_past, hold
-from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile, utilization
+from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile
 from shared.scheduling.quoting import earliest_deadline_around_s
 from shared.scheduling.resize_cost import ResizeCost
 from shared.scheduling.scaling_curve import ScalingCurve
-from tests.exact_replay import exact_end_s, fits_around
+from tests.exact_replay import exact_end_s
+from tests.plans import admit, fits_around, utilization
 
 FIGURE_4 = ScalingCurve((1, 2, 4), (1.0, 1.5, 2.0))
 LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 4.0))
@@ -223,7 +224,7 @@ def test_an_urgent_job_is_admitted_by_moving_later_deadlines() -> None:
     plan = AdmissionPlan.build([named("patient", 16.0, 16.1), named("also", 32.0, 16.1)], 4, 0.0)
     urgent = named("urgent", 8.0, 2.1)
     assert not fits_around(plan, urgent)
-    proposal = Greedy(plan).propose(urgent)
+    proposal = Insistence(plan).propose(urgent)
     assert proposal is not None
     assert plan.schedules.keys() == {"patient", "also"}, "a proposal changes nothing"
     plan.accept(proposal)
@@ -236,20 +237,20 @@ def test_an_urgent_job_is_admitted_by_moving_later_deadlines() -> None:
 
 def test_a_job_that_would_make_another_late_is_refused() -> None:
     plan = AdmissionPlan.build([named("full", 40.0, 10.01)], 4, 0.0)
-    assert not Greedy(plan).admit(named("urgent", 1.0, 1.1))
-    assert Greedy(plan).admit(named("next", 1.0, 11.1))
+    assert not admit(plan, named("urgent", 1.0, 1.1))
+    assert admit(plan, named("next", 1.0, 11.1))
 
 
 def test_the_earliest_deadline_is_where_acceptance_begins() -> None:
     plan = AdmissionPlan.build([named("patient", 16.0, 17.0), named("also", 32.0, 17.0)], 4, 0.0)
     urgent = named("urgent", 7.9, math.inf)
-    assert Greedy(plan).earliest_deadline_s(urgent) == 2.0
-    assert Greedy(plan).propose(replace(urgent, deadline_s=1.0)) is None
+    assert Insistence(plan).earliest_deadline_s(urgent) == 2.0
+    assert Insistence(plan).propose(replace(urgent, deadline_s=1.0)) is None
     around_s = earliest_deadline_around_s(plan, urgent)
     assert around_s is not None
     assert around_s > 2.0
     full = AdmissionPlan.build([named("full", 39.9, 10.0)], 4, 0.0)
-    assert Greedy(full).earliest_deadline_s(urgent) == earliest_deadline_around_s(full, urgent) == 12.0
+    assert Insistence(full).earliest_deadline_s(urgent) == earliest_deadline_around_s(full, urgent) == 12.0
 
 
 def test_who_ends_just_before_a_step_down_gives_back_the_rest_and_takes_nothing_for_it() -> None:
@@ -266,9 +267,9 @@ def test_who_ends_just_before_a_step_down_gives_back_the_rest_and_takes_nothing_
 def test_no_deadline_helps_a_job_that_needs_more_gpus_than_exist() -> None:
     plan = AdmissionPlan.build([], 4, 0.0)
     large = named("large", 8.0, math.inf, curve=ScalingCurve((8,), (1.0,)))
-    assert Greedy(plan).earliest_deadline_s(large) is None
+    assert Insistence(plan).earliest_deadline_s(large) is None
     assert earliest_deadline_around_s(plan, large) is None
-    assert not Greedy(plan).admit(large)
+    assert not admit(plan, large)
 
 
 def test_a_promise_that_cannot_be_kept_is_named_late_and_gets_the_best_that_is_left() -> None:
@@ -348,6 +349,6 @@ def test_where_filling_by_deadline_fails_another_order_is_tried() -> None:
 def test_a_plan_has_room_for_any_number_of_promises() -> None:
     plan = AdmissionPlan.build([], 4, 0.0)
     for number in range(300):
-        assert Greedy(plan).admit(named(f"job-{number:03d}", 4.0, 1.1 * (number + 1) + 1.0, cost_s=0.01))
+        assert admit(plan, named(f"job-{number:03d}", 4.0, 1.1 * (number + 1) + 1.0, cost_s=0.01))
     assert len(plan.schedules) == 300
-    assert utilization(plan.profile, plan.num_gpus, plan.now_s, 300.0) == pytest.approx(1.0, abs=0.1)
+    assert utilization(plan, 300.0) == pytest.approx(1.0, abs=0.1)

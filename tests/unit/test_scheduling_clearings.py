@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.clearings import PRECISION, Anew, Clearings, Width, clearings, empty_clearings
+from shared.scheduling.clearings import PRECISION, Anew, Clearings, Usable, clearings, empty_clearings
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.profile import empty_profile, sweep
 from shared.scheduling.scaling_curve import ScalingCurve
@@ -26,7 +26,7 @@ def clearings_of(plan: AdmissionPlan, most_fillings: int = 1_000) -> tuple[Clear
         plan.filled,
         plan.table.jobs,
         Anew(plan.order, 0),
-        Width(plan.num_needed, plan.num_gpus - plan.num_needed),
+        Usable(plan.num_needed, plan.num_gpus - plan.num_needed),
         most_fillings,
         plan.workspace,
     )

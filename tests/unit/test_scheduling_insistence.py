@@ -1,4 +1,4 @@
-"""Where greedy filling says no, other plans of the promised jobs may have room; none of them knows who asks."""
+"""Where filling by deadline says no, other plans of the promised jobs may have room; none of them knows who asks."""
 
 from dataclasses import replace
 
@@ -7,12 +7,13 @@ import pytest
 
 from shared.scheduling import insistence
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.greedy import Greedy
 from shared.scheduling.insistence import Insistence
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.moving import moving
+from shared.scheduling.quoting import earliest_deadline_around_s
 from shared.scheduling.scaling_curve import ScalingCurve
 from tests.exact_replay import is_on_time, most_gpus_at_once
+from tests.plans import admit, filled_by_deadline
 
 RIGID = ScalingCurve((2,), (2.0,))
 LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 3.0))
@@ -24,7 +25,7 @@ def job(job_id: str, curve: ScalingCurve, iterations: float, deadline_s: float) 
 
 def plan_of(num_gpus: int, *promised: SchedulableJob) -> AdmissionPlan:
     plan = AdmissionPlan.build([], num_gpus, 0.0)
-    assert all(Greedy(plan).admit(one) for one in promised)
+    assert all(admit(plan, one) for one in promised)
     return plan
 
 
@@ -52,7 +53,7 @@ def test_other_plans_have_room_that_filling_by_deadline_misses(
     crowd: tuple[SchedulableJob, ...], newcomer: SchedulableJob
 ) -> None:
     plan = plan_of(2, *crowd)
-    assert Greedy(plan).propose(newcomer) is None
+    assert filled_by_deadline(plan, newcomer) is None
     proposal = Insistence(plan).propose(newcomer)
     assert proposal is not None
     assert proposal.moved
@@ -97,10 +98,11 @@ def test_the_same_question_has_the_same_answer_whatever_the_job_is_called() -> N
 def test_a_quote_with_effort_is_earlier_and_tight() -> None:
     plan = plan_of(2, job("flexible", LINEAR, 50.0, 51.0), job("late", RIGID, 20.0, 91.0))
     asks, room = job("asks", RIGID, 60.0, 71.0), Insistence(plan)
-    greedy_s, quoted_s = Greedy(plan).earliest_deadline_s(asks), room.earliest_deadline_s(asks)
+    around_s, quoted_s = earliest_deadline_around_s(plan, asks), room.earliest_deadline_s(asks)
     assert quoted_s is not None
-    assert greedy_s is not None
-    assert quoted_s <= asks.deadline_s < greedy_s
+    assert around_s is not None
+    assert quoted_s <= asks.deadline_s < around_s
+    assert filled_by_deadline(plan, asks) is None
     assert room.propose(replace(asks, deadline_s=quoted_s)) is not None
     assert room.propose(replace(asks, deadline_s=quoted_s - 1.0)) is None
     assert Insistence(plan, 0).propose(replace(asks, deadline_s=quoted_s)) is None, "with less effort"
@@ -141,7 +143,7 @@ def test_less_work_is_quoted_no_later_where_room_made_for_the_one_who_asks_was_i
 def test_what_is_asked_of_a_plan_that_has_changed_fails() -> None:
     plan = plan_of(2, CROWD[0])
     room = Insistence(plan)
-    assert Greedy(plan).admit(CROWD[1])
+    assert admit(plan, CROWD[1])
     with pytest.raises(AssertionError, match="the plan has changed"):
         room.propose(NARROW)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.clearings import Clearings, Width, empty_clearings
+from shared.scheduling.clearings import Clearings, Usable, empty_clearings
 from shared.scheduling.job_table import SchedulableJob, Segment, schedule_of
 from shared.scheduling.local_search import Standing, search_clearings
 from shared.scheduling.profile import fewest_free
@@ -25,7 +25,7 @@ def searched(plan: AdmissionPlan, most_clearings: int = 64, most_fillings: int =
         Standing(plan.profile, plan.table.schedules, plan.order),
         plan.filled,
         plan.table.jobs,
-        Width(plan.num_needed, plan.num_gpus - plan.num_needed),
+        Usable(plan.num_needed, plan.num_gpus - plan.num_needed),
         most_fillings,
         most_clearings,
         np.random.default_rng(3),

@@ -7,7 +7,6 @@ from shared.scheduling.profile import (
     Profile,
     copy_into,
     empty_profile,
-    free_gpu_seconds,
     piece_at,
     release,
     reserve,
@@ -44,8 +43,6 @@ def test_reserving_cuts_the_profile_at_the_ends_of_each_segment() -> None:
     profile = constant(8)
     reserve(profile, table(PROMISED).schedules, 0)
     assert pieces(profile) == [(0.0, 8), (1.0, 6), (3.0, 4), (5.0, 8)]
-    assert free_gpu_seconds(profile, 2.0) == 8.0 + 6.0
-    assert free_gpu_seconds(profile, 10.0) == 8.0 + 12.0 + 8.0 + 40.0
 
 
 def test_giving_back_restores_the_profile() -> None:

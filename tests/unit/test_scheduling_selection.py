@@ -1,10 +1,14 @@
 """Selective admission: what a job may ask for, by what was asked for lately."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from shared.messages.demand import Demand
+from shared.scheduling.job_table import SchedulableJob
+from shared.scheduling.profile import empty_profile
+from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.selection import FEWEST_SUBMISSIONS, USABLE_CAPACITY, Selection
 
 DAY_S = 86_400.0
@@ -81,6 +85,28 @@ def test_demand_is_forgotten_and_looked_at_through_a_window_as_long_as_the_jobs(
     assert hourly[-1] == math.inf
     assert dearest(burst, now_s=now_s, window_s=10.0) == hourly[0], "an hour is remembered at least"
     assert dearest(burst, now_s=now_s, window_s=2 * DAY_S) == math.inf, "in two days there is room for all"
+
+
+def test_a_short_window_takes_no_more_than_a_longer_one() -> None:
+    crowd = every(30.0, 250.0)  # 8.3 GPUs' worth, for a day
+    quiet = demand(*crowd, *((DAY_S + number * 3600.0, 6000.0) for number in range(1, 9)))
+    by_window = [
+        dearest(quiet, now_s=DAY_S + 8 * 3600.0, window_s=hours * 3600.0) for hours in (1, 4, 20, 90)
+    ]
+    assert by_window == sorted(by_window)
+    assert by_window[0] < 6000.0, "an hour alone would have room for it"
+
+
+def test_what_leaves_the_pool_nearly_idle_by_some_instant_is_taken_by_any_deadline_after_it() -> None:
+    crowded = Selection(demand(*every(30.0, 250.0)), [], DAY_S, NUM_GPUS)
+    wish = SchedulableJob(job_id="job", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=1000.0)
+    free = empty_profile(2)  # for a quarter of an hour all GPUs, then none
+    free.start_B[:], free.free_B[:], free.size[0] = (DAY_S, DAY_S + 900.0), (NUM_GPUS, 0), 2
+    by_deadline = [
+        crowded.is_too_dear(replace(wish, deadline_s=DAY_S + window_s), free) for window_s in (1100.0, 9000.0)
+    ]
+    assert by_deadline == [False, False]
+    assert crowded.is_too_dear(replace(wish, remaining_iterations=4000.0, deadline_s=DAY_S + 9000.0), free)
 
 
 def test_the_wishes_at_hand_count_as_demand() -> None:
