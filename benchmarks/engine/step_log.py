@@ -10,7 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 _LOOK_S = 0.005
-PATIENCE_S = 120.0
+_PATIENCE_S = 120.0
+_PATIENCE_A_MILLION_S = (
+    10.0  # four workers of 100 M parameters share two cores, and may write 800 MB every ten steps
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,11 @@ class NoStep(Exception):
 
 
 class StepLog:
-    """patience_s: after which what is waited for has not come."""
+    """million_parameters: of the model, for whose steps one waits the longer."""
 
-    def __init__(self, file: Path, *, patience_s: float = PATIENCE_S) -> None:
-        self._file, self._patience_s = file, patience_s
+    def __init__(self, file: Path, million_parameters: int = 0) -> None:
+        self._file = file
+        self._patience_s = _PATIENCE_S + _PATIENCE_A_MILLION_S * million_parameters
 
     def note(self, num_workers: int, process: int) -> None:
         """A step with so many workers has ended."""

@@ -87,7 +87,7 @@ def _change(
         arguments = ("replica", str(number), str(million_parameters))
         return processes.enter_context(_process(folder, environment, *arguments))
 
-    log = StepLog(folder / "steps-0")
+    log = StepLog(folder / "steps-0", million_parameters)
     start(0)
     start(1)
     row["step_s"] = step_s = log.steady(2, num_steps=_STEADY_STEPS, what="torchft with 2 replicas")

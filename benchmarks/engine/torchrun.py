@@ -24,14 +24,11 @@ import psutil
 from rich.table import Table
 
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
-from benchmarks.engine.step_log import PATIENCE_S, NoStep, StepLog
+from benchmarks.engine.step_log import NoStep, StepLog
 
 _ROOT = Path(__file__).parents[2]
 _STEADY_STEPS = 12
 _END_S = 10.0
-_PATIENCE_A_MILLION_S = (
-    10.0  # four workers of 100 M parameters share two cores, and write 800 MB every ten steps
-)
 
 
 def measure(options: Options) -> list[Row]:
@@ -68,8 +65,7 @@ def measure_torchrun(million_parameters: int) -> Row:
     """A row: 2 -> 4 -> 2 workers, then a crash of one of two."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        patience_s = PATIENCE_S + _PATIENCE_A_MILLION_S * million_parameters
-        log, port = StepLog(folder / "steps", patience_s=patience_s), _free_port()
+        log, port = StepLog(folder / "steps", million_parameters), _free_port()
         with _agent(folder, port, million_parameters):
             step_s = log.steady(2, num_steps=_STEADY_STEPS, what="torchrun with 2 workers")
             asked_s = time.monotonic()
