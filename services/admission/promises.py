@@ -21,8 +21,8 @@ from shared.scheduling.selection import Selection, least_gpu_seconds
 MAX_THOROUGH_REFUSALS = (
     1  # of one decision: a thorough one costs as much as ten wishes, which all wait for it
 )
-MAX_EFFORTS = 16  # of one decision: refusals after which less is tried beside the plans to come
-FEW_FILLINGS = 1_024
+MAX_EFFORTS = 16  # of one decision: with more wishes than that, or after as many refusals, less is tried
+FEW_FILLINGS = 256
 
 
 class Promises:
@@ -89,10 +89,10 @@ class Promises:
 
     @property
     def room(self) -> Insistence:
-        """For one more beside this plan: in a decision with many refusals, only at its beginning with all effort."""
+        """For one more beside this plan: with all effort, unless many wait for this decision."""
         if self._room is None:
-            most_fillings = MANY_FILLINGS if self.num_refusals < MAX_EFFORTS else FEW_FILLINGS
-            self._room = Insistence(self.plan, most_fillings)
+            is_rush = len(self._coming) > MAX_EFFORTS or self.num_refusals >= MAX_EFFORTS
+            self._room = Insistence(self.plan, FEW_FILLINGS if is_rush else MANY_FILLINGS)
         return self._room
 
     def accept(self, proposal: Proposal) -> dict[str, ShareSchedule]:
