@@ -1,6 +1,6 @@
 """What a job that trains feels of what is done beside it: checkpoints, and newcomers that prepare.
 
-stall_s: what a checkpoint every ten steps adds to the training, for each; the goal is less than a step.
+stall_s: what a checkpoint adds to ten steps, beside ten without one, in turns; the goal is less than a step.
 incumbent_speed: steps in a second while a newcomer prepares, on a core of its own where there are two, beside those
 without one.
 """
@@ -16,64 +16,62 @@ from rich.table import Table
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.timed import Step, mean_s, steps, timed_spec
+from shared.messages.to_worker import SaveCheckpoint
 
 _STEP_S = 0.1  # least
 _STEPS_OF_A_CHECKPOINT = 10
-_TURN_S = 4.0  # with checkpoints, and without
-_STEADY_S = 1.0
-_ROUNDS = 3
-_LARGEST = 25  # million parameters: larger ones take seconds for a step here
+_ROUNDS = 4
 
 
 def measure(options: Options) -> list[Row]:
-    return [
-        asyncio.run(measure_stalls(size, rounds=min(options.rounds, _ROUNDS), turn_s=_TURN_S))
-        for size in options.million_parameters
-        if size <= _LARGEST
-    ]
+    rounds = min(options.rounds, _ROUNDS)
+    return [asyncio.run(measure_stalls(size, rounds=rounds)) for size in options.million_parameters]
 
 
-async def measure_stalls(million_parameters: int, *, rounds: int, turn_s: float) -> Row:
+async def measure_stalls(million_parameters: int, *, rounds: int) -> Row:
     """incumbent_speed: None if no newcomer took as long as a step."""
-    with_s: list[float] = []
-    without_s: list[float] = []
     alone: list[Step] = []
     beside: list[Step] = []
     async with stage() as there:
-        for turn in range(rounds):  # in turns: what else the machine does meets both
-            step_s = await _mean_step(there, f"without-{turn}", million_parameters, turn_s, every_s=1e6)
-            without_s.append(step_s)
-            every_s = _STEPS_OF_A_CHECKPOINT * step_s
-            with_s.append(
-                await _mean_step(there, f"with-{turn}", million_parameters, turn_s, every_s=every_s)
-            )
+        without_s, with_s = await _ten_steps(there, million_parameters, rounds)
+        for turn in range(rounds):
             before, meanwhile = await _steps_of_an_incumbent(there, f"join-{turn}", million_parameters)
             alone += before
             beside += meanwhile
-    step_s = statistics.median(without_s)
     return {
         "million_parameters": million_parameters,
-        "step_s": step_s,
-        "stall_s": _STEPS_OF_A_CHECKPOINT * (statistics.median(with_s) - step_s),
+        "step_s": statistics.median(without_s) / _STEPS_OF_A_CHECKPOINT,
+        "stall_s": statistics.median(b - a for a, b in zip(without_s, with_s, strict=True)),
         "incumbent_speed": mean_s(alone) / mean_s(beside) if beside else None,
         "rounds": rounds,
     }
 
 
-async def _mean_step(
-    there: Stage, job_id: str, million_parameters: int, turn_s: float, *, every_s: float
-) -> float:
-    """Seconds, on two workers, with a checkpoint every so often."""
+async def _ten_steps(there: Stage, million_parameters: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds, on two workers, without a checkpoint and with one, in turns: what else the machine does meets both."""
     with tempfile.TemporaryDirectory() as notes:
         spec = timed_spec(Path(notes), million_parameters=million_parameters, step_s=2 * _STEP_S)
-        crew = there.crew(job_id, spec, checkpoint_every_s=every_s)
+        crew = there.crew("stalls", spec, checkpoint_every_s=1e6)
         await crew.start(2)
-        await asyncio.sleep(_STEADY_S)
-        began_s = time.monotonic()
-        await asyncio.sleep(turn_s)
-        taken = [step for step in steps(Path(notes)) if step.began_s >= began_s]
+
+        async def turn(request: int) -> int:
+            """The number of its first step. request: of a checkpoint at its beginning; 0 for none."""
+            first = len(steps(Path(notes)))
+            if request:
+                crew.holders[0].handle.send(SaveCheckpoint(request=request))
+            while len(steps(Path(notes))) < first + _STEPS_OF_A_CHECKPOINT:
+                await asyncio.sleep(_STEP_S / 4)
+            return first
+
+        await turn(1)  # the first one gets its memory
+        firsts = [(await turn(0), await turn(2 + number)) for number in range(rounds)]
+        taken = [step.took_s for step in steps(Path(notes))]
         await crew.suspend()
-    return mean_s(taken)
+    without_s, with_s = (
+        [sum(taken[first : first + _STEPS_OF_A_CHECKPOINT]) for first in turns]
+        for turns in zip(*firsts, strict=True)
+    )
+    return without_s, with_s
 
 
 async def _steps_of_an_incumbent(
@@ -106,6 +104,6 @@ def table(rows: list[Row]) -> Table:
         drawn.add_row(
             f"{row['million_parameters']} M",
             *in_ms(row, "step_s", "stall_s"),
-            f"{row['incumbent_speed']:.1%}",
+            f"{row['incumbent_speed']:.1%}" if row["incumbent_speed"] else "",
         )
     return drawn

@@ -63,6 +63,6 @@ def test_what_a_restore_costs_is_measured() -> None:
 
 
 async def test_what_checkpoints_and_newcomers_cost_is_measured() -> None:
-    row = await measure_stalls(1, rounds=1, turn_s=0.5)
+    row = await measure_stalls(1, rounds=1)
     assert row["step_s"] > 0
     assert stalls.table([row]).row_count == 1
