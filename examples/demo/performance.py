@@ -22,6 +22,7 @@ from shared.messages.pool_state import PoolState
 
 _REDRAW_S = 0.5
 _TAKING_S = 3.0
+_OFFERS = ("counter-offer", "second-offer", "third-offer")  # that are taken, until one is promised
 
 
 @dataclass
@@ -82,16 +83,19 @@ async def _play(
 async def _enter(client: Client, entrance: Entrance) -> list[str]:
     """Submit when it is time; a refused job may take what it is offered. The ids that were submitted.
 
-    The offer is the earliest deadline of that very moment; taking it takes a moment too, so a little is added.
+    The offer is the earliest deadline of that very moment; taking it takes a moment too, so a little is added. If
+    speeds were measured anew in that moment, it may be refused, with another offer.
     """
     await asyncio.sleep(entrance.at_s)
-    spec = entrance.job.spec()
+    spec, job_ids = entrance.job.spec(), [entrance.job_id]
     decision = await client.submit(spec, job_id=entrance.job_id)
-    if not (entrance.counter_offer and isinstance(decision, JobRejected) and decision.earliest_deadline_s):
-        return [entrance.job_id]
-    accepted = f"{entrance.job_id.removesuffix('-at-once')}-counter-offer"
-    await client.submit(_with_deadline(spec, decision.earliest_deadline_s + _TAKING_S), job_id=accepted)
-    return [entrance.job_id, accepted]
+    for offer in _OFFERS if entrance.counter_offer else ():
+        if not (isinstance(decision, JobRejected) and decision.earliest_deadline_s):
+            break
+        job_ids.append(f"{entrance.job_id.removesuffix('-at-once')}-{offer}")
+        taken = _with_deadline(spec, decision.earliest_deadline_s + _TAKING_S)
+        decision = await client.submit(taken, job_id=job_ids[-1])
+    return job_ids
 
 
 def _with_deadline(spec: JobSpec, deadline_s: float) -> JobSpec:
