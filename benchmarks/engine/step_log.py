@@ -11,9 +11,8 @@ from pathlib import Path
 
 _LOOK_S = 0.005
 _PATIENCE_S = 120.0
-_PATIENCE_A_MILLION_S = (
-    10.0  # four workers of 100 M parameters share two cores, and may write 800 MB every ten steps
-)
+# Four workers of 100 M parameters share two cores, and may write 800 MB every ten steps.
+_PATIENCE_A_MILLION_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,12 +174,13 @@ class Desk:
 
     def _promise(self, wish: Wish, job: SchedulableJob) -> None:
         least = self.promises.least_gpu_seconds(job)
-        has_room = math.isfinite(least) and self.promises.has_room_for(job)
-        dear = has_room and self.promises.is_too_dear(job)
-        proposal = self.promises.room.propose(job) if has_room and not dear else None
+        can_ever_be = math.isfinite(least)
+        dear = can_ever_be and self.promises.is_too_dear(job)
+        proposal = self.promises.propose(job) if can_ever_be and not dear else None
         if proposal is None:
+            dear = dear and self.promises.has_room_for(job)
             refusal = refuse(self.promises, job, wish.spec, dear=dear)
-            asked = least if math.isfinite(least) else 0.0
+            asked = least if can_ever_be else 0.0
             why = why_not_taken(self.state, self.promises, job, self.now_s) + refusal.explanation
             self._reject(wish, refusal.reason, why, refusal, asked)
             return

@@ -6,7 +6,8 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from shared.messages.cluster import ShareSchedule
 from shared.messages.pool_state import HeldQuote, PoolState
@@ -23,6 +24,9 @@ MAX_THOROUGH_REFUSALS = (
 )
 MAX_EFFORTS = 16  # of one decision: with more wishes than that, or after as many refusals, less is tried
 FEW_FILLINGS = 256
+
+
+_Found = TypeVar("_Found")
 
 
 class Promises:
@@ -78,14 +82,21 @@ class Promises:
         """Whether the next refusal may take its time."""
         return self.num_refusals < MAX_THOROUGH_REFUSALS
 
+    def propose(self, job: SchedulableJob) -> Proposal | None:
+        """A way to keep this promise too; None at once if less was refused already."""
+        return self._unless_refused(job, self.room.propose)
+
     def has_room_for(self, job: SchedulableJob) -> bool:
-        """Whether there is a way to keep this promise too; no at once if less was refused already."""
+        """Whether there is one, which is sooner known than what it is."""
+        return bool(self._unless_refused(job, self.room.has_room_for))
+
+    def _unless_refused(self, job: SchedulableJob, ask: Callable[[SchedulableJob], _Found]) -> _Found | None:
         if any(asks_no_less(job, refused) for refused in self._refused):
-            return False
-        has_room = self.room.has_room_for(job)
-        if not has_room:
+            return None
+        found = ask(job)
+        if not found:
             self._refused.append(job)
-        return has_room
+        return found
 
     @property
     def room(self) -> Insistence:

@@ -132,9 +132,8 @@ def test_a_third_worker_learns_of_a_loss_from_the_one_who_noticed():
     def act(group):
         group.part()  # both are there
         if group.rank == 0:
-            still_open = (
-                group._connections & connections()
-            )  # not what the other thread had copied while it looked
+            # Not what the other thread had copied while it looked.
+            still_open = group._connections & connections()
             copies.extend(os.dup(descriptor) for descriptor, _ in still_open)
             group.close()
             return
