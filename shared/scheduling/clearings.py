@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.scheduling.compiled import Floats, Integers, compiled
-from shared.scheduling.filling import Jobs, fill
+from shared.scheduling.filling import Jobs, earliest_end_s
 from shared.scheduling.planning import fill_in_order
 from shared.scheduling.profile import Profile, Schedules, change, copy_into, reserve
 from shared.scheduling.workspace import Workspace
@@ -137,35 +137,28 @@ def first_in_time(found: Clearings, jobs: Jobs, job: int, work: Workspace) -> in
     """The first clearing, which leaves the fewest GPUs alone, in which one more job is in time; -1 if there is none."""
     by_s = float(jobs.deadline_J[job])
     for clearing in range(found.size_C.shape[0]):
-        if _ends_in_s(found, clearing, jobs, job, by_s, work) < np.inf:
+        _look_at(found, clearing, work.profile)
+        if earliest_end_s(work.profile, jobs, job, by_s, work.found, work.memory) < np.inf:
             return clearing
     return -1
 
 
 @compiled
-def earliest_end_s(found: Clearings, jobs: Jobs, job: int, by_s: float, work: Workspace) -> float:
+def earliest_end_in_any_s(found: Clearings, jobs: Jobs, job: int, by_s: float, work: Workspace) -> float:
     """When one more job ends in the clearing in which it ends first; by_s if it ends in none by then."""
     for clearing in range(found.size_C.shape[0]):
-        by_s = min(by_s, _ends_in_s(found, clearing, jobs, job, by_s, work))
+        _look_at(found, clearing, work.profile)
+        by_s = min(by_s, earliest_end_s(work.profile, jobs, job, by_s, work.found, work.memory))
     return by_s
 
 
 @compiled
-def _ends_in_s(found: Clearings, clearing: int, jobs: Jobs, job: int, by_s: float, work: Workspace) -> float:
-    """When one more job ends with any cap; inf if not by then."""
+def _look_at(found: Clearings, clearing: int, profile: Profile) -> None:
+    """Make the profile that of a clearing."""
     size = found.size_C[clearing]
-    work.profile.start_B[:size] = found.start_CB[clearing, :size]
-    work.profile.free_B[:size] = found.free_CB[clearing, :size]
-    work.profile.size[0] = size
-    earliest_s, num_caps = np.inf, jobs.num_levels_J[job]
-    for cap in range(num_caps - 1, -1, -1):
-        if cap < num_caps - 1 and jobs.lost_JL[job, cap] == jobs.lost_JL[job, cap + 1]:
-            continue  # no less to lose to failures than with more GPUs: no sooner
-        count = fill(work.profile, jobs, job, cap, by_s, work.found, work.memory)
-        if count >= 0:
-            ends_s = work.found.end_M[count - 1] if count > 0 else work.profile.start_B[0]
-            earliest_s = min(earliest_s, ends_s)
-    return earliest_s
+    profile.start_B[:size] = found.start_CB[clearing, :size]
+    profile.free_B[:size] = found.free_CB[clearing, :size]
+    profile.size[0] = size
 
 
 @compiled

@@ -23,6 +23,11 @@ OUTAGE_S = 600.0
 """Promises with k nodes in reserve hold if at most k are down at once, one that failed counting as down for so long at
 least: then at most k + k * t / OUTAGE_S failures can hit a job within t seconds (docs/adr/0013)."""
 
+LATE, TOO_MANY = (
+    -1,
+    -2,
+)  # instead of a number of segments: it ends too late; it takes more of them than are remembered
+
 _MAX_CHANGES = 16384  # of level that one fill remembers
 _MAX_LEVELS = 32
 
@@ -79,7 +84,7 @@ def new_scratch() -> Scratch:
 def fill(
     profile: Profile, jobs: Jobs, job: int, cap: int, by_s: float, out: Segments, memory: Scratch
 ) -> int:
-    """The schedule that ends first with at most level number `cap`: how many segments, or -1 if it ends after by_s."""
+    """The schedule that ends first with at most level number `cap`: how many segments, LATE if it ends after by_s."""
     start_B, free_B, num_pieces = profile.start_B, profile.free_B, profile.size[0]
     levels, rates, costs = jobs.levels_JL[job], jobs.rates_JL[job], jobs.costs_JL[job]
     line, line_change = memory.line_L, memory.line_change_L
@@ -90,7 +95,7 @@ def fill(
     left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1] + lost
     lost_per_s = lost / OUTAGE_S  # the longer it takes, the more can fail
     if num_pieces + 4 * MAX_SEGMENTS > start_B.shape[0]:  # no room to reserve what would be found
-        return -1
+        return TOO_MANY
     window_s = by_s - now_s
     for level in range(cap + 1):
         line_change[level] = -1
@@ -118,7 +123,7 @@ def fill(
                 if level > most:
                     line_change[level] = -1
         if left + lost_per_s * start_s - work > (rates[cap] - lost_per_s) * (window_s - start_s):
-            return -1
+            return LATE
         for level in range(most + 1):
             unmoved = start_s == 0.0 and levels[level] == jobs.held_J[job]
             ready_s = start_s + costs[level]
@@ -127,7 +132,7 @@ def fill(
             begun = work - rates[level] * ready_s
             if line_change[level] < 0 or begun > line[level]:
                 if num_changes == _MAX_CHANGES:
-                    return -1
+                    return TOO_MANY
                 memory.change_s[num_changes] = begins_s  # itself: a sum would not give it back
                 memory.change_level[num_changes] = level
                 memory.change_after[num_changes] = last
@@ -142,7 +147,7 @@ def fill(
                 done_s, final = level_done_s, line_change[level]
         if final >= 0 and done_s <= end_s:
             if done_s > window_s:
-                return -1
+                return LATE
             ends_s = now_s + done_s
             if piece < num_pieces:
                 ends_s = min(ends_s, start_B[piece])
@@ -150,14 +155,14 @@ def fill(
             if ends_s <= memory.change_s[final] and memory.change_after[final] >= 0:
                 final, ends_s = memory.change_after[final], memory.after_end_s[final]
             return _trace_back(memory, levels, final, ends_s, out)
-    return -1
+    return LATE
 
 
 @compiled
 def minimum_share(
     profile: Profile, jobs: Jobs, job: int, by_s: float, out: Segments, other: Segments, memory: Scratch
 ) -> int:
-    """The schedule with the smallest cap that ends by `by_s`: how many segments, or -1 if there is none.
+    """The schedule with the smallest cap that ends by `by_s`: how many segments, or LATE if there is none.
 
     A job that would hold fewer GPU-seconds by staying at its present share (it saves a resize) stays.
     Source: ElasticFlow, Algorithm 1, lines 11-22.
@@ -174,7 +179,23 @@ def minimum_share(
                         out.num_gpus_M[:unmoved] = other.num_gpus_M[:unmoved]
                         return unmoved
             return count
-    return -1
+    return LATE
+
+
+@compiled
+def earliest_end_s(
+    profile: Profile, jobs: Jobs, job: int, by_s: float, out: Segments, memory: Scratch
+) -> float:
+    """When a job ends with the cap with which it ends first; inf if not by `by_s`."""
+    earliest_s, num_caps, count = np.inf, jobs.num_levels_J[job], LATE
+    for cap in range(num_caps - 1, -1, -1):
+        loses_less = cap == num_caps - 1 or jobs.lost_JL[job, cap] < jobs.lost_JL[job, cap + 1]
+        if not loses_less and count != TOO_MANY:
+            continue  # to failures, that is: else no sooner than with more GPUs
+        count = fill(profile, jobs, job, cap, by_s, out, memory)
+        if count >= 0:
+            earliest_s = min(earliest_s, out.end_M[count - 1] if count > 0 else profile.start_B[0])
+    return earliest_s
 
 
 @compiled
@@ -212,7 +233,7 @@ def _trace_back(memory: Scratch, levels: Integers, final: int, ends_s: float, ou
         count += 1
         change = memory.change_after[change]
     if count > MAX_SEGMENTS:
-        return -1
+        return TOO_MANY
     segment, change, end_s = count - 1, final, ends_s
     while change >= 0:
         out.start_M[segment] = memory.change_s[change]

@@ -22,7 +22,7 @@ from shared.scheduling.clearings import (
     Usable,
     clear,
     clearings,
-    earliest_end_s,
+    earliest_end_in_any_s,
     empty_clearings,
     first_in_time,
 )
@@ -33,7 +33,7 @@ from shared.scheduling.planning import fill_around, unlike
 from shared.scheduling.profile import Profile, copy_into, empty_profile, sweep
 from shared.scheduling.proposal import Proposal
 from shared.scheduling.quoting import earliest_deadline_around_s, earliest_end_alone_s
-from shared.scheduling.room import around, by_deadline, filled_anew, is_overloaded
+from shared.scheduling.room import around, by_deadline, filled_anew, fits_around, is_overloaded
 
 MANY_FILLINGS = 4_096
 MOST_JOBS_TO_SEARCH = 128  # promised; where there are more, a decision takes long enough without
@@ -71,7 +71,7 @@ class Insistence:
         with plan.trying(replace(job, deadline_s=math.inf)) as row:
             clearings = self._clearings()
             while alone_s <= earliest_s - 1.0 and (made := next(clearings, None)) is not None:
-                ends_s = earliest_end_s(made.found, plan.table.jobs, row, earliest_s, plan.workspace)
+                ends_s = earliest_end_in_any_s(made.found, plan.table.jobs, row, earliest_s, plan.workspace)
                 earliest_s = float(math.ceil(ends_s))
         return earliest_s
 
@@ -79,7 +79,7 @@ class Insistence:
         """Whether there is such a way."""
         plan = self._plan
         with plan.trying(job) as row:
-            return around(plan, row, job) is not None or self._clearing_for(row) is not None
+            return fits_around(plan, row) or self._clearing_for(row) is not None
 
     def _making_room(self, row: int, job: SchedulableJob) -> Proposal | None:
         """Where one of the clearings does."""

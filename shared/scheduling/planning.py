@@ -177,14 +177,17 @@ def put(schedules: Schedules, picked: Schedules, rows: Integers) -> None:
 
 
 @compiled
-def overloaded(jobs: Jobs, order_K: Integers, from_position: int, now_s: float, num_gpus: int) -> bool:
-    """Whether jobs by deadline need more GPU-seconds up to some deadline than there are, by lower bounds."""
+def overloaded(
+    jobs: Jobs, order_K: Integers, newcomer: int, at_position: int, now_s: float, num_gpus: int
+) -> bool:
+    """Whether jobs by deadline and one more among them need more GPU-seconds up to some deadline than there are, by
+    lower bounds."""
     needed = 0.0
-    for position in range(order_K.shape[0]):
-        job = int(order_K[position])
+    for position in range(order_K.shape[0] + 1):
+        job = newcomer if position == at_position else int(order_K[position - (position > at_position)])
         window_s = float(jobs.deadline_J[job]) - now_s
         needed += least_gpu_seconds(jobs, job, window_s)
-        if position >= from_position and needed > num_gpus * window_s * (1.0 + 1e-9):
+        if position >= at_position and needed > num_gpus * window_s * (1.0 + 1e-9):
             return True
     return False
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.filling import fill, minimum_share, most_iterations
+from shared.scheduling.filling import earliest_end_s, fill, minimum_share, most_iterations
 from shared.scheduling.job_table import SchedulableJob, Schedule, end_s, schedule_of
 from shared.scheduling.keeping import hold
 from shared.scheduling.planning import write
@@ -57,14 +57,10 @@ def end_under_s(plan: AdmissionPlan, job: SchedulableJob, schedule: Schedule) ->
 
 
 def _earliest_end_s(plan: AdmissionPlan, job: SchedulableJob, beside: Profile) -> float | None:
-    """With any cap: what failures may cost grows with it."""
-    with plan.trying(replace(job, deadline_s=math.inf)) as row:
-        jobs, work, ends_s = plan.table.jobs, plan.workspace, list[float]()
-        for cap in range(int(jobs.num_levels_J[row])):
-            count = fill(beside, jobs, row, cap, math.inf, work.found, work.memory)
-            if count >= 0:
-                ends_s.append(float(work.found.end_M[count - 1]) if count else plan.now_s)
-        return min(ends_s, default=None)
+    with plan.trying(job) as row:
+        work = plan.workspace
+        ends_s = earliest_end_s(beside, plan.table.jobs, row, math.inf, work.found, work.memory)
+        return ends_s if ends_s < math.inf else None
 
 
 def _schedule_from(

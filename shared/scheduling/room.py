@@ -4,6 +4,7 @@ import numpy as np
 
 from shared.scheduling.admission_plan import TRIES, AdmissionPlan
 from shared.scheduling.compiled import Integers
+from shared.scheduling.filling import minimum_share
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.planning import fill_around, overloaded, picked, unlike
 from shared.scheduling.profile import copy_into, empty_profile
@@ -17,6 +18,13 @@ def around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposal | Non
         return None
     rows = np.array([row], np.int64)
     return Proposal(job=job, rows=rows, found=picked(plan.filled, rows), profile=profile)
+
+
+def fits_around(plan: AdmissionPlan, row: int) -> bool:
+    """Whether there is that."""
+    jobs, work = plan.table.jobs, plan.workspace
+    by_s = float(jobs.deadline_J[row])
+    return minimum_share(plan.profile, jobs, row, by_s, work.found, work.other, work.memory) >= 0
 
 
 def by_deadline(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposal | None:
@@ -43,6 +51,4 @@ def filled_anew(plan: AdmissionPlan, row: int, job: SchedulableJob, anew: Intege
 
 def is_overloaded(plan: AdmissionPlan, row: int) -> bool:
     """Whether lower bounds rule out that a job that is tried is promised too."""
-    position = plan.position(row)
-    order = np.insert(plan.order, position, row)
-    return overloaded(plan.table.jobs, order, position, plan.now_s, plan.num_gpus)
+    return overloaded(plan.table.jobs, plan.order, row, plan.position(row), plan.now_s, plan.num_gpus)
