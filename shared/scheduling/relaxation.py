@@ -10,11 +10,11 @@ Axes: J = jobs; B = intervals between some of the deadlines; V = variables, one 
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.scheduling.linear_program import Entries, joined, minimise
 from shared.scheduling.lower_bound import Demands, Floats
 
 
@@ -86,35 +86,20 @@ def _solve(
     num_jobs: int,
 ) -> tuple[float, Floats] | None:
     """The load, and the price of each interval's whole supply; None if HiGHS gives up."""
-    # Here, and not above: to load them takes a quarter of a second, at each start of whoever only might need them.
-    from scipy.optimize import linprog  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
-    from scipy.sparse import csr_array  # pyright: ignore[reportMissingTypeStubs]
-
     num_variables = len(part_V)
     variable_V = np.arange(num_variables)
-    held = csr_array(
-        (
-            np.append(part_V, -np.ones(num_intervals)),
-            (
-                np.append(interval_V, np.arange(num_intervals)),
-                np.append(variable_V, np.full(num_intervals, num_variables)),
-            ),
+    load_B = np.full(num_intervals, num_variables)  # the last variable
+    optimum = minimise(
+        np.append(np.zeros(num_variables), 1.0),
+        np.append(most_V, np.inf),
+        joined(
+            Entries(interval_V, variable_V, part_V),
+            Entries(np.arange(num_intervals), load_B, -np.ones(num_intervals)),
+            Entries(num_intervals + job_V, variable_V, np.ones(num_variables)),
         ),
-        shape=(num_intervals, num_variables + 1),
+        np.append(np.full(num_intervals, -np.inf), np.ones(num_jobs)),
+        np.append(np.zeros(num_intervals), np.ones(num_jobs)),
     )
-    done = csr_array((np.ones(num_variables), (job_V, variable_V)), shape=(num_jobs, num_variables + 1))
-    result = cast(
-        Any,
-        linprog(
-            np.append(np.zeros(num_variables), 1.0),
-            A_ub=held,
-            b_ub=np.zeros(num_intervals),
-            A_eq=done,
-            b_eq=np.ones(num_jobs),
-            bounds=np.column_stack((np.zeros(num_variables + 1), np.append(most_V, np.inf))),
-            method="highs",
-        ),
-    )
-    if result.status != 0:
+    if optimum is None:
         return None
-    return float(result.x[-1]), -np.asarray(result.ineqlin.marginals)
+    return float(optimum.value_V[-1]), -optimum.price_R[:num_intervals]

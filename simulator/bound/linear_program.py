@@ -10,9 +10,8 @@ Axes: C cells, J jobs, I intervals, S steps.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array, hstack, vstack
 
+from shared.scheduling.linear_program import Entries, joined, minimise
 from simulator.bound.demand import Demand, FloatArray, Grid, IntArray
 
 
@@ -41,27 +40,24 @@ def solve(demand: Demand, grid: Grid, num_gpus: int) -> Solution | None:
     """An optimum; None if HiGHS gives up."""
     cells = _cells(demand, grid)
     num_cells, num_jobs, num_intervals = len(cells.job_C), demand.num_jobs, len(grid.lengths_s_I)
-    held, done = _rows(demand, grid, num_gpus, cells)
     each_C, each_J = np.arange(num_cells), np.arange(num_jobs)
-    of_job = csr_array((-np.ones(num_cells), (each_C, cells.job_C)), shape=(num_cells, num_jobs))
-    rows = [
-        hstack([held, csr_array((num_intervals, num_jobs))]),
-        hstack([-done, csr_array((np.ones(num_jobs), (each_J, each_J)))]),
-        hstack([csr_array((np.ones(num_cells), (each_C, each_C))), of_job]),
-    ]
-    result = linprog(
-        np.concatenate([np.zeros(num_cells), -np.ones(num_jobs)]),
-        A_ub=vstack(rows, format="csr"),
-        b_ub=np.concatenate([np.ones(num_intervals), np.zeros(num_jobs + num_cells)]),
-        bounds=(0, 1),
-        method="highs-ds",
+    link_C = num_intervals + num_jobs + each_C
+    optimum = minimise(
+        np.append(np.zeros(num_cells), -np.ones(num_jobs)),
+        np.ones(num_cells + num_jobs),
+        joined(
+            *_rows(grid, num_gpus, cells),
+            Entries(num_intervals + each_J, num_cells + each_J, np.ones(num_jobs)),
+            Entries(link_C, each_C, np.ones(num_cells)),
+            Entries(link_C, num_cells + cells.job_C, -np.ones(num_cells)),
+        ),
+        np.full(num_intervals + num_jobs + num_cells, -np.inf),
+        np.append(np.ones(num_intervals), np.zeros(num_jobs + num_cells)),
     )
-    if result.status != 0:
+    if optimum is None:
         return None
-    return Solution(
-        met_J=result.x[num_cells:],
-        price_I=np.maximum(-result.ineqlin.marginals[:num_intervals], 0.0) / (num_gpus * grid.lengths_s_I),
-    )
+    price_I = np.maximum(-optimum.price_R[:num_intervals], 0.0) / (num_gpus * grid.lengths_s_I)
+    return Solution(met_J=optimum.value_V[num_cells:], price_I=price_I)
 
 
 def least_gpu_seconds(demand: Demand, grid: Grid, num_gpus: int, met_J: FloatArray) -> float | None:
@@ -70,27 +66,22 @@ def least_gpu_seconds(demand: Demand, grid: Grid, num_gpus: int, met_J: FloatArr
     With the parts given, the links are mere bounds of variables: a program far easier than `solve`.
     """
     cells = _cells(demand, grid)
-    held, done = _rows(demand, grid, num_gpus, cells)
-    result = linprog(
+    optimum = minimise(
         cells.gpu_seconds_C / cells.gpu_seconds_C.max(),
-        A_ub=vstack([held, -done], format="csr"),
-        b_ub=np.concatenate([np.ones(len(grid.lengths_s_I)), -met_J]),
-        bounds=np.column_stack([np.zeros(len(cells.job_C)), met_J[cells.job_C]]),
-        method="highs-ds",
+        met_J[cells.job_C],
+        joined(*_rows(grid, num_gpus, cells)),
+        np.full(len(grid.lengths_s_I) + demand.num_jobs, -np.inf),
+        np.append(np.ones(len(grid.lengths_s_I)), -met_J),
     )
-    return float(result.x @ cells.gpu_seconds_C) if result.status == 0 else None
+    return None if optimum is None else float(optimum.value_V @ cells.gpu_seconds_C)
 
 
-def _rows(demand: Demand, grid: Grid, num_gpus: int, cells: _Cells) -> tuple[csr_array, csr_array]:
-    """Part of each interval's capacity that the cells hold, shape (I, C); of each job that they do, (J, C)."""
-    each_C = np.arange(len(cells.job_C))
+def _rows(grid: Grid, num_gpus: int, cells: _Cells) -> tuple[Entries, Entries]:
+    """Part of each interval's capacity that the cells hold; behind these rows, less each job's part that they do."""
+    each_C, num_intervals = np.arange(len(cells.job_C)), len(grid.lengths_s_I)
     capacity_C = num_gpus * grid.lengths_s_I[cells.interval_C]
-    held = csr_array(
-        (cells.gpu_seconds_C / capacity_C, (cells.interval_C, each_C)),
-        shape=(len(grid.lengths_s_I), len(each_C)),
-    )
-    done = csr_array((cells.part_C, (cells.job_C, each_C)), shape=(demand.num_jobs, len(each_C)))
-    return held, done
+    held = Entries(cells.interval_C, each_C, cells.gpu_seconds_C / capacity_C)
+    return held, Entries(num_intervals + cells.job_C, each_C, -cells.part_C)
 
 
 def _cells(demand: Demand, grid: Grid) -> _Cells:
