@@ -100,6 +100,7 @@ def _offers(
     if earliest_s is not None:
         missing = FEWEST_OFFERS - len(offers)
         offers += _between(promises, job, spec, earliest_s, fewer, missing)
+    if earliest_s is not None and len(offers) < FEWEST_OFFERS:
         offers += _later(promises, job, spec, earliest_s, FEWEST_OFFERS - len(offers))
     return tuple(offers)
 
