@@ -5,13 +5,19 @@ from shared.messages.commands import CancelJob, SubmitJob
 from shared.messages.gpu_range import range_problem
 from shared.messages.job import JobClass, JobSpec
 
+_NEEDED = {
+    "global_batch_size": "a job needs one: set_hyperparameter(global_batch_size=...), or --batch",
+    "max_iterations": "a job needs a number: term_condition(max_iterations=...), or --iterations",
+}
+
 
 def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
     """Of a spec that was made without looking; [] if it can be submitted."""
-    problems = [
-        problem.removeprefix("spec.")
-        for problem in validate(SubmitJob(job_id="job", tenant="tenant", spec=spec))
-    ]
+    missing = {field: how for field, how in _NEEDED.items() if getattr(spec, field) is None}
+    wrong = validate(SubmitJob(job_id="job", tenant="tenant", spec=spec))
+    named = [problem.removeprefix("spec.") for problem in wrong]
+    problems = [problem for problem in named if problem.partition(":")[0] not in missing]
+    problems += [f"{field}: {how}" for field, how in missing.items()]
     needs_none = spec.job_class in (JobClass.BEST_EFFORT, JobClass.PADDING)
     if has_deadline and needs_none:
         problems.append(f"deadline: a {spec.job_class} job has none; use soft to have one tried")
@@ -20,8 +26,8 @@ def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
             f"deadline: a job of class {spec.job_class} needs one: set_deadline(...), or --deadline"
         )
     is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
-    if is_range and (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
-        problems.append(f"min_gpus: {wrong}")
+    if is_range and (empty := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
+        problems.append(f"min_gpus: {empty}")
     return problems
 
 

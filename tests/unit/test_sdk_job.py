@@ -69,8 +69,9 @@ def test_a_hyperparameter_of_no_kind_is_named_once():
     )
 
 
-def test_what_is_never_said_is_missed():
-    with pytest.raises(InvalidJob, match=r"global_batch_size: .*max_iterations: .*deadline: "):
+def test_what_is_never_said_is_missed_with_where_to_say_it():
+    missed = r"global_batch_size: .*--batch; max_iterations: .*--iterations; deadline: .*--deadline"
+    with pytest.raises(InvalidJob, match=missed):
         ElasticJob().spec()
 
 
