@@ -12,7 +12,7 @@ from shared.messages.offer import Offer
 from shared.messages.witness import NotProved, TooDear, Witness
 from shared.scheduling.job_table import SchedulableJob
 from shared.scheduling.outlook import known_curve
-from shared.scheduling.quoting import earliest_deadline_around_s, most_iterations_by
+from shared.scheduling.quoting import earliest_deadline_around_s, most_iterations_alone_by, most_iterations_by
 from shared.scheduling.scaling_curve import ScalingCurve
 from shared.scheduling.witness import find_witness
 
@@ -145,15 +145,23 @@ def _later(
 def _most_iterations(promises: Promises, job: SchedulableJob, *, thorough: bool) -> int:
     """As many iterations as can be kept by the deadline, to one in a hundred; 0 if not one.
 
-    thorough: also where others must move.
+    thorough: also where others must move; no more than the job could do alone.
     """
-
-    fitting, refused = most_iterations_by(promises.plan, job), int(job.remaining_iterations)
-    while thorough and refused - fitting > max(1, fitting // 100):
+    fitting = most_iterations_by(promises.plan, job)
+    if not thorough:
+        return fitting
+    alone = most_iterations_alone_by(promises.plan, job)
+    refused = min(int(job.remaining_iterations), alone + _precision(alone))
+    while refused - fitting > _precision(fitting):
         middle = (fitting + refused) // 2
         is_kept = promises.room.has_room_for(replace(job, remaining_iterations=float(middle)))
         fitting, refused = (middle, refused) if is_kept else (fitting, middle)
     return fitting
+
+
+def _precision(iterations: int) -> int:
+    """One in a hundred."""
+    return max(1, iterations // 100)
 
 
 def _affordable(promises: Promises, job: SchedulableJob, iterations: int) -> int:

@@ -26,15 +26,17 @@ def earliest_deadline_around_s(plan: AdmissionPlan, job: SchedulableJob) -> floa
 
 def earliest_end_alone_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
     """When a job would end at the earliest if nothing was promised; None if never."""
-    sweep(plan.other_profile, plan.table.schedules, _NOBODY, plan.now_s, plan.num_gpus)
-    return _earliest_end_s(plan, job, plan.other_profile)
+    return _earliest_end_s(plan, job, _empty(plan))
 
 
 def most_iterations_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
     """As many iterations as would be promised by the deadline without moving any other; 0 if not one."""
-    with plan.trying(job) as row:
-        work = plan.workspace
-        return most_iterations(plan.profile, plan.table.jobs, row, job.deadline_s, work.found, work.memory)
+    return _most_iterations_by(plan, job, plan.profile)
+
+
+def most_iterations_alone_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
+    """As many as it could do by the deadline if nothing was promised."""
+    return _most_iterations_by(plan, job, _empty(plan))
 
 
 def earliest_end_from_s(plan: AdmissionPlan, job: SchedulableJob, start_s: float) -> float | None:
@@ -61,6 +63,17 @@ def _earliest_end_s(plan: AdmissionPlan, job: SchedulableJob, beside: Profile) -
         work = plan.workspace
         ends_s = earliest_end_s(beside, plan.table.jobs, row, math.inf, work.found, work.memory)
         return ends_s if ends_s < math.inf else None
+
+
+def _most_iterations_by(plan: AdmissionPlan, job: SchedulableJob, beside: Profile) -> int:
+    with plan.trying(job) as row:
+        work = plan.workspace
+        return most_iterations(beside, plan.table.jobs, row, job.deadline_s, work.found, work.memory)
+
+
+def _empty(plan: AdmissionPlan) -> Profile:
+    sweep(plan.other_profile, plan.table.schedules, _NOBODY, plan.now_s, plan.num_gpus)
+    return plan.other_profile
 
 
 def _schedule_from(

@@ -1,7 +1,7 @@
 """Given this history, when this wish comes, then admission says this."""
 
 import itertools
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -13,6 +13,7 @@ from shared.messages.commands import CancelJob, QuoteDeadline
 from shared.messages.job import JobClass
 from shared.messages.job_state import Phase
 from shared.messages.outcome import outcome
+from shared.scheduling import insistence
 from tests.histories import LINEAR, NOW_S, History, pool, spec, submit
 
 
@@ -68,6 +69,21 @@ def test_as_many_iterations_are_offered_as_are_promised_if_others_move(admission
     assert [offer.max_iterations > 105 for offer in by_then] == [True], "around `patient` ten fit"
     shorter = submit("b", deadline_s=NOW_S + 110.0, max_iterations=by_then[0].max_iterations)
     assert isinstance(only(History(before).decided(POLICY, shorter)), events.JobAdmitted)
+
+
+def test_nobody_is_asked_to_move_for_more_iterations_than_a_job_could_do_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(*_: object) -> Never:
+        raise AssertionError("for each refusal a search: others win the race for the next decision meanwhile")
+
+    history = pool(2 * max(LINEAR))
+    history.decided(POLICY, submit("patient", deadline_s=NOW_S + 400.0))
+    monkeypatch.setattr(insistence, "clearings", nobody)
+    rejected = only(history.decided(POLICY, submit("b", deadline_s=NOW_S + 10.0, max_iterations=10**6)))
+    assert isinstance(rejected, events.JobRejected)
+    by_then = [o.max_iterations for o in rejected.offers if o.deadline_s == NOW_S + 10.0]
+    assert [iterations > 60 for iterations in by_then] == [True], "8/s, but for the stop at the start"
 
 
 def pool_with_a(**config: Any) -> History:
