@@ -23,10 +23,9 @@ OUTAGE_S = 600.0
 """Promises with k nodes in reserve hold if at most k are down at once, one that failed counting as down for so long at
 least: then at most k + k * t / OUTAGE_S failures can hit a job within t seconds (docs/adr/0013)."""
 
-LATE, TOO_MANY = (
-    -1,
-    -2,
-)  # instead of a number of segments: it ends too late; it takes more of them than are remembered
+# Instead of a number of segments:
+LATE = -1
+TOO_MANY = -2  # it takes more of them than a schedule may have
 
 _MAX_CHANGES = 16384  # of level that one fill remembers
 _MAX_LEVELS = 32
