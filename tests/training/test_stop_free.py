@@ -204,7 +204,8 @@ async def test_who_survives_and_is_stopped_keeps_what_was_done(node, spec_of):
     done = max([(await workers.first(Interrupted, rank)).iteration for rank in (1, 2)])
     workers.stop()
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {None, ExitCode.DONE}
-    assert (await workers.first(Checkpointed)).iteration == done
+    # who is a step behind the other may be the first to write
+    assert max(written.iteration for written in workers.all_of(Checkpointed)) == done
     state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
     assert state["iteration"] == done
 
