@@ -9,19 +9,20 @@ BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 PACKAGES := $(VENV)/.packages
 TORCH := $(VENV)/.torch
+DOCS := $(VENV)/.docs
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
 SOURCES := shared services simulator elasticflow examples benchmarks tests
 
-# What does not wait for each other is done side by side: installing, compiling and pyright have one core each to work on.
+# Independent targets run in parallel: installation, compilation and pyright use one core each.
 MAKEFLAGS += --jobs=2
 
-# Whatever is imported is compiled once, here too where the caller would have it compiled by each process anew: pip need
-# not compile all that is installed, of which a fifth is ever imported.
+# Python compiles a module at its first import and keeps the result, even if the caller has turned that off. pip compiles
+# nothing: a fifth of what it installs is ever imported.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install loops sources units check format test search demo bench compose-test clean
+.PHONY: help install loops sources units check format test search demo bench docs compose-test clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,7 +40,7 @@ $(TORCH): $(PACKAGES)
 	@touch $@
 
 loops: $(PACKAGES)
-	@$(BIN)/python -m shared.scheduling.warm_up
+	@$(BIN)/python -m elasticflow.shared.scheduling.compiled.warm_up
 
 check: sources units  ## ruff, pyright, import contracts, unit and property tests (about a minute)
 
@@ -67,6 +68,13 @@ demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlin
 
 bench: install  ## the pipeline's speed against raw JetStream: a table and JSON
 	$(BIN)/python -m benchmarks.pipeline
+
+$(DOCS): $(PACKAGES)
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
+docs: $(DOCS)  ## build the site of docs/ into build/site, and fail at any warning
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 compose-test: install  ## docker compose for real, where there is a docker (says so where not)
 	deploy/compose_test.sh

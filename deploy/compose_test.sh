@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs compose.yaml for real: builds the images, starts three admissions and two executors, sends a job through
-# them, kills what it can and sees it come back; then the same system over three NATS servers, one of which dies.
+# Tests compose.yaml with docker: builds the images, starts three admissions and two executors, trains a job, kills
+# services and waits for their restart; then the same over three NATS servers, one of which is killed.
 #
-# Exit 0: passed. 77: this machine cannot run it, and why. Anything else: failed.
-# It installs docker (root and apt), starts dockerd and makes images without a registry, each only where it has
-# to, and stops and removes what it started. DOCKER_ROOT=<folder> keeps images between runs.
+# Exit 0: passed. 77: this machine cannot run it; the output says why. Any other: failed.
+# Where necessary the script installs docker (root and apt), starts dockerd, and makes images without a registry. It
+# stops and removes what it started. DOCKER_ROOT=<folder> keeps images between runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ skip() { echo "SKIPPED: $*"; exit 77; }
 
 # --- the job ------------------------------------------------------------------------------------------------
 
-# One real training job, from its submission to its end before its deadline.
+# A training job, from its submission to its end before its deadline.
 submit_job() {
   compose run --rm -T eflow submit examples/digits.py:Digits --deadline 5m --wait
 }
@@ -52,8 +52,8 @@ install_docker() {
     docker.io docker-compose iptables >/dev/null; } || skip "no docker here, and apt cannot install it"
 }
 
-# A daemon of our own, apart from any other: own socket, own folder. It picks the best storage driver that the
-# file system allows (overlay2, else vfs). setsid: Ctrl-C must reach us, who still need it to clean up, not it.
+# A daemon with its own socket and folder, apart from any other. It selects the best storage driver of the file system
+# (overlay2, else vfs). setsid: Ctrl-C must not reach it, because the cleanup of this script needs it.
 start_dockerd() {
   docker info >/dev/null 2>&1 && return
   [[ $EUID == 0 ]] || skip "no docker daemon answers, and starting one needs root"
@@ -96,7 +96,7 @@ remove_system() {
 clean_up() {
   local status=$?
   if [[ $status != 0 && $status != 77 ]]; then
-    say "FAILED; what there is, and its last words:"
+    say "FAILED; the containers, and the end of their logs:"
     compose ps || true
     compose logs --tail=20 --no-color || true
   fi
@@ -111,7 +111,7 @@ clean_up() {
 }
 
 
-# --- facts to wait for --------------------------------------------------------------------------------------
+# --- conditions to wait for --------------------------------------------------------------------------------------
 
 # wait_for SECONDS WHAT COMMAND...: until the command succeeds.
 wait_for() {
@@ -123,7 +123,7 @@ wait_for() {
   done
 }
 
-# healthy SERVICE COUNT: that many containers of the service, and each says it is well.
+# healthy SERVICE COUNT: the service has that many healthy containers.
 healthy() {
   local containers
   mapfile -t containers < <(compose ps -q "$1")
@@ -134,7 +134,7 @@ restarted_and_healthy() {
   [[ $(docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' "$1") == "1 healthy" ]]
 }
 
-# scraped COUNT: Prometheus reaches that many processes of ours.
+# scraped COUNT: Prometheus reaches that many processes.
 scraped() {
   compose exec -T admission python -c "
 import json, urllib.request
@@ -152,7 +152,7 @@ streams = {stream['name']: stream for stream in jetstream['account_details'][0][
 print(streams['EF_LEDGER_default']['cluster']['leader'].replace('nats-1', 'nats'))"
 }
 
-# The process itself dies, not the container by docker's hand: that is what a restart policy is for.
+# Kills the process, not the container through docker: only then the restart policy applies.
 kill_process_of() { docker exec "$1" sh -c 'kill -9 $(cat /proc/1/task/1/children)'; }
 
 
@@ -207,7 +207,7 @@ test_three_servers() {
 install_docker
 trap clean_up EXIT
 start_dockerd
-remove_system                               # left behind by a run that was killed
+remove_system                               # of an earlier run that was killed
 prepare_images
 compose build --quiet admission executor     # the others share their two images
 test_one_server

@@ -81,7 +81,7 @@ gather_wheels() {
   local package=$work/package
   mkdir "$package"
   cp pyproject.toml "$package/"
-  touch "$package/README.md"
+  touch "$package/README.md" "$package/LICENSE"
   PIP_EXTRA_INDEX_URL=${TORCH_INDEX_URL:-${PIP_EXTRA_INDEX_URL:-}} \
     "$python" -m pip wheel --quiet --wheel-dir deploy/wheels --constraint constraints.txt \
     "${package}[train,examples]" 'setuptools>=77'

@@ -1,18 +1,19 @@
-"""What can go wrong between a user and a pool; branches of the one tree in `shared/errors.py`."""
+"""Errors between a user and a pool; they belong to the tree in `shared/errors.py`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shared.errors import Park, Retry, Stop
+from elasticflow.shared.errors import PermanentFailure, Retry, Stop
+from elasticflow.shared.extras import MissingExtra as MissingExtra
 
 
 @dataclass(eq=False)
 class NoPoolHere(Stop):
-    """looked_in: the folder from which run files were looked for, upwards."""
+    """looked_in: the search for a run file starts in this folder and goes upwards."""
 
     looked_in: str
 
-    SENTENCE: ClassVar[str] = (
+    MESSAGE: ClassVar[str] = (
         "no running pool found (no NATS_URL, and no .eflow/run.json in {looked_in} or above); "
         "start one with `eflow up`, or name its server with --nats-url nats://host:4222"
     )
@@ -30,31 +31,33 @@ class UnknownPool(Stop):
 
 
 @dataclass(eq=False)
-class UnknownJob(Park):
-    """where: a pool, or an exported ledger; listed_by: the command that shows the jobs there are."""
+class UnknownJob(PermanentFailure):
+    """where: a pool or an exported ledger. listed_by: the command that lists its jobs."""
 
     job_id: str
     where: str
     listed_by: str = "eflow jobs --all"
 
-    SENTENCE: ClassVar[str] = "no job {job_id!r} in {where}; `{listed_by}` lists them"
+    MESSAGE: ClassVar[str] = "unknown job {job_id!r} in {where}; `{listed_by}` lists its jobs"
 
 
 @dataclass(eq=False)
-class UnknownQuote(Park):
+class UnknownQuote(PermanentFailure):
     job_id: str
 
-    SENTENCE: ClassVar[str] = "no quote {job_id!r} is held now; `eflow quote ... --hold 60` holds one"
+    MESSAGE: ClassVar[str] = (
+        "no quote {job_id!r} is reserved now; `eflow quote ... --reserve 60s` reserves one"
+    )
 
 
 @dataclass(eq=False)
-class NotLoadable(Park):
+class NotLoadable(PermanentFailure):
     """target: as the user named it."""
 
     target: str
     reason: str
 
-    SENTENCE: ClassVar[str] = "cannot load {target}: {reason}"
+    MESSAGE: ClassVar[str] = "cannot load {target}: {reason}"
 
 
 @dataclass(eq=False)
@@ -62,9 +65,19 @@ class Undecided(Retry):
     job_id: str
     timeout_s: float
 
-    SENTENCE: ClassVar[str] = (
-        "nobody answered for {job_id!r} within {timeout_s:g} s; the wish is kept and will be decided as "
+    MESSAGE: ClassVar[str] = (
+        "admission did not reply about {job_id!r} within {timeout_s:g} s; the command is stored and decided as "
         "soon as an admission service runs (`eflow jobs` shows it then)"
+    )
+
+
+@dataclass(eq=False)
+class NotEnded(Retry):
+    job_id: str
+    timeout_s: float
+
+    MESSAGE: ClassVar[str] = (
+        "{job_id!r} did not end within {timeout_s:g} s; `eflow logs -f {job_id}` follows it"
     )
 
 
@@ -73,7 +86,7 @@ class AlreadyRunning(Stop):
     data_dir: str
     pid: int
 
-    SENTENCE: ClassVar[str] = (
+    MESSAGE: ClassVar[str] = (
         "process {pid} already runs a pool in {data_dir}; use it, stop it with "
         "`eflow down --data-dir {data_dir}`, or choose another --data-dir"
     )
@@ -84,35 +97,37 @@ class UnusableFolder(Stop):
     data_dir: str
     reason: str
 
-    SENTENCE: ClassVar[str] = (
-        "no pool can be kept in {data_dir}: {reason}; mend that, or choose another --data-dir"
+    MESSAGE: ClassVar[str] = (
+        "cannot keep a pool in {data_dir}: {reason}; correct that, or choose another --data-dir"
     )
 
 
 @dataclass(eq=False)
 class StartFailed(Stop):
-    """name: of the process that did not come up; log_file: where it says more."""
+    """name: the process that did not become healthy; log_file: its log."""
 
     name: str
     reason: str
     log_file: str
 
-    SENTENCE: ClassVar[str] = "{name} did not come up: {reason}; its log is {log_file}"
+    MESSAGE: ClassVar[str] = "{name} did not start: {reason}; its log is {log_file}"
 
 
 @dataclass(eq=False)
 class NoAdmission(Retry):
     pool: str
 
-    SENTENCE: ClassVar[str] = (
-        "no admission service answers in pool {pool}; `eflow up` starts one, "
-        "or `python -m services.admission` beside an outside NATS"
+    MESSAGE: ClassVar[str] = (
+        "no admission service replies in pool {pool}; `eflow up` starts one, "
+        "or `python -m elasticflow.services.admission` beside an external NATS"
     )
 
 
 @dataclass(eq=False)
-class NotAnExport(Park):
+class NotAnExport(PermanentFailure):
     file: str
     reason: str
 
-    SENTENCE: ClassVar[str] = "{file} cannot be read: {reason}; write one with `eflow events export FILE`"
+    MESSAGE: ClassVar[str] = (
+        "{file} is not an exported ledger: {reason}; write one with `eflow events export FILE`"
+    )

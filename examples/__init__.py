@@ -1,1 +1,1 @@
-"""Training functions that people start from. They need no download."""
+"""Training functions to start from. They need no download."""

@@ -1,4 +1,4 @@
-"""Jobs that go wrong, each in its own way: to see what you are told then."""
+"""Jobs that fail, each in its own way, to show the error reports."""
 
 import math
 import time

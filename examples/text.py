@@ -78,7 +78,7 @@ class ByteTransformer(nn.Module):
         self.output = nn.Linear(width, 256)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Scores of the next byte at each place, shape (batch, length, 256)."""
+        """Scores of the next byte at each position, shape (batch, length, 256)."""
         length = text.shape[1]
         positions = torch.arange(length, device=text.device)
         hidden = self.byte_embedding(text) + self.position_embedding(positions)

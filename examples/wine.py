@@ -1,6 +1,6 @@
 """A multilayer perceptron on scikit-learn's wine data (178 wines, 13 measurements, 3 growers).
 
-The data set is tiny, so each wine is seen through many noisy measurements of it: enough work for several GPUs.
+The data set is tiny, so each wine is seen through many noisy measurements: enough work for several GPUs.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Wine(ElasticJob):
         "global_batch_size": 128,
         "learning_rate": 0.001,
         "width": 256,
-        "measurements": 32,  # noisy ones, of each wine in a batch
+        "measurements": 32,  # noisy measurements of each wine in a batch
         "noise": 0.3,  # standard deviation, in those of the data
     }
     max_iterations = 150

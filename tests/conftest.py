@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from shared.runtime.nats_server import EmbeddedServer
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 
-# Whoever is started in the background may have been told to ignore Ctrl-C, and what it starts inherits that.
+# A process started in the background may ignore Ctrl-C, and its children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure. The suite tries the same examples each time, so that a failure is of the change that was

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.engine`: changes of workers, losses and steps, beside torchrun, torchft and plain DDP.
+"""`python -m benchmarks.engine`: resizes, losses and steps, beside torchrun, torchft and plain DDP.
 
 python -m benchmarks.engine --with-torchft --out benchmarks/results/engine.json
 """
@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks.engine import resizes, restores, stalls, steady, torchft, torchrun, transient
 from benchmarks.engine.parts import Options, Part
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
-from shared.runtime.logs import configure_logs
+from elasticflow.shared.runtime.process.logs import configure_logs
 
 PARTS: Mapping[str, Part] = {
     "resizes": Part(measure=resizes.measure, table=resizes.table),
@@ -34,18 +34,16 @@ _TABLE_WIDTH = 140
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="Which parts, with commas between them.")] = ",".join(PARTS),
-    sizes: Annotated[str, typer.Option(help="Millions of parameters, with commas.")] = "1,25,100",
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each change and each step.")] = 10,
+    parts: Annotated[str, typer.Option(help="Run these parts, separated by commas.")] = ",".join(PARTS),
+    sizes: Annotated[str, typer.Option(help="Train models of so many million parameters.")] = "1,25,100",
+    rounds: Annotated[int, typer.Option(min=1, help="Repeat each resize and each step so many times.")] = 10,
     with_torchft: Annotated[
         bool, typer.Option("--with-torchft", help="Install torchft into a temporary folder for its part.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Only the JSON object, on standard output.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON object.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
-    """Measure on this machine, on CPUs, one thread a worker. Take the ratios, and the times as of this machine."""
+    """Measure on this machine, on CPUs, one thread a worker. Ratios are comparable; times hold for this machine."""
     configure_logs(level="error")
     options = Options(
         million_parameters=tuple(map(int, sizes.split(","))), rounds=rounds, with_torchft=with_torchft

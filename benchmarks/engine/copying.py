@@ -1,6 +1,7 @@
-"""How fast this machine moves bytes from process to process, without this engine: what the hand-over is measured by.
+"""The speed at which this machine moves bytes between processes, without this engine: the reference for state
+transfers.
 
-Two processes send to one each over gloo, all four at once, as two incumbents do to two newcomers.
+Two processes send to one each over gloo, concurrently, as two staying workers do to two joining ones.
 """
 
 import statistics
@@ -17,7 +18,7 @@ _ROUNDS = 5
 
 
 def measure_copying(num_bytes: int) -> float:
-    """Bytes per second into each of the two that receive so many."""
+    """Bytes per second into each of the two receivers."""
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(_copy, (num_bytes, folder), nprocs=2 * _NUM_PAIRS)  # pyright: ignore[reportPrivateImportUsage]
         return num_bytes / float((Path(folder) / "seconds").read_text())

@@ -1,8 +1,8 @@
-"""The workers of one job under a launcher, as an executor has them, but without a ledger: changed and hurt by hand.
+"""Runs the workers of one job under a launcher, as an executor does, but without a ledger; the caller controls them.
 
-Generations follow each other as they do in a pool: whoever has the state of the job goes over to the next one, or,
-where nobody has it, all begin anew from the newest checkpoint. What comes of a change is told; what to do then is the
-caller's.
+Generations follow each other as in a pool: workers that have the state of the job switch to the next one; if none has,
+all start anew from the newest checkpoint. A method returns whether it succeeded, and the caller decides what to do
+next.
 """
 
 import asyncio
@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
-from shared.messages.from_worker import (
-    Checkpointed,
+from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
     ExitCode,
     Failed,
     Finished,
@@ -24,17 +26,21 @@ from shared.messages.from_worker import (
     Started,
     Switched,
 )
-from shared.messages.job import JobSpec
-from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.to_worker import Assignment, ChangeMembership, JoinRendezvous, PeersLost, StopAtBoundary
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    JoinRendezvous,
+    PeersLost,
+    PrepareSwitch,
+    StopAtBoundary,
+)
 
-PATIENCE_S = 60.0  # for what must come; far above what it takes
-_SETTLE_S = 1.0  # after a loss: others may have gone over or left already, and their word is on its way
+TIMEOUT_S = 60.0  # for expected events; far above the usual time
+_SETTLE_S = 1.0  # after a loss: other workers may have switched or left, and their events are under way
 
 
 @dataclass(eq=False)
 class Worker:
-    """One process. generation: as whose worker it trains, 0 before it does. iteration: steps done, as last told."""
+    """One process. generation: the one in which it trains, 0 before that. iteration: steps done, as last reported."""
 
     handle: WorkerHandle
     generation: int = 0
@@ -48,42 +54,44 @@ class Worker:
         return self.generation > 0 and self.exited is None
 
     def signal(self, number: signal.Signals) -> None:
-        """To this process alone, if it still lives."""
+        """To this process only, if it still runs."""
         if self.exited is None:
             os.kill(self.handle.pid, number)
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """To a generation. by_place: all who meet, its `size` members first."""
+class _Switch:
+    """To a generation. by_rank: all workers of the rendezvous, the `size` members first."""
 
     generation: int
     size: int
-    by_place: tuple[Worker, ...]
+    by_rank: tuple[Worker, ...]
 
     @property
     def members(self) -> tuple[Worker, ...]:
-        return self.by_place[: self.size]
+        return self.by_rank[: self.size]
 
     @property
-    def is_made(self) -> bool:
-        leavers = self.by_place[self.size :]
+    def is_complete(self) -> bool:
+        leaving = self.by_rank[self.size :]
         return all(w.generation == self.generation and w.has_state for w in self.members) and all(
-            w.exited is not None for w in leavers
+            w.exited is not None for w in leaving
         )
 
     @property
     def is_broken(self) -> bool:
-        """Somebody is gone who was to stay, or was killed before it left."""
+        """A staying worker is gone, or a leaving one was killed."""
         return any(w.exited is not None for w in self.members) or any(
-            w.exited is not None and w.exited.code != ExitCode.DONE for w in self.by_place[self.size :]
+            w.exited is not None and w.exited.code != ExitCode.DONE for w in self.by_rank[self.size :]
         )
 
 
 @dataclass(kw_only=True)
 class Crew:
-    """One job's. members: by rank in the newest generation, those who are gone included until the next change.
-    timelines: of all changes without a stop, as told by rank 0 of the new generation."""
+    """Of one job. members: by rank in the newest generation, including lost ones until the next switch.
+
+    timelines: of all switches without a stop, as rank 0 of the new generation reports them.
+    """
 
     job_id: str
     spec: JobSpec
@@ -95,11 +103,11 @@ class Crew:
     finished: Finished | None = None
     failure: str = ""
     generation: int = 0  # the newest
-    checkpointed: int = 0  # iteration of the newest checkpoint that was told of
+    checkpointed: int = 0  # iteration of the newest reported checkpoint
     _workers: dict[int, Worker] = field(default_factory=dict[int, Worker])  # by process id
-    _change: _Change | None = None
-    _is_broken: bool = False  # the last one came to nothing
-    _address: str = ""  # where place 0 of it listens
+    _present_switch: _Switch | None = None
+    _is_broken: bool = False  # the last one failed
+    _address: str = ""  # where its rank 0 listens
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -108,32 +116,35 @@ class Crew:
 
     @property
     def holders(self) -> tuple[Worker, ...]:
-        """Members who live and have the state of the job, by rank."""
+        """Running members that have the state of the job, by rank."""
         return tuple(worker for worker in self.members if worker.has_state)
 
     @property
     def processes(self) -> tuple[Worker, ...]:
-        """All that live."""
+        """All that run."""
         return tuple(worker for worker in self._workers.values() if worker.exited is None)
 
     async def start(self, size: int) -> bool:
-        """All new, from the newest checkpoint or from nothing. Whether all began."""
-        return await self._go_over((None,) * size, ())
+        """Start all workers anew, from the newest checkpoint or from nothing. Returns whether all started."""
+        return await self._switch_to((None,) * size, ())
 
-    async def go_over(self, members: Sequence[Worker | None]) -> bool:
-        """To a generation of these, by rank; None: a newcomer. Other holders of the state leave. Whether all did: if
-        not, somebody is lost, and whoever has the state waits or trains on, or is to `regroup`."""
-        return await self._go_over(members, tuple(w for w in self.holders if w not in members))
+    async def switch(self, members: Sequence[Worker | None]) -> bool:
+        """Switch to a generation of these workers, by rank; None: a new one. Other holders of the state leave.
 
-    async def regroup(self) -> None:
-        """Where members are gone, the others go on without them, however many live on."""
+        Returns whether all switched. If not, a worker is lost; the others wait or train on, and `shrink_to_survivors`
+        follows.
+        """
+        return await self._switch_to(members, tuple(w for w in self.holders if w not in members))
+
+    async def shrink_to_survivors(self) -> None:
+        """Switch to the survivors until no member is lost."""
         while self.holders and any(
             worker.exited is not None or worker.interrupted for worker in self.members
         ):
-            await self._go_over(self.holders, ())
+            await self._switch_to(self.holders, ())
 
     async def suspend(self) -> bool:
-        """Stop at a step boundary; the state is on the disk then. Whether all were there to do so."""
+        """Stop at a step boundary, with the state on the disk. Returns whether all members did."""
         whole = len(self.holders) == len(self.members)
         for worker in self.holders:
             worker.handle.send(StopAtBoundary())
@@ -141,20 +152,22 @@ class Crew:
         return whole and all(w.exited is not None and w.exited.code == ExitCode.DONE for w in self.members)
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Raises AssertionError if it does not come, or a worker says that the job has failed."""
+        """Raises AssertionError on a timeout, or if a worker reports that the job has failed."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 while not holds():
                     assert not self.failure, f"{self.job_id}: {self.failure}"
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise AssertionError(f"{self.job_id}: it never came that {what}: {self._in_words()}") from None
+            raise AssertionError(
+                f"{self.job_id}: timed out waiting until {what}: {self._describe()}"
+            ) from None
 
     def note(self, handle: WorkerHandle, event: WorkerEvent) -> None:
-        """From the launcher, whatever a worker of this job says."""
+        """From the launcher: any event of a worker of this job."""
         worker = self._workers.get(handle.pid)
-        if worker is None or worker.handle is not handle:  # it spoke before `launch` returned
+        if worker is None or worker.handle is not handle:  # it arrived before `launch` returned
             worker = self._workers[handle.pid] = Worker(handle)
         match event:
             case RendezvousListening(generation=generation, port=port):
@@ -173,7 +186,7 @@ class Crew:
                 worker.interrupted, worker.iteration = True, iteration
             case Progressed(iteration=iteration):
                 worker.iteration = iteration
-            case Checkpointed(iteration=iteration):
+            case CheckpointWritten(iteration=iteration):
                 self.checkpointed = max(self.checkpointed, iteration)
             case Finished():
                 self.finished = event
@@ -186,62 +199,65 @@ class Crew:
                 pass
         self._changed.set()
 
-    async def _go_over(self, members: Sequence[Worker | None], leaving: tuple[Worker, ...]) -> bool:
+    async def _switch_to(self, members: Sequence[Worker | None], leaving: tuple[Worker, ...]) -> bool:
         if self._is_broken or any(
             not worker.has_state for worker in self.members
-        ):  # as the ledger would tell
+        ):  # as the ledger would report
             for worker in self.holders:
                 worker.handle.send(PeersLost(generation=self.generation))
         self.generation, self._address = self.generation + 1, ""
         generation, size = self.generation, len(members)
         some_have_state = bool(leaving) or any(members)
-        meeting_size = size + len(leaving) if some_have_state else 0
-        for place, worker in enumerate((*members, *leaving)):
+        rendezvous_size = size + len(leaving) if some_have_state else 0
+        for rendezvous_rank, worker in enumerate((*members, *leaving)):
             if worker is not None:
                 worker.handle.send(
-                    ChangeMembership(
-                        generation=generation, place=place, world_size=size, meeting_size=meeting_size
+                    PrepareSwitch(
+                        generation=generation,
+                        rendezvous_rank=rendezvous_rank,
+                        world_size=size,
+                        rendezvous_size=rendezvous_size,
                     )
                 )
-        newcomers = {
-            rank: await self._launch(generation, rank, size, meeting_size)
+        joining = {
+            rank: await self._launch(generation, rank, size, rendezvous_size)
             for rank, worker in enumerate(members)
             if worker is None
         }
-        there = [worker or newcomers[rank] for rank, worker in enumerate(members)]
-        before, change = self.holders, _Change(generation, size, (*there, *leaving))
-        self._change = change
+        there = [worker or joining[rank] for rank, worker in enumerate(members)]
+        before, change = self.holders, _Switch(generation, size, (*there, *leaving))
+        self._present_switch = change
         self._pass_on_rendezvous()
         await self.until(
-            lambda: change.is_made or change.is_broken or self.finished is not None,
+            lambda: change.is_complete or change.is_broken or self.finished is not None,
             f"generation {generation} trains",
         )
         if change.is_broken:
             await asyncio.sleep(_SETTLE_S)
-        made, self._change, self._is_broken = change.is_made, None, not change.is_made
+        made, self._present_switch, self._is_broken = change.is_complete, None, not change.is_complete
         if not made:
-            await self._give_up(list(newcomers.values()))
+            await self._end_joining(list(joining.values()))
         self.members = (
-            change.members if made else tuple(w for w in (*before, *newcomers.values()) if w.has_state)
+            change.members if made else tuple(w for w in (*before, *joining.values()) if w.has_state)
         )
         return made
 
-    async def _give_up(self, newcomers: Sequence[Worker]) -> None:
-        """Newcomers that have not got the state do not get it any more."""
-        useless = [worker for worker in newcomers if not worker.has_state]
+    async def _end_joining(self, joining: Sequence[Worker]) -> None:
+        """End joining workers that have not received the state."""
+        useless = [worker for worker in joining if not worker.has_state]
         for worker in useless:
             worker.handle.kill()
         await self.until(
-            lambda: all(worker.exited is not None for worker in useless), "useless newcomers are gone"
+            lambda: all(worker.exited is not None for worker in useless), "useless joining are gone"
         )
 
-    async def _launch(self, generation: int, rank: int, world_size: int, meeting_size: int) -> Worker:
+    async def _launch(self, generation: int, rank: int, world_size: int, rendezvous_size: int) -> Worker:
         assignment = Assignment(
             job_id=self.job_id,
             generation=generation,
             rank=rank,
             world_size=world_size,
-            meeting_size=meeting_size,
+            rendezvous_size=rendezvous_size,
             spec=self.spec,
             checkpoint_dir=str(self.checkpoint_dir),
             checkpoint_every_s=self.checkpoint_every_s,
@@ -251,13 +267,15 @@ class Crew:
         return self._workers.setdefault(handle.pid, Worker(handle))
 
     def _pass_on_rendezvous(self) -> None:
-        """Place 0 may listen before the last one is launched."""
-        if not self._address or self._change is None:
+        """Rank 0 may listen before the last worker is launched."""
+        if not self._address or self._present_switch is None:
             return
-        for worker in self._change.by_place[1:]:
-            worker.handle.send(JoinRendezvous(generation=self._change.generation, address=self._address))
+        for worker in self._present_switch.by_rank[1:]:
+            worker.handle.send(
+                JoinRendezvous(generation=self._present_switch.generation, address=self._address)
+            )
 
-    def _in_words(self) -> str:
+    def _describe(self) -> str:
         return "; ".join(
             f"{w.handle.pid} g{w.generation}-r{w.rank} at {w.iteration}{' interrupted' if w.interrupted else ''}"
             for w in (*self.members, *self.processes)

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.engine.models import Trained
-from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
-from shared.messages.from_worker import RendezvousListening
-from shared.messages.to_worker import Assignment, JoinRendezvous
+from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
+from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
 
 _TIMEOUT_S = 300.0
 T = TypeVar("T")
 
 
 class Engine:
-    """One node; one job at a time. heard_at_s: when an event of each kind was last heard."""
+    """One node; one job at a time. received_at_s: time of the last event of each kind."""
 
     def __init__(self, data_dir: Path) -> None:
         self.launcher = Launcher(data_dir=data_dir, node_id="benchmark", on_event=self._note)
-        self.heard_at_s: dict[type, float] = {}
+        self.received_at_s: dict[type, float] = {}
         self._data_dir = data_dir
         self._unheard: defaultdict[WorkerHandle, list[WorkerEvent]] = defaultdict(list)
         self._changed = asyncio.Event()
@@ -50,9 +50,11 @@ class Engine:
             checkpoint_every_s=_TIMEOUT_S,
         )
 
-    async def heard(self, kind: type[T], worker: WorkerHandle, meeting: Sequence[WorkerHandle] = ()) -> T:
-        """The next event of this kind from this worker; what else it said before is dropped. meeting: who is to be told
-        where the first of them listens."""
+    async def receive(
+        self, kind: type[T], worker: WorkerHandle, rendezvous: Sequence[WorkerHandle] = ()
+    ) -> T:
+        """The next event of this kind from this worker; its earlier events are dropped. rendezvous: workers that
+        receive the address of rank 0 when it listens."""
         async with asyncio.timeout(_TIMEOUT_S):
             while True:
                 unheard = self._unheard[worker]
@@ -60,7 +62,7 @@ class Engine:
                     event = unheard.pop(0)
                     if isinstance(event, RendezvousListening):
                         address = f"127.0.0.1:{event.port}"
-                        for other in meeting[1:]:
+                        for other in rendezvous[1:]:
                             other.send(JoinRendezvous(generation=event.generation, address=address))
                     if isinstance(event, kind):
                         return event
@@ -68,7 +70,7 @@ class Engine:
                 await self._changed.wait()
 
     def _note(self, worker: WorkerHandle, event: WorkerEvent) -> None:
-        self.heard_at_s[type(event)] = time.monotonic()
+        self.received_at_s[type(event)] = time.monotonic()
         self._unheard[worker].append(event)
         self._changed.set()
 

@@ -1,7 +1,7 @@
-"""What is trained, in every mode.
+"""The models that every mode trains.
 
-A perceptron is the worst case: it computes least for each byte of weights and gradients. A small GPT computes as
-language models do, on a batch as small as two cores can bear.
+A perceptron is the worst case: it computes least for each byte of weights and gradients. A small GPT computes like a
+language model, on a batch small enough for two cores.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Trained(ElasticJob):
     def batch_of(
         self, data: TensorDataset, *, iteration: int, rank: int, num_workers: int
     ) -> list[torch.Tensor]:
-        """A worker's part of a global batch, as it is read without an engine."""
+        """A worker's part of a global batch, as read without an engine."""
         local = self.BATCH_SIZE // num_workers
         first = iteration * self.BATCH_SIZE + rank * local
         return default_collate([data[(first + i) % len(data)] for i in range(local)])
@@ -73,7 +73,7 @@ class Perceptron(Trained):
 
 
 class Gpt(Trained):
-    """Tells the next of 128 tokens."""
+    """Predicts the next of 128 tokens."""
 
     BATCH_SIZE = 16
 

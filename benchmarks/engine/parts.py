@@ -1,4 +1,4 @@
-"""What a part of the benchmark is: something measured, and its table."""
+"""A part of the benchmark: a measurement and its table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """million_parameters: sizes of the model. rounds: repetitions of what is counted in milliseconds."""
+    """million_parameters: sizes of the model. rounds: repetitions of short measurements."""
 
     million_parameters: tuple[int, ...] = (1, 25, 100)
     rounds: int = 10
@@ -25,7 +25,7 @@ class Part:
 
 
 def in_ms(row: Row, *names: str) -> tuple[str, ...]:
-    """Cells of a table; empty where the row has no such time."""
+    """Cells of a table; empty if the row has no such time."""
     return tuple("" if row.get(name) is None else f"{row[name] * 1e3:.1f}" for name in names)
 
 

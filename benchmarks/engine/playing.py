@@ -1,4 +1,4 @@
-"""Random schedules of what can happen to the workers of a job, and who plays them. A schedule follows from its seed."""
+"""Random schedules of events for the workers of a job, and the player that runs them. A seed determines a schedule."""
 
 import asyncio
 import signal
@@ -20,18 +20,20 @@ CHANCES: Mapping[Kind, float] = {
     "move": 0.15,
     "kill": 0.2,
     "kill all": 0.05,
-    "stop": 0.05,  # SIGSTOP, until the launcher takes notice
+    "stop": 0.05,  # SIGSTOP, until the launcher notices
     "pause": 0.1,  # SIGSTOP, and SIGCONT before that
     "suspend": 0.1,
 }
-_HURT = 0.3  # chance
+_HURT = 0.3  # probability
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """after_s: since the last one came to its end. size: workers then. hurt_s: so long after a change was asked for
-    somebody is killed who takes part in it, if it takes as long."""
+    """after_s: since the end of the previous event. size: workers afterwards.
+
+    hurt_s: time after the start of a switch at which one of its workers is killed, if the switch takes as long.
+    """
 
     kind: Kind
     after_s: float
@@ -42,7 +44,7 @@ class Event:
 def schedule(
     seed: int, *, num_events: int = NUM_EVENTS, chances: Mapping[Kind, float] = CHANCES
 ) -> tuple[Event, ...]:
-    """The start, and so many events."""
+    """The start, and num_events events."""
     rng = np.random.default_rng((seed, 0))
     kinds, weights = list(chances), np.array(list(chances.values()))
     size = int(rng.integers(1, MOST_WORKERS + 1))
@@ -66,8 +68,10 @@ def schedule(
 
 
 class Player:
-    """Plays events on a crew. spares_oldest: the worker that has lived longest stays and is not hurt, though it may be
-    paused. killed: processes, by hand."""
+    """Plays events on a crew. spares_oldest: the oldest worker stays and is never killed, though it may be paused.
+
+    killed: number of processes that the player killed.
+    """
 
     def __init__(self, crew: Crew, seed: int, *, spares_oldest: bool = False) -> None:
         self.killed = 0
@@ -76,20 +80,20 @@ class Player:
         self._spares_oldest = spares_oldest
 
     async def play(self, events: Sequence[Event]) -> None:
-        """To the end, and to the checkpoint of the last step."""
+        """Play all events, up to the checkpoint of the last step."""
         for event in events:
             await self.happen(event)
-        assert await self._crew.suspend(), "all were there"
+        assert await self._crew.suspend(), "all members stop"
 
     async def happen(self, event: Event) -> None:
-        """Return when as many workers train as the event wants."""
+        """Return when as many workers train as the event requires."""
         await asyncio.sleep(event.after_s)
         await self._strike(event)
         if event.kind != "pause":
             await self._reach(event)
 
     async def _strike(self, event: Event) -> None:
-        """What befalls those who train."""
+        """What happens to the training workers."""
         crew, holders = self._crew, self._shuffled(self._crew.holders)
         spared = self._spared
         victims = [worker for worker in holders if worker not in spared]
@@ -116,22 +120,22 @@ class Player:
         return self._crew.processes[:1] if self._spares_oldest else ()
 
     async def _reach(self, event: Event) -> None:
-        """A generation of so many, whoever dies on the way."""
+        """Reach a generation of the event's size, despite losses."""
         crew = self._crew
-        newcomers = int(self._rng.integers(1, event.size + 1)) if event.kind == "move" else 0
+        num_new = int(self._rng.integers(1, event.size + 1)) if event.kind == "move" else 0
         hurting = asyncio.create_task(self._hurt(event.hurt_s))
         while True:
-            await crew.regroup()
+            await crew.shrink_to_survivors()
             if crew.holders:
                 staying = sorted(self._shuffled(crew.holders), key=lambda w: w not in self._spared)
-                staying = staying[: max(event.size - newcomers, len(self._spared))]
-                await crew.go_over(self._shuffled((*staying, *[None] * (event.size - len(staying)))))
+                staying = staying[: max(event.size - num_new, len(self._spared))]
+                await crew.switch(self._shuffled((*staying, *[None] * (event.size - len(staying)))))
             else:
                 await crew.start(event.size)
             await hurting
             if len(crew.holders) == event.size == len(crew.members):
                 return
-            newcomers = 0
+            num_new = 0
 
     async def _hurt(self, after_s: float | None) -> None:
         if after_s is not None:

@@ -1,11 +1,10 @@
-"""Changes of workers while the others train, and losses of one.
+"""Resizes while the other workers train, and losses of one worker.
 
 stop_s: from the step boundary at which all were ready to the first step of the new generation, the only time in which
-nobody trains. goal_s: 20 ms and the state's bytes at the speed of a plain copy from process to process. restart_s: the
-same change through a checkpoint, from the wish to the first step, with processes forked from a warm server. crash_s and
-hang_s: from SIGKILL or SIGSTOP of one of the workers before the change to the end of the next step of who is left;
-regrouped_s: from SIGKILL to the beginning of that step. replaced_s: from SIGKILL to the end of the first step with its
-replacement.
+no worker trains. goal_s: 20 ms plus the state's bytes at the speed of a plain copy between processes. restart_s: the
+same resize through a checkpoint, from the command to the first step, with processes forked from a warm server. crash_s
+and hang_s: from SIGKILL or SIGSTOP of one of the workers to the end of the survivors' next step. shrink_s: from SIGKILL
+to the beginning of that step. replaced_s: from SIGKILL to the end of the first step with a replacement.
 """
 
 import asyncio
@@ -24,12 +23,17 @@ from benchmarks.engine.copying import measure_copying
 from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import PerceptronOfEight
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
-from services.executor.launcher import Exited, WorkerHandle
-from shared.messages.from_worker import Progressed, Started, Switched
-from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.to_worker import Assignment, ChangeMembership, PeersLost, StopAtBoundary
+from elasticflow.services.executor.processes.launcher import Exited, WorkerHandle
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.worker_protocol.from_worker import Progressed, Started, Switched
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    PeersLost,
+    PrepareSwitch,
+    StopAtBoundary,
+)
 
-_STEADY_REPORTS = 1  # of progress, between two changes
+_STEADY_REPORTS = 1  # of progress, between two resizes
 _LARGE_ROUNDS = 3  # of a model that takes seconds for each
 _LARGE = 100  # million parameters
 _BYTES_OF_A_PARAMETER = 8  # itself and its momentum
@@ -43,8 +47,8 @@ _GOAL_S = 0.020
 class _Loss:
     """From the signal to the beginning and the end of the next step, and to the end of the first with a replacement."""
 
-    regrouped_s: float
-    went_on_s: float
+    shrink_s: float
+    continued_s: float
     replaced_s: float
 
 
@@ -53,7 +57,7 @@ def measure(options: Options) -> list[Row]:
 
 
 async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
-    """A row for each change of the course."""
+    """A row for each resize of the course."""
     rounds = min(rounds, _LARGE_ROUNDS) if million_parameters >= _LARGE else rounds
     copied_per_s = await asyncio.to_thread(
         measure_copying, _BYTES_OF_A_PARAMETER * million_parameters * 1_000_000
@@ -74,7 +78,7 @@ async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
                     seen.append(loss)
                 before, after = change
                 members = [rank if rank < before else None for rank in range(after)]
-                workers, timeline = await job.go_over(workers, members)
+                workers, timeline = await job.switch(workers, members)
                 timelines[change].append(timeline)
         restart_s = await job.restart(workers, 4)
     rows = [
@@ -106,10 +110,10 @@ def _row(
 
 def _of_losses(crashes: list[_Loss], hangs: list[_Loss]) -> Row:
     return {
-        **_quantiles("crash", [crash.went_on_s for crash in crashes]),
-        **_quantiles("regrouped", [crash.regrouped_s for crash in crashes]),
+        **_quantiles("crash", [crash.continued_s for crash in crashes]),
+        **_quantiles("shrink", [crash.shrink_s for crash in crashes]),
         **_quantiles("replaced", [crash.replaced_s for crash in crashes]),
-        **(_quantiles("hang", [hang.went_on_s for hang in hangs]) if hangs else {}),
+        **(_quantiles("hang", [hang.continued_s for hang in hangs]) if hangs else {}),
     }
 
 
@@ -119,7 +123,7 @@ def _quantiles(name: str, seconds: list[float]) -> Row:
 
 def table(rows: list[Row]) -> Table:
     drawn = table_of(
-        "A change of workers, milliseconds",
+        "A resize, milliseconds",
         *("parameters", "workers", "stop", "worst", "goal", "prepared in", "MB moved"),
         *(
             "by restart",
@@ -127,7 +131,7 @@ def table(rows: list[Row]) -> Table:
             "x",
             "SIGKILL, p50",
             "p99",
-            "regrouped",
+            "shrink",
             "replaced",
             "SIGSTOP, p50",
             "p99",
@@ -141,7 +145,7 @@ def table(rows: list[Row]) -> Table:
             f"{row['bytes_moved'] / 1e6:.1f}",
             *in_ms(row, "restart_s", "torchrun_s"),
             f"{row['torchrun_ratio']:.0f}" if "torchrun_ratio" in row else "",
-            *in_ms(row, "crash_s", "crash_p99_s", "regrouped_s", "replaced_s", "hang_s", "hang_p99_s"),
+            *in_ms(row, "crash_s", "crash_p99_s", "shrink_s", "replaced_s", "hang_s", "hang_p99_s"),
         )
     return drawn
 
@@ -153,16 +157,16 @@ class Resized:
         self._engine = engine
         self._assignment = engine.assignment(PerceptronOfEight, million_parameters)
         self._generation = 0
-        self.went_over_s = 0.0  # when the last change was heard to be done
+        self.switched_at_s = 0.0  # when the last resize was reported
 
     async def start(self, num_workers: int, *, generation: int) -> list[WorkerHandle]:
-        """All new; returns when they have trained for a while."""
+        """Start all workers anew; return after they have trained for a while."""
         self._generation = generation
         workers = [await self._launch(rank, num_workers) for rank in range(num_workers)]
-        await self._engine.heard(Progressed, workers[0], meeting=workers)
+        await self._engine.receive(Progressed, workers[0], rendezvous=workers)
         return workers
 
-    async def go_over(
+    async def switch(
         self,
         before: list[WorkerHandle],
         members: Sequence[int | None],
@@ -170,61 +174,64 @@ class Resized:
         lost: tuple[int, ...] = (),
         num_reports: int = _STEADY_REPORTS,
     ) -> tuple[list[WorkerHandle], ResizeTimeline]:
-        """Rank r is rank members[r] of those before, or new where that is None. num_reports: of progress, to await."""
+        """Rank r was rank members[r] before, or is new where that is None. num_reports: of progress, to await."""
         self._generation += 1
         leaving = [w for rank, w in enumerate(before) if rank not in (*members, *lost)]
         size = len(members) + len(leaving)
         workers = [
-            await self._launch(place, len(members), size) if rank is None else before[rank]
-            for place, rank in enumerate(members)
+            await self._launch(rendezvous_rank, len(members), size) if rank is None else before[rank]
+            for rendezvous_rank, rank in enumerate(members)
         ]
-        for place, worker in enumerate((*workers, *leaving)):
+        for rendezvous_rank, worker in enumerate((*workers, *leaving)):
             if worker in before:
-                change = ChangeMembership(
-                    generation=self._generation, place=place, world_size=len(members), meeting_size=size
+                change = PrepareSwitch(
+                    generation=self._generation,
+                    rendezvous_rank=rendezvous_rank,
+                    world_size=len(members),
+                    rendezvous_size=size,
                 )
                 worker.send(change)
-        said = await self._engine.heard(Switched, workers[0], meeting=[*workers, *leaving])
-        went_over_s = self._engine.heard_at_s[Switched]
+        event = await self._engine.receive(Switched, workers[0], rendezvous=[*workers, *leaving])
+        switched_at_s = self._engine.received_at_s[Switched]
         for _ in range(num_reports):
-            await self._engine.heard(Progressed, workers[0])
-        self.went_over_s = went_over_s
-        return workers, said.resize
+            await self._engine.receive(Progressed, workers[0])
+        self.switched_at_s = switched_at_s
+        return workers, event.resize
 
     async def lose(
         self, workers: list[WorkerHandle], number: signal.Signals
     ) -> tuple[list[WorkerHandle], _Loss]:
-        """The last one gets this signal; the others go on, and take in another."""
+        """The last worker receives this signal; the others continue, and a new one joins."""
         began_s = time.monotonic()
         os.kill(workers[-1].pid, number)
-        await self._engine.heard(Exited, workers[-1])
+        await self._engine.receive(Exited, workers[-1])
         last = len(workers) - 1
-        for worker in workers[:last]:  # as the ledger would tell
+        for worker in workers[:last]:  # as the ledger would report
             worker.send(PeersLost(generation=self._generation))
-        left, timeline = await self.go_over(workers, range(last), lost=(last,), num_reports=0)
-        went_on_s = self.went_over_s - began_s
-        workers, _ = await self.go_over(left, [*range(last), None])
-        return workers, _Loss(went_on_s - timeline.first_step_s, went_on_s, self.went_over_s - began_s)
+        left, timeline = await self.switch(workers, range(last), lost=(last,), num_reports=0)
+        continued_s = self.switched_at_s - began_s
+        workers, _ = await self.switch(left, [*range(last), None])
+        return workers, _Loss(continued_s - timeline.first_step_s, continued_s, self.switched_at_s - began_s)
 
     async def restart(self, workers: list[WorkerHandle], num_workers: int) -> float:
-        """Through a checkpoint: from the wish to the first step that is reported."""
+        """Through a checkpoint: from the command to the first reported step."""
         began_s = time.monotonic()
         for worker in workers:
             worker.send(StopAtBoundary())
         for worker in workers:
-            await self._engine.heard(Exited, worker)
+            await self._engine.receive(Exited, worker)
         workers = await self.start(num_workers, generation=self._generation + 1)
-        took_s = self._engine.heard_at_s[Started] - began_s
+        took_s = self._engine.received_at_s[Started] - began_s
         for worker in workers:
             worker.kill()
         return took_s
 
-    async def _launch(self, rank: int, world_size: int, meeting_size: int = 0) -> WorkerHandle:
+    async def _launch(self, rank: int, world_size: int, rendezvous_size: int = 0) -> WorkerHandle:
         assignment: Assignment = replace(
             self._assignment,
             generation=self._generation,
             rank=rank,
             world_size=world_size,
-            meeting_size=meeting_size,
+            rendezvous_size=rendezvous_size,
         )
         return await self._engine.launcher.launch(assignment)

@@ -1,8 +1,8 @@
-"""What it costs to come back from a checkpoint that the system's page cache still holds, as a job does that was stopped
-here a while ago. Disks add their own time to that.
+"""The cost of restoring a checkpoint from the system's page cache, as for a job that was stopped here a while ago.
 
-read_s: to find the newest checkpoint, check its SHA-256 and read its tensors. take_over_s: to copy these into the model
-and the optimizer. bytes_per_s: of both. copied_bytes_per_s: by a plain copy from process to process, in the same run.
+Disks add their own time. read_s: to find the newest checkpoint, check its SHA-256 and read its tensors. load_s: to copy
+these into the model and the optimizer. bytes_per_s: of both. copied_bytes_per_s: by a plain copy between processes, in
+the same run.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from torch import nn
 from benchmarks.engine.copying import measure_copying
 from benchmarks.engine.models import Perceptron
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
-from services.executor.worker.checkpoint import CheckpointStore
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 
 _ROUNDS = 5
 
@@ -40,13 +40,13 @@ def measure_restores(million_parameters: int, *, rounds: int) -> Row:
             taken_s = [_restored(checkpoints, *_trained(million_parameters)) for _ in range(rounds)]
     finally:
         torch.set_num_threads(num_threads)
-    read_s, take_over_s = (statistics.median(times_s) for times_s in zip(*taken_s, strict=True))
+    read_s, load_s = (statistics.median(times_s) for times_s in zip(*taken_s, strict=True))
     return {
         "million_parameters": million_parameters,
         "num_bytes": num_bytes,
         "read_s": read_s,
-        "take_over_s": take_over_s,
-        "bytes_per_s": num_bytes / (read_s + take_over_s),
+        "load_s": load_s,
+        "bytes_per_s": num_bytes / (read_s + load_s),
         "rounds": rounds,
     }
 
@@ -67,7 +67,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, obje
 def _restored(
     checkpoints: CheckpointStore, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[float, float]:
-    """Seconds to read, and to take over."""
+    """Seconds to read, and to load."""
     began_s = time.monotonic()
     state = checkpoints.newest()
     read_s = time.monotonic()
@@ -91,7 +91,7 @@ def table(rows: list[Row]) -> Table:
         drawn.add_row(
             f"{row['million_parameters']} M",
             f"{row['num_bytes'] / 1e6:.0f}",
-            *in_ms(row, "read_s", "take_over_s"),
+            *in_ms(row, "read_s", "load_s"),
             *(f"{row[name] / 1e9:.2f}" for name in ("bytes_per_s", "copied_bytes_per_s")),
         )
     return drawn

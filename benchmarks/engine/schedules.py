@@ -1,10 +1,10 @@
-"""`python -m benchmarks.engine.schedules`: do joins, leaves, kills and stops leave a trace? 50 schedules for each V.
+"""`python -m benchmarks.engine.schedules`: do joins, leaves, kills and stops change the bits? 50 schedules for each V.
 
-A schedule follows from its seed: workers come, go, change ranks, are killed at any moment, also while a change is being
-made, are stopped by a signal, all die, are suspended and come back. What every worker holds at the beginning of every
-step, weights, optimizer, buffers and how often each sample was seen, is compared with the run of one worker that
-nobody disturbs: equal to the bit; in the fast mode, equal to rounding, with all replicas equal to the bit, and the
-same samples seen as often.
+A seed determines a schedule: workers join, leave, change ranks, are killed at any moment, also during a switch, are
+stopped by a signal, all die, are suspended and restart. The state of every worker at the beginning of every step
+(weights, optimizer, buffers and how often each sample was seen) is compared with the run of one undisturbed worker. It
+must be bitwise equal. In the fast mode it must be equal up to rounding, with all replicas bitwise equal, and with each
+sample seen as often.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from benchmarks.engine.sensitive import (
 from benchmarks.engine.smooth import Smooth
 from benchmarks.engine.stage import Outcome, Played, play_all
 from elasticflow import ElasticJob
-from shared.messages.job import JobSpec
-from shared.runtime.logs import configure_logs
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.runtime.process.logs import configure_logs
 
 JOBS: dict[int, type[Sensitive]] = {4: OfFour, 8: OfEight, 16: OfSixteen}  # by virtual nodes
 _TOLERANCE = 1e-4  # of weights of about one, after some hundred steps
@@ -50,8 +50,8 @@ async def prove(virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1) -
 
 
 async def prove_fast(seeds: Sequence[int], *, at_once: int = 1) -> dict[str, Any]:
-    """The row of the fast mode. One worker is spared each time: a checkpoint is no better than a restart there, which
-    rounds its steps otherwise."""
+    """The row of the fast mode. The oldest worker is spared, because a restart from a checkpoint repeats steps with
+    other rounding."""
     outcome = await play_all(partial(spec_of, Smooth()), "fast", seeds, at_once=at_once, spares_oldest=True)
     return {
         "virtual_nodes": "fast",
@@ -80,7 +80,7 @@ def _numbers(outcome: Outcome) -> dict[str, Any]:
 
 
 def differences(played: Played, expected: dict[int, str]) -> list[str]:
-    """A sentence for each state that is not the undisturbed one's."""
+    """A sentence for each state that differs from the undisturbed one."""
     iteration, final = played.final
     told = [(iteration, held) for iteration, held in played.held if expected[iteration] != held]
     wrong = [f"seed {played.seed}: iteration {iteration} begins with {held[:16]}" for iteration, held in told]
@@ -90,8 +90,8 @@ def differences(played: Played, expected: dict[int, str]) -> list[str]:
 
 
 def fast_differences(played: Played, expected: dict[int, str]) -> list[str]:
-    """A sentence for each iteration that some workers began with other bits than others, and for each state of too few
-    or too many samples, or too far from the undisturbed one's."""
+    """A sentence for each iteration in which workers differ in a bit, and for each state with wrong samples or with
+    weights that are too far from the undisturbed ones."""
     wrong: list[str] = []
     for iteration in sorted({iteration for iteration, _ in played.held}):
         where = f"seed {played.seed}: iteration {iteration} begins with"
@@ -112,7 +112,7 @@ def farthest_apart(held: str, other: str) -> float:
 
 
 def times_seen(held: str) -> list[int]:
-    """By the number of the sample, in steps that count."""
+    """By the index of the sample, in steps that count."""
     return [int(times) for times in held.split()[1 : 1 + NUM_SAMPLES]]
 
 
@@ -128,20 +128,22 @@ def reading_errors(expected: dict[int, str]) -> list[int]:
 
 
 def spec_of(job: ElasticJob, record: Path, *, step_s: float = 0.0, max_iterations: int = 10**9) -> JobSpec:
-    """record: where each worker says what it holds."""
+    """record: folder in which each worker records its state."""
     job.set_hyperparameter(global_batch_size=GLOBAL_BATCH_SIZE, step_s=step_s, record=str(record))
     return job.term_condition(max_iterations=max_iterations).set_job_class("best_effort").spec()
 
 
 def main(
-    seeds: Annotated[int, typer.Option(min=1, help="Schedules for each number of virtual nodes.")] = 50,
-    first: Annotated[int, typer.Option(min=0, help="The first seed: a failure names its own.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Run so many schedules for each number of virtual nodes.")
+    ] = 50,
+    first: Annotated[int, typer.Option(min=0, help="Start with this seed; a failure names its seed.")] = 0,
     virtual_nodes: Annotated[list[int], typer.Option("--virtual-nodes", "-v")] = [*JOBS],  # noqa: B006
-    fast: Annotated[int, typer.Option(min=0, help="Schedules of the fast mode.")] = 10,
-    at_once: Annotated[int, typer.Option(min=1, help="Schedules played at the same time.")] = 2,
+    fast: Annotated[int, typer.Option(min=0, help="Run so many schedules in the fast mode.")] = 10,
+    at_once: Annotated[int, typer.Option(min=1, help="Run so many schedules concurrently.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
-    """Exit code 1 if any state differs, or a schedule does not come to its end."""
+    """Run random schedules. Exit code 1 if any state differs, or a schedule does not finish."""
     configure_logs(level="error")
     rows = [asyncio.run(prove(v, range(first, first + seeds), at_once=at_once)) for v in virtual_nodes]
     if fast:

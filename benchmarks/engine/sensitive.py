@@ -1,4 +1,4 @@
-"""A job that betrays whatever a change of workers leaves behind: all that could tell one number of them from another.
+"""A job that is sensitive to the number of workers: it uses everything that could distinguish one number from another.
 
 Dropout, BatchNorm, momentum, clipping, augmentation while reading and noise after the backward pass, a schedule, uneven
 parts, a layer that only some parts use; and a buffer that counts how often each sample was seen in steps that count.
@@ -25,8 +25,8 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # numbers (B,), points 
 
 
 class Sensitive(ElasticJob):
-    """hyperparameters: step_s: what a step takes one worker at least, less for several; record: a folder in which
-    each worker says, a line for each step, what it holds at its beginning; "": it does not."""
+    """hyperparameters: step_s: minimum duration of a step of one worker, less for several; record: a folder in which
+    each worker records its state at the beginning of each step, one line each; "": none."""
 
     hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.05, "step_s": 0.0, "record": ""}
     evaluate_every: ClassVar[int] = 25
@@ -89,7 +89,7 @@ class OfSixteen(Sensitive):
 
 
 class Numbered(Dataset[Any]):
-    """Points and targets, each with its number."""
+    """Points and targets, each with its index."""
 
     def __init__(self) -> None:
         chance = torch.Generator().manual_seed(1)
@@ -104,7 +104,7 @@ class Numbered(Dataset[Any]):
 
 
 class Augmented(Numbered):
-    """With a little noise at each reading."""
+    """With a little noise at each read."""
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         number, point, target = super().__getitem__(index)
@@ -132,7 +132,7 @@ class Branching(nn.Module):
 
 
 def digest(value: Any) -> str:
-    """Of nested dicts, lists, tuples, tensors and plain values: SHA-256 over all of their bits."""
+    """SHA-256 over all bits of nested dicts, lists, tuples, tensors and plain values."""
     hashed = hashlib.sha256()
     _add(hashed, value)
     return hashed.hexdigest()

@@ -1,7 +1,7 @@
-"""A job for the fast mode: nothing in it but sums over the global batch, so that numbers of workers differ by rounding.
+"""A job for the fast mode: only sums over the global batch, so that numbers of workers differ by rounding.
 
-No dropout, no statistics of a batch's part. How often each sample was seen in steps that count is a parameter, whose
-gradient says so: buffers are rank 0's there.
+No dropout, no statistics of a batch's part. A parameter counts how often each sample was seen in steps that count,
+through its gradient, because buffers come from rank 0.
 """
 
 import os
@@ -23,8 +23,8 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # numbers (B,), points 
 
 
 class Smooth(ElasticJob):
-    """hyperparameters: as `Sensitive`'s. A line has the iteration, the digest of all that is held, how often each
-    sample was seen, and the weights."""
+    """hyperparameters: as in `Sensitive`. A line has the iteration, the digest of the state, how often each sample was
+    seen, and the weights."""
 
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "fast"
     hyperparameters: Mapping[str, Scalar] = {"step_s": 0.0, "record": ""}

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.engine.soak`: 500 changes, losses and stops of one job's workers, and what they leave behind.
+"""`python -m benchmarks.engine.soak`: 500 switches, losses and stops of one job's workers, and what they leave behind.
 
-One worker, the veteran, lives through all of it: what it parks and forgets would add up in it. Processes are weighed
-after each event, and at rest with two workers, before most of them and after the last: the two are to be the same.
+One worker, the veteran, lives through all of it, so that leaks would accumulate in it. Its footprint is measured after
+each event. All footprints are measured at rest with two workers, before most events and after the last, and must be
+equal.
 """
 
 import asyncio
@@ -26,19 +27,21 @@ from benchmarks.engine.parts import table_of
 from benchmarks.engine.playing import CHANCES, Kind, Player, schedule
 from benchmarks.engine.schedules import JOBS, spec_of
 from benchmarks.engine.stage import stage
-from shared.runtime.logs import configure_logs
+from elasticflow.shared.runtime.process.logs import configure_logs
 
-_STEP_S = 0.1  # of one worker: what is weighed are changes, and steps flat out would take the cores from them
-_REST_S = 2.5  # until what is retired has gone
+_STEP_S = 0.1  # of one worker: slow steps leave the cores to the switches, which are measured
+_REST_S = 2.5  # until released objects are gone
 _LOOKS, _MOST_LOOKS, _LOOK_S = 8, 400, 0.07
-_WARM_UP = 10  # one in so many events comes before the first rest: memory that is touched once grows once
+_WARM_UP = (
+    10  # one in so many events precedes the first rest: memory that is touched for the first time grows once
+)
 _CHANCES: Mapping[Kind, float] = {
     kind: chance for kind, chance in CHANCES.items() if kind not in ("kill all", "suspend")
 }
 
 
 async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dict[str, Any]:
-    """Raises AssertionError if it does not come to its end."""
+    """Raises AssertionError if it does not finish."""
     began_s, shared_before = time.monotonic(), shared_memory()
     events = schedule(seed, num_events=num_events, chances=_CHANCES)[1:]
     warm_up = num_events // _WARM_UP
@@ -59,7 +62,7 @@ async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dic
                 weights.append(footprint([veteran]))
             after = await _at_rest(crew, server, before)
             iterations = crew.members[0].iteration
-            assert await crew.suspend(), "all were there"
+            assert await crew.suspend(), "all members stop"
             left = server.children(recursive=True)
     return {
         "events": dict(sorted(Counter(event.kind for event in events).items())),
@@ -82,9 +85,9 @@ async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dic
 async def _at_rest(
     crew: Crew, server: psutil.Process, than: Mapping[str, Footprint] | None = None
 ) -> dict[str, Footprint]:
-    """The veteran is rank 0 of two: the numbers depend on nothing else. than: what they are compared with."""
+    """The veteran is rank 0 of two, so that the numbers are comparable. than: the footprints to compare with."""
     veteran = crew.processes[0]
-    assert await crew.go_over([veteran, None]), "nobody disturbs it"
+    assert await crew.switch([veteran, None]), "no event disturbs it"
     await asyncio.sleep(_REST_S)
     who: dict[str, Callable[[], list[psutil.Process]]] = {
         "veteran": lambda: [psutil.Process(veteran.handle.pid)],
@@ -96,8 +99,10 @@ async def _at_rest(
 
 
 async def _lightest(processes: Callable[[], list[psutil.Process]], than: Footprint | None) -> Footprint:
-    """Of some looks, until it is as light as that: a checkpoint that is being written takes a thread and a file for a
-    moment, a connection to one who has died some seconds."""
+    """Of several samples, until it is not above `than`.
+
+    A checkpoint being written needs a thread and a file for a moment, a connection to a dead worker some seconds.
+    """
     looks: list[Footprint] = []
     most = _LOOKS if than is None else _MOST_LOOKS
     while len(looks) < most and not (than is not None and looks and _weight(looks[-1]) <= _weight(than)):

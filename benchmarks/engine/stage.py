@@ -1,4 +1,4 @@
-"""Where schedules are played, each on workers of its own, and what is left of one that was played."""
+"""Runs schedules, each on workers of its own, and collects the recorded states."""
 
 import asyncio
 import tempfile
@@ -11,16 +11,16 @@ from typing import Any
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.playing import Event, Player, schedule
 from benchmarks.engine.sensitive import digest
-from services.executor.launcher import Launcher, WorkerEvent, WorkerHandle
-from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.job import JobSpec
+from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+from elasticflow.shared.messages.job_spec import JobSpec
 
 STEP_S = 0.02
 _PATIENCE_S = 170.0  # for a schedule, which takes some seconds
 
 
 class Stage:
-    """Where schedules are played: one launcher for all crews."""
+    """One launcher for all crews."""
 
     def __init__(self, folder: Path) -> None:
         self.launcher = Launcher(data_dir=folder, node_id="schedules", on_event=self._note)
@@ -48,13 +48,13 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 class Unfinished(Exception):
-    """A schedule that did not come to its end: what was waited for, and the schedule."""
+    """An unfinished schedule: what was awaited, and the schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a schedule has left. held: what a worker said it held at the beginning of an iteration, one for each that it
-    took part in. final: the same of the last checkpoint, less what was seen."""
+    """The result of a schedule. held: a worker's recorded state at the beginning of an iteration, one for each in which
+    it took part. final: the same of the last checkpoint, without the sample counts."""
 
     seed: int
     events: tuple[Event, ...]
@@ -71,7 +71,7 @@ SpecOf = Callable[..., JobSpec]
 async def play(
     stage: Stage, spec_of: SpecOf, name: str, seed: int, folder: Path, *, spares_oldest: bool = False
 ) -> Played:
-    """folder: for what its workers tell, empty. spares_oldest: as `Player`."""
+    """folder: for the workers' records, empty. spares_oldest: as in `Player`."""
     events = schedule(seed)
     crew = stage.crew(name, spec_of(folder, step_s=STEP_S))
     player = Player(crew, seed, spares_oldest=spares_oldest)
@@ -98,7 +98,7 @@ async def play(
 async def undisturbed(
     stage: Stage, spec_of: SpecOf, name: str, num_iterations: int, folder: Path
 ) -> dict[int, str]:
-    """What one worker holds at the beginning of each iteration, whom nobody disturbs."""
+    """States of one undisturbed worker, at the beginning of each iteration."""
     crew = stage.crew(name, spec_of(folder, max_iterations=num_iterations), checkpoint_every_s=1e6)
     await crew.start(1)
     await crew.until(lambda: not crew.processes, "it has finished")
@@ -106,7 +106,7 @@ async def undisturbed(
 
 
 def _held(folder: Path) -> list[tuple[int, str]]:
-    """A line may be half written where its writer was killed."""
+    """A killed writer may have left an incomplete line."""
     lines = [line for file in folder.iterdir() for line in file.read_text().splitlines(keepends=True)]
     whole = [line.rstrip().split(maxsplit=1) for line in lines if line.endswith("\n")]
     return [(int(iteration), held) for iteration, held in whole]
@@ -114,8 +114,8 @@ def _held(folder: Path) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of several schedules. unfinished: a sentence for each that did not come to its end. expected: what one worker
-    holds at the beginning of each iteration, whom nobody disturbs."""
+    """Of several schedules. unfinished: a sentence for each that did not finish. expected: states of one undisturbed
+    worker, at the beginning of each iteration."""
 
     played: tuple[Played, ...]
     unfinished: tuple[str, ...]
@@ -125,7 +125,7 @@ class Outcome:
 async def play_all(
     spec_of: SpecOf, name: str, seeds: Sequence[int], *, at_once: int, spares_oldest: bool = False
 ) -> Outcome:
-    """And the run that nobody disturbs. name: of the jobs, less their seed."""
+    """Including the undisturbed run. name: of the jobs, without their seed."""
     with tempfile.TemporaryDirectory() as record:
         folders = {key: Path(record) / key for key in ("undisturbed", *map(str, seeds))}
         for folder in folders.values():

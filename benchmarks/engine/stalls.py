@@ -1,8 +1,8 @@
-"""What a job that trains feels of what is done beside it: checkpoints, and newcomers that prepare.
+"""How much background work slows a training job: checkpoints, and joining workers that prepare.
 
-stall_s: what a checkpoint adds to ten steps, beside ten without one, in turns; the goal is less than a step.
-incumbent_speed: steps in a second while a newcomer prepares, on a core of its own where there are two, beside those
-without one.
+stall_s: what a checkpoint adds to ten steps, compared with ten without one, alternating; the goal is less than a step.
+staying_speed: steps per second while a joining worker prepares, on a core of its own where there are two, divided by
+those without one.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from rich.table import Table
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.timed import Step, mean_s, steps, timed_spec
-from shared.messages.to_worker import SaveCheckpoint
+from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint
 
-_STEP_S = 0.1  # least
+_STEP_S = 0.1  # at least
 _STEPS_OF_A_CHECKPOINT = 10
 _ROUNDS = 4
 
@@ -29,26 +29,26 @@ def measure(options: Options) -> list[Row]:
 
 
 async def measure_stalls(million_parameters: int, *, rounds: int) -> Row:
-    """incumbent_speed: None if no newcomer took as long as a step."""
+    """staying_speed: None if no preparation took as long as a step."""
     alone: list[Step] = []
     beside: list[Step] = []
     async with stage() as there:
         without_s, with_s = await _ten_steps(there, million_parameters, rounds)
         for turn in range(rounds):
-            before, meanwhile = await _steps_of_an_incumbent(there, f"join-{turn}", million_parameters)
+            before, meanwhile = await _steps_of_a_staying_worker(there, f"join-{turn}", million_parameters)
             alone += before
             beside += meanwhile
     return {
         "million_parameters": million_parameters,
         "step_s": statistics.median(without_s) / _STEPS_OF_A_CHECKPOINT,
         "stall_s": statistics.median(b - a for a, b in zip(without_s, with_s, strict=True)),
-        "incumbent_speed": mean_s(alone) / mean_s(beside) if beside else None,
+        "staying_speed": mean_s(alone) / mean_s(beside) if beside else None,
         "rounds": rounds,
     }
 
 
 async def _ten_steps(there: Stage, million_parameters: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds, on two workers, without a checkpoint and with one, in turns: what else the machine does meets both."""
+    """Seconds, on two workers, without a checkpoint and with one, alternating, so that other load affects both."""
     with tempfile.TemporaryDirectory() as notes:
         spec = timed_spec(Path(notes), million_parameters=million_parameters, step_s=2 * _STEP_S)
         crew = there.crew("stalls", spec, checkpoint_every_s=1e6)
@@ -58,12 +58,12 @@ async def _ten_steps(there: Stage, million_parameters: int, rounds: int) -> tupl
             """The number of its first step. request: of a checkpoint at its beginning; 0 for none."""
             first = len(steps(Path(notes)))
             if request:
-                crew.holders[0].handle.send(SaveCheckpoint(request=request))
+                crew.holders[0].handle.send(WriteCheckpoint(request=request))
             while len(steps(Path(notes))) < first + _STEPS_OF_A_CHECKPOINT:
                 await asyncio.sleep(_STEP_S / 4)
             return first
 
-        await turn(1)  # the first one gets its memory
+        await turn(1)  # the first one allocates its memory
         firsts = [(await turn(0), await turn(2 + number)) for number in range(rounds)]
         taken = [step.took_s for step in steps(Path(notes))]
         await crew.suspend()
@@ -74,10 +74,10 @@ async def _ten_steps(there: Stage, million_parameters: int, rounds: int) -> tupl
     return without_s, with_s
 
 
-async def _steps_of_an_incumbent(
+async def _steps_of_a_staying_worker(
     there: Stage, job_id: str, million_parameters: int
 ) -> tuple[list[Step], list[Step]]:
-    """Of one worker that computes without rest: before another one comes, and while that one prepares."""
+    """Of one worker that computes without a pause: before another one joins, and while that one prepares."""
     with tempfile.TemporaryDirectory() as notes:
         spec = timed_spec(Path(notes), million_parameters=million_parameters, step_s=0.0)
         crew = there.crew(job_id, spec, checkpoint_every_s=1e6)
@@ -85,7 +85,7 @@ async def _steps_of_an_incumbent(
         while len(alone := steps(Path(notes))) < 2 * _STEPS_OF_A_CHECKPOINT:
             await asyncio.sleep(_STEP_S)
         asked_s = time.monotonic()
-        await crew.go_over([crew.holders[0], None])
+        await crew.switch([crew.holders[0], None])
         taken = steps(Path(notes))
         await crew.suspend()
     beside = [step for step in taken if step.num_workers == 1 and step.began_s >= asked_s]
@@ -98,12 +98,12 @@ def table(rows: list[Row]) -> Table:
         "parameters",
         "step, ms",
         "stall of a checkpoint, ms",
-        "speed beside a newcomer",
+        "speed beside a joining worker",
     )
     for row in rows:
         drawn.add_row(
             f"{row['million_parameters']} M",
             *in_ms(row, "step_s", "stall_s"),
-            f"{row['incumbent_speed']:.1%}" if row["incumbent_speed"] else "",
+            f"{row['staying_speed']:.1%}" if row["staying_speed"] else "",
         )
     return drawn

@@ -1,8 +1,8 @@
-"""What a training step costs: this engine in its modes beside plain PyTorch DDP.
+"""The cost of a training step: this engine in its modes beside plain PyTorch DDP.
 
-Each worker process holds a job of every mode and takes their steps in turn, so that whatever else the machine does
-meets all of them, and freed memory is kept for all alike. A mode's cost is the median, over the rounds, of its step by
-plain DDP's step of the same round: once of the wall's time, once of the CPU's, which other programs disturb less.
+Each worker process holds a job of every mode and runs their steps alternately, so that other load affects all of them,
+and all reuse freed memory alike. A mode's cost is the median, over the rounds, of its step divided by plain DDP's step
+of the same round: once in wall time, once in CPU time, which other programs disturb less.
 """
 # pyright: reportPrivateImportUsage=false
 # (torch documents its stores and its spawn, but does not export them by the letter)
@@ -27,16 +27,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.engine.models import MODES, PLAIN, Trained
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
-from services.executor.worker.channel import Channel
-from services.executor.worker.setting_up import set_up
-from services.executor.worker.telemetry import Telemetry
-from shared.messages.from_worker import RendezvousListening
-from shared.messages.to_worker import Assignment, JoinRendezvous
-from shared.messages.worker_frames import FrameReader, encode_frame
+from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.steps.worker_setup import set_up
+from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
+from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
 
 _WARM_UP_ROUNDS = 1
 _ALL_MODES = ("fast", "bitwise_4", "bitwise_8")
-# (model, million parameters, workers): rounds for each one asked for, and modes; memory is for three models of 100 M
+# (model, million parameters, workers): rounds for each requested one, and modes; memory is for three models of 100 M
 _CASES: Mapping[tuple[str, int, int], tuple[float, tuple[str, ...]]] = {
     ("gpt", 1, 2): (2.0, _ALL_MODES),
     ("gpt", 25, 1): (0.3, ("fast", "bitwise_8")),
@@ -128,7 +128,7 @@ def _work(
     modes: tuple[str, ...],
     folder: str,
 ) -> None:
-    os.setpgid(0, 0)  # a worker whose executor goes ends its process group
+    os.setpgid(0, 0)  # a worker whose executor is gone kills its process group
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_workers)
     store = dist.FileStore(f"{folder}/addresses", num_workers)
@@ -152,7 +152,7 @@ def _work(
 
 
 def _plain_step(job_class: type[Trained], million_parameters: int, rank: int, num_workers: int) -> Step:
-    """The same training function in a loop, with nothing around it."""
+    """The same training function in a plain loop."""
     job = job_class().set_hyperparameter(million_parameters=million_parameters)
     model, data = job.init_model(), job.init_dataset()
     optimizer = job.init_optimizer(model)
@@ -174,7 +174,7 @@ def _engine_step(
     store: dist.Store,
     folder: str,
 ) -> Step:
-    """A worker's, as it is set up in a process of its own."""
+    """A worker's trainer, as set up in a process of its own."""
     spec = (
         job_class()
         .set_hyperparameter(global_batch_size=job_class.BATCH_SIZE, million_parameters=million_parameters)
@@ -198,7 +198,7 @@ def _engine_step(
 
 
 def _executor(sock: socket.socket, store: dist.Store, name: str, rank: int) -> None:
-    """Passes on where rank 0 listens."""
+    """Forwards the address of rank 0."""
     if rank > 0:
         address = store.get(name).decode()
         sock.sendall(encode_frame(JoinRendezvous(generation=_GENERATION, address=address)))

@@ -1,6 +1,6 @@
-"""When the steps of a peer's workers ended: lines that its rank 0 appends to a file, and that the benchmark waits for.
+"""The ends of a compared system's steps: its rank 0 appends lines to a file, and the benchmark waits for them.
 
-The monotonic clock is one for all processes of a machine.
+All processes of a machine share the monotonic clock.
 """
 
 import time
@@ -10,31 +10,31 @@ from itertools import pairwise
 from pathlib import Path
 
 _LOOK_S = 0.005
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 # Four workers of 100 M parameters share two cores, and may write 800 MB every ten steps.
-_PATIENCE_A_MILLION_S = 10.0
+_TIMEOUT_PER_MILLION_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
     at_s: float
     num_workers: int
-    process: int  # who wrote it
+    process: int  # of the writer
 
 
 class NoStep(Exception):
-    """What was waited for did not come."""
+    """The awaited step did not happen."""
 
 
 class StepLog:
-    """million_parameters: of the model, for whose steps one waits the longer."""
+    """million_parameters: of the model; larger ones wait longer."""
 
     def __init__(self, file: Path, million_parameters: int = 0) -> None:
         self._file = file
-        self._patience_s = _PATIENCE_S + _PATIENCE_A_MILLION_S * million_parameters
+        self._timeout_s = _TIMEOUT_S + _TIMEOUT_PER_MILLION_S * million_parameters
 
     def note(self, num_workers: int, process: int) -> None:
-        """A step with so many workers has ended."""
+        """Record the end of a step with so many workers."""
         with self._file.open("a") as file:
             file.write(f"{time.monotonic()} {num_workers} {process}\n")
 
@@ -46,18 +46,18 @@ class StepLog:
     def first(
         self, is_it: Callable[[StepEnd], bool], *, what: str, alive: Callable[[], bool] = lambda: True
     ) -> StepEnd:
-        """Once it is there. alive: whether it may still come. Raises NoStep."""
-        give_up_s = time.monotonic() + self._patience_s
-        while time.monotonic() < give_up_s and alive():
+        """Wait for it. alive: whether it may still happen. Raises NoStep."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline_s and alive():
             if found := [step for step in self.read() if is_it(step)]:
                 return found[0]
             time.sleep(_LOOK_S)
         raise NoStep(f"{what}: no such step")
 
     def steady(self, num_workers: int, *, num_steps: int, what: str) -> float:
-        """Seconds of a step, the median of the last so many with this number of workers, once they are there."""
-        give_up_s = time.monotonic() + self._patience_s
-        while time.monotonic() < give_up_s:
+        """Median seconds of the last steps with this number of workers, once there are so many."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline_s:
             ends_s = [step.at_s for step in self.read() if step.num_workers == num_workers]
             if len(ends_s) > num_steps:
                 last = ends_s[-num_steps - 1 :]

@@ -1,7 +1,7 @@
-"""How long a change of workers stops a job: seconds + seconds_per_byte * bytes + seconds_per_doubling * log2(workers).
+"""The stop of a resize: seconds + seconds_per_byte * bytes + seconds_per_doubling * log2(workers).
 
-Fitted to measured stops by least squares of the relative errors, so that the longest does not count most; no
-coefficient is negative.
+Fitted to measured stops by least squares of the relative errors, so that the longest does not dominate; no coefficient
+is negative.
 """
 
 import math
@@ -14,10 +14,10 @@ from benchmarks.engine.parts import Row
 
 
 def fitted(resizes: list[Row]) -> dict[str, Any]:
-    """rows of `resizes`: bytes_moved to each newcomer, num_workers afterwards, stop_s."""
+    """rows of `resizes`: bytes_moved to each joining worker, num_workers afterwards, stop_s."""
     stop_s_R = np.array([row["stop_s"] for row in resizes])  # R rows
     factors_RC = np.array([(1.0, row["bytes_moved"], math.log2(row["num_workers"])) for row in resizes])
-    scale_C = factors_RC.max(axis=0).clip(min=1.0)  # bytes beside counts: else nothing is left of the digits
+    scale_C = factors_RC.max(axis=0).clip(min=1.0)  # scaled: bytes beside counts would cost all digits
     coefficients_C, _ = nnls(factors_RC / scale_C / stop_s_R[:, None], np.ones(len(resizes)))
     coefficients_C = coefficients_C / scale_C
     errors_R = factors_RC @ coefficients_C / stop_s_R - 1
@@ -30,7 +30,7 @@ def fitted(resizes: list[Row]) -> dict[str, Any]:
 
 
 def stops_by_num_gpus(resizes: list[Row]) -> dict[str, float]:
-    """The longest median stop of a change to so many workers, whatever the job holds."""
+    """The longest median stop of a resize to so many workers, for any state."""
     by_num_gpus: dict[int, float] = {}
     for row in resizes:
         num_gpus = row["num_workers"]

@@ -1,6 +1,6 @@
-"""Jobs whose workers note when each of their steps begins, and what is read from that.
+"""Jobs whose workers record the beginning of each step, and the speeds computed from that.
 
-The monotonic clock is one for all processes of a machine.
+All processes of a machine share the monotonic clock.
 """
 
 import os
@@ -17,12 +17,12 @@ from torch import nn
 
 from benchmarks.engine.models import Perceptron
 from elasticflow import Scalar
-from shared.messages.job import JobSpec
+from elasticflow.shared.messages.job_spec import JobSpec
 
 
 class Timed(Perceptron):
-    """hyperparameters: notes: folder. step_s: what a GPU would need for a step, in which the processor rests; several
-    workers share it out."""
+    """hyperparameters: notes: folder. step_s: time of a GPU for a step, in which the processor rests; several workers
+    divide it."""
 
     BATCH_SIZE = 16
     virtual_nodes: ClassVar[int] = 4
@@ -61,11 +61,11 @@ class Step:
 
 
 def steps(notes: Path) -> list[Step]:
-    """By iteration. One that was tried again counts from the last time."""
+    """By iteration. A repeated one counts from its last start."""
     began: dict[int, dict[int, float]] = {}  # by iteration and process
     for file in notes.iterdir():
         for line in file.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # its writer was not killed in the middle
+            if line.endswith("\n"):  # its writer was not killed within the line
                 iteration, at_s = line.split()
                 began.setdefault(int(iteration), {})[int(file.name)] = float(at_s)
     firsts = [(min(by_process.values()), len(by_process)) for _, by_process in sorted(began.items())]

@@ -1,6 +1,6 @@
 """torchft beside this engine: replicas under its manager and lighthouse join, are killed and train.
 
-It is no dependency of the project: it is used where it can be imported, or installed into a temporary folder.
+It is no dependency of the project: it is used if importable, or installed into a temporary folder.
 """
 
 import os
@@ -52,7 +52,7 @@ def measure(options: Options) -> list[Row]:
 def table(rows: list[Row]) -> Table:
     drawn = table_of(
         "torchft: milliseconds",
-        *("parameters", "step", "2 -> 4, from the wish", "nobody trains", "after SIGKILL", "error"),
+        *("parameters", "step", "2 -> 4, from the command", "no training", "after SIGKILL", "error"),
     )
     for row in rows:
         drawn.add_row(
@@ -64,7 +64,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def measure_torchft(million_parameters: int, environment: dict[str, str]) -> Row:
-    """A row: two replicas, then four, then one of the four is killed. error: what it said where it did not go on."""
+    """A row: two replicas, then four, then one of the four is killed. error: its message if it failed."""
     row: Row = {"million_parameters": million_parameters}
     with tempfile.TemporaryDirectory() as name, ExitStack() as processes:
         folder = Path(name)
@@ -100,7 +100,7 @@ def _change(
     row["join_pause_s"] = max(b - a for a, b in pairwise(ends_s)) - step_s
     killed_s = time.monotonic()
     os.kill(last.pid, signal.SIGKILL)
-    time.sleep(step_s)  # the step in flight may have been whole
+    time.sleep(step_s)  # the step in progress may have completed
     after = log.first(
         lambda step: step.at_s > killed_s and step.num_workers == 3, what="torchft, after SIGKILL"
     )
@@ -115,7 +115,7 @@ def _process(folder: Path, environment: dict[str, str], *arguments: str) -> Iter
 
 
 def _last_words(folder: Path) -> str:
-    """Of the replica that is watched."""
+    """Of the observed replica."""
     log = folder / "replica-0.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return " | ".join(lines[-3:])[-600:]

@@ -1,12 +1,12 @@
-"""torchrun beside this engine: each change of workers is a restart of all of them, from a snapshot.
+"""torchrun beside this engine: each resize restarts all workers from a snapshot.
 
-Agents of two workers each meet by the c10d rendezvous: a second one comes, and is lost. Seconds from the wish (the
+Agents of two workers each use the c10d rendezvous: a second agent joins, and is lost. Times run from the command (the
 second agent is started; it and its workers get SIGKILL; one of two workers gets it) to the end of the first step of the
-new workers. What was done since the snapshot is lost besides. The agents are less patient than by default: one second
-instead of 30 for late comers, three instead of 15 without a sign of life.
+new workers. The work since the snapshot is lost in addition. The agents' timeouts are shorter than by default: one
+second instead of 30 for late agents, three instead of 15 without a heartbeat.
 
-The second agent is not told to end by SIGTERM: that closes the rendezvous for both (pytorch/pytorch#67742). And agents
-do not share their store, or in torch 2.13 who joins waits for ever for the address of the one that was rank 0 before.
+The second agent is not stopped by SIGTERM, which closes the rendezvous for both (pytorch/pytorch#67742). And agents do
+not share their store, or in torch 2.13 a joining agent waits forever for the address of the former rank 0.
 """
 
 import os
@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from benchmarks.engine.step_log import NoStep, StepLog
+from elasticflow.shared.runtime.process.process_termination import kill_process_group
 
 _ROOT = Path(__file__).parents[2]
 _STEADY_STEPS = 12
@@ -43,7 +44,7 @@ def measure(options: Options) -> list[Row]:
 
 def table(rows: list[Row]) -> Table:
     drawn = table_of(
-        "torchrun: from the wish to the first step, milliseconds",
+        "torchrun: from the command to the first step, milliseconds",
         *("parameters", "step", "2 -> 4", "4 -> 2", "after SIGKILL", "error"),
     )
     for row in rows:
@@ -53,7 +54,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def set_beside(resizes: list[Row], rows: list[Row]) -> None:
-    """Each change that was measured here, too, gets this time, and how many times as long it is as the stop."""
+    """Each resize that was measured here, too, gets this time, and its ratio to the stop."""
     by_size = {row["million_parameters"]: row for row in rows}
     for row in resizes:
         restart_s = by_size.get(row["million_parameters"], {}).get(row["change"])
@@ -113,7 +114,7 @@ def _agent(folder: Path, port: int, million_parameters: int) -> Iterator[subproc
 def running(
     module_and_arguments: Sequence[str], log: Path, environment: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A module as a process and a process group of its own; at the end all of it is gone."""
+    """A module as a process and a process group of its own, which is killed at the end."""
     with log.open("ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", *module_and_arguments],
@@ -129,8 +130,7 @@ def running(
         with suppress(subprocess.TimeoutExpired):
             process.terminate()
             process.wait(_END_S)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_process_group(process.pid)
         process.wait()
 
 

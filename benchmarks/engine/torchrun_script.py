@@ -1,4 +1,4 @@
-"""A training script as the documentation of torchrun advises: DDP, and a snapshot to begin from after each restart."""
+"""A training script as the documentation of torchrun advises: DDP, and a snapshot from which each restart continues."""
 
 import os
 import sys

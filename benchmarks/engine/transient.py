@@ -1,9 +1,9 @@
-"""GPUs that are lent and revoked: the share of what they could have given (Amoeba, section 6.2, figure 8).
+"""GPUs that are lent and revoked: the fraction of their possible work that a job does (Amoeba, section 6.2, figure 8).
 
-A job of two workers gets two GPUs more for a while, loses them for as long, and so on; Amoeba's two minutes are twenty
-seconds here, but for models so large that newcomers need them to prepare. Ideal is a job that changes its size at once:
-for as long as so many GPUs were its own, it would have trained at the speed that it has in the same run with so many
-when nothing changes. GPUs are stood in for by rest.
+A job of two workers alternately has two more GPUs for a while, and not. Amoeba's two minutes are twenty seconds here,
+but longer for models so large that joining workers need more to prepare. The ideal job resizes instantly: with each
+number of GPUs it trains at the speed that an undisturbed job has with that number in the same run. Sleeping stands in
+for GPU work.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
 
 
 async def measure_transient(million_parameters: int, *, period_s: float, rounds: int) -> list[Row]:
-    """A row for workers that go over, and one for a stop and a restart at each change, for comparison."""
+    """A row for workers that switch, and one for a stop and a restart at each resize, for comparison."""
     async with stage() as there:
         return [
             await _row(there, "gone-over", million_parameters, period_s=period_s, rounds=rounds),
@@ -53,7 +53,7 @@ async def _row(there: Stage, way: str, million_parameters: int, *, period_s: flo
         crew = there.crew(way, spec, checkpoint_every_s=1e6)
         await crew.start(_OWN)
         await asyncio.sleep(_FEW_STEPS * _STEP_S / _OWN)
-        owned: list[tuple[float, int]] = []  # from when, how many
+        owned: list[tuple[float, int]] = []  # start time, number
         for _ in range(rounds):
             for num_workers in (_OWN + _LENT, _OWN):
                 began_s = time.monotonic()
@@ -84,14 +84,14 @@ def _has_stepped(notes: Path, num_workers: int, since_s: float) -> bool:
 async def _change(crew: Crew, way: str, num_workers: int) -> None:
     if way == "gone-over":
         staying = crew.holders[:num_workers]
-        await crew.go_over([*staying, *[None] * (num_workers - len(staying))])
+        await crew.switch([*staying, *[None] * (num_workers - len(staying))])
     else:
         await crew.suspend()
         await crew.start(num_workers)
 
 
 def shares(taken: Sequence[Step], owned: Sequence[tuple[float, int]], until_s: float) -> dict[str, Any]:
-    """Of the ideal, and of what would have been without the lent GPUs. owned: from when on how many were there."""
+    """Fractions of the ideal, and of the work without the lent GPUs. owned: start times and numbers of GPUs."""
     sizes = {num_workers for _, num_workers in owned}
     rates = {n: 1 / median_s([step for step in taken if step.num_workers == n]) for n in sizes}
     ends_s = [*(began_s for began_s, _ in owned[1:]), until_s]

@@ -16,7 +16,7 @@ from benchmarks.pipeline.cluster import running_cluster
 from benchmarks.pipeline.idle import measure_idle
 from benchmarks.pipeline.latency import measure_latency
 from benchmarks.pipeline.rebuild import measure_rebuild
-from shared.runtime.logs import configure_logs
+from elasticflow.shared.runtime.process.logs import configure_logs
 
 
 def main(

@@ -5,17 +5,17 @@ from typing import Any
 
 from benchmarks.pipeline.cluster import CLOCK, Cluster
 from benchmarks.pipeline.workload import as_bytes, submissions
-from shared.messages import events, subjects
-from shared.runtime.outbox import ledger_message
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
 
 PUBLISHERS = 64
 
 
 async def raw_publishes_per_s(cluster: Cluster, num_messages: int) -> float:
-    """Pipelined, fsynced JetStream publishes of submissions from one Python process, decided by nobody."""
+    """Pipelined, fsynced JetStream publishes of submissions from one Python process, never decided."""
     pool = "raw"
     await cluster.bus.ensure_pool(pool)
-    payloads = [as_bytes(wish, CLOCK.now_s()) for wish in submissions(num_messages)]
+    payloads = [as_bytes(command, CLOCK.now_s()) for command in submissions(num_messages)]
     return num_messages / await _publish(cluster, pool, payloads)
 
 
@@ -27,7 +27,9 @@ async def measure_burst(
         await cluster.open_pool(pool, num_nodes=8, gpus_per_node=8)
         await cluster.start_planners(pool, admissions=admissions)
     share = num_jobs // len(pools)
-    payloads = [[as_bytes(wish, CLOCK.now_s()) for wish in submissions(share, prefix=pool)] for pool in pools]
+    payloads = [
+        [as_bytes(command, CLOCK.now_s()) for command in submissions(share, prefix=pool)] for pool in pools
+    ]
     loop = asyncio.get_running_loop()
     started = loop.time()
     counting = [asyncio.create_task(_count_decisions(cluster, pool, share)) for pool in pools]

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 
-from shared.messages import codec, subjects
-from shared.messages.cluster import PoolConfig
-from shared.messages.events import NodeJoined, PlanDecided, PoolConfigured
-from shared.runtime.clock import SystemClock
-from shared.runtime.nats_bus import NatsBus, connect_nats
-from shared.runtime.nats_server import EmbeddedServer
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import NodeJoined, PlanDecided, PoolConfigured
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.process.clock import SystemClock
 
 CLOCK = SystemClock()
 CURVES = {  # iterations/s by GPUs, of the shapes that A100 tables have
@@ -49,7 +50,7 @@ class Cluster:
                 device="cuda",
                 at_s=CLOCK.now_s(),
             )
-            await append_fact(self.bus, subjects.node(pool, joined.node_id), joined, f"joined-{number}")
+            await append_event(self.bus, subjects.node(pool, joined.node_id), joined, f"joined-{number}")
 
     async def start(self, service: str, pool: str, *, replica: int = 0) -> None:
         """Start one replica of a service and wait until it has caught up."""
@@ -66,7 +67,7 @@ class Cluster:
         log = self.data_dir / f"{name}.log"
         with log.open("wb") as sink:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", f"services.{service}"],
+                [sys.executable, "-m", f"elasticflow.services.{service}"],
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=sink,
@@ -117,7 +118,7 @@ def _cpu_s(pid: int) -> float:
     return sum(spent.user + spent.system for spent in times)
 
 
-async def append_fact(bus: NatsBus, subject: str, message: codec.Message, message_id: str) -> int:
+async def append_event(bus: NatsBus, subject: str, message: codec.Message, message_id: str) -> int:
     data = codec.encode(message, id=message_id, recorded_at_s=CLOCK.now_s())
     return await bus.append(subject, data, message_id=message_id)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pipeline.cluster import CLOCK, Cluster, append_fact
+from benchmarks.pipeline.cluster import CLOCK, Cluster, append_event
 from benchmarks.pipeline.workload import as_bytes, submissions
-from shared.messages import events, subjects
-from shared.runtime.outbox import fact_id, ledger_message
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.runtime.service.ledger_encoding import event_id, ledger_message
 
 TRAINS_S = 0.6  # how long a placed job holds its GPUs
 
@@ -83,11 +83,11 @@ class _Run:
         loop = asyncio.get_running_loop()
         started = loop.time()
         sending: list[asyncio.Task[None]] = []
-        for number, wish in enumerate(submissions(num_jobs, longest_s=60.0)):
+        for number, command in enumerate(submissions(num_jobs, longest_s=60.0)):
             await asyncio.sleep(max(0.0, started + number / rate_per_s - loop.time()))
-            data = as_bytes(wish, CLOCK.now_s())
-            self.sent_s[wish.job_id] = loop.time()
-            sending.append(asyncio.create_task(self._send(wish.job_id, data)))
+            data = as_bytes(command, CLOCK.now_s())
+            self.sent_s[command.job_id] = loop.time()
+            sending.append(asyncio.create_task(self._send(command.job_id, data)))
         await asyncio.gather(*sending)
         self._expected = num_jobs
         self._check()
@@ -138,7 +138,7 @@ class _Run:
             at_s=CLOCK.now_s(),
         )
         subject = subjects.job(self._pool, placed.job_id)
-        await append_fact(self._cluster.bus, subject, finished, fact_id(finished))
+        await append_event(self._cluster.bus, subject, finished, event_id(finished))
 
     def _check(self) -> None:
         if self._expected is not None and len(self.placed_s) + self.rejected >= self._expected:

@@ -5,15 +5,16 @@ from typing import Any
 
 from benchmarks.pipeline.cluster import CLOCK, Cluster
 from benchmarks.pipeline.workload import submissions
-from services.allocator.policy import POLICY
-from shared.messages import codec, events, subjects
-from shared.messages.cluster import GpuId
-from shared.messages.job import JobSpec
-from shared.messages.pool_state import PoolState
-from shared.runtime import snapshots
-from shared.runtime.host import Host
-from shared.runtime.logs import get_log
-from shared.runtime.telemetry import Metrics
+from elasticflow.services.allocator.policy import POLICY
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.runtime.process.logs import get_log
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.state.pool import PoolState
 
 WRITERS = 256
 LIFE = 20  # messages of one job
@@ -28,9 +29,11 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
     started = loop.time()
     state = await _rebuild(cluster, pool, None)
     from_events_s = loop.time() - started
-    await snapshots.save(cluster.bus, pool, state)
+    await snapshot_store.save(cluster.bus, pool, state)
     started = loop.time()
-    restored = await _rebuild(cluster, pool, await snapshots.load(cluster.bus, pool, get_log("benchmark")))
+    restored = await _rebuild(
+        cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark"))
+    )
     from_snapshot_s = loop.time() - started
     assert restored == state, "a snapshot must restore exactly what was folded"
     return {
@@ -68,11 +71,11 @@ async def _write_history(cluster: Cluster, pool: str, num_events: int) -> None:
     waiting = iter(submissions(num_events // LIFE))
 
     async def writer() -> None:
-        for wish in waiting:
-            for number, message in enumerate(_life(wish.job_id, wish.tenant, wish.spec)):
+        for command in waiting:
+            for number, message in enumerate(_life(command.job_id, command.tenant, command.spec)):
                 decided = isinstance(message, events.PlanDecided)
-                subject = subjects.plan(pool) if decided else subjects.job(pool, wish.job_id)
-                message_id = f"{wish.job_id}-{number}"
+                subject = subjects.plan(pool) if decided else subjects.job(pool, command.job_id)
+                message_id = f"{command.job_id}-{number}"
                 data = codec.encode(message, id=message_id, recorded_at_s=CLOCK.now_s())
                 await cluster.bus.append(subject, data, message_id=message_id, timeout_s=60.0)
 

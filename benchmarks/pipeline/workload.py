@@ -3,9 +3,9 @@
 import numpy as np
 
 from benchmarks.pipeline.cluster import CURVES
-from shared.messages import codec
-from shared.messages.commands import SubmitJob
-from shared.messages.job import JobSpec
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.job_spec import JobSpec
 
 SEED = 20
 
@@ -16,7 +16,7 @@ def submissions(
     """Jobs of 5 to longest_s seconds on one GPU (log-uniform), due in 0.5 to 1.5 times that."""
     chance = np.random.default_rng(seed)
     profiles = sorted(CURVES)
-    wishes: list[SubmitJob] = []
+    commands: list[SubmitJob] = []
     for number in range(num_jobs):
         model_name, batch = profiles[chance.integers(len(profiles))].split("/b")
         rate = CURVES[f"{model_name}/b{batch}"][1]
@@ -28,9 +28,9 @@ def submissions(
             max_iterations=max(1, int(duration_s * rate)),
             deadline_in_s=duration_s * float(chance.uniform(0.5, 1.5)),
         )
-        wishes.append(SubmitJob(job_id=f"{prefix}-{number:05}", tenant="bench", spec=spec))
-    return wishes
+        commands.append(SubmitJob(job_id=f"{prefix}-{number:05}", tenant="bench", spec=spec))
+    return commands
 
 
-def as_bytes(wish: SubmitJob, now_s: float) -> bytes:
-    return codec.encode(wish, id=f"submit-{wish.job_id}", recorded_at_s=now_s)
+def as_bytes(command: SubmitJob, now_s: float) -> bytes:
+    return codec.encode(command, id=f"submit-{command.job_id}", recorded_at_s=now_s)

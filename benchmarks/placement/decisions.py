@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from immutables import Map
 
-from services.placement.policy import decide, pool_topology
-from shared.messages.events import PlacementDecided
-from shared.messages.job import JobClass, JobSpec
-from shared.messages.job_state import Job, Phase
-from shared.messages.node_state import NodeState
-from shared.messages.pool_state import MeasuredCurve, PoolState
-from shared.scheduling.buddy import any_spread
+from elasticflow.services.placement.policy import decide, pool_topology
+from elasticflow.shared.messages.events import PlacementDecided
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.scheduling.placement.gpu_positions import LastPositions
+from elasticflow.shared.scheduling.placement.placement import any_spread
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.node import NodeState
+from elasticflow.shared.state.pool import MeasuredCurve, PoolState
 
 PROFILE = "on-paper/b256"
 NOW_S = 1_800_000_000.0
@@ -32,18 +34,19 @@ def measure_pool(
     """Milliseconds of CPU time of each kind of decision, median and 99th percentile."""
     chance = np.random.default_rng(0)
     fresh = _pool(num_nodes, num_jobs, share_unpromised, chance)
-    decide(fresh, (), NOW_S)  # builds the blocks
-    anew_ms = [_timed(fresh)[0] for _ in range(5)]
-    state = _placed(fresh, _timed(fresh)[1])
+    cache = PlanningCache()
+    decide(fresh, (), NOW_S, cache)  # builds the blocks
+    anew_ms = [_timed(fresh, cache)[0] for _ in range(5)]
+    state = _placed(fresh, _timed(fresh, cache)[1])
     changed_ms, idle_ms, migrations = list[float](), list[float](), 0
     for _ in range(num_changes):
         state = _three_changes(state, chance)
-        took_ms, decided = _timed(state)
+        took_ms, decided = _timed(state, cache)
         changed_ms.append(took_ms)
         migrations += sum(len(decision.migrated) for decision in decided)
         state = _placed(state, decided)
-        idle_ms.append(_timed(state)[0])
-    lost_ms = [_timed(_without_node(state, node_id))[0] for node_id in sorted(state.nodes)[:3]]
+        idle_ms.append(_timed(state, cache)[0])
+    lost_ms = [_timed(_without_node(state, node_id), cache)[0] for node_id in sorted(state.nodes)[:3]]
     return {
         "num_gpus": num_nodes * GPUS_PER_NODE,
         "num_jobs": len(state.live_jobs),
@@ -60,9 +63,9 @@ def measure_pool(
     }
 
 
-def _timed(state: PoolState) -> tuple[float, tuple[PlacementDecided, ...]]:
+def _timed(state: PoolState, cache: PlanningCache) -> tuple[float, tuple[PlacementDecided, ...]]:
     started = time.process_time()
-    decided = decide(state, (), NOW_S)
+    decided = decide(state, (), NOW_S, cache)
     return (time.process_time() - started) * 1e3, decided
 
 
@@ -71,7 +74,7 @@ def _percentiles(times_ms: list[float]) -> dict[str, float]:
 
 
 def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.random.Generator) -> PoolState:
-    """A pool that is nearly full by number, where nobody has GPUs yet."""
+    """A pool that is nearly full by number, in which no job has GPUs yet."""
     ids = [
         f"node-{share_unpromised}-{number}" for number in range(num_nodes)
     ]  # of no other pool: nothing is cached
@@ -89,17 +92,17 @@ def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.ran
         for number, node_id in enumerate(ids)
     }
     shares = [1] * num_jobs
-    room = int(num_nodes * GPUS_PER_NODE * (1 - LEAVES_FREE)) - num_jobs
-    while room > 0:  # doubled at random: sizes from one GPU to many
+    num_free = int(num_nodes * GPUS_PER_NODE * (1 - LEAVES_FREE)) - num_jobs
+    while num_free > 0:  # doubled at random: sizes from one GPU to many
         chosen = int(chance.integers(num_jobs))
-        room -= shares[chosen]
+        num_free -= shares[chosen]
         shares[chosen] *= 2
     promised = chance.random(num_jobs) >= share_unpromised
     jobs = {
         f"job-{number:05d}": _job(f"job-{number:05d}", num_gpus, is_promised)
         for number, (num_gpus, is_promised) in enumerate(zip(shares, promised.tolist(), strict=True))
     }
-    curve = MeasuredCurve(iterations_per_s={1 << k: 0.9**k * (1 << k) for k in range(14)}, tried_to=math.inf)
+    curve = MeasuredCurve(iterations_per_s={1 << k: 0.9**k * (1 << k) for k in range(14)}, probed_to=math.inf)
     curves = Map({PROFILE: curve})
     return PoolState(nodes=Map(nodes), live_jobs=Map(jobs), curves=curves, allocation_based_on=1)
 
@@ -139,12 +142,12 @@ def _placed(state: PoolState, decided: tuple[PlacementDecided, ...]) -> PoolStat
 def _three_changes(state: PoolState, chance: np.random.Generator) -> PoolState:
     """Three jobs get twice their share or half of it, or are suspended, or resumed."""
     jobs, ids = state.live_jobs, sorted(state.live_jobs)
-    room = state.num_gpus - sum(job.num_gpus for job in jobs.values())
+    num_free = state.num_gpus - sum(job.num_gpus for job in jobs.values())
     for chosen in chance.choice(len(ids), 3, replace=False).tolist():
         job = jobs[ids[chosen]]
         num_gpus = 1 if not job.num_gpus else job.num_gpus * 2 if chance.random() < 0.5 else job.num_gpus // 2
-        if num_gpus - job.num_gpus <= room:
-            room -= num_gpus - job.num_gpus
+        if num_gpus - job.num_gpus <= num_free:
+            num_free -= num_gpus - job.num_gpus
             plan = (NOW_S, NOW_S + 3600.0, float(num_gpus)) if job.promised else ()
             jobs = jobs.set(job.job_id, replace(job, num_gpus=num_gpus, planned_share=plan))
     return replace(state, live_jobs=jobs)
@@ -163,6 +166,6 @@ def _without_node(state: PoolState, node_id: str) -> PoolState:
 
 def _share_in_pieces(state: PoolState) -> float:
     """Of the jobs on several GPUs, how many lie further apart than they need to."""
-    topology = pool_topology(state)
+    last = LastPositions(pool_topology(state))
     held = {job_id: job.gpus for job_id, job in state.live_jobs.items() if len(job.gpus) > 1}
-    return sum(any_spread(topology, {job_id: gpus}) for job_id, gpus in held.items()) / max(len(held), 1)
+    return sum(any_spread(last, {job_id: gpus}) for job_id, gpus in held.items()) / max(len(held), 1)

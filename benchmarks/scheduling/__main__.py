@@ -18,10 +18,10 @@ from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation, two_months
 from benchmarks.scheduling.workloads import Case, generated_cases, tables, trace_cases
-from simulator.baselines.catalogue import BASELINES
-from simulator.interruption import INTERRUPTED
-from simulator.trace_driven.inputs import refusing
-from simulator.workload.throughputs import Throughputs
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES
+from elasticflow.simulator.engine.interruptible import INTERRUPTED
+from elasticflow.simulator.trace.command_inputs import refusing
+from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 QUICK_JOBS, QUICK_MOVES, QUICK_SCALES = 30, 200, (1, 8)
 RELAXATIONS_JOBS = 250
@@ -67,7 +67,7 @@ def main(
         int, typer.Option(min=0, help="Quality: of each search for a schedule with hindsight; 0: none.")
     ] = MOVES,
     runs: Annotated[int, typer.Option(min=1, help="Failures: seeded runs.")] = 1_000,
-    wishes: Annotated[int, typer.Option(min=1, help="Relaxations: wishes in each pool.")] = 1_000,
+    requests: Annotated[int, typer.Option(min=1, help="Relaxations: requests in each pool.")] = 1_000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; speed is measured in one.")] = (
         os.cpu_count() or 1
     ),
@@ -109,7 +109,7 @@ def main(
         if Part.FAILURES in parts:
             _failures(results, known, max(runs // 100, 2) if quick else runs, workers)
         if Part.RELAXATIONS in parts:
-            _relaxations(results, known, quick=quick, count=3 if quick else wishes)
+            _relaxations(results, known, quick=quick, count=3 if quick else requests)
         if Part.QUALITY in parts:
             _quality(results, plan, workers)
     except KeyboardInterrupt:
@@ -168,11 +168,11 @@ def _relaxations(results: Results, known: Throughputs, *, quick: bool, count: in
         results.keep(
             Part.RELAXATIONS, measure_relaxations(known, count, QUICK_JOBS if quick else RELAXATIONS_JOBS)
         )
-    _note("wishes are asked again with less to ask")
+    _note("requests are asked again with less to ask")
 
 
 def _quality(results: Results, plan: Plan, workers: int) -> None:
-    """Rows of an earlier run stay beside those of this one."""
+    """Rows of an earlier run occupancy beside those of this one."""
     known: list[dict[str, Any]] = results.values.get(Part.QUALITY, {}).get("rows", [])
     rows = {(row["trace"], row["num_gpus"]): row for row in known}
     with results.counted(Part.QUALITY, workers):

@@ -5,7 +5,7 @@ one plain pass over the same jobs, in the same run: what it takes in Python only
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,37 +14,41 @@ from benchmarks.scheduling.decisions import LOOSE, recipe_of
 from benchmarks.scheduling.laid_out_pool import laid_out_pool
 from benchmarks.scheduling.loaded_pool import (
     all_reported,
+    arriving_jobs,
     decided,
-    newcomers,
     one_ended,
     plain_pass,
     submitted,
     utilization,
 )
 from benchmarks.scheduling.timing import Took, spreads, timed
-from services.admission import policy as admission
-from services.allocator import policy as allocator
-from services.placement import policy as placement
-from shared.messages.commands import Command
-from shared.messages.pool_state import PoolState
-from shared.scheduling.warm_up import warm_up
-from simulator.trace_driven.pool import wish
-from simulator.workload.throughputs import Throughputs
+from elasticflow.services.admission import policy as admission
+from elasticflow.services.allocator import policy as allocator
+from elasticflow.services.placement import policy as placement
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.policy import Policy
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.trace.simulated_pool import submission
+from elasticflow.simulator.workload.throughput_tables import Throughputs
 
-APART_S = 0.01  # between two newcomers, so that the pool stays as it is
+APART_S = 0.01  # between two arriving jobs, so that the pool stays as it is
 
 
 def measure_cycle(known: Throughputs, *, num_gpus: int, num_live: int, count: int) -> dict[str, Any]:
     """So many cycles, one after another."""
     warm_up()
+    cache = PlanningCache()
+    policies = (admission.with_cache(cache), allocator.with_cache(cache), placement.with_cache(cache))
     recipe = replace(recipe_of(num_gpus, num_live, LOOSE), num_jobs=2 * num_live)
     (state, now_s), built = timed(partial(laid_out_pool, recipe, known, num_live))
     times: Mapping[str, list[Took]] = defaultdict(list[Took])
-    for job in newcomers(recipe, known, count):
+    for job in arriving_jobs(recipe, known, count):
         now_s += APART_S
         state = one_ended(all_reported(state, now_s), now_s)
         times["plain pass"].append(timed(partial(plain_pass, state))[1])
-        state = _cycle(state, (wish(submitted(job, now_s)),), now_s, times)
+        state = _cycle(state, policies, (submission(submitted(job, now_s)),), now_s, times)
     return {
         "num_gpus": num_gpus,
         "live_jobs": len(state.live_jobs),
@@ -57,13 +61,17 @@ def measure_cycle(known: Throughputs, *, num_gpus: int, num_live: int, count: in
 
 
 def _cycle(
-    state: PoolState, commands: tuple[Command, ...], now_s: float, times: Mapping[str, list[Took]]
+    state: PoolState,
+    policies: Sequence[Policy[PoolState]],
+    commands: tuple[Command, ...],
+    now_s: float,
+    times: Mapping[str, list[Took]],
 ) -> PoolState:
     """Ask all three, each on what the one before it decided."""
     deciding, folding = Took(), Took()
-    for policy, wishes in ((admission, commands), (allocator, ()), (placement, ())):
-        service = policy.POLICY.service
-        said, took = timed(partial(policy.decide, state, wishes, now_s))
+    for policy, asked in zip(policies, (commands, (), ()), strict=True):
+        service = policy.service
+        said, took = timed(partial(policy.decide, state, asked, now_s))
         times[service].append(took)
         state, to_fold = timed(partial(decided, state, service, said, now_s))
         deciding, folding = deciding + took, folding + to_fold

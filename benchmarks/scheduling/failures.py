@@ -7,10 +7,10 @@ from typing import Any
 from benchmarks.scheduling.timing import timed
 from benchmarks.scheduling.workers import new_workers
 from benchmarks.scheduling.workloads import cluster_of
-from simulator.trace_driven.failures import HOUR_S, Failures
-from simulator.trace_driven.trial import Trial, run
-from simulator.workload.generator import Recipe, generate
-from simulator.workload.throughputs import Throughputs
+from elasticflow.simulator.trace.node_failures import HOUR_S, Failures
+from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 RECIPE = Recipe(num_jobs=100, cluster_gpus=64, load=1.0, best_effort_share=0.2)
 RESERVE_NODES = 1
@@ -41,14 +41,16 @@ def measure_failures(known: Throughputs, num_runs: int, workers: int) -> dict[st
 
 
 def _life(known: Throughputs, seed: int) -> dict[str, Any]:
-    trial = Trial(
+    simulated_run = SimulatedRun(
         workload=generate(RECIPE, known, seed),
         cluster=cluster_of(RECIPE.cluster_gpus),
         reserve_nodes=RESERVE_NODES,
         failures=Failures(seed=seed, mean_up_s=MEAN_UP_S, mean_down_s=MEAN_DOWN_S, max_down=RESERVE_NODES),
     )
-    verification = trial.verification()
-    outcome, took = timed(lambda: run(trial, trial.simulation(verification), verification))
+    verification = simulated_run.verification()
+    outcome, took = timed(
+        lambda: execute(simulated_run, simulated_run.simulation(verification), verification)
+    )
     result = outcome.result
     return {
         "seed": seed,

@@ -12,25 +12,26 @@ from dataclasses import dataclass
 
 from benchmarks.scheduling.loaded_pool import SEED, SETTLES_S, all_reported, decided, fold
 from benchmarks.scheduling.workloads import cluster_of
-from services.allocator import policy as allocator
-from services.placement import policy as placement
-from shared.messages.cluster import GpuId
-from shared.messages.events import (
+from elasticflow.services.allocator import policy as allocator
+from elasticflow.services.placement import policy as placement
+from elasticflow.shared.messages.events import (
     AllocationDecided,
     GenerationStarted,
     JobAdmitted,
     PlacedJob,
     PlacementDecided,
 )
-from shared.messages.job_state import Job
-from shared.messages.pool_state import PoolState
-from shared.scheduling.outlook import resize_cost
-from simulator.trace_driven import facts
-from simulator.trace_driven.pool import TENANT, ClusterShape, pool_config, spec_of
-from simulator.workload.generator import Recipe, generate
-from simulator.workload.jobs import TraceJob
-from simulator.workload.overhead import reference_cost
-from simulator.workload.throughputs import Throughputs
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.trace import simulated_events
+from elasticflow.simulator.trace.simulated_pool import TENANT, ClusterShape, pool_config, spec_of
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.workload import TraceJob
 
 BEGAN_S = 0.0
 FILLED = 0.9  # of the GPUs; what is left is spent by the allocator
@@ -66,13 +67,13 @@ def laid_out_pool(recipe: Recipe, known: Throughputs, num_live: int) -> tuple[Po
     """So many promised jobs, all with GPUs training; and the instant at which that is so."""
     workload = generate(recipe, known, SEED, "generated load")
     cluster, cost = cluster_of(recipe.cluster_gpus), reference_cost(recipe.cluster_gpus)
-    state = fold(PoolState(), facts.pool_configured(pool_config(workload, cost), 0, BEGAN_S))
+    state = fold(PoolState(), simulated_events.pool_configured(pool_config(workload, cost), 0, BEGAN_S))
     for node_id in cluster.node_ids:
-        state = fold(state, facts.node_joined(node_id, cluster.gpus_per_node, None, BEGAN_S))
+        state = fold(state, simulated_events.node_joined(node_id, cluster.gpus_per_node, None, BEGAN_S))
     stays = _stays(workload.jobs, recipe.cluster_gpus, state, num_live)
-    state = decided(state, "admission", tuple(stay.admitted() for stay in stays), BEGAN_S)
-    first = [stay for stay in stays if stay.begins_s == BEGAN_S]
-    shares = {stay.job.job_id: stay.num_gpus for stay in first}
+    state = decided(state, "admission", tuple(occupancy.admitted() for occupancy in stays), BEGAN_S)
+    first = [occupancy for occupancy in stays if occupancy.begins_s == BEGAN_S]
+    shares = {occupancy.job.job_id: occupancy.num_gpus for occupancy in first}
     spend_at_s = BEGAN_S + SETTLES_S
     allocation = AllocationDecided(num_gpus_by_job=shares, valid_until_s=spend_at_s, at_s=BEGAN_S)
     state = decided(state, "allocator", (allocation,), BEGAN_S)
@@ -81,18 +82,18 @@ def laid_out_pool(recipe: Recipe, known: Throughputs, num_live: int) -> tuple[Po
 
 
 def _stays(jobs: Iterable[TraceJob], num_gpus: int, state: PoolState, num_live: int) -> list[Stay]:
-    """Blocks are opened while there is room, then used again, each as soon as it is free."""
-    room, num_blocks, cost = int(FILLED * num_gpus), Counter[int](), resize_cost(state)
+    """Blocks are opened while GPUs are free, then used again, each as soon as it is free."""
+    num_free, num_blocks, cost = int(FILLED * num_gpus), Counter[int](), resize_cost(state)
     free: dict[int, list[tuple[float, int]]] = {}  # by size: since when, which block
     stays = list[Stay]()
     for job in jobs:
         size = max((level for level in job.curve.levels if level <= job.num_gpus), default=0)
         lasts_s = cost.seconds(size) + job.num_iterations / job.curve.throughput(size) if size else 0.0
-        if job.deadline_s is None or lasts_s < LEAST_S or (size > room and size not in free):
+        if job.deadline_s is None or lasts_s < LEAST_S or (size > num_free and size not in free):
             continue
-        if size <= room:
+        if size <= num_free:
             begins_s, block = BEGAN_S, num_blocks[size]
-            room -= size
+            num_free -= size
             num_blocks[size] += 1
         else:
             begins_s, block = heapq.heappop(free[size])
@@ -108,27 +109,29 @@ def _placed(stays: Iterable[Stay], cluster: ClusterShape) -> PlacementDecided:
     """The largest blocks first, one beside the other: so each begins at a multiple of its size."""
     gpus = [gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)]
     placements, at = list[PlacedJob](), 0
-    for stay in sorted(stays, key=lambda stay: (-stay.num_gpus, stay.block)):
-        block: tuple[GpuId, ...] = tuple(gpus[at : at + stay.num_gpus])
-        placements.append(PlacedJob(job_id=stay.job.job_id, generation=1, gpus=block))
-        at += stay.num_gpus
+    for occupancy in sorted(stays, key=lambda occupancy: (-occupancy.num_gpus, occupancy.block)):
+        block: tuple[GpuId, ...] = tuple(gpus[at : at + occupancy.num_gpus])
+        placements.append(PlacedJob(job_id=occupancy.job.job_id, generation=1, gpus=block))
+        at += occupancy.num_gpus
     return PlacementDecided(placements=tuple(placements), at_s=BEGAN_S)
 
 
 def _settled(state: PoolState, now_s: float) -> tuple[PoolState, float]:
-    """When nobody has anything more to say, and whoever was moved trains."""
+    """When no policy has another decision and all moved jobs train."""
+    cache = PlanningCache()
+    policies = (allocator.with_cache(cache), placement.with_cache(cache))
     while True:
         state, said = all_reported(state, now_s), False
-        for policy in (allocator, placement):
+        for policy in policies:
             events = policy.decide(state, (), now_s)
-            state, said = decided(state, policy.POLICY.service, events, now_s), said or bool(events)
+            state, said = decided(state, policy.service, events, now_s), said or bool(events)
         if not said:
             return state, now_s
         state, now_s = _all_started(state), now_s + SETTLES_S
 
 
 def _all_started(state: PoolState) -> PoolState:
-    """Whoever was placed trains, when its stop is over."""
+    """Placed jobs train once their stop is over."""
     for job in state.live_jobs.values():
         if job.gpus and not job.training:
             state = _started(state, job)
@@ -137,7 +140,9 @@ def _all_started(state: PoolState) -> PoolState:
 
 def _started(state: PoolState, job: Job) -> PoolState:
     for gone in job.stopping:
-        state = fold(state, facts.workers_stopped(job.job_id, gone, job.iteration, job.placed_at_s))
+        state = fold(
+            state, simulated_events.workers_stopped(job.job_id, gone, job.iteration, job.placed_at_s)
+        )
     started = GenerationStarted(
         job_id=job.job_id,
         generation=job.generation,

@@ -6,27 +6,27 @@ from math import inf
 from typing import cast
 
 from benchmarks.scheduling.workloads import cluster_of
-from shared.messages.events import JobFinished, JobProgressed, PlanDecided, PlanEvent
-from shared.messages.job_state import Job
-from shared.messages.lifecycle import evolve
-from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import PoolState, spec_of
-from shared.scheduling.outlook import iteration_at, known_curve
-from simulator.trace_driven.simulation import Simulation
-from simulator.trace_driven.trial import Trial
-from simulator.workload.generator import Recipe, generate
-from simulator.workload.jobs import TraceJob
-from simulator.workload.throughputs import Throughputs
+from elasticflow.shared.messages.events import JobFinished, JobProgressed, PlanDecided, PlanEvent
+from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve
+from elasticflow.shared.state.fold.ledger_fold import evolve
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.policy import LedgerMessage
+from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.simulator.trace.simulated_run import SimulatedRun
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.workload import TraceJob
 
-SETTLES_S = 30.0  # long enough for everybody who was placed to train
+SETTLES_S = 30.0  # long enough for all placed jobs to train
 HOUR_S = 3_600.0
-SEED, NEWCOMERS_SEED = 1, 2
+SEED, ARRIVALS_SEED = 1, 2
 
 
 def loaded_simulation(recipe: Recipe, known: Throughputs, num_live: int) -> Simulation:
     """Run until so many jobs live, or the recipe has no more, and those that were placed train."""
     workload = generate(recipe, known, SEED, "generated load")
-    simulation = Trial(workload=workload, cluster=cluster_of(recipe.cluster_gpus)).simulation()
+    simulation = SimulatedRun(workload=workload, cluster=cluster_of(recipe.cluster_gpus)).simulation()
     reached_s: float | None = None
 
     def settled() -> bool:
@@ -39,9 +39,9 @@ def loaded_simulation(recipe: Recipe, known: Throughputs, num_live: int) -> Simu
     return simulation
 
 
-def newcomers(recipe: Recipe, known: Throughputs, count: int) -> Iterator[TraceJob]:
+def arriving_jobs(recipe: Recipe, known: Throughputs, count: int) -> Iterator[TraceJob]:
     """Other jobs of the same kind, to be submitted whenever one likes."""
-    jobs = generate(recipe, known, NEWCOMERS_SEED, "generated newcomers").jobs
+    jobs = generate(recipe, known, ARRIVALS_SEED, "generated arrivals").jobs
     dated = [job for job in jobs if job.deadline_s is not None]
     return iter(dated[:: max(len(dated) // count, 1)][:count])
 
@@ -49,7 +49,7 @@ def newcomers(recipe: Recipe, known: Throughputs, count: int) -> Iterator[TraceJ
 def submitted(job: TraceJob, at_s: float) -> TraceJob:
     """The same job, asked for at another time."""
     assert job.deadline_s is not None
-    job_id = f"newcomer-{job.job_id}"
+    job_id = f"arriving_job-{job.job_id}"
     return replace(
         job, job_id=job_id, submitted_at_s=at_s, deadline_s=at_s + job.deadline_s - job.submitted_at_s
     )

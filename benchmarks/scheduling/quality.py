@@ -1,9 +1,12 @@
 """Promises kept, and how close the deadlines met come to what is possible, on ever scarcer GPUs.
 
-Beside each score stand three rulers: what nobody can beat (the clairvoyant bound), the best schedule that is known
-with hindsight and every resize paid, and the best of all policies, which know no future and may break their word. From
-ours to the best policy is ours to improve; from there to the best schedule is what only hindsight is known to win; from
-there to the bound nobody is known to get.
+Beside each score stand three rulers: what no scheduler can exceed (the clairvoyant bound), the best schedule that
+is known
+with hindsight and every resize paid, and the best of all policies, which know no future and may break their word.
+From
+ours to the best policy is ours to improve; from there to the best schedule is what only hindsight is known to win;
+from
+there to the bound no known schedule gets.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +17,9 @@ from typing import Any
 from benchmarks.scheduling.timing import timed
 from benchmarks.scheduling.workers import new_workers
 from benchmarks.scheduling.workloads import Case, cluster_of
-from simulator.bound import hindsight_schedule
-from simulator.trace_driven.strategies import OURS
-from simulator.trace_driven.trial import Trial, run
+from elasticflow.simulator.baselines.policy_catalogue import OURS
+from elasticflow.simulator.bound import hindsight_schedule
+from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 
 OVERHEAD = "reference"
 SCALES = (1, 2, 4, 8, 16, 32)  # parts of the published size
@@ -91,9 +94,9 @@ def _started(pool: ProcessPoolExecutor, plan: Plan, size: Size) -> _Started:
 
 
 def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
-    """What nobody can beat, and what hindsight could reach."""
-    trial = Trial(workload=case.workload, cluster=cluster_of(num_gpus), overhead=OVERHEAD)
-    bound, took = timed(trial.bound)
+    """What no scheduler can exceed, and what hindsight reaches."""
+    simulated_run = SimulatedRun(workload=case.workload, cluster=cluster_of(num_gpus), overhead=OVERHEAD)
+    bound, took = timed(simulated_run.bound)
     rulers: dict[str, Any] = {
         "feasible_alone": bound.feasible_alone,
         "bound": bound.jobs_met,
@@ -107,7 +110,9 @@ def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
     }
     if moves:
         found, took = timed(
-            lambda: hindsight_schedule(case.workload, num_gpus, trial.resize_cost, moves=moves, bound=bound)
+            lambda: hindsight_schedule(
+                case.workload, num_gpus, simulated_run.resize_cost, moves=moves, bound=bound
+            )
         )
         rulers |= {
             "hindsight_found": found.met,
@@ -119,9 +124,13 @@ def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
 
 def _simulated(case: Case, num_gpus: int, policy: str) -> dict[str, Any]:
     """One run, every certificate checked; baselines promise nothing and give none."""
-    trial = Trial(workload=case.workload, cluster=cluster_of(num_gpus), policy=policy, overhead=OVERHEAD)
-    verification = trial.verification()
-    outcome, took = timed(lambda: run(trial, trial.simulation(verification), verification))
+    simulated_run = SimulatedRun(
+        workload=case.workload, cluster=cluster_of(num_gpus), policy=policy, overhead=OVERHEAD
+    )
+    verification = simulated_run.verification()
+    outcome, took = timed(
+        lambda: execute(simulated_run, simulated_run.simulation(verification), verification)
+    )
     result = outcome.result
     return {
         "met": result.num_met(),
@@ -131,7 +140,7 @@ def _simulated(case: Case, num_gpus: int, policy: str) -> dict[str, Any]:
         "resizes": result.num_resizes,
         "certificates_checked": outcome.certificates_checked,
         "certificate_failures": outcome.certificate_failures,
-        "not_proved": outcome.not_proved,
+        "unproven": outcome.unproven,
         "wrong": list(outcome.failures[:MAX_FAILURES_SHOWN]),
         "cpu_s": took.cpu_s,
         "wall_s": took.wall_s,
@@ -169,7 +178,7 @@ def _row(plan: Plan, size: Size, started: _Started) -> dict[str, Any]:
 
 
 def gap_of(row: dict[str, Any], policy: str) -> tuple[int, int, float]:
-    """What is missing to the bound: won by another policy that was run, by hindsight alone, and by nobody known."""
+    """What is missing to the bound: reached by another policy, by hindsight alone, by no known schedule."""
     met_online = max(score["met"] for score in (*row["ours"].values(), *row["baselines"].values()))
     return (
         met_online - row["ours"][policy]["met"],

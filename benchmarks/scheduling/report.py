@@ -63,7 +63,7 @@ def _gaps(rows: list[dict[str, Any]]) -> Sheet:
     """Of each policy: what is missing to the bound, and what it cost."""
     policies = tuple(rows[0]["ours"])
     return Sheet(
-        title="The gap to the bound: won by another policy / by hindsight alone / by nobody known",
+        title="The gap to the bound: won by another policy / by hindsight alone / by no known schedule",
         columns=(
             "trace",
             "GPUs",
@@ -215,7 +215,7 @@ def _failures(lives: dict[str, Any]) -> Sheet:
 
 def _relaxations(policies: list[dict[str, Any]]) -> Sheet:
     return Sheet(
-        title="Wishes for whom others must move, promised, and asked again for less",
+        title="Requests that need other jobs to move, admitted and relaxed",
         columns=("policy", "relaxed", "asked", "refused"),
         rows=tuple(
             (found["policy"], law["relaxed"], f"{law['asked']:,}", f"{law['refused']:,}")

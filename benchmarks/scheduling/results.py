@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shared.errors import BadSettings
+from elasticflow.shared.errors import BadSettings
 
 
 class Results:
@@ -28,7 +28,7 @@ class Results:
             self.values = known
 
     def keep(self, part: str, value: object) -> None:
-        """At once: whoever interrupts the run loses only what is under way."""
+        """Write at once: an interrupted run loses only the result in progress."""
         self.values[part] = value
         if self._file is not None:
             unfinished = self._file.with_suffix(".unfinished")

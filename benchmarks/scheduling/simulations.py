@@ -4,10 +4,10 @@ from typing import Any
 
 from benchmarks.scheduling.timing import timed
 from benchmarks.scheduling.workloads import Case, cluster_of
-from shared.scheduling.warm_up import warm_up
-from simulator.trace_driven.trial import Trial, run
-from simulator.workload.generator import Recipe, generate
-from simulator.workload.throughputs import Throughputs
+from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 TWO_MONTHS = Recipe(num_jobs=15_000, cluster_gpus=1_024, load=0.7, median_gpu_hours=22.0)
 SEED, DAY_S = 1, 86_400.0
@@ -30,14 +30,14 @@ def measure_simulation(case: Case) -> list[dict[str, Any]]:
 
 
 def _measured(case: Case, *, verified: bool) -> dict[str, Any]:
-    trial = Trial(workload=case.workload, cluster=cluster_of(case.published_gpus))
-    verification = trial.verification() if verified else None
-    simulation = trial.simulation(verification)
-    outcome, took = timed(lambda: run(trial, simulation, verification))
+    simulated_run = SimulatedRun(workload=case.workload, cluster=cluster_of(case.published_gpus))
+    verification = simulated_run.verification() if verified else None
+    simulation = simulated_run.simulation(verification)
+    outcome, took = timed(lambda: execute(simulated_run, simulation, verification))
     jobs = case.workload.jobs
     return {
         "trace": case.name,
-        "num_gpus": trial.cluster.num_gpus,
+        "num_gpus": simulated_run.cluster.num_gpus,
         "jobs": len(jobs),
         "days": (jobs[-1].submitted_at_s - jobs[0].submitted_at_s) / DAY_S,
         "verified": verified,

@@ -4,13 +4,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import BadSettings
-from simulator.trace_driven.pool import ClusterShape
-from simulator.workload.bundled import bundled_throughputs, bundled_trace, bundled_traces
-from simulator.workload.generator import Arrivals, Recipe, generate
-from simulator.workload.jobs import Workload
-from simulator.workload.throughputs import Throughputs, read_throughputs
-from simulator.workload.trace import read_trace
+from elasticflow.shared.errors import BadSettings
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace, bundled_traces
+from elasticflow.simulator.workload.generator import Arrivals, Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import Workload
 
 PUBLISHED_GPUS = {"cluster10": 256, "cluster01": 512, "cluster03": 512, "cluster06": 512}
 OTHERWISE_GPUS = 64

@@ -2,13 +2,13 @@
 
 import sys
 
-from shared.loading import loading
+from elasticflow.shared.import_without_gc import without_gc
 
 
 def main() -> None:
     """Entry point of `eflow` and `python -m elasticflow`."""
     try:
-        with loading():  # inside: Ctrl-C while libraries load is no traceback either
+        with without_gc():  # inside: Ctrl-C while libraries load is no traceback either
             from elasticflow.cli.app import app
 
         app(prog_name="eflow")

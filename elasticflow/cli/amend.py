@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run
-from elasticflow.cli.output import plain, print_json, say_line
-from elasticflow.cli.wish import deadline_of
-from elasticflow.client import Client
-from elasticflow.phrases import schedule_in_words
-from elasticflow.times import moment_in_words
-from shared.messages.events import AmendRefused, JobAmended
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run
+from elasticflow.cli.submission_options import deadline_of
+from elasticflow.cli.terminal_output import plain, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.history.formatting import schedule_in_words
+from elasticflow.sdk.times import moment_in_words
+from elasticflow.shared.messages.events import AmendRejected, JobAmended
 
 
 def amend(
@@ -37,9 +37,10 @@ def amend(
     """
     wanted = deadline_of(deadline)
 
-    async def ask(client: Client) -> JobAmended | AmendRefused:
-        deadline_s = client.now_s() + wanted.in_s if wanted.in_s is not None else wanted.at_s
-        return await client.amend(job_id, deadline_s=deadline_s, max_iterations=iterations)
+    async def ask(client: Client) -> JobAmended | AmendRejected:
+        return await client.amend(
+            job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations
+        )
 
     answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
     amended = isinstance(answer, JobAmended)
@@ -60,7 +61,7 @@ def _show_amended(answer: JobAmended) -> None:
         say_line(f"  promised  {schedule_in_words(answer.minimum_satisfactory_share)}")
 
 
-def _show_refused(answer: AmendRefused) -> None:
+def _show_refused(answer: AmendRejected) -> None:
     say_line(f"not amended: {answer.job_id}: {answer.explanation}", "yellow")
     for offer in answer.offers:
         left_s = math.ceil(offer.deadline_s - answer.at_s)

@@ -1,6 +1,5 @@
 """All commands in one application; failures that somebody has thought about end in one line, not a traceback."""
 
-import importlib.metadata
 import os
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -8,34 +7,35 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from elasticflow import __version__
 from elasticflow.cli import (
     amend,
     checkpoint,
     configure,
     down,
     events,
+    explain,
+    gpu_limits,
     jobs,
     logs,
     nodes,
     profile,
     replay,
-    scale,
     simulate,
     submit,
     up,
     watch,
-    why,
 )
-from elasticflow.cli.options import AS_JSON
-from elasticflow.cli.output import note, print_json
+from elasticflow.cli.command_options import AS_JSON
+from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import UnknownJob, UnknownQuote
-from elasticflow.job import InvalidJob
-from elasticflow.packaging import PackagingFailed
-from shared.errors import ElasticFlowError
-from shared.messages.codec import Undecodable
-from shared.messages.export import BadExport
-from shared.runtime.logs import configure_logs
-from shared.runtime.terminal import forget_stdout
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.packaging import PackagingFailed
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.export import BadExport
+from elasticflow.shared.runtime.process.logs import configure_logs
+from elasticflow.shared.runtime.process.terminal import forget_stdout
 
 NEGATIVE = 1  # a refusal, or the answer is no
 CANNOT = 2  # wrong usage, or nobody to ask
@@ -78,7 +78,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"eflow {importlib.metadata.version('elasticflow')}")
+        print(f"eflow {__version__}")
         raise typer.Exit
 
 
@@ -113,7 +113,7 @@ def _add(*commands: Callable[..., None]) -> None:
 
 _add(up.up, down.down, configure.configure)
 _add(submit.submit, submit.quote, profile.profile)
-_add(jobs.jobs, jobs.cancel, amend.amend, scale.scale_out, scale.scale_in, checkpoint.checkpoint)
-_add(watch.watch, logs.logs, nodes.nodes, why.why, replay.replay)
+_add(jobs.jobs, jobs.cancel, amend.amend, gpu_limits.scale_out, gpu_limits.scale_in, checkpoint.checkpoint)
+_add(watch.watch, logs.logs, nodes.nodes, explain.explain, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))
 app.command(short_help=_in_short(simulate.simulate), context_settings=simulate.SETTINGS)(simulate.simulate)

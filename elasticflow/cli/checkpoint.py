@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.answers import Checkpointing
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
-from elasticflow.cli.output import plain, print_json, say_line
-from elasticflow.client import Client
-from elasticflow.phrases import bytes_in_words
-from shared.messages.events import CheckpointKept, CheckpointRefused, CheckpointWritten
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.terminal_output import plain, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.replies import CheckpointReply
+from elasticflow.history.formatting import bytes_in_words
+from elasticflow.shared.messages.events import CheckpointRejected, CheckpointUpToDate, CheckpointWritten
 
 
 def checkpoint(
@@ -21,11 +21,11 @@ def checkpoint(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Keep the state of a job now, before a machine is touched, say; it trains on
-    meanwhile. Answers when the checkpoint is whole on the disk.
+    """Write a checkpoint of a job now, e.g. before the maintenance of a machine.
 
-    Of a job that does not train now: which checkpoint is its newest. Exit code 1
-    if there is none.
+    The job trains on meanwhile. The command returns once the checkpoint is complete on
+    the disk. If the job does not train, it prints the newest checkpoint. Exit code 1 if
+    there is none.
 
     \b
     Examples:
@@ -33,34 +33,36 @@ def checkpoint(
       eflow checkpoint digits-3f9a1c --json | jq -r .file
     """
 
-    async def ask(client: Client) -> tuple[Checkpointing, Path | None]:
+    async def ask(client: Client) -> tuple[CheckpointReply, Path | None]:
         folder = client.endpoint.data_dir
         return await client.checkpoint(job_id), None if folder is None else folder / "checkpoints" / job_id
 
     answer, folder = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
-    kept = isinstance(answer, CheckpointWritten) or (
-        isinstance(answer, CheckpointKept) and answer.iteration > 0
+    exists = isinstance(answer, CheckpointWritten) or (
+        isinstance(answer, CheckpointUpToDate) and answer.iteration > 0
     )
     if as_json:
-        print_json({"kept": kept, **plain(answer), **({"folder": str(folder)} if folder and kept else {})})
+        print_json(
+            {"exists": exists, **plain(answer), **({"folder": str(folder)} if folder and exists else {})}
+        )
     else:
         _show(answer, folder)
-    raise typer.Exit(0 if kept else 1)
+    raise typer.Exit(0 if exists else 1)
 
 
-def _show(answer: Checkpointing, folder: Path | None) -> None:
+def _show(answer: CheckpointReply, folder: Path | None) -> None:
     match answer:
         case CheckpointWritten():
             say_line(f"checkpoint  {answer.job_id}: iteration {answer.iteration}", "green")
             say_line(f"  {bytes_in_words(answer.num_bytes)} in {answer.file}")
-        case CheckpointKept(iteration=0):
+        case CheckpointUpToDate(iteration=0):
             say_line(f"no checkpoint: {answer.job_id} has none so far", "yellow")
-        case CheckpointKept():
+        case CheckpointUpToDate():
             where = f", in {folder}" if folder else ""
             say_line(
                 f"checkpoint  {answer.job_id} does not train now; its newest is of iteration {answer.iteration}{where}"
             )
-        case CheckpointRefused():
+        case CheckpointRejected():
             say_line(f"no checkpoint: {answer.job_id}: {answer.explanation}", "yellow")
         case _:
-            say_line(f"no checkpoint: {answer.job_id}: the disk did not take it: {answer.explanation}", "red")
+            say_line(f"no checkpoint: {answer.job_id}: writing it failed: {answer.explanation}", "red")

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool
-from elasticflow.cli.output import print_json, say_line
-from elasticflow.endpoint import find_endpoint
-from elasticflow.pool_config import configure as configure_pool
-from elasticflow.pool_config import read_config
-from shared.runtime.clock import SystemClock
-from shared.runtime.settings import Settings
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool
+from elasticflow.cli.terminal_output import print_json, say_line
+from elasticflow.client.configure_pool import configure as configure_pool
+from elasticflow.client.configure_pool import read_config
+from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.settings import Settings
 
 
 def configure(

@@ -6,11 +6,11 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
-
-from elasticflow.cli.options import DataDir, Json
-from elasticflow.cli.output import note, print_json, say_line
-from elasticflow.run_file import DATA_DIR, find_run_file, holder_of, read_run_file
+from elasticflow.cli.command_options import DataDir, Json
+from elasticflow.cli.terminal_output import note, print_json, say_line
+from elasticflow.local.run_file import DATA_DIR, find_run_file, holder_of, read_run_file
+from elasticflow.shared.extras import require_extra
+from elasticflow.shared.runtime.process.process_termination import kill_process_group
 
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.1
@@ -39,6 +39,7 @@ def down(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 def _stop(data_dir: Path, pid: int) -> None:
     """Ask the supervisor; if it does not end, kill it and every process group that it had started."""
+    require_extra("server", "eflow down")
     run = read_run_file(data_dir)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
@@ -47,8 +48,7 @@ def _stop(data_dir: Path, pid: int) -> None:
     note(f"process {pid} does not stop; killing it and what it started")
     children = [process.pid for process in run.processes.values()] if run is not None else []
     for target in (pid, *children):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(target, signal.SIGKILL)
+        kill_process_group(target)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(target, signal.SIGKILL)
     _gone_within(data_dir, pid, _STOP_TIMEOUT_S)
@@ -65,6 +65,8 @@ def _gone_within(data_dir: Path, pid: int, timeout_s: float) -> bool:
 
 
 def _runs(pid: int) -> bool:
+    import psutil  # here: only a machine that runs pools has it
+
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

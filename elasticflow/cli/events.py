@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.output import note, print_json, say_line
-from elasticflow.client import Client
-from elasticflow.ledger_file import write_ledger
-from elasticflow.ledger_view import LedgerEntry
-from elasticflow.times import clock_time
-from shared.messages.events import Event, PlanDecided
-from shared.messages.summary import summary
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.terminal_output import note, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.ledger_file import write_ledger
+from elasticflow.client.ledger_view import LedgerEntry
+from elasticflow.sdk.times import clock_time
+from elasticflow.shared.messages.event_summary import summary
+from elasticflow.shared.messages.events import Event, PlanDecided
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -76,7 +76,7 @@ def export(
     Examples:
       eflow events export run.ledger
       eflow replay run.ledger --verify
-      eflow why digits-3f9a1c --file run.ledger
+      eflow explain digits-3f9a1c --file run.ledger
     """
 
     async def write(client: Client) -> int:

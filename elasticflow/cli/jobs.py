@@ -9,14 +9,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
-from elasticflow.cli.output import bar, print_json, say, say_line, state_word, table
-from elasticflow.client import Client
-from elasticflow.phrases import bound_in_words
-from elasticflow.times import clock_time, duration_in_words
-from elasticflow.views import JobView, job_views
-from shared.messages.events import CancelRefused, JobCancelled
-from shared.runtime.terminal import console
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.terminal_output import bar, print_json, say, say_line, state_word, table
+from elasticflow.client.client import Client
+from elasticflow.history.formatting import bound_in_words
+from elasticflow.history.pool_views import JobView, job_views
+from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.shared.messages.events import CancelRejected, JobCancelled
+from elasticflow.shared.runtime.process.terminal import console
 
 
 def jobs(
@@ -70,7 +70,7 @@ def cancel(
       eflow cancel digits-3f9a1c --reason "wrong learning rate"
     """
 
-    async def ask(client: Client) -> JobCancelled | CancelRefused:
+    async def ask(client: Client) -> JobCancelled | CancelRejected:
         return await client.cancel(job_id, reason=reason)
 
     answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
@@ -78,7 +78,7 @@ def cancel(
     if as_json:
         explanation = "" if cancelled else answer.explanation
         print_json({"job_id": job_id, "cancelled": cancelled, "explanation": explanation})
-    elif isinstance(answer, CancelRefused):
+    elif isinstance(answer, CancelRejected):
         say_line(f"not cancelled: {job_id}: {answer.explanation}", "yellow")
     else:
         say_line(f"cancelled {job_id}")

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run_at
-from elasticflow.cli.output import note, print_json, say_line
-from elasticflow.client import Client
-from elasticflow.endpoint import Endpoint, find_endpoint
-from shared.messages.job_state import Job
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run_at
+from elasticflow.cli.terminal_output import note, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
+from elasticflow.shared.state.job import Job
 
 _NAME = re.compile(r"g(\d+)-r(\d+)\.log")
 _POLL_S = 0.3

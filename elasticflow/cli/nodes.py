@@ -6,11 +6,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.output import print_json, say, say_line, table
-from elasticflow.client import Client
-from elasticflow.times import duration_in_words
-from elasticflow.views import NodeView, node_views, present_nodes
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.terminal_output import print_json, say, say_line, table
+from elasticflow.client.client import Client
+from elasticflow.history.pool_views import NodeView, node_views, present_nodes
+from elasticflow.sdk.times import duration_in_words
 
 
 def nodes(
@@ -41,7 +41,7 @@ def nodes(
     elif views:
         say(nodes_table(views, now_s))
     else:
-        say_line("no nodes yet (`python -m services.executor` on a machine makes it one)")
+        say_line("no nodes yet (`python -m elasticflow.services.executor` on a machine makes it one)")
 
 
 def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:

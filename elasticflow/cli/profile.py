@@ -4,19 +4,19 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.answers import Measured
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, Tenant, run
-from elasticflow.cli.output import note, print_json, say, say_line, table
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.submission_options import SubmissionOptions
 from elasticflow.cli.submit import Arguments, Batch, Gpus, Settings
-from elasticflow.cli.wish import Wish
-from elasticflow.client import Client
+from elasticflow.cli.terminal_output import note, print_json, say, say_line, table
+from elasticflow.client.client import Client
+from elasticflow.client.replies import ProfileReply
 from elasticflow.errors import UnknownJob
-from elasticflow.job import InvalidJob
-from elasticflow.phrases import undecided_in_words
-from elasticflow.profiles import ProfileView, profile_view
-from elasticflow.submission import Submission, load, measurable, quotable, with_code
-from elasticflow.times import clock_time
-from shared.messages.events import JobCancelled, JobFailed, JobMeasured
+from elasticflow.history.formatting import undecided_in_words
+from elasticflow.history.profile_view import ProfileView, profile_view
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.submission import Submission, load, profilable, quotable, with_code
+from elasticflow.sdk.times import clock_time
+from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 
 
 def profile(
@@ -50,7 +50,7 @@ def profile(
     if ":" not in target and not target.endswith(".py"):
         view = run(lambda client: _known(client, target), **where)
     else:
-        wish = Wish(
+        wish = SubmissionOptions(
             target=target,
             arguments=tuple(arguments or ()),
             batch=batch,
@@ -58,7 +58,7 @@ def profile(
             gpus=gpus,
         )
         job, code = load(target, wish.arguments)
-        ready = measurable(with_code(quotable(wish.apply(job)), code))
+        ready = profilable(with_code(quotable(wish.apply(job)), code))
         view = run(lambda client: _measured(client, ready), **where)
     print_json(view) if as_json else _show(view)
 
@@ -82,18 +82,18 @@ async def _measured(client: Client, ready: Submission) -> ProfileView:
         on_undecided=lambda event: note(f"{event.job_id}: {undecided_in_words(event)} ..."),
     )
     view = profile_view(await client.state(), ready.spec)
-    if not isinstance(answer, JobMeasured) or view is None:
+    if not isinstance(answer, JobProfiled) or view is None:
         raise InvalidJob(_why_not(answer))
     return view
 
 
-def _why_not(answer: Measured) -> str:
+def _why_not(answer: ProfileReply) -> str:
     match answer:
         case JobFailed():
             return f"{answer.error}; see `eflow logs {answer.job_id}`"
         case JobCancelled():
             return f"cancelled {answer.reason}".rstrip()
-        case JobMeasured():
+        case JobProfiled():
             return "it runs on no number of GPUs here"
         case _:
             return answer.explanation
@@ -113,7 +113,7 @@ def _show(view: ProfileView) -> None:
         )
         for point in view.points
     )
-    columns = ("GPUS", "ITERATIONS/S", "SAMPLES/S", "SPEEDUP", "EFFICIENCY", "MEASURED", "")
+    columns = ("GPUS", "ITERATIONS/S", "SAMPLES/S", "SPEEDUP", "EFFICIENCY", "PROFILED", "")
     say(table(*columns, rows=rows, right=columns[:6]))
     if not view.complete:
         say_line("more sizes are still to be measured", "yellow")

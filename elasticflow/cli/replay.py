@@ -1,4 +1,4 @@
-"""`eflow replay`: hands the ledger over to the simulator."""
+"""`eflow replay`: hands a ledger, exported or live, to the simulator."""
 
 import contextlib
 import subprocess
@@ -8,88 +8,74 @@ from typing import Annotated, BinaryIO, cast
 
 import typer
 
-from elasticflow.cli.options import DataDir, NatsUrl, Pool, run
-from elasticflow.cli.simulator import start_simulator
-from elasticflow.ledger_file import stream_ledger, write_ledger
+from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, run
+from elasticflow.cli.replay_options import (
+    AsJson,
+    At,
+    Delay,
+    Follow,
+    FromSequence,
+    OneJob,
+    OtherPolicy,
+    Until,
+    Verify,
+)
+from elasticflow.cli.simulate import start_simulator
+from elasticflow.client.ledger_file import stream_ledger, write_ledger
+
+_OURS = ("file", "nats_url", "pool", "data_dir")  # parameters that the simulator does not know
 
 
 def replay(
+    context: typer.Context,
     file: Annotated[
         Path | None,
         typer.Argument(
             metavar="[FILE]", help="An exported ledger. Default: the live one, exported on the fly."
         ),
     ] = None,
-    until: Annotated[
-        int | None, typer.Option("--until", min=0, metavar="SEQ", help="Fold up to this sequence, included.")
-    ] = None,
-    at: Annotated[
-        str,
-        typer.Option("--at", metavar="TIME", help="Fold up to this instant: ISO 8601 or seconds since 1970."),
-    ] = "",
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Take every decision again; exit 1 at the first that differs.")
-    ] = False,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            help="Step through, an event a line; the live one goes on. A file on a terminal: by key.",
-        ),
-    ] = False,
-    delay: Annotated[
-        float | None, typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds a step.")
-    ] = None,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Show only this job.")] = "",
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy", metavar="OTHER", help="Compare with another policy: edf, tiresias, pollux, ..."
-        ),
-    ] = "",
-    from_sequence: Annotated[
-        int | None,
-        typer.Option("--from", min=0, metavar="SEQ", help="With --policy: OTHER decides after this message."),
-    ] = None,
+    until: Until = None,
+    at: At = None,
+    verify: Verify = False,
+    follow: Follow = False,
+    delay: Delay = None,
+    job: OneJob = None,
+    policy: OtherPolicy = None,
+    from_sequence: FromSequence = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Fold the ledger and show the pool as it was; or take every decision again
+    """Fold the ledger and show the pool at that point; or retake every decision
     and compare.
 
     \b
-    --policy OTHER: what another policy would have decided at each recorded
-    state, and how the jobs would have fared had it decided from --from on.
-    Wishes, nodes, settings, failures and measured speeds are taken from the
-    record; admission, allocation and placement are decided again; training
-    is modelled.
+    --policy OTHER compares with another policy, in two ways:
+      exact     what it decides at each recorded state
+      modelled  how the jobs end if it decides from --from SEQ on
+    Taken from the record: commands, nodes, settings, failures, numbers of
+    iterations and profiles. Decided again: admission, allocation, placement.
+    Modelled: a resize stops a job for as long as starts took in the record
+    (the median), then the job trains at its profiled throughput. The recorded
+    policies run through the same model, so that its error shows. The model
+    ends at the last deadline, with no later arrivals. No job requests GPUs: a
+    rigid scheduler gives each the fewest that meet its deadline alone.
 
     \b
     Examples:
-      eflow replay                                the pool as it is now
+      eflow replay                                the pool now
       eflow replay run.ledger --until 120         after message 120
-      eflow replay --follow                       all that was, and what comes
-      eflow replay run.ledger --verify            decide everything again
+      eflow replay run.ledger --at 2026-01-31T12:00:00Z --json
+      eflow replay --follow                       all past events, then new ones
+      eflow replay run.ledger --verify            retake all decisions
       eflow replay run.ledger --follow --job j1   one job, step by step
-      eflow replay --policy edf --from 120        had EDF decided after that
+      eflow replay --policy edf --from 120        as if EDF decided after that
     """
-    options: list[str] = []
-    for option, value in (
-        ("--until", until),
-        ("--at", at or None),
-        ("--delay", delay),
-        ("--job", job or None),
-        ("--policy", policy or None),
-        ("--from", from_sequence),
-    ):
-        options += [] if value is None else [option, str(value)]
-    for option, wanted in (("--verify", verify), ("--follow", follow), ("--json", as_json)):
-        options += [option] if wanted else []
+    options = _typed(context)
     if file is not None:
         raise typer.Exit(_replayed(str(file), options))
-    if follow and until is None and not at:
+    if follow and until is None and at is None:
         raise typer.Exit(_follow_live(options, nats_url=nats_url, pool=pool, data_dir=data_dir))
     with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
         exported = Path(folder) / "live.ledger"
@@ -97,13 +83,29 @@ def replay(
         raise typer.Exit(_replayed(str(exported), options))
 
 
+def _typed(context: typer.Context) -> list[str]:
+    """The options for the simulator, as the user typed them."""
+    options: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if (
+            name in _OURS
+            or (source := context.get_parameter_source(name)) is None
+            or source.name != "COMMANDLINE"
+        ):
+            continue
+        value = context.params[name]
+        options += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+    return options
+
+
 def _follow_live(options: list[str], *, nats_url: str, pool: str, data_dir: Path | None) -> int:
-    """Hand each message on as it comes, until somebody ends it."""
+    """Hand each message on as it arrives, until the user ends it."""
     simulator = start_simulator("replay", "-", *options, stdin=subprocess.PIPE)
     pipe = cast(BinaryIO, simulator.stdin)
     try:
         run(lambda client: stream_ledger(client, pipe), nats_url=nats_url, pool=pool, data_dir=data_dir)
-    except ConnectionError:  # the simulator has had enough, or has said why not
+    except ConnectionError:  # the simulator has ended, or has printed why it cannot go on
         return simulator.wait()
     finally:
         with contextlib.suppress(OSError):

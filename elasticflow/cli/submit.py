@@ -4,17 +4,7 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.answers import Decision
-from elasticflow.cli.decisions import (
-    decision_as_json,
-    end_as_json,
-    in_time,
-    show_decision,
-    show_end,
-    show_held,
-    show_quote,
-)
-from elasticflow.cli.options import (
+from elasticflow.cli.command_options import (
     DataDir,
     Json,
     NatsUrl,
@@ -25,16 +15,26 @@ from elasticflow.cli.options import (
     run,
     where_words,
 )
-from elasticflow.cli.output import note, plain, print_json, say_line
-from elasticflow.cli.wish import ClassName, Wish
-from elasticflow.client import Client
-from elasticflow.job import InvalidJob
-from elasticflow.job_problems import problems_of_names
-from elasticflow.phrases import undecided_in_words
-from elasticflow.submission import load, quotable, with_code
-from shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteHeld, QuoteRefused
-from shared.messages.job_state import Job
-from shared.runtime.clock import SystemClock
+from elasticflow.cli.decision_output import (
+    decision_as_json,
+    end_as_json,
+    in_time,
+    show_decision,
+    show_end,
+    show_held,
+    show_quote,
+)
+from elasticflow.cli.submission_options import ClassName, SubmissionOptions, duration_of
+from elasticflow.cli.terminal_output import note, plain, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.replies import Decision
+from elasticflow.history.formatting import undecided_in_words
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.job_validation import problems_of_names
+from elasticflow.sdk.submission import load, quotable, with_code
+from elasticflow.shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteRejected, QuoteReserved
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.state.job import Job
 
 Target = Annotated[
     str,
@@ -104,6 +104,9 @@ def submit(
     ] = "",
     tenant: Tenant = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="With --wait: at most 90s, 10m, 2h.")
+    ] = "",
     detach: Annotated[
         bool, typer.Option("--detach", "--no-wait", help="Do not even wait for the decision.")
     ] = False,
@@ -135,7 +138,7 @@ def submit(
         raise typer.BadParameter("a quote is taken under its own id; leave --name out", param_hint="--name")
     if name.startswith("-"):
         raise typer.BadParameter(f"other commands would take {name!r} for an option", param_hint="--name")
-    wish = Wish(
+    wish = SubmissionOptions(
         target=target,
         arguments=tuple(arguments or ()),
         torchrun=torchrun,
@@ -150,11 +153,12 @@ def submit(
         tenant=tenant,
         where=where_words(context),
     )
+    timeout_s = duration_of(timeout, "--timeout")
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(wish.entry, wish.arguments)
     job = wish.apply(job)
     if quote_id and not deadline:
-        job.set_deadline(at=run(lambda client: client.held_quote(quote_id), **where).deadline_s)
+        job.set_deadline(run(lambda client: client.quote_reservation(quote_id), **where).deadline_s)
     try:
         ready = with_code(job, code)
     except InvalidJob as error:  # one answer names all that is wrong
@@ -175,7 +179,7 @@ def submit(
             return decision, None
         if not as_json:
             show_decision(decision, wish, now_s=client.now_s())
-        return decision, await client.wait(decision.job_id)
+        return decision, await client.wait(decision.job_id, timeout=timeout_s)
 
     if detach:
         job_id = run(post, **where)
@@ -202,10 +206,10 @@ def quote(
     iterations: NumIterations = None,
     setting: Settings = None,
     gpus: Gpus = "",
-    hold_s: Annotated[
-        float | None,
-        typer.Option("--hold", metavar="SECONDS", help="Reserve what keeps it for so long, 600 at most."),
-    ] = None,
+    reserve: Annotated[
+        str,
+        typer.Option("--reserve", metavar="TIME", help="Reserve the quote for 60s, 5m, ...; at most 10m."),
+    ] = "",
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -213,7 +217,7 @@ def quote(
     as_json: Json = False,
 ) -> None:
     """The earliest deadline that a job would be promised now. Nothing is submitted;
-    nothing is reserved but with --hold.
+    nothing is reserved without --reserve.
 
     Exit code 1 if no deadline can be quoted, for instance because the job's
     speed was never measured.
@@ -222,9 +226,9 @@ def quote(
     Examples:
       eflow quote train.py
       eflow quote train.py:Digits --batch 256 --iterations 3000 --json
-      eflow quote train.py --hold 60
+      eflow quote train.py --reserve 60s
     """
-    wish = Wish(
+    wish = SubmissionOptions(
         target=target,
         arguments=tuple(arguments or ()),
         torchrun=torchrun,
@@ -239,14 +243,16 @@ def quote(
     job, code = load(wish.entry, wish.arguments)
     ready = with_code(quotable(wish.apply(job)), code)
 
-    async def ask(client: Client) -> DeadlineQuoted | QuoteHeld | QuoteRefused:
-        if hold_s is not None:
-            return await client.hold(ready.spec, hold_s=hold_s)
+    reserved_s = duration_of(reserve, "--reserve")
+
+    async def ask(client: Client) -> DeadlineQuoted | QuoteReserved | QuoteRejected:
+        if reserved_s is not None:
+            return await client.reserve(ready.spec, duration=reserved_s)
         return await client.quote(ready.spec)
 
     quoted = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
     if not isinstance(quoted, DeadlineQuoted):
-        held = isinstance(quoted, QuoteHeld)
+        held = isinstance(quoted, QuoteReserved)
         print_json({"held": held, **plain(quoted)}) if as_json else show_held(quoted, wish)
         raise typer.Exit(0 if held else 1)
     if as_json:

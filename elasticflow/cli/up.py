@@ -12,16 +12,17 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.options import Json, Pool
-from elasticflow.cli.output import note, plain, print_json, say, say_line, table
-from elasticflow.endpoint import DEFAULT_POOL
+from elasticflow.cli.command_options import Json, Pool
+from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line, table
+from elasticflow.client.configure_pool import read_config
+from elasticflow.client.pool_endpoint import DEFAULT_POOL
 from elasticflow.errors import AlreadyRunning
-from elasticflow.pool_config import read_config
-from elasticflow.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
-from elasticflow.supervisor import Supervisor
-from elasticflow.up_plan import REPLICABLE, UpPlan
-from shared.runtime.nats_url import masked
-from shared.runtime.settings import Settings
+from elasticflow.local.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
+from elasticflow.local.up_plan import REPLICABLE, UpPlan
+from elasticflow.shared.extras import require_extra, require_one_version
+from elasticflow.shared.runtime.bus.nats.client import masked
+from elasticflow.shared.runtime.process.run_module import module_command
+from elasticflow.shared.runtime.process.settings import Settings
 
 _POLL_S = 0.1
 _MAX_PROCESSES = 64  # of one kind on one machine: each takes a second of a core to start, and 60 MB or more
@@ -117,6 +118,10 @@ def up(
       eflow up --nodes 4 --reserve 1   (one node may be down)
       eflow up --nats-host 0.0.0.0 --nats-port 4222   (for more nodes)
     """
+    require_one_version()
+    require_extra("server", "eflow up")
+    if nodes != 0:
+        require_extra("train", "eflow up with nodes")
     plan = UpPlan(
         data_dir=data_dir.absolute(),
         pool=pool or DEFAULT_POOL,
@@ -144,6 +149,8 @@ def up(
 
 async def _supervise(plan: UpPlan, as_json: bool) -> int:
     """The exit code: 0 after SIGTERM; Ctrl-C comes out as KeyboardInterrupt."""
+    from elasticflow.local.supervisor import Supervisor  # here: it needs what only servers have
+
     supervising = asyncio.ensure_future(
         Supervisor(plan, note).run(lambda run: _show(run, as_json, detached=False))
     )
@@ -171,7 +178,7 @@ def _start_detached(data_dir: Path) -> RunFile:
     with log_file.open("ab") as log, log_file.open() as said:
         said.seek(0, os.SEEK_END)
         process = subprocess.Popen(
-            [sys.executable, "-m", "elasticflow", *arguments],
+            module_command("elasticflow", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -10,16 +10,16 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.jobs import jobs_table
 from elasticflow.cli.nodes import nodes_table
-from elasticflow.cli.options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.output import print_json, say_line
-from elasticflow.client import Client
-from elasticflow.phrases import gpus_counted
-from elasticflow.times import clock_time, duration_in_words
-from elasticflow.views import JobView, job_views, node_views, present_nodes
-from shared.messages.pool_state import PoolState
-from shared.runtime.terminal import console
+from elasticflow.cli.terminal_output import print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.history.formatting import gpus_counted
+from elasticflow.history.pool_views import JobView, job_views, node_views, present_nodes
+from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.shared.runtime.process.terminal import console
+from elasticflow.shared.state.pool import PoolState
 
 _REDRAW_S = 0.5
 _RECENT_S = 60.0  # how long an ended job stays in the picture

@@ -1,1 +1,1 @@
-"""One training script as `torchrun` starts it, and the same as an elastic job: docs/existing-code.md."""
+"""One training script as `torchrun` starts it, and as an elastic job: docs/how-to/train-existing-scripts.md."""

@@ -1,4 +1,4 @@
-"""As plain.py, with a snapshot after each epoch: what torchrun starts anew goes on from there."""
+"""As plain.py, with a snapshot after each epoch, from which a restart by torchrun continues."""
 
 import argparse
 import os
@@ -46,7 +46,7 @@ def main() -> None:
         optimizer.load_state_dict(snapshot["optimizer"])
         schedule.load_state_dict(snapshot["schedule"])
         first_epoch = snapshot["epochs"]
-        print(f"goes on after {first_epoch} epochs")
+        print(f"continues after {first_epoch} epochs")
 
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)

@@ -1,1 +1,1 @@
-"""`make demo`: two nodes of four CPU slots, five services, real jobs of three kinds, and what became of them."""
+"""`make demo`: two nodes of four CPU slots, five services, real jobs of three kinds, and their results."""

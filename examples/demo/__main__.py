@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.up_plan import UpPlan
+from elasticflow.local.up_plan import UpPlan
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.process.logs import configure_logs
+from elasticflow.shared.runtime.process.terminal import console
 from examples.demo.cast import cast
 from examples.demo.performance import perform
 from examples.demo.report import as_json, draw, rows, table
-from shared.errors import ElasticFlowError
-from shared.messages.cluster import PoolConfig
-from shared.runtime.logs import configure_logs
-from shared.runtime.terminal import console
 
 
 def main(
@@ -51,15 +51,16 @@ def main(
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    told = rows(performance)
-    (out / "jobs.json").write_text(json.dumps(as_json(told), indent=2) + "\n")
-    draw(performance, told, out / "gpus.png")
-    terminal.print(table(told))
+    results = rows(performance)
+    (out / "jobs.json").write_text(json.dumps(as_json(results), indent=2) + "\n")
+    draw(performance, results, out / "gpus.png")
+    terminal.print(table(results))
     verified = subprocess.run(
-        [sys.executable, "-m", "simulator", "replay", str(out / "ledger.eflow"), "--verify"], check=False
+        [sys.executable, "-m", "elasticflow.simulator", "replay", str(out / "ledger.eflow"), "--verify"],
+        check=False,
     )
     terminal.print(f"GPUs over time: {out}/gpus.png   numbers: {out}/jobs.json   ledger: {out}/ledger.eflow")
-    broken = [row.job_id for row in told if not row.kept]
+    broken = [row.job_id for row in results if not row.kept]
     if broken:
         terminal.print(f"promises broken or jobs failed: {', '.join(broken)}", style="bold red")
     raise typer.Exit(1 if broken or verified.returncode else 0)

@@ -1,4 +1,4 @@
-"""Who appears when: jobs that arrive while others train, so that everybody has to make room and gets it back."""
+"""The jobs of the demo and their times: they arrive while others train, so that jobs shrink and grow again."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from examples.wine import Wine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """One submission. at_s: seconds after the curtain; counter_offer: submit again with the offered deadline."""
+    """One submission. at_s: seconds after the start; counter_offer: submit again with the offered deadline."""
 
     at_s: float
     job_id: str

@@ -1,4 +1,4 @@
-"""One performance: start a pool, let the jobs enter, look on until the last has ended, write down what happened."""
+"""Runs the demo: start a pool, submit the jobs, record the pool until the last job has ended."""
 
 import asyncio
 import contextlib
@@ -9,25 +9,25 @@ from rich.console import Console
 from rich.live import Live
 
 from elasticflow.cli.watch import changes, picture
-from elasticflow.client import Client
-from elasticflow.endpoint import Endpoint
-from elasticflow.ledger_file import write_ledger
-from elasticflow.supervisor import Supervisor
-from elasticflow.up_plan import UpPlan
-from elasticflow.views import job_views
+from elasticflow.client.client import Client
+from elasticflow.client.ledger_file import write_ledger
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.history.pool_views import job_views
+from elasticflow.local.supervisor import Supervisor
+from elasticflow.local.up_plan import UpPlan
+from elasticflow.shared.messages.events import JobRejected
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.state.pool import PoolState
 from examples.demo.cast import Entrance
-from shared.messages.events import JobRejected
-from shared.messages.job import JobSpec
-from shared.messages.pool_state import PoolState
 
 _REDRAW_S = 0.5
 _TAKING_S = 3.0
-_OFFERS = ("counter-offer", "second-offer", "third-offer")  # that are taken, until one is promised
+_OFFERS = ("counter-offer", "second-offer", "third-offer")  # counter-offers, until one is promised
 
 
 @dataclass
 class Performance:
-    """What the report needs: when it began, and the pool after every change."""
+    """What the report needs: the start, and the pool after every change."""
 
     began_at_s: float = 0.0
     history: list[tuple[float, PoolState]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Performance:
 async def perform(
     entrances: tuple[Entrance, ...], plan: UpPlan, console: Console, ledger: Path
 ) -> Performance:
-    """Run the whole piece; the pool is gone afterwards, its ledger is in the file."""
+    """Run the demo; the pool is gone afterwards, its ledger is in the file."""
     performance = Performance()
     supervisor = Supervisor(plan, report=lambda line: console.print(line, style="yellow", highlight=False))
     healthy: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ async def perform(
     try:
         await asyncio.wait([up, healthy], return_when=asyncio.FIRST_COMPLETED)
         if up.done():
-            await up  # it failed: say why
+            await up  # it failed: report why
         endpoint = Endpoint(nats_url=healthy.result(), pool=plan.pool)
         async with Client.connect(endpoint) as client:
             performance.began_at_s = client.now_s()
@@ -75,16 +75,16 @@ async def _play(
         job_ids = [job_id for done in await asyncio.gather(*entering) for job_id in done]
         for job_id in job_ids:
             await client.wait(job_id)
-        await asyncio.sleep(2 * _REDRAW_S)  # the last facts arrive, the last picture is drawn
+        await asyncio.sleep(2 * _REDRAW_S)  # the last events arrive, the last picture is drawn
         for task in looking:
             task.cancel()
 
 
 async def _enter(client: Client, entrance: Entrance) -> list[str]:
-    """Submit when it is time; a refused job may take what it is offered. The ids that were submitted.
+    """Submit on time; a rejected job may take its counter-offer. The ids of the submitted jobs.
 
-    The offer is the earliest deadline of that very moment; taking it takes a moment too, so a little is added. If
-    speeds were measured anew in that moment, it may be refused, with another offer.
+    The offer is the earliest deadline at that moment; accepting it takes time, so a little is added. If speeds were
+    profiled meanwhile, it may be rejected again, with another offer.
     """
     await asyncio.sleep(entrance.at_s)
     spec, job_ids = entrance.job.spec(), [entrance.job_id]
@@ -103,7 +103,7 @@ def _with_deadline(spec: JobSpec, deadline_s: float) -> JobSpec:
 
 
 async def _show(client: Client, performance: Performance, console: Console) -> None:
-    """On a terminal a picture that stays in place, else a line for each change."""
+    """On a terminal a picture that is updated in place, else a line for each change."""
     seen: dict[str, tuple[object, ...]] = {}
     with (
         Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live

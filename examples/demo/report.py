@@ -1,4 +1,4 @@
-"""What became of the jobs: a table for the terminal, the same as JSON, and a picture of GPUs over time."""
+"""The results of the jobs: a table for the terminal, the same as JSON, and a picture of GPUs over time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from elasticflow.views import promised_finish_s
+from elasticflow.history.pool_views import promised_finish_s
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Job, Phase
 from examples.demo.performance import Performance
-from shared.messages.job import JobClass
-from shared.messages.job_state import Job, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One job's story in numbers; times are seconds after the curtain."""
+    """One job's results; times are seconds after the start."""
 
     job_id: str
     job_class: str
@@ -33,7 +33,7 @@ class Row:
 
 
 def rows(performance: Performance) -> tuple[Row, ...]:
-    """One row for each job, in the order of their entrances."""
+    """One row for each job, in the order of submission."""
     state = performance.last
     jobs = sorted((*state.ended_jobs.values(), *state.live_jobs.values()), key=lambda job: job.decided_at_s)
     return tuple(
@@ -66,7 +66,7 @@ def _row(job: Job, performance: Performance) -> Row:
 
 
 def _submitted_s(job: Job, performance: Performance) -> float:
-    """When the ledger first named the job."""
+    """The time of the job's first event in the ledger."""
     first = next((at_s for at_s, state in performance.history if state.job(job.job_id)), job.decided_at_s)
     return first - performance.began_at_s
 
@@ -81,7 +81,7 @@ def _steps(job_id: str, performance: Performance) -> tuple[int, ...]:
 
 
 def gpus_over_time(job_id: str, performance: Performance) -> list[tuple[float, int]]:
-    """(seconds after the curtain, GPUs placed), at every change of the pool."""
+    """(seconds after the start, GPUs placed), at every change of the pool."""
     points: list[tuple[float, int]] = []
     for at_s, state in performance.history:
         job = state.live_jobs.get(job_id)
@@ -112,7 +112,7 @@ def table(all_rows: tuple[Row, ...]) -> Table:
     return result
 
 
-_SHOWN = ("accuracy", "held_out_loss", "loss")  # the first that a job has
+_SHOWN = ("accuracy", "held_out_loss", "loss")  # the job's first
 
 
 def _seconds(value: float | None) -> str:
@@ -120,7 +120,7 @@ def _seconds(value: float | None) -> str:
 
 
 def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> None:
-    """GPUs over time, stacked by job, each job's deadline as a mark in its colour."""
+    """GPUs over time, stacked by job; a mark in the job's colour shows its deadline."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,10 +1,10 @@
 """Can we promise this deadline? What could we promise instead?
 
-Consumes wishes (`SubmitJob`, `CancelJob`, `HoldQuote`, `AmendJob`, `ScaleJob`, `ProfileJob`, `CheckpointJob`) from the
-pool's work queue and the ledger; answers quotes.
-Emits ProfileRequested, JobAdmitted, JobRejected, JobCancelled, CancelRefused, QuoteHeld, QuoteRefused,
-JobAmended, AmendRefused, JobScaled, ScaleRefused, BoundEnded, JobMeasured, CheckpointRequested, CheckpointKept,
-CheckpointRefused, as decisions on the plan.
-Promises: an admitted job has a schedule that keeps its deadline beside all earlier promises; a rejected one is
-told why, and the earliest deadline it could have had. Any number of replicas may run.
+Consumes commands (`SubmitJob`, `CancelJob`, `ReserveQuote`, `AmendJob`, `SetGpuLimits`, `ProfileJob`,
+`RequestCheckpoint`) from the pool's work queue, and the ledger; answers quotes.
+Emits ProfileRequested, JobAdmitted, JobRejected, JobCancelled, CancelRejected, QuoteReserved, QuoteRejected,
+JobAmended, AmendRejected, GpuLimitsSet, GpuLimitsRejected, GpuLimitsCleared, JobProfiled, CheckpointRequested,
+CheckpointUpToDate, CheckpointRejected, as decisions on the plan.
+Guarantees: an admitted job has a schedule that keeps its deadline beside all earlier promises; a rejected job gets
+the reason, and the earliest deadline that it could have. Any number of replicas may run.
 """

@@ -1,10 +1,10 @@
-"""`python -m services.admission`"""
+"""`python -m elasticflow.services.admission`"""
 
-from shared.loading import loading
+from elasticflow.shared.import_without_gc import without_gc
 
-with loading():
-    from services.admission.service import serve
-    from shared.runtime.service import run_service
+with without_gc():
+    from elasticflow.services.admission.service import serve
+    from elasticflow.shared.runtime.service.run_service import run_service
 
 if __name__ == "__main__":
     run_service("admission", lambda settings: serve)

@@ -1,104 +1,82 @@
 """Admission control: minimum satisfactory shares for all promises, or no promise.
 
-What is promised is judged at the `desk`, why not is said in `refusals`, whom one would not serve in `rules`.
+Each command is answered on the session that the earlier ones left (`session`, `commands`); `rejection` words why not
+and makes counteroffers; `quota_rules` limits tenants.
 Source: ElasticFlow, section 4.1 and Algorithm 1.
 """
 
-import math
-from dataclasses import replace
+from functools import partial
 from itertools import groupby
+from typing import assert_never, cast
 
-from services.admission.amendments import amend
-from services.admission.bounds import ended_bounds, scale
-from services.admission.cancellations import cancel
-from services.admission.checkpoints import checkpoint
-from services.admission.desk import Desk
-from services.admission.quotes import hold
-from services.admission.refusals import no_deadline, problems_of, why_unquotable
-from shared.messages.commands import (
+from elasticflow.services.admission.commands.amend import amend
+from elasticflow.services.admission.commands.cancel_and_checkpoint import cancel, checkpoint
+from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits, set_gpu_limits
+from elasticflow.services.admission.commands.reserve import reserve
+from elasticflow.services.admission.commands.submit import decide_waiting, in_order, submit
+from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
-    CheckpointJob,
     Command,
-    HoldQuote,
     ProfileJob,
-    QuoteDeadline,
-    ScaleJob,
+    RequestCheckpoint,
+    ReserveQuote,
+    SetGpuLimits,
     SubmitJob,
 )
-from shared.messages.events import AdmissionEvent, DeadlineQuoted
-from shared.messages.fold_curves import with_range
-from shared.messages.job import JobClass
-from shared.messages.policy import planner
-from shared.messages.pool_state import PoolState
-from shared.scheduling.job_table import gpu_seconds
-from shared.scheduling.outlook import known_curve, newcomer
+from elasticflow.shared.messages.events import AdmissionEvent
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.pool import PoolState
 
 
-def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[AdmissionEvent, ...]:
-    """Answer each wish in turn, each on what the ones before it left; then those that waited."""
-    desk = Desk(state, now_s)
-    for ended in ended_bounds(state, now_s):
-        desk.answer(ended)
-    for kind, together in groupby(commands, key=type):
+def decide(
+    state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
+) -> tuple[AdmissionEvent, ...]:
+    """Answer each command on what the earlier ones left; then decide on the jobs that waited."""
+    session = AdmissionSession.start(state, now_s, cache)
+    for cleared in expired_gpu_limits(state, now_s):
+        session = session.with_event(cleared).replanned()
+    for kind, group in groupby(commands, key=type):
+        together = tuple(group)
         if kind is SubmitJob:
-            for wish in desk.in_order([wish for wish in together if isinstance(wish, SubmitJob)]):
-                desk.submit(wish)
+            session, together = in_order(session, cast(tuple[SubmitJob, ...], together))
         for command in together:
-            if isinstance(command, SubmitJob | ProfileJob):
-                desk.submit(command)
-            else:
-                desk.answer(_judged(desk, command))
-    for job in desk.state.profiling_jobs:
-        desk.decide_waiting(job)
-    return tuple(desk.said)
+            session = _answered(session, command)
+    for job in session.state.profiling_jobs:
+        session = decide_waiting(session, job)
+    return session.events
 
 
-def _judged(
-    desk: Desk, command: CancelJob | HoldQuote | AmendJob | ScaleJob | CheckpointJob
-) -> AdmissionEvent | None:
-    """A wish that takes one step."""
-    state, promises, now_s = desk.state, desk.promises, desk.now_s
+def _answered(session: AdmissionSession, command: Command) -> AdmissionSession:
     match command:
+        case SubmitJob() | ProfileJob():
+            return submit(session, command)
         case CancelJob():
-            return cancel(state, command, now_s)
-        case HoldQuote():
-            return hold(state, promises, command, now_s)
+            return cancel(session, command)
+        case ReserveQuote():
+            return reserve(session, command)
         case AmendJob():
-            return amend(state, promises, command, now_s)
-        case ScaleJob():
-            return scale(state, promises, command, now_s)
-        case CheckpointJob():
-            return checkpoint(state, command, now_s)
+            return amend(session, command)
+        case SetGpuLimits():
+            return set_gpu_limits(session, command)
+        case RequestCheckpoint():
+            return checkpoint(session, command)
+        case _:
+            assert_never(command)
 
 
 def wake_at_s(state: PoolState) -> float | None:
-    """When the first job that still waits for a decision runs out of time, or an operator's bound ends."""
+    """When the deadline of a job that still waits for a decision passes, or an operator's GPU limits end."""
     overdue_s = (job.deadline_s for job in state.profiling_jobs)
-    bounds_over_s = (bound.until_s for bound in state.bounds.values())
-    return min((at_s for at_s in (*overdue_s, *bounds_over_s) if at_s is not None), default=None)
-
-
-def quote(state: PoolState, question: QuoteDeadline, now_s: float) -> DeadlineQuoted:
-    """The earliest deadline that this job would be promised now; nothing is reserved."""
-    spec, state = question.spec, with_range(state, question.spec)
-    desk = Desk(state, now_s)
-    problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)
-    curve = known_curve(state, spec)
-    if problems or curve is None:
-        why = "; ".join(problems) or why_unquotable(state, spec)
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
-    job = newcomer(state, "quote", spec, curve, math.inf)
-    desk.promises.expect_another()
-    planned_s = desk.promises.earliest_deadline_s(job)
-    if planned_s is None:
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=no_deadline(state), at_s=now_s)
-    proposal = desk.promises.room.propose(replace(job, deadline_s=planned_s))
-    return DeadlineQuoted(
-        earliest_deadline_s=planned_s + state.config.deadline_slack_s,
-        gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
-        at_s=now_s,
-    )
+    limits_end_s = (limits.until_s for limits in state.gpu_limits.values())
+    return min((at_s for at_s in (*overdue_s, *limits_end_s) if at_s is not None), default=None)
 
 
 POLICY = planner("admission", decide, wake_at_s)
+
+
+def with_cache(cache: PlanningCache) -> Policy[PoolState]:
+    """The same policy as an instance that keeps a cache between decisions."""
+    return planner("admission", partial(decide, cache=cache), wake_at_s)

@@ -1,38 +1,43 @@
 """Resource allocation: minimum satisfactory shares first, then the greatest marginal return.
 
-A job whose speed nobody knows is measured first (`pre_runs`). What that leaves unknown, jobs try while they train
-(`trials`).
-Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation.py).
+A job of unknown speed is measured first (`profiling`). Numbers of GPUs that remain unknown are measured while jobs
+train (`scaling_probes`).
+Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation/allocation.py).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from services.allocator.pre_runs import pre_runs
-from services.allocator.trials import Trial, next_trial, trial_under_way
-from shared.messages.commands import Command
-from shared.messages.events import AllocationDecided, PlanEvent
-from shared.messages.job import JobClass
-from shared.messages.policy import planner
-from shared.messages.pool_state import PoolState, spec_of
-from shared.scheduling.allocation import allocate
-from shared.scheduling.outlook import planned_deadline_s
-from shared.scheduling.planned_pool import PlannedPool
+from elasticflow.services.allocator.profiling import profiling_runs
+from elasticflow.services.allocator.scaling_probes import ScalingProbe, next_probe, probe_in_progress
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.events import AllocationDecided, PlanEvent
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool
+from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 
-def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
-    """A new allocation if something happened that can change it, or if the planned shares change now."""
+def decide(
+    state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
+) -> tuple[PlanEvent, ...]:
+    """A new allocation if an event can change it, or if the planned shares change now."""
     due = state.allocation_valid_until_s is not None and now_s >= state.allocation_valid_until_s
     if not due and state.scheduling_event_sequence <= state.allocation_based_on:
         return ()
-    measuring = pre_runs(state, now_s)
-    if measuring.num_gpus_by_job:
-        decided = _decided(state, measuring.pool, now_s)
-        decided = _with_shares(decided, measuring.num_gpus_by_job, measuring.look_again_at_s)
+    cache = PlanningCache() if cache is None else cache
+    profiling = profiling_runs(state, now_s, cache)
+    if profiling.num_gpus_by_job:
+        decided = _decided(state, profiling.pool, now_s)
+        decided = _with_shares(decided, profiling.num_gpus_by_job, profiling.next_at_s)
     else:
-        decided = _with_trial(state, measuring.pool, now_s)
-    return (*measuring.completed, decided)
+        decided = _with_probe(state, profiling.pool, now_s, cache)
+    return (*profiling.completed, decided)
 
 
 def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:
@@ -41,8 +46,8 @@ def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDec
     allocation = allocate(
         pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding
     )
-    quotes_over_s = (quote.until_s for quote in pool.held)
-    until_s = min((allocation.valid_until_s, *quotes_over_s))
+    quotes_end_s = (quote.until_s for quote in pool.held)
+    until_s = min((allocation.valid_until_s, *quotes_end_s))
     return AllocationDecided(
         num_gpus_by_job={job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share},
         valid_until_s=None if until_s == math.inf else until_s,
@@ -51,31 +56,31 @@ def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDec
     )
 
 
-def _with_trial(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:
-    """With a job on GPUs that are left, of which its curve knows nothing, if there is one."""
+def _with_probe(state: PoolState, pool: PlannedPool, now_s: float, cache: PlanningCache) -> AllocationDecided:
+    """The allocation with a scaling probe on idle GPUs, if a job can use them."""
     decided = _decided(state, pool, now_s)
-    trial = trial_under_way(state, now_s)
-    if trial is not None:
-        return _trying(state, decided, trial) or decided
-    begun = next_trial(state, pool, decided.num_gpus_by_job, _num_idle(state, decided), now_s)
-    if begun is None:
+    probe = probe_in_progress(state, now_s)
+    if probe is not None:
+        return _probing(state, decided, probe) or decided
+    found = next_probe(state, pool, decided.num_gpus_by_job, _num_idle(state, decided), now_s, cache)
+    if found is None:
         return decided
-    trial, beside = begun
-    trying = _trying(state, _decided(state, beside, now_s), trial)
-    return decided if trying is None else replace(trying, tries=trial.job_id)
+    probe, beside = found
+    probing = _probing(state, _decided(state, beside, now_s), probe)
+    return decided if probing is None else replace(probing, probes=probe.job_id)
 
 
-def _trying(state: PoolState, decided: AllocationDecided, trial: Trial) -> AllocationDecided | None:
-    """None if too few GPUs are idle: none is taken from anybody for that."""
-    if trial.num_gpus - decided.num_gpus_by_job.get(trial.job_id, 0) > _num_idle(state, decided):
+def _probing(state: PoolState, decided: AllocationDecided, probe: ScalingProbe) -> AllocationDecided | None:
+    """The allocation with this probe; None if too few GPUs are idle, because no job shrinks for a probe."""
+    if probe.num_gpus - decided.num_gpus_by_job.get(probe.job_id, 0) > _num_idle(state, decided):
         return None
-    return _with_shares(decided, {trial.job_id: trial.num_gpus}, trial.until_s)
+    return _with_shares(decided, {probe.job_id: probe.num_gpus}, probe.until_s)
 
 
 def _with_shares(
     decided: AllocationDecided, num_gpus_by_job: Mapping[str, int], until_s: float
 ) -> AllocationDecided:
-    """With these shares too, until an instant at most."""
+    """The allocation with these shares too, valid until an instant at most."""
     valid_until_s = min(math.inf if decided.valid_until_s is None else decided.valid_until_s, until_s)
     return replace(
         decided,
@@ -101,15 +106,17 @@ def _soft_deadlines(state: PoolState, pool: PlannedPool) -> dict[int, float]:
 
 
 def _shortest_first(state: PoolState, pool: PlannedPool) -> tuple[list[int], list[int]]:
-    """Rows without a promise, and of these apart those of padding: so the mean completion time is smallest. First come
-    those of which an operator wants that they hold some GPUs at least."""
+    """Rows without a promise, and apart from them the padding rows, in the order of the smallest mean completion time.
+
+    Jobs for which an operator set a minimum of GPUs come first.
+    """
     jobs = pool.plan.table.jobs
 
     def order(row: int) -> tuple[bool, float, str]:
         job_id = pool.listed[row].job_id
-        bound = state.bounds.get(job_id)
-        is_asked_for = bound is not None and bound.min_gpus is not None
-        return not is_asked_for, float(jobs.remaining_J[row] / jobs.rates_JL[row, 0]), job_id
+        limits = state.gpu_limits.get(job_id)
+        has_minimum = limits is not None and limits.min_gpus is not None
+        return not has_minimum, float(jobs.remaining_J[row] / jobs.rates_JL[row, 0]), job_id
 
     def is_padding(row: int) -> bool:
         return spec_of(pool.listed[row]).job_class is JobClass.PADDING
@@ -119,3 +126,8 @@ def _shortest_first(state: PoolState, pool: PlannedPool) -> tuple[list[int], lis
 
 
 POLICY = planner("allocator", decide, wake_at_s)
+
+
+def with_cache(cache: PlanningCache) -> Policy[PoolState]:
+    """The same policy as an instance that keeps a cache between decisions."""
+    return planner("allocator", partial(decide, cache=cache), wake_at_s)

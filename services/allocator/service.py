@@ -1,10 +1,11 @@
 """The allocator on the bus: it needs nothing but the ledger. Replicas stand by behind a lease."""
 
-from services.allocator.policy import POLICY
-from shared.runtime.service import Process, host_policy
-from shared.scheduling.warm_up import warm_up
+from elasticflow.services.allocator.policy import with_cache
+from elasticflow.shared.runtime.service.run_service import Process, host_policy
+from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
 
 
 async def serve(process: Process) -> None:
     """Allocate, until cancelled."""
-    await host_policy(process, POLICY, leads_by_lease=True, prepare=warm_up)
+    await host_policy(process, with_cache(PlanningCache()), leads_by_lease=True, prepare=warm_up)

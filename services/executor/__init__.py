@@ -1,9 +1,10 @@
-"""Makes the placement true on one node.
+"""Runs the workers of one node as the ledger places them.
 
-Consumes the ledger, and what its worker processes say.
-Emits NodeJoined, NodeLost (when it leaves), RendezvousOpened, GenerationStarted, WorkersStopped, WorkerCrashed,
-MemoryExceeded, JobFinished, JobFailed, ThroughputMeasured (pre-runs) as facts, and NodeReported as heartbeat.
-Owns the worker processes of its node, and nothing else on disk than logs, unpacked code and their checkpoints.
-Promises: no two generations of a job and no two workers of a GPU run here at once; whatever was placed here runs or
-is told to have failed; workers end before the monitor may count the node as lost; no process outlives it.
+Consumes the ledger and the messages of its worker processes.
+Emits as events NodeJoined, NodeLost (when it shuts down), RendezvousOpened, GenerationStarted, WorkersStopped,
+WorkerCrashed, WorkerLagged, MemoryExceeded, CheckpointWritten, CheckpointFailed, JobFinished, JobFailed and
+ThroughputMeasured (of profiling runs), and as heartbeat NodeReported.
+Owns the worker processes of its node; on disk only their logs, the unpacked code of jobs and their checkpoints.
+Promises: no two generations of a job train here at once, and no two workers share a GPU; each placed worker runs or is
+reported as failed; workers end before the monitor may count the node as lost; no worker outlives its executor.
 """

@@ -1,4 +1,4 @@
-"""The executor on the bus: a member of the pool from NodeJoined to NodeLost, with its workers and its heartbeat."""
+"""The executor as a service: hosts its policy, its worker manager and its heartbeat until the node leaves the pool."""
 
 import asyncio
 import contextlib
@@ -9,20 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.executor.code_archive import CodeArchive
-from services.executor.heartbeat import Heartbeat
-from services.executor.launcher import Launcher, OnEvent
-from services.executor.model import Membership, Offer, State
-from services.executor.notes import Depart, LeaveRequested, Note
-from services.executor.policy import executor_policy
-from services.executor.settings import ExecutorSettings
-from services.executor.workforce import Launching, Workforce
-from shared.errors import BadSettings
-from shared.runtime.clock import fresh_id
-from shared.runtime.host import Host
-from shared.runtime.service import Process, host_policy
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    LocalEvent,
+    ShutDown,
+    ShutDownRequested,
+)
+from elasticflow.services.executor.decisions.policy import executor_policy
+from elasticflow.services.executor.decisions.state import NodeSpecification, PoolMembership, State
+from elasticflow.services.executor.processes.code_archive import CodeArchive
+from elasticflow.services.executor.processes.heartbeat import Heartbeat
+from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
+from elasticflow.services.executor.processes.manager import Launching, WorkerManager
+from elasticflow.services.executor.settings import ExecutorSettings
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.run_service import Process, host_policy
 
-FAREWELL_S = 5.0  # for the last facts, after the workers have stopped or were killed
+DEREGISTER_TIMEOUT_S = 5.0  # for the last events, after the workers have stopped or were killed
 
 MakeLauncher = Callable[[OnEvent], Launching]
 
@@ -30,9 +34,9 @@ MakeLauncher = Callable[[OnEvent], Launching]
 async def serve(
     process: Process, *, settings: ExecutorSettings, make_launcher: MakeLauncher | None = None
 ) -> None:
-    """Make the placement true on this node, until cancelled; then stop the workers, and go."""
+    """Run this node's workers until cancelled; then stop them and leave the pool."""
     data_dir = process.settings.data_dir
-    process.log.info("node offers", **{name: getattr(settings, name) for name in settings.__slots__})
+    process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})
     with _only_executor(data_dir, settings.node_id):
         default = partial(_launcher, data_dir, settings)
         executor = Executor(process, settings, make_launcher or default)
@@ -40,75 +44,73 @@ async def serve(
 
 
 class Executor:
-    """One node's host, hands and heartbeat, and how they end together."""
+    """Host, worker manager and heartbeat of one node, and how they end together."""
 
     def __init__(self, process: Process, settings: ExecutorSettings, make_launcher: MakeLauncher) -> None:
         self._process = process
-        self._offer = _offer(settings)
+        self._node_specification = _node_specification(settings, process.settings.data_dir)
         self._host: Host[State] | None = None
-        self._departed: asyncio.Future[Depart] = asyncio.get_running_loop().create_future()
-        self._workforce = Workforce(
-            settings,
-            process.settings.data_dir,
+        self._shut_down_due: asyncio.Future[ShutDown] = asyncio.get_running_loop().create_future()
+        self._worker_manager = WorkerManager(
             CodeArchive(process.bus, process.settings.pool, process.settings.data_dir),
             make_launcher=make_launcher,
             note=self._note,
-            depart=self._depart,
+            shut_down=self._shut_down,
             log=process.log,
         )
 
     async def run(self) -> None:
         """Raises BadSettings if another executor took this node's name."""
         try:
-            await self._workforce.open()
+            await self._worker_manager.open()
             hosting = asyncio.create_task(
                 host_policy(
                     self._process,
-                    executor_policy(self._offer),
-                    act=self._workforce.act,
+                    executor_policy(self._node_specification),
+                    act=self._worker_manager.act,
                     beside=self._beside,
                 ),
                 name="hosting",
             )
             try:
-                await self._until_over(hosting)
+                await self._until_shut_down(hosting)
             finally:
                 await _cancelled(hosting)
         finally:
-            await self._workforce.close()
+            await self._worker_manager.close()
 
-    async def _until_over(self, hosting: "asyncio.Task[None]") -> None:
-        over = {hosting, self._departed}
+    async def _until_shut_down(self, hosting: "asyncio.Task[None]") -> None:
+        ends = {hosting, self._shut_down_due}
         try:
-            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if self._host is not None and self._host.state.membership is Membership.MEMBER:
-                self._host.note(LeaveRequested())
-                limit_s = self._offer.stop_grace_s + FAREWELL_S
-                await asyncio.wait(over, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._host is not None and self._host.state.membership is PoolMembership.MEMBER:
+                self._host.note(ShutDownRequested())
+                limit_s = self._node_specification.stop_grace_s + DEREGISTER_TIMEOUT_S
+                await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             raise
         if hosting.done():
             await hosting
-        taken = f"EF_NODE_ID={self._offer.node_id!r}: another executor has joined under this name"
-        raise BadSettings(problems=(taken,))
+        node_id = self._node_specification.node_id
+        raise BadSettings(problems=(f"EF_NODE_ID={node_id!r}: another executor has joined under this name",))
 
     async def _beside(self, host: Host[State]) -> None:
         self._host = host
         process = self._process
         heartbeat = Heartbeat(
-            host, process.bus, process.settings.pool, process.clock, process.log, self._workforce
+            host, process.bus, process.settings.pool, process.clock, process.log, self._worker_manager
         )
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._workforce.run(), name="workforce")
+            tasks.create_task(self._worker_manager.run(), name="worker_manager")
             tasks.create_task(heartbeat.run(), name="heartbeat")
 
-    def _note(self, note: Note) -> None:
-        assert self._host is not None, "a worker before its host"
+    def _note(self, note: LocalEvent) -> None:
+        assert self._host is not None, "a worker reported before the host ran"
         self._host.note(note)
 
-    def _depart(self, departure: Depart) -> None:
-        if not self._departed.done():
-            self._departed.set_result(departure)
+    def _shut_down(self, action: ShutDown) -> None:
+        if not self._shut_down_due.done():
+            self._shut_down_due.set_result(action)
 
 
 def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> Launcher:
@@ -122,8 +124,8 @@ def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> 
     )
 
 
-def _offer(settings: ExecutorSettings) -> Offer:
-    return Offer(
+def _node_specification(settings: ExecutorSettings, data_dir: Path) -> NodeSpecification:
+    return NodeSpecification(
         node_id=settings.node_id,
         run_id=fresh_id(),
         num_gpus=settings.num_gpus,
@@ -131,13 +133,15 @@ def _offer(settings: ExecutorSettings) -> Offer:
         advertise_host=settings.advertise_host,
         sockets=settings.sockets,
         rack=settings.rack,
+        cpu_share=settings.cpu_share,
+        data_dir=str(data_dir),
         stop_grace_s=settings.stop_grace_s,
     )
 
 
 @contextlib.contextmanager
 def _only_executor(data_dir: Path, node_id: str) -> Iterator[None]:
-    """Hold the node's name on this machine. Raises BadSettings if a living executor has it."""
+    """Lock the node's name on this machine. Raises BadSettings if a running executor holds it."""
     folder = data_dir / "services"
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / f"executor-{node_id}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -145,7 +149,7 @@ def _only_executor(data_dir: Path, node_id: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem = f"EF_NODE_ID={node_id!r}: an executor of this name runs here already"
+            problem = f"EF_NODE_ID={node_id!r}: an executor of this name already runs here"
             raise BadSettings(problems=(problem,)) from None
         yield
     finally:
@@ -153,7 +157,7 @@ def _only_executor(data_dir: Path, node_id: str) -> Iterator[None]:
 
 
 async def _cancelled(task: "asyncio.Task[Any]") -> None:
-    """Cancel it and wait for its end; what it raised is whoever awaits it to know."""
+    """Cancel the task and wait for its end. Its exception is only raised where the task is awaited."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

@@ -1,4 +1,4 @@
-"""What the executor is told beside the settings of every service, and what it finds out about its machine."""
+"""Settings of the executor beside those of every service, and what it detects of its machine."""
 
 import os
 import re
@@ -9,31 +9,25 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from shared.messages.limits import MAX_GPUS
-from shared.runtime.gpus import visible_gpus
-from shared.runtime.settings import Reader
+from elasticflow.shared.messages.limits import MAX_GPUS
+from elasticflow.shared.runtime.process.local_hardware import CPU_SLOTS_PART_OF_CORES, num_cores, visible_gpus
+from elasticflow.shared.runtime.process.settings import Reader
 
-CPU_PART = 0.8  # of the cores that slots may use together; the rest is for the services
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
-
-
 def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
-    """CPU packages of this machine, 1 if it does not say. A virtual machine may call each core a package, and a package
-    may hold several NUMA nodes: the fewer of both it is."""
+    """CPU packages or NUMA nodes of this machine, whichever are fewer; 1 if unknown.
+
+    A virtual machine may report each core as a package, and a package may hold several NUMA nodes.
+    """
     packages = {path.read_text() for path in system.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
     numa_nodes = [path for path in system.glob("node/node[0-9]*/cpulist") if path.read_text().strip()]
     return max(1, min(len(packages), len(numa_nodes)))
 
 
 def reachable_host(nats_url: str) -> str:
-    """This machine's address on the way to NATS; loopback if NATS is here, for then so is everybody."""
+    """This machine's address on the route to NATS; loopback if NATS runs here, because then all nodes do."""
     first = nats_url.split(",")[0].strip()
     parts = urlsplit(first if "://" in first else f"nats://{first}")
     nats_host = parts.hostname or ""
@@ -41,7 +35,7 @@ def reachable_host(nats_url: str) -> str:
         return "127.0.0.1"
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((nats_host, parts.port or 4222))  # sends nothing: it only picks the route
+            probe.connect((nats_host, parts.port or 4222))  # sends nothing, only selects the route
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
@@ -53,20 +47,20 @@ def _token(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
-    """See each variable; all have defaults that fit a machine with GPUs as well as a laptop without."""
+    """Each setting is read from the variable named beside it. The defaults fit a machine with or without GPUs."""
 
-    node_id: str  # EF_NODE_ID: one executor each; the host's name
+    node_id: str  # EF_NODE_ID: unique in the pool; default: the host's name
     device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
-    num_gpus: int  # EF_SLOTS: GPUs, or CPU slots where there are none
+    num_gpus: int  # EF_SLOTS: GPUs, or CPU slots without GPUs
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
-    sockets: int  # EF_SOCKETS: over which its GPUs are spread, in order and evenly
-    rack: str  # EF_RACK: nodes of one rack are closer to each other; "": not known
+    sockets: int  # EF_SOCKETS: CPU sockets, over which the GPUs are spread in order and evenly
+    rack: str  # EF_RACK: nodes of one rack are closer to each other; "": unknown
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
-    stop_grace_s: float  # EF_STOP_GRACE_S: from the wish to stop at a step boundary to the kill
-    warm_workers: (
-        int  # EF_WARM_WORKERS: GPUs for which a process waits, its context made (docs/adr/0020); 0: none
-    )
-    preload: tuple[str, ...]  # EF_PRELOAD: modules that many jobs import, loaded once for all workers; commas
+    stop_grace_s: float  # EF_STOP_GRACE_S: from the request to stop at a step boundary to the kill
+    warm_workers: int  # EF_WARM_WORKERS: GPUs with a warm worker, its CUDA context made (docs/adr/0020)
+    preload: tuple[
+        str, ...
+    ]  # EF_PRELOAD: modules, separated by commas, that are imported once for all workers
 
     @classmethod
     def from_environment(
@@ -77,16 +71,18 @@ class ExecutorSettings:
         discovered_gpus: Callable[[Mapping[str, str]], Sequence[str]] = visible_gpus,
         discovered_sockets: Callable[[], int] = num_sockets,
     ) -> "ExecutorSettings":
-        """Raises BadSettings, naming every variable that is wrong. discovered_gpus: asked for GPUs to use."""
+        """Raises BadSettings, which names each wrong variable. discovered_gpus: lists the usable GPUs."""
         given = os.environ if environment is None else environment
         read = Reader(given)
         found = 0 if given.get("EF_DEVICE") == "cpu" else len(discovered_gpus(given))
         read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
         cores = num_cores()
         num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=found or MAX_GPUS)
-        all_gpus = num_gpus == found > 0 and "CUDA_VISIBLE_DEVICES" not in given  # of a part, who knows which
+        all_gpus = (
+            num_gpus == found > 0 and "CUDA_VISIBLE_DEVICES" not in given
+        )  # of a part, the sockets are unknown
         sockets = discovered_sockets() if all_gpus else 1
-        fair_share = 1.0 if found else min(1.0, CPU_PART * cores / num_gpus)
+        fair_share = 1.0 if found else min(1.0, CPU_SLOTS_PART_OF_CORES * cores / num_gpus)
         settings = cls(
             node_id=read.token("EF_NODE_ID", _token(socket.gethostname())),
             device="cuda" if found else "cpu",

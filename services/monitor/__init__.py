@@ -1,7 +1,7 @@
 """What is alive, how fast, and will it be late?
 
 Consumes heartbeats (`NodeReported`) and the ledger. Emits NodeLost, JobProgressed, ThroughputMeasured, JobAtRisk,
-and JobFailed for jobs that stand still without end. Keeps snapshots, and the pool's gauges.
-Promises: a node that is heard is never called lost; a promise that cannot be kept is said to be at risk before it
-is broken. Replicas hear everything; one speaks.
+and JobFailed for jobs that make no progress. Keeps snapshots and the pool's gauges.
+Guarantees: a node whose heartbeats arrive is never reported lost; a promise that cannot be kept is reported at risk
+before it is broken. All replicas receive everything; the leader emits.
 """

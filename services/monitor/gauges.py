@@ -2,17 +2,17 @@
 
 from collections import Counter
 
-from shared.messages.pool_state import PoolState, slow_gpus_at
-from shared.runtime.telemetry import Metrics
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.state.pool import PoolState, slow_gpus_at
 
-MAX_JOBS = 500  # jobs with series of their own: a bound on what Prometheus has to keep
+MAX_JOBS = 500  # with time series of their own, so that Prometheus keeps a limited number
 
 
 class PoolGauges:
-    """Gauges of one pool; jobs come and go, their series with them."""
+    """Gauges of one pool; the series of a job end with it."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._nodes = metrics.gauge("ef_nodes_alive", "Nodes that are heard")
+        self._nodes = metrics.gauge("ef_nodes_alive", "Nodes whose heartbeats arrive")
         self._gpus = metrics.gauge("ef_gpus", "GPUs of the nodes that are alive")
         self._gpus_used = metrics.gauge("ef_gpus_used", "GPUs that carry a worker")
         self._gpus_slow = metrics.gauge("ef_gpus_slow", "GPUs on which a worker was slower than its peers")
@@ -24,7 +24,7 @@ class PoolGauges:
         self._margin = metrics.gauge_by("ef_job_margin_seconds", "Deadline less expected finish", "job_id")
 
     def update(self, pool: PoolState, now_s: float) -> None:
-        """Make the gauges say what the state says."""
+        """Set all gauges from the state."""
         live = pool.live_jobs.values()
         self._nodes.set(sum(node.alive for node in pool.nodes.values()))
         self._gpus.set(pool.num_gpus)

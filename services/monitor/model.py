@@ -1,61 +1,61 @@
-"""What the monitor knows beside the ledger: who was heard when, and how each job moves. Decisions: `policy`."""
+"""What the monitor knows beside the ledger: heartbeats of nodes and progress of jobs. `policy` decides on it."""
 
 from dataclasses import dataclass, replace
 from typing import cast
 
 from immutables import Map
 
-from shared.messages import lifecycle
-from shared.messages.events import NodeReported, WorkerReport
-from shared.messages.job_state import Job
-from shared.messages.policy import LedgerMessage
-from shared.messages.pool_state import PoolState
+from elasticflow.shared.messages.events import NodeReported, WorkerReport
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.policy import LedgerMessage
+from elasticflow.shared.state.pool import PoolState
 
 RATE_WEIGHT = 0.3  # of the newest report in the running mean of a job's speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """Said at each beat while the bus is connected: a heartbeat would have been heard."""
+class Connected:
+    """Noted at each heartbeat interval while the bus is connected: a heartbeat would have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """The last heartbeat of a node, or the moment from which one could have been heard."""
+class LastHeartbeat:
+    """The last heartbeat of a node, or the instant from which one could have arrived."""
 
     incarnation: str
     at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """What rank 0 of a generation said."""
+class Progress:
+    """The newest report of a generation's rank 0."""
 
     generation: int
     since_s: float
     report: WorkerReport
     at_s: float
-    moved_at_s: float  # when its iteration last grew
+    moved_at_s: float  # when the iteration last increased
     mean_iterations_per_s: float | None
 
 
-_NOBODY = cast("Map[str, Heard]", Map())
-_NOTHING = cast("Map[str, Watched]", Map())
+_NO_HEARTBEATS = cast("Map[str, LastHeartbeat]", Map())
+_NO_PROGRESS = cast("Map[str, Progress]", Map())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The folded ledger and what was heard beside it."""
+    """The folded ledger, and the heartbeats and reports beside it."""
 
     pool: PoolState
-    heard: Map[str, Heard] = _NOBODY
-    watched: Map[str, Watched] = _NOTHING
-    listening_since_s: float | None = None
-    listened_at_s: float = 0.0
+    heartbeats: Map[str, LastHeartbeat] = _NO_HEARTBEATS
+    progress: Map[str, Progress] = _NO_PROGRESS
+    connected_since_s: float | None = None
+    connected_at_s: float = 0.0
 
-    def deaf(self, now_s: float) -> bool:
-        """Who was silent may have spoken: too long ago since we listened, or the clock was set back."""
-        return not 0.0 <= now_s - self.listened_at_s <= self.pool.config.detection.deaf_s
+    def is_disconnected(self, now_s: float) -> bool:
+        """Whether heartbeats may have been missed: no sign of the bus for the grace time, or the clock was set back."""
+        return not 0.0 <= now_s - self.connected_at_s <= self.pool.config.timeouts.monitor_grace_s
 
 
 def start(pool: PoolState) -> State:
@@ -63,64 +63,68 @@ def start(pool: PoolState) -> State:
 
 
 def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
-    """Fold one message of the ledger; jobs that ended are watched no longer, nodes long gone not waited for."""
-    pool = lifecycle.evolve(state.pool, message, sequence)
-    watched, heard = state.watched, state.heard
+    """Fold one message of the ledger; forget reports of ended jobs and heartbeats of removed nodes."""
+    pool = ledger_fold.evolve(state.pool, message, sequence)
+    progress, heartbeats = state.progress, state.heartbeats
     if pool.ended_jobs is not state.pool.ended_jobs:
-        for job_id in state.watched:
+        for job_id in state.progress:
             if job_id not in pool.live_jobs:
-                watched = watched.delete(job_id)
+                progress = progress.delete(job_id)
     if pool.nodes is not state.pool.nodes:
-        for node_id in state.heard:
+        for node_id in state.heartbeats:
             if node_id in state.pool.nodes and node_id not in pool.nodes:
-                heard = heard.delete(node_id)
-    return replace(state, pool=pool, watched=watched, heard=heard)
+                heartbeats = heartbeats.delete(node_id)
+    return replace(state, pool=pool, progress=progress, heartbeats=heartbeats)
 
 
 def observe(state: State, note: object, now_s: float) -> State:
-    """Take in a heartbeat, or the sign that heartbeats can be heard."""
-    if isinstance(note, Listening):
-        since_s = now_s if state.listening_since_s is None or state.deaf(now_s) else state.listening_since_s
-        return _expecting(replace(state, listened_at_s=now_s, listening_since_s=since_s), now_s)
+    """Fold a heartbeat, or the sign that heartbeats can arrive."""
+    if isinstance(note, Connected):
+        since_s = (
+            now_s
+            if state.connected_since_s is None or state.is_disconnected(now_s)
+            else state.connected_since_s
+        )
+        return _expecting(replace(state, connected_at_s=now_s, connected_since_s=since_s), now_s)
     if isinstance(note, NodeReported):
-        return _heard(state, note, now_s)
+        return _with_heartbeat(state, note, now_s)
     return state
 
 
 def _expecting(state: State, now_s: float) -> State:
-    """Nodes that we meet have a full timeout from now: the time of their joining is of another clock."""
-    heard = state.heard
+    """Nodes that are new here get a full timeout from now: their time of joining is of another clock."""
+    heartbeats = state.heartbeats
     for node_id, node in state.pool.nodes.items():
-        known = heard.get(node_id)
+        known = heartbeats.get(node_id)
         if node.alive and (known is None or known.incarnation != node.incarnation):
-            heard = heard.set(node_id, Heard(incarnation=node.incarnation, at_s=now_s))
-    return replace(state, heard=heard)
+            heartbeats = heartbeats.set(node_id, LastHeartbeat(incarnation=node.incarnation, at_s=now_s))
+    return replace(state, heartbeats=heartbeats)
 
 
-def _heard(state: State, reported: NodeReported, now_s: float) -> State:
+def _with_heartbeat(state: State, reported: NodeReported, now_s: float) -> State:
     node = state.pool.nodes.get(reported.node_id)
     if node is not None and node.incarnation != reported.incarnation:
-        return state  # an earlier life of the node, or one whose joining is still on its way
-    heard = Heard(incarnation=reported.incarnation, at_s=now_s)
-    state = replace(state, heard=state.heard.set(reported.node_id, heard))
+        return state  # an earlier incarnation of the node, or one whose NodeJoined has not arrived yet
+    heartbeat = LastHeartbeat(incarnation=reported.incarnation, at_s=now_s)
+    state = replace(state, heartbeats=state.heartbeats.set(reported.node_id, heartbeat))
     for report in reported.workers:
-        job, before = state.pool.live_jobs.get(report.job_id), state.watched.get(report.job_id)
-        if report.rank == 0 and job is not None and is_watched(job, report.generation):
+        job, before = state.pool.live_jobs.get(report.job_id), state.progress.get(report.job_id)
+        if report.rank == 0 and job is not None and reports_progress(job, report.generation):
             if before is not None and before.generation > report.generation:
-                continue  # another node's word, from before the job was handed over
-            watched = _watched(before, report, now_s)
-            state = replace(state, watched=state.watched.set(report.job_id, watched))
+                continue  # another node's report, from before the switch
+            progress = _next_progress(before, report, now_s)
+            state = replace(state, progress=state.progress.set(report.job_id, progress))
     return state
 
 
-def is_watched(job: Job, generation: int) -> bool:
-    """Its rank 0 speaks for the job: in the newest generation, or in that which trains on until then."""
+def reports_progress(job: Job, generation: int) -> bool:
+    """Whether rank 0 of this generation reports for the job: the newest, or the one that trains until the switch."""
     return generation in (job.generation, job.training_generation)
 
 
-def _watched(before: Watched | None, report: WorkerReport, now_s: float) -> Watched:
+def _next_progress(before: Progress | None, report: WorkerReport, now_s: float) -> Progress:
     if before is None or before.generation != report.generation:
-        return Watched(
+        return Progress(
             generation=report.generation,
             since_s=now_s,
             report=report,

@@ -1,25 +1,27 @@
-"""The monitor on the bus: it hears all telemetry, keeps the gauges and the snapshot."""
+"""The monitor on the bus: it receives all telemetry, and keeps the gauges and the snapshot."""
 
 import asyncio
 import contextlib
 import hashlib
 
-from services.monitor.gauges import PoolGauges
-from services.monitor.model import Listening, State
-from services.monitor.policy import POLICY
-from shared.errors import ElasticFlowError, Retry
-from shared.messages import codec, subjects
-from shared.messages.events import NodeReported
-from shared.runtime import snapshots
-from shared.runtime.bus import Message
-from shared.runtime.host import Host
-from shared.runtime.outbox import dead_letter_headers
-from shared.runtime.service import Process, host_policy
-from shared.scheduling.warm_up import warm_up
+from elasticflow.services.monitor.gauges import PoolGauges
+from elasticflow.services.monitor.model import Connected, State
+from elasticflow.services.monitor.policy import POLICY, with_cache
+from elasticflow.shared.errors import ElasticFlowError, Retry
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import NodeReported
+from elasticflow.shared.runtime.bus.contract import Message
+from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
+from elasticflow.shared.runtime.service.run_service import Process, host_policy
+from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
 
 SAVE_TIMEOUT_S = 10.0
-PUT_ASIDE_TIMEOUT_S = 1.0
-MAX_RUBBISH = 64  # messages that wait to be put aside
+DEAD_LETTER_TIMEOUT_S = 1.0
+MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
@@ -29,11 +31,13 @@ async def serve(process: Process) -> None:
     async def beside(host: Host[State]) -> None:
         watch = _Watch(process, host)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(watch.hear(), name="hear")
-            tasks.create_task(watch.put_aside(), name="put aside")
+            tasks.create_task(watch.receive(), name="receive")
+            tasks.create_task(watch.dead_letter(), name="dead-letter")
             tasks.create_task(watch.keep(), name="keep")
 
-    await host_policy(process, POLICY, leads_by_lease=True, prepare=warm_up, beside=beside)
+    await host_policy(
+        process, with_cache(PlanningCache()), leads_by_lease=True, prepare=warm_up, beside=beside
+    )
 
 
 class _Watch:
@@ -42,10 +46,10 @@ class _Watch:
         self._pool = process.settings.pool
         self._gauges = PoolGauges(process.metrics)
         self._saved_at = host.folded.sequence
-        self._rubbish: asyncio.Queue[tuple[Message, codec.Undecodable]] = asyncio.Queue(MAX_RUBBISH)
+        self._unreadable: asyncio.Queue[tuple[Message, codec.Undecodable]] = asyncio.Queue(MAX_UNREADABLE)
 
-    async def hear(self) -> None:
-        """Hand each heartbeat to the policy; what is no heartbeat goes to the dead letters."""
+    async def receive(self) -> None:
+        """Pass each heartbeat to the policy; every other message goes to the dead letters."""
         heartbeats = await self._process.bus.subscribe(subjects.every_node(self._pool))
         async for message in heartbeats:
             try:
@@ -54,44 +58,44 @@ class _Watch:
                     raise codec.Undecodable(f"type: {type(reported).__name__} is no telemetry")
             except codec.Undecodable as error:
                 self._process.metrics.refused_total.inc()
-                with contextlib.suppress(asyncio.QueueFull):  # a flood of rubbish is counted, not kept
-                    self._rubbish.put_nowait((message, error))
+                with contextlib.suppress(asyncio.QueueFull):  # a flood is counted, not kept
+                    self._unreadable.put_nowait((message, error))
                 continue
             self._host.note(reported)
 
-    async def put_aside(self) -> None:
-        """Keep what was no heartbeat on the dead-letter subject, beside the hearing: it must not hold that up."""
+    async def dead_letter(self) -> None:
+        """Keep unreadable messages on the dead-letter subject, in a task of its own: it must not delay heartbeats."""
         while True:
-            message, error = await self._rubbish.get()
-            self._process.log.warning("MessageRefused", subject=message.subject, problems=error.problems)
+            message, error = await self._unreadable.get()
+            self._process.log.warning("MessageRejected", subject=message.subject, problems=error.problems)
             digest = hashlib.blake2b(message.data, digest_size=10).hexdigest()
             with contextlib.suppress(ElasticFlowError, TimeoutError):  # telemetry is not worth waiting for
                 await self._process.bus.append(
                     subjects.dead_letter(self._pool, POLICY.service),
                     message.data,
                     message_id=f"dead-{self._pool}-{digest}",
-                    timeout_s=PUT_ASIDE_TIMEOUT_S,
+                    timeout_s=DEAD_LETTER_TIMEOUT_S,
                     headers=dead_letter_headers(message.subject, error.problems),
                 )
 
     async def keep(self) -> None:
-        """At each beat: say that we listen, bring the gauges up to date, now and then take a snapshot."""
+        """At each heartbeat interval: note the connection, update the gauges; sometimes save a snapshot."""
         try:
             while True:
-                if await self._in_touch():
-                    self._host.note(Listening())
+                if await self._is_connected():
+                    self._host.note(Connected())
                 self._gauges.update(self._host.folded, self._process.clock.now_s())
                 if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY:
                     await self._snapshot()
-                await asyncio.sleep(self._host.folded.config.detection.beat_s)
+                await asyncio.sleep(self._host.folded.config.timeouts.heartbeat_interval_s)
         finally:
             if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY // 10:
                 await self._snapshot()
 
-    async def _in_touch(self) -> bool:
-        """A round trip: a connection that hangs half-open looks connected and brings no heartbeats."""
+    async def _is_connected(self) -> bool:
+        """Whether a round trip succeeds: a half-open connection looks connected but delivers no heartbeats."""
         try:
-            async with asyncio.timeout(self._host.folded.config.detection.answer_s):
+            async with asyncio.timeout(self._host.folded.config.timeouts.bus_reply_timeout_s):
                 await self._process.bus.last_sequence(self._pool)
         except (Retry, TimeoutError):
             return False
@@ -101,7 +105,7 @@ class _Watch:
         state = self._host.folded
         try:
             async with asyncio.timeout(SAVE_TIMEOUT_S):
-                await snapshots.save(self._process.bus, self._pool, state)
+                await snapshot_store.save(self._process.bus, self._pool, state)
         except (ElasticFlowError, TimeoutError) as error:
             self._process.log.warning("snapshot not saved", error=str(error))
             return

@@ -1,5 +1,6 @@
 """Which GPUs, in which buddy block?
 
 Consumes the ledger. Emits PlacementDecided: a new generation for each job whose GPUs change.
-Promises: any shares that fit by count fit by place; buddy blocks, best fit, as few migrations as that takes.
+Guarantees: shares whose sum fits the pool can always be placed, in buddy blocks by best fit, with as few migrations as
+necessary.
 """

@@ -1,10 +1,10 @@
-"""`python -m services.placement`"""
+"""`python -m elasticflow.services.placement`"""
 
-from shared.loading import loading
+from elasticflow.shared.import_without_gc import without_gc
 
-with loading():
-    from services.placement.service import serve
-    from shared.runtime.service import run_service
+with without_gc():
+    from elasticflow.services.placement.service import serve
+    from elasticflow.shared.runtime.service.run_service import run_service
 
 if __name__ == "__main__":
     run_service("placement", lambda settings: serve)

@@ -1,71 +1,94 @@
 """Placement: from numbers of GPUs to GPUs.
 
 Promises are planned by numbers of GPUs, with a stop wherever the number changes. So a promised job whose number stays
-is never moved, and whoever has no promise only where that pays (docs/adr/0011).
-Source: ElasticFlow, section 4.3 (shared/scheduling/buddy.py, topology.py).
+is never moved; a job without a promise is moved only where its migration benefit exceeds the cost (docs/adr/0011).
+Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py, topology.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache as remember
+from functools import partial
 from math import inf
 
 from immutables import Map
 
-from services.placement.regrouping import regrouped, seat, waits_to_regroup
-from services.placement.slow_gpus import replacement_due_s, replacements
-from shared.messages.cluster import PoolConfig, segments
-from shared.messages.commands import Command
-from shared.messages.events import PlacedJob, PlacementDecided
-from shared.messages.job_state import Job, Phase
-from shared.messages.node_state import NodeState
-from shared.messages.policy import planner
-from shared.messages.pool_state import PoolState, slow_gpus_at, spec_of
-from shared.messages.remembered import remembered
-from shared.scheduling.buddy import Mobility, any_spread, place
-from shared.scheduling.outlook import resize_cost
-from shared.scheduling.placement_curves import PlacementCurves, Stake, placement_curves
-from shared.scheduling.topology import CLUSTER, Node, Topology
+from elasticflow.services.placement.shrink_to_survivors import (
+    counted_gpus,
+    shrunk_to_survivors,
+    waits_to_shrink,
+)
+from elasticflow.services.placement.stragglers import replacement_due_s, replacements
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.scheduling.jobs.placement_curves import (
+    MigrationBenefit,
+    PlacementCurves,
+    placement_curves,
+)
+from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
+from elasticflow.shared.scheduling.placement.placement import MigrationRules, any_spread, place
+from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.node import NodeState
+from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
 
-HAND_OVER_PATIENCE_S = 2.0  # from a placement: so long its workers may go over before another wish stops them
-LONGEST_STAY_S = 600.0  # nobody is expected to keep a place for longer: the pool changes
+MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
+LONGEST_STAY_S = 600.0  # no job is expected to keep its GPUs for longer, because the pool changes
 
 
-def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlacementDecided, ...]:
-    """New generations for the jobs whose workers wait after a loss; else for those whose share is not what they hold,
-    whose workers broke, or whose move pays; else for one that a slow GPU holds up."""
-    return _regrouped(state, now_s) or _placed(state, now_s) or _replaced(state, now_s)
+def decide(
+    state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
+) -> tuple[PlacementDecided, ...]:
+    """New generations for jobs whose workers wait after a loss; else for jobs whose share differs from the GPUs they
+    hold, whose workers broke, or that benefit from a migration; else for one job that a slow GPU delays."""
+    cache = PlanningCache() if cache is None else cache
+    return _shrunk_to_survivors(state, now_s) or _placed(state, now_s, cache) or _replaced(state, now_s)
 
 
-def _regrouped(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
-    """They hold what they get: so nobody else is asked, not even the allocator whether all that was lost is known."""
-    placements = tuple(regrouped(state))
+def _shrunk_to_survivors(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
+    """Survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation."""
+    placements = tuple(shrunk_to_survivors(state))
     return (PlacementDecided(placements=placements, at_s=now_s),) if placements else ()
 
 
-def _placed(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
-    jobs, topology = list(state.live_jobs.values()), pool_topology(state)
-    wishes = _wishes(state)
-    if sum(wishes.values()) > topology.num_gpus:
-        return ()  # a node is gone that the allocator has not heard of
-    due = _due(state, wishes, topology.num_gpus, now_s)
+def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[PlacementDecided, ...]:
+    jobs, topology = list(state.live_jobs.values()), pool_topology(state, cache)
+    shares = _shares(state)
+    if sum(shares.values()) > topology.num_gpus:
+        return ()  # a node is lost that the allocator does not know of yet
+    due = _due(state, shares, topology.num_gpus, now_s)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     if not due and not unplanned:
         return ()
-    if not due and not any_spread(topology, {job.job_id: job.gpus for job in unplanned}):
+    last = cache.last_positions(topology)
+    if not due and not any_spread(last, {job.job_id: job.gpus for job in unplanned}):
         return ()
-    wanted = {job.job_id: wishes[job.job_id] if job.job_id in due else len(seat(state, job)) for job in jobs}
+    wanted = {
+        job.job_id: shares[job.job_id] if job.job_id in due else len(counted_gpus(state, job)) for job in jobs
+    }
     current = {
-        job.job_id: job.gpus if job.job_id in due and not job.seat else seat(state, job) for job in jobs
+        job.job_id: job.gpus if job.job_id in due and not job.reserved_gpus else counted_gpus(state, job)
+        for job in jobs
     }
     slow = slow_gpus_at(state, now_s)
-    mobility = Mobility(
+
+    @remember
+    def curves_of(profile_key: str) -> PlacementCurves:
+        return placement_curves(state.curves, profile_key)
+
+    migration_rules = MigrationRules(
         movable={job.job_id for job in unplanned if _may_move(job)} if not slow else set(),
-        stake=lambda job_id: _stake(state, state.live_jobs[job_id], now_s),
+        migration_benefit=lambda job_id: _migration_benefit(state, state.live_jobs[job_id], curves_of, now_s),
     )
-    placement = place(topology, current, wanted, mobility, avoided=slow)
+    placement = place(topology, current, wanted, migration_rules, avoided=slow, last=last)
     placed: list[PlacedJob] = []
     for job_id in sorted(due.union(placement.migrated)):
         job, gpus = state.live_jobs[job_id], placement.gpus_by_job.get(job_id, ())
-        if gpus != job.gpus or job.broken or job.outdated:
+        if gpus != job.gpus or job.broken or job.has_outdated_spec:
             placed.append(PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus))
     if not placed:
         return ()
@@ -73,47 +96,52 @@ def _placed(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
 
 
 def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
-    """A place beside a slow GPU's for one worker: the nearest free one, where workers need not stop for it."""
+    """Another GPU for one worker on a slow GPU: the nearest free one, where workers need not stop for it."""
     replacement = next(replacements(state, now_s), None)
     return () if replacement is None else (PlacementDecided(placements=(replacement,), at_s=now_s),)
 
 
-def wake_at_s(state: PoolState) -> float | None:
-    """When something is due that only time brings."""
-    due_s = (_patience_ends_s(state), replacement_due_s(state))
+def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:
+    """When the next decision is due although no event comes."""
+    due_s = (_switches_end_s(state, cache), replacement_due_s(state))
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
-def _patience_ends_s(state: PoolState) -> float | None:
-    """With a job that is handed over, if another wish can come true then."""
-    handed_over = [job for job in state.live_jobs.values() if job.handed_over]
-    if not handed_over:
+def _switches_end_s(state: PoolState, cache: PlanningCache | None) -> float | None:
+    """When a switch has had its time, if another share can be placed then."""
+    is_switching = [job for job in state.live_jobs.values() if job.is_switching]
+    if not is_switching:
         return None
-    wishes, num_gpus = _wishes(state), pool_topology(state).num_gpus
-    if sum(wishes.values()) > num_gpus:
+    shares, num_gpus = _shares(state), pool_topology(state, cache).num_gpus
+    if sum(shares.values()) > num_gpus:
         return None
-    ends_s = sorted({job.placed_at_s + HAND_OVER_PATIENCE_S for job in handed_over})
-    return next((end_s for end_s in ends_s if _due(state, wishes, num_gpus, end_s)), None)
+    ends_s = sorted({job.placed_at_s + MAX_SWITCH_S for job in is_switching})
+    return next((end_s for end_s in ends_s if _due(state, shares, num_gpus, end_s)), None)
 
 
-def _wishes(state: PoolState) -> dict[str, int]:
-    """GPUs that each job is to have."""
+def _shares(state: PoolState) -> dict[str, int]:
+    """GPUs that each job is to hold."""
     return {
         job.job_id: job.num_gpus if job.gpus or _is_allocated(state, job) else 0
         for job in state.live_jobs.values()
     }
 
 
-def _due(state: PoolState, wishes: Mapping[str, int], num_gpus: int, now_s: float) -> set[str]:
-    """Jobs to be placed anew. Whoever is just being handed over is left alone for a while, with the GPUs that it has:
-    later wishes wait, and become one. Others get what there is beside it, those first that give GPUs back."""
+def _due(state: PoolState, shares: Mapping[str, int], num_gpus: int, now_s: float) -> set[str]:
+    """Jobs to place anew.
+
+    A job whose workers are switching keeps its GPUs for a while; its later shares merge into one. Other jobs get the
+    GPUs that are free beside it, and jobs that give GPUs back come first.
+    """
     jobs = state.live_jobs.values()
-    due = [job for job in jobs if _is_due(job, wishes[job.job_id])]
-    now = [job for job in due if not _is_left_alone(job, now_s)]
+    due = [job for job in jobs if _is_due(job, shares[job.job_id])]
+    now = [job for job in due if not _is_switching_undisturbed(job, now_s)]
     if len(now) == len(due):
         return {job.job_id for job in due}
-    placed, free = set[str](), num_gpus - sum(len(seat(state, job)) for job in jobs)
-    for more, job_id in sorted((wishes[job.job_id] - len(seat(state, job)), job.job_id) for job in now):
+    placed, free = set[str](), num_gpus - sum(len(counted_gpus(state, job)) for job in jobs)
+    for more, job_id in sorted(
+        (shares[job.job_id] - len(counted_gpus(state, job)), job.job_id) for job in now
+    ):
         if more <= max(free, 0):
             placed.add(job_id)
             free -= more
@@ -121,37 +149,41 @@ def _due(state: PoolState, wishes: Mapping[str, int], num_gpus: int, now_s: floa
 
 
 def _is_due(job: Job, num_gpus: int) -> bool:
-    return len(job.gpus) != num_gpus or ((job.broken or job.outdated) and bool(job.gpus))
+    return len(job.gpus) != num_gpus or ((job.broken or job.has_outdated_spec) and bool(job.gpus))
 
 
-def _is_left_alone(job: Job, now_s: float) -> bool:
-    if not job.handed_over or job.outdated:
+def _is_switching_undisturbed(job: Job, now_s: float) -> bool:
+    if not job.is_switching or job.has_outdated_spec:
         return False
-    return now_s < job.placed_at_s + HAND_OVER_PATIENCE_S or waits_to_regroup(job)
+    return now_s < job.placed_at_s + MAX_SWITCH_S or waits_to_shrink(job)
 
 
 def _is_allocated(state: PoolState, job: Job) -> bool:
-    """The last allocation knew it. One that it did not know may hold the GPUs of its pre-run, until told otherwise."""
+    """Whether the last allocation counted the job; until then it may hold the GPUs of its profiling run."""
     return job.decided_sequence <= state.allocation_based_on
 
 
 def _may_move(job: Job) -> bool:
-    """It trains without a promise: soft deadlines and best effort. A start or a pre-run under way is not disturbed."""
-    return job.training and job.phase is Phase.ADMITTED and not job.promised and not job.seat
+    """Whether the job trains without a promise. A start or a profiling run is not disturbed."""
+    return job.training and job.phase is Phase.ADMITTED and not job.promised and not job.reserved_gpus
 
 
-def _stake(state: PoolState, job: Job, now_s: float) -> Stake:
-    """What its place is worth to a job that is to have `job.num_gpus` GPUs."""
-    curves = placement_curves(state.curves, spec_of(job).measured_key)
+def _migration_benefit(
+    state: PoolState, job: Job, curves_of: Callable[[str], PlacementCurves], now_s: float
+) -> MigrationBenefit:
+    """What other GPUs are worth to a job that is to hold `job.num_gpus` of them."""
+    curves = curves_of(spec_of(job).measured_key)
     stay_s = _stay_s(job, curves, now_s)
     stop_s = max(resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
     if job.deadline_s is not None and now_s + stay_s <= job.deadline_s < now_s + stay_s + stop_s:
-        stop_s = inf  # a soft deadline is tried too
-    return Stake(curves=curves, num_gpus=job.num_gpus, stay_s=min(stay_s, LONGEST_STAY_S), stop_s=stop_s)
+        stop_s = inf  # a move would miss a soft deadline
+    return MigrationBenefit(
+        curves=curves, num_gpus=job.num_gpus, stay_s=min(stay_s, LONGEST_STAY_S), stop_s=stop_s
+    )
 
 
 def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
-    """How long the job keeps its share: by its plan or, without one, until it is done. Nobody moves for a pre-run."""
+    """How long the job keeps its share: by its plan or, without one, until it is done; 0 during a profiling run."""
     if job.promised:
         held = (segment for segment in segments(job.planned_share) if segment.num_gpus == job.num_gpus)
         return next((end_s - now_s for start_s, end_s, _ in held if start_s <= now_s < end_s), 0.0)
@@ -160,12 +192,12 @@ def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
     return left / rate if rate and job.phase is Phase.ADMITTED else 0.0
 
 
-def pool_topology(state: PoolState) -> Topology:
-    """Where the GPUs are: as the nodes say of themselves, unless the pool's settings know better."""
-    return _topology(state.nodes, state.config)
+def pool_topology(state: PoolState, cache: PlanningCache | None = None) -> Topology:
+    """Where the GPUs are: as the nodes report, unless the pool's settings override it."""
+    cache = PlanningCache() if cache is None else cache
+    return cache.last(_topology, state.nodes, state.config)
 
 
-@remembered
 def _topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
     rack_by_node, sockets_per_node = config.racks, config.sockets_per_node
     return Topology(
@@ -183,3 +215,8 @@ def _topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
 
 
 POLICY = planner("placement", decide, wake_at_s)
+
+
+def with_cache(cache: PlanningCache) -> Policy[PoolState]:
+    """The same policy as an instance that keeps a cache between decisions."""
+    return planner("placement", partial(decide, cache=cache), partial(wake_at_s, cache=cache))

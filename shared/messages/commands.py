@@ -6,8 +6,15 @@ A command may be refused, may come twice and may come late. Facts (`events`) may
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shared.messages.job import JobSpec
-from shared.messages.limits import HoldS, PositiveGpus, PositiveIterations, Text, TimeS, Token
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.limits import (
+    PositiveGpus,
+    PositiveIterations,
+    ReservationS,
+    Text,
+    TimeS,
+    Token,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +41,7 @@ class CancelJob:
 class QuoteDeadline:
     """Which deadline would be promised now? Asked by request, answered by `DeadlineQuoted`, never stored.
 
-    Nothing is reserved: that is a decision, and asked for by `HoldQuote`.
+    Nothing is reserved: that is a decision, and asked for by `ReserveQuote`.
     """
 
     VERSION: ClassVar[int] = 1
@@ -43,8 +50,8 @@ class QuoteDeadline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldQuote:
-    """Quote a deadline and reserve what keeps it, for hold_s seconds: `QuoteHeld`, or `QuoteRefused`.
+class ReserveQuote:
+    """Quote a deadline and reserve what keeps it, for reserve_s seconds: `QuoteReserved`, or `QuoteRejected`.
 
     job_id: the name that the job is to have; it is taken by a `SubmitJob` of that name that asks for no more.
     """
@@ -53,12 +60,12 @@ class HoldQuote:
     job_id: Token
     tenant: Token
     spec: JobSpec  # its deadline does not count
-    hold_s: HoldS
+    reserve_s: ReservationS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmendJob:
-    """Another deadline or another number of iterations for an admitted job: `JobAmended`, or `AmendRefused`.
+    """Another deadline or another number of iterations for an admitted job: `JobAmended`, or `AmendRejected`.
 
     None leaves it as it is. Where it is refused the old promise stays.
     """
@@ -71,11 +78,11 @@ class AmendJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleJob:
+class SetGpuLimits:
     """Let an admitted job hold at least min_gpus GPUs, or at most max_gpus, whatever else it could have:
-    `JobScaled`, or `ScaleRefused`. (Amoeba, Table 1: scale_out, scale_in.)
+    `GpuLimitsSet`, or `GpuLimitsRejected`. (Amoeba, Table 1: scale_out, scale_in.)
 
-    This bound takes the place of the one before; neither number: the bound ends (`BoundEnded`).
+    This bound takes the place of the one before; neither number: the bound ends (`GpuLimitsCleared`).
     until_s: when it ends by itself.
     """
 
@@ -90,7 +97,7 @@ class ScaleJob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileJob:
     """Find out how fast this trains on each number of GPUs in its range, and train nothing: `ProfileRequested` where
-    that has to be measured, then `JobMeasured`. (Amoeba, Table 1: profile.)
+    that has to be measured, then `JobProfiled`. (Amoeba, Table 1: profile.)
     """
 
     VERSION: ClassVar[int] = 1
@@ -100,9 +107,9 @@ class ProfileJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointJob:
-    """Keep the state of a job now, not only when it is due: `CheckpointRequested`, then `CheckpointWritten` or
-    `CheckpointFailed`; or at once `CheckpointKept`, `CheckpointRefused`. (Amoeba, Table 1: checkpoint.)
+class RequestCheckpoint:
+    """Write a checkpoint of a job now, before the next periodic one: `CheckpointRequested`, then `CheckpointWritten` or
+    `CheckpointFailed`; or at once `CheckpointUpToDate`, `CheckpointRejected`. (Amoeba, Table 1: checkpoint.)
     """
 
     VERSION: ClassVar[int] = 1
@@ -110,4 +117,4 @@ class CheckpointJob:
     tenant: Token
 
 
-Command = SubmitJob | CancelJob | HoldQuote | AmendJob | ScaleJob | ProfileJob | CheckpointJob
+Command = SubmitJob | CancelJob | ReserveQuote | AmendJob | SetGpuLimits | ProfileJob | RequestCheckpoint

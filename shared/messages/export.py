@@ -17,7 +17,7 @@ from typing import BinaryIO, Protocol, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
-from shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 
 MAGIC = b"EFLEDGER1\n"
 _PREFIX = struct.Struct(">II")

@@ -48,7 +48,9 @@ Seed = Annotated[int, Strict(), Ge(0), Lt(1 << 63)]
 Sequence = Annotated[int, Strict(), Ge(0), Le(1 << 62)]
 TimeS = Annotated[float, Strict(), Ge(0), Le(MAX_TIME_S), AllowInfNan(False)]
 DurationS = Annotated[float, Strict(), Ge(0), Le(MAX_TIME_S), AllowInfNan(False)]
-HoldS = Annotated[float, Strict(), Gt(0), Le(600), AllowInfNan(False)]  # a quote is held for so long at most
+ReservationS = Annotated[
+    float, Strict(), Gt(0), Le(600), AllowInfNan(False)
+]  # a quote is held for so long at most
 PositiveDurationS = Annotated[float, Strict(), Gt(0), Le(MAX_TIME_S), AllowInfNan(False)]
 Rate = Annotated[float, Strict(), Ge(0), Le(1e12), AllowInfNan(False)]  # iterations per second
 Finite = Annotated[float, Strict(), AllowInfNan(False)]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shared.messages.limits import DurationS, NumBytes
+from elasticflow.shared.messages.limits import DurationS, NumBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,10 @@
-"""The scheduling algorithms, as pure functions: no clock, no bus, no chance. Arrays change in place only inside them.
+"""The scheduling algorithms, as pure functions over values and arrays: no clock, no bus, no randomness without a seed.
 
-profile -> filling (one job) -> planning (many) -> admission_plan -> allocation; selection (what is worth it)
-pool_rows -> planned_pool (a folded pool as a plan); lower_bound -> relaxation -> witness (why not)
-topology -> blocks -> seats -> buddy (placement); quota
+jobs/          scaling curves, confidence, the table of jobs, the pool as planners see it
+availability/  GPUs that are not promised over time; filling one job or many jobs into them; earliest completion
+admission/     the plan of all promises, the search for one more promise, pricing, quotas
+allocation/    how many GPUs each job gets now (ElasticFlow, Algorithm 2)
+placement/     which GPUs each job gets: buddy blocks on the topology tree
+proofs/        infeasibility certificates of rejections
+compiled/      compilation of the loops with numba
 """

@@ -1,1 +1,1 @@
-"""Other schedulers as plain policies, each from its paper, to measure ours against; docs/baselines.md compares them."""
+"""Other schedulers as pure policies, each from its paper, to compare with ours; `policy_catalogue` lists them."""

@@ -1,29 +1,28 @@
-"""What a baseline is: a pure rule for who comes in and who gets how many GPUs now, and the few steps that many share.
+"""What a baseline is: a pure rule for admission and for the GPUs of each job now; and the steps that many share.
 
-How a baseline takes the place of the services' policies is said in `adapter`, which of them there are in `catalogue`.
+`policy_adapter` puts a baseline in the place of the services' policies; `policy_catalogue` lists them by name.
 """
 
+import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.messages.job import JobClass
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.scaling_curve import ScalingCurve
-
-LEASE_TOLERANCE_S = 1.0  # a scheduler that wakes a little after the end of a lease is at that end
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineJob:
-    """A live job as a baseline sees it at one instant; each looks at what its paper assumes to be known.
+    """A live job as a baseline sees it at one instant; each baseline reads what its paper assumes to be known.
 
     curve: at the levels that this pool has.
-    requested_num_gpus: what its user asked for; any number.
+    requested_num_gpus: what its user requested; any number.
     attained_gpu_seconds: of all GPUs held so far, stalls included.
-    held_since_s: since when it holds current_num_gpus (also none: since when it waits).
+    held_since_s: the start of holding current_num_gpus; without GPUs, the start of waiting.
     num_resizes: changes from one share to another so far, starts and stops included.
     """
 
@@ -44,50 +43,50 @@ class BaselineJob:
 
     @property
     def due_s(self) -> float:
-        """Its hard deadline; never, for all jobs that have none."""
+        """Its hard deadline; infinity for jobs without one."""
         if self.deadline_s is None or self.job_class is not JobClass.SLO:
             return math.inf
         return self.deadline_s
 
     @property
     def gang(self) -> int:
-        """GPUs of a rigid scheduler: as requested, in so far as the job and the pool can; never none."""
+        """GPUs of a rigid scheduler: the largest level up to the request, at least the lowest level."""
         levels = self.curve.num_gpus_L
         return levels[max(bisect_right(levels, self.requested_num_gpus) - 1, 0)]
 
     def level(self, most: int) -> int:
-        """The fastest level on at most so many GPUs; 0 if there is none."""
+        """The fastest level on at most `most` GPUs; 0 if there is none."""
         levels = self.curve.levels
         fitting = bisect_right(levels, most)
         return levels[fitting - 1] if fitting else 0
 
     def seconds_left(self, num_gpus: int, now_s: float) -> float:
-        """Until it ends if it holds this many GPUs from now on, the change to them included."""
+        """Until its end on this many GPUs from now on, the resize included."""
         rate = self.curve.throughput(num_gpus)
         return self.stall_s(num_gpus, now_s) + self.remaining_iterations / rate if rate else math.inf
 
     def stall_s(self, num_gpus: int, now_s: float) -> float:
-        """Without progress from now on at this share; what is left of the last change if it is the present one."""
+        """Without progress from now on at this share; the rest of the last resize if it holds that share already."""
         cost_s = self.resize_cost.seconds(num_gpus)
         return cost_s if num_gpus != self.current_num_gpus else max(self.held_since_s + cost_s - now_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """GPUs of each job, jobs without any left out; valid_until_s: when to look again although nothing happened."""
+    """GPUs of each job that has any. valid_until_s: when to decide again although nothing happened."""
 
     num_gpus_by_job: Mapping[str, int]
     valid_until_s: float = math.inf
 
 
 class Baseline(Protocol):
-    """Pure: the same jobs at the same instant give the same answer, in whatever order they are named."""
+    """Pure: the same jobs at the same instant give the same answer, in any order of the jobs."""
 
     @property
     def name(self) -> str: ...
 
-    def admits(self, newcomer: BaselineJob, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> bool:
-        """Whether the newcomer may join these jobs."""
+    def admits(self, arriving: BaselineJob, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> bool:
+        """Whether the arriving job may join these jobs."""
         ...
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
@@ -96,9 +95,9 @@ class Baseline(Protocol):
 
 
 class AdmitsAll:
-    """What a scheduler without admission control says to everybody."""
+    """A scheduler without admission control."""
 
-    def admits(self, newcomer: BaselineJob, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> bool:
+    def admits(self, arriving: BaselineJob, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> bool:
         return True
 
 
@@ -106,7 +105,7 @@ class AdmitsAll:
 
 
 def by_deadline(job: BaselineJob) -> tuple[float, float, float, str]:
-    """Hard deadlines, then soft ones, then jobs without any in the order of their arrival."""
+    """Hard deadlines, then soft ones, then jobs without a deadline by arrival."""
     soft_s = math.inf if job.deadline_s is None else job.deadline_s
     return job.due_s, soft_s, job.submitted_at_s, job.job_id
 
@@ -115,11 +114,11 @@ def by_arrival(job: BaselineJob) -> tuple[float, str]:
     return job.submitted_at_s, job.job_id
 
 
-# --- rigid gangs and leases -----------------------------------------------------------------------------
+# --- rigid gangs ----------------------------------------------------------------------------------------
 
 
 def gangs(jobs_in_order: Iterable[BaselineJob], num_gpus: int) -> dict[str, int]:
-    """Each job its whole gang, in this order; one that does not fit is passed over, and others may use the room."""
+    """Each job its whole gang, in this order; a gang that does not fit is skipped, and later ones may fit."""
     shares: dict[str, int] = {}
     for job in jobs_in_order:
         if job.gang <= num_gpus:
@@ -129,31 +128,38 @@ def gangs(jobs_in_order: Iterable[BaselineJob], num_gpus: int) -> dict[str, int]
 
 
 def running_first(jobs_in_order: Sequence[BaselineJob]) -> list[BaselineJob]:
-    """The same order, but whoever holds GPUs keeps them."""
+    """The same order, but jobs that hold GPUs come first."""
     return sorted(jobs_in_order, key=lambda job: not job.current_num_gpus)
 
 
-def at_lease_end(now_s: float, lease_s: float) -> bool:
-    """Leases of all jobs end together, at multiples of their length: only so can a large gang come together."""
-    return now_s % lease_s < LEASE_TOLERANCE_S
+# --- growing shares -------------------------------------------------------------------------------------
+
+Step = Callable[[BaselineJob, int, int], tuple[float, int]]
+"""step(job, share, num_free) -> (gain of the best step up from this share, its level); gain 0: there is no step.
+
+A gain must not grow when fewer GPUs are free: then a gain that still holds is the greatest of all.
+"""
 
 
-def next_lease_end_s(now_s: float, lease_s: float) -> float:
-    return (now_s // lease_s + 1.0) * lease_s
+def grow(jobs_in_order: Sequence[BaselineJob], shares: dict[str, int], num_gpus: int, step: Step) -> None:
+    """Give the GPUs that the shares leave free to the jobs in them, by greatest gain; ties go to the first job."""
+    num_free = num_gpus - sum(shares.values())
 
+    def best(position: int) -> tuple[float, int, int]:
+        job = jobs_in_order[position]
+        gain, level = step(job, shares[job.job_id], num_free)
+        return -gain, position, level
 
-def leased_gangs(jobs_in_order: Sequence[BaselineJob], num_gpus: int, now_s: float, lease_s: float) -> Shares:
-    """Gangs for a lease, in this order, but whose lease has not ended keeps its GPUs.
-
-    While nobody waits there is nothing to decide at its end.
-    """
-
-    def leased(job: BaselineJob) -> bool:
-        ended = at_lease_end(now_s, lease_s) and now_s - job.held_since_s >= LEASE_TOLERANCE_S
-        return job.current_num_gpus > 0 and not ended
-
-    shares = gangs(sorted(jobs_in_order, key=lambda job: not leased(job)), num_gpus)
-    waiting = len(shares) < len(jobs_in_order)
-    return Shares(
-        num_gpus_by_job=shares, valid_until_s=next_lease_end_s(now_s, lease_s) if waiting else math.inf
-    )
+    steps = [best(position) for position, job in enumerate(jobs_in_order) if job.job_id in shares]
+    heapq.heapify(steps)
+    while steps and num_free:
+        queued = heapq.heappop(steps)
+        _, position, level = queued
+        now = best(position)
+        if now == queued and now[0] < 0:
+            job_id = jobs_in_order[position].job_id
+            num_free -= level - shares[job_id]
+            shares[job_id] = level
+            now = best(position)
+        if now[0] < 0:
+            heapq.heappush(steps, now)

@@ -1,8 +1,8 @@
 """Earliest deadline first with elastic scaling: ElasticFlow without its admission control.
 
-Minimum satisfactory shares are filled in the order of deadlines (Algorithm 1), and what is left now goes where it
-brings most (Algorithm 2); whoever cannot be in time any more gets from what is left. Written anew and plainly, over
-the pieces of a step function instead of slots: none of the scheduler's own code is in it.
+Minimum satisfactory shares are filled in the order of deadlines (Algorithm 1). The GPUs left now go where their
+marginal return is greatest (Algorithm 2); late jobs share in these. An independent implementation over the pieces of a
+step function instead of slots: it uses no code of the scheduler.
 Source: ElasticFlow, sections 4.1, 4.2 and 6.4 (EDF + elastic scaling).
 """
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_deadline
-from simulator.baselines.greedy import grow
+from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_deadline, grow
 
 
 class _Held(NamedTuple):
@@ -25,6 +24,8 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadlineFirstElastic(AdmitsAll):
+    """Every job is admitted."""
+
     name: str = "edf-elastic"
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
@@ -43,7 +44,7 @@ class EarliestDeadlineFirstElastic(AdmitsAll):
 
 
 class _Free:
-    """GPUs not yet planned for, from now on: a step function."""
+    """Unplanned GPUs from now on: a step function."""
 
     def __init__(self, num_gpus: int, now_s: float) -> None:
         self.starts_s, self.num_gpus = [now_s], [num_gpus]
@@ -65,7 +66,7 @@ class _Free:
 
 
 def _minimum_satisfactory_share(job: BaselineJob, free: _Free, now_s: float) -> Sequence[_Held]:
-    """The filling with the smallest cap that ends by the deadline; nothing if there is none."""
+    """The schedule with the smallest cap that ends by the deadline; empty if there is none."""
     for cap in job.curve.levels:
         if now_s + job.remaining_iterations / job.curve.throughput(cap) <= job.due_s and (
             schedule := _fill(job, free, cap, now_s)
@@ -75,7 +76,7 @@ def _minimum_satisfactory_share(job: BaselineJob, free: _Free, now_s: float) -> 
 
 
 def _fill(job: BaselineJob, free: _Free, cap: int, now_s: float) -> list[_Held] | None:
-    """At each instant the largest level up to the cap that is free, each change charged; None if it ends too late."""
+    """At each instant the largest free level up to the cap, each resize charged; None if it ends too late."""
     left, share, ready_s = job.remaining_iterations, job.current_num_gpus, now_s
     ready_s += job.stall_s(share, now_s)
     schedule: list[_Held] = []
@@ -100,7 +101,7 @@ def _fill(job: BaselineJob, free: _Free, cap: int, now_s: float) -> list[_Held] 
 def _share_out_the_rest(
     ordered: Sequence[BaselineJob], shares: dict[str, int], num_free: int, until_s: float, now_s: float
 ) -> None:
-    """Until the plan changes: nobody moves for nothing, nobody is left out, then the greatest marginal return."""
+    """First jobs keep their GPUs, then each job gets its fewest, then the greatest marginal return decides."""
 
     def give(job: BaselineJob, level: int) -> None:
         nonlocal num_free
@@ -118,7 +119,7 @@ def _share_out_the_rest(
 
 
 def _step(job: BaselineJob, share: int, num_free: int, *, until_s: float, now_s: float) -> tuple[float, int]:
-    """The next level, with the throughput that each added GPU brings, in throughputs of its fewest GPUs."""
+    """Throughput gained for each added GPU, relative to that on its fewest GPUs, and the next level."""
     rate, level = job.curve.throughput, job.curve.next_level.get(share, 0)
     if not level or level > share + num_free or not _pays(job, level, until_s, now_s):
         return 0.0, 0
@@ -126,7 +127,7 @@ def _step(job: BaselineJob, share: int, num_free: int, *, until_s: float, now_s:
 
 
 def _pays(job: BaselineJob, level: int, until_s: float, now_s: float) -> bool:
-    """Whether the job gets further at this level than at the one it holds, until the plan changes or it ends."""
+    """Whether the job does more iterations at this level than at its own, until the plan changes or it ends."""
     rate, held = job.curve.throughput(level), job.curve.throughput(job.current_num_gpus)
     window_s = min(until_s - now_s, job.seconds_left(level, now_s))
     stay_s, move_s = (job.stall_s(n, now_s) for n in (job.current_num_gpus, level))

@@ -1,8 +1,8 @@
-"""Goodput: GPUs go where they speed jobs up most, compared with an equal part of the cluster. Deadline-blind.
+"""Pollux: GPUs go to the jobs with the greatest speedup over an equal part of the cluster. It ignores deadlines.
 
 Goodput = throughput x statistical efficiency. A job here has a fixed global batch, whose efficiency is the same on any
-number of GPUs: it is taken as 1, so goodput = throughput, and Pollux's choice of batch size has no part. Its genetic
-search over placements becomes a greedy one over numbers of GPUs, of the same fitness: the power mean of speedups.
+number of GPUs: it is taken as 1, so goodput = throughput, and Pollux's choice of batch size is left out. Its genetic
+search over placements becomes a greedy one over numbers of GPUs, with the same fitness: the power mean of speedups.
 Source: Pollux (Qiao et al., OSDI 2021), section 4.2.
 """
 
@@ -10,23 +10,22 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from simulator.baselines.baseline import (
+from elasticflow.simulator.baselines.baseline import (
     AdmitsAll,
     BaselineJob,
     Shares,
-    at_lease_end,
     by_arrival,
-    next_lease_end_s,
+    grow,
     running_first,
 )
-from simulator.baselines.greedy import grow
+from elasticflow.simulator.baselines.lease_schedulers import at_lease_end, next_lease_end_s
 
 POWER = -1  # of the power mean: the harmonic mean, which counts the slowest most
 
 
 @dataclass(frozen=True, slots=True)
 class Pollux(AdmitsAll):
-    """interval_s: between two optimizations; a job that comes meanwhile starts on its fewest GPUs, if they are free."""
+    """interval_s: between two optimizations; a job that arrives meanwhile starts on its fewest GPUs if free."""
 
     name: str = "pollux"
     interval_s: float = 60.0
@@ -38,14 +37,14 @@ class Pollux(AdmitsAll):
             held = {job.job_id: job.current_num_gpus for job in jobs}
             return Shares(num_gpus_by_job=_started(queue, num_gpus, held), valid_until_s=next_s)
         shares = _optimized(queue, num_gpus, now_s)
-        settled = shares == _optimized(queue, num_gpus, None)  # growing older, a job makes a change no better
+        settled = shares == _optimized(queue, num_gpus, None)  # age makes no change better
         return Shares(num_gpus_by_job=shares, valid_until_s=math.inf if settled else next_s)
 
 
 def _started(
     queue: Iterable[BaselineJob], num_gpus: int, held: dict[str, int] | None = None
 ) -> dict[str, int]:
-    """Each job its fewest GPUs or what it holds, in this order: without any its speedup would be 0."""
+    """Each job its fewest GPUs or those it holds, in this order: without GPUs its speedup would be 0."""
     shares: dict[str, int] = {}
     for job in queue:
         level = (held or {}).get(job.job_id, 0) or job.curve.levels[0]
@@ -56,7 +55,7 @@ def _started(
 
 
 def _optimized(queue: Sequence[BaselineJob], num_gpus: int, now_s: float | None) -> dict[str, int]:
-    """Step by step to whom it raises the fitness most for each GPU. now_s: None to leave out what a move costs."""
+    """Give GPUs step by step where each raises the fitness most. now_s: None to ignore the cost of resizes."""
     powers = {job.job_id: _powers(job, num_gpus / len(queue), now_s) for job in queue}
 
     def step(job: BaselineJob, share: int, num_free: int) -> tuple[float, int]:
@@ -76,7 +75,7 @@ def _optimized(queue: Sequence[BaselineJob], num_gpus: int, now_s: float | None)
 
 
 def _powers(job: BaselineJob, fair_num_gpus: float, now_s: float | None) -> dict[int, float]:
-    """By level: its part in the power mean. A speedup is goodput over that on an equal part of the cluster."""
+    """Each level's term in the power mean. A speedup is goodput over that on an equal part of the cluster."""
     fair = job.level(int(fair_num_gpus)) or job.curve.levels[0]
     fair_goodput = job.curve.throughput(fair)
     return {
@@ -86,7 +85,7 @@ def _powers(job: BaselineJob, fair_num_gpus: float, now_s: float | None) -> dict
 
 
 def _reallocation_factor(job: BaselineJob, num_gpus: int, now_s: float | None) -> float:
-    """The part of its life for which a job would have worked if it went on being moved as often."""
+    """The part of its age for which the job would have trained if it is resized as often in future."""
     if now_s is None or not job.current_num_gpus or num_gpus == job.current_num_gpus:
         return 1.0
     age_s, delay_s = now_s - job.submitted_at_s, job.resize_cost.seconds(num_gpus)

@@ -1,23 +1,24 @@
-"""Least attained service in two dimensions, discretised: jobs sink through queues as they use up GPU-seconds.
+"""Tiresias: discretised least attained service in two dimensions, for rigid gangs and for elastic jobs.
 
-Rigid gangs, preemptive, first come first served within a queue; neither durations nor deadlines are known.
-Source: Tiresias (Gu et al., NSDI 2019), section 3; Amoeba, section 6 (the queues and their quanta).
+Jobs sink through queues as they use GPU-seconds. Preemptive, first come first served within a queue; neither durations
+nor deadlines are known.
+Source: Tiresias (Gu et al., NSDI 2019), section 3; Amoeba (Wu et al.), section 6 (queues, quanta, rules R1 and R2).
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_arrival, gangs
+from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_arrival, gangs, grow
 
 
 @dataclass(frozen=True, slots=True)
 class Tiresias(AdmitsAll):
     """quanta_gpu_s: attained GPU-seconds at which a job sinks into the next queue.
 
-    promote_after: a job that waits this many times as long as it has run goes back to the first queue; it sinks
-    again as soon as it runs, since what it has attained stays.
+    promote_after: a job that waits this many times as long as it has run returns to the first queue; it sinks again
+    as soon as it runs, since its attained service stays.
     """
 
     name: str = "tiresias"
@@ -41,7 +42,7 @@ class Tiresias(AdmitsAll):
     def next_change_s(
         self, jobs: Sequence[BaselineJob], shares: dict[str, int], num_gpus: int, now_s: float
     ) -> float:
-        """When a job that runs sinks, or one that waits is promoted; while nobody waits it does not matter."""
+        """When a running job sinks or a waiting one is promoted; infinity while no job waits."""
         if len(shares) == len(jobs):
             return math.inf
         sinks_s = (
@@ -57,3 +58,57 @@ class Tiresias(AdmitsAll):
     def _promoted_at_s(self, job: BaselineJob) -> float:
         ran_s = job.attained_gpu_seconds / job.gang
         return job.held_since_s + self.promote_after * ran_s if ran_s else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticTiresias(AdmitsAll):
+    """Jobs shrink while others wait (R1) and grow while GPUs are idle (R2).
+
+    max_pending: N of rule R1, which the paper leaves open.
+    """
+
+    name: str = "elastic-tiresias"
+    tiresias: Tiresias = field(default_factory=Tiresias)
+    max_pending: int = 0
+
+    def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
+        ordered = self.tiresias.in_order(jobs, now_s)
+        shares = _filled(ordered, {job.job_id: job.gang for job in ordered}, num_gpus)
+        if len(jobs) - len(shares) > self.max_pending:  # R1
+            halved = {
+                job.job_id: job.gang if self.tiresias.queue(job, now_s) == 0 else _half(job)
+                for job in ordered
+            }
+            shares = _filled(ordered, halved, num_gpus)
+        if len(shares) == len(jobs):  # R2
+            grow(ordered, shares, num_gpus, _greatest_gain)
+        changes_s = self.tiresias.next_change_s(jobs, shares, num_gpus, now_s)
+        return Shares(num_gpus_by_job=shares, valid_until_s=changes_s)
+
+
+def _filled(ordered: Sequence[BaselineJob], wanted: dict[str, int], num_gpus: int) -> dict[str, int]:
+    shares: dict[str, int] = {}
+    for job in ordered:
+        if wanted[job.job_id] <= num_gpus:
+            shares[job.job_id] = wanted[job.job_id]
+            num_gpus -= wanted[job.job_id]
+    return shares
+
+
+def _half(job: BaselineJob) -> int:
+    """Half of the request, or the fewest GPUs on which the job runs."""
+    below = [level for level in job.curve.num_gpus_L if level <= job.gang // 2]
+    return below[-1] if below else job.curve.num_gpus_L[0]
+
+
+def _greatest_gain(job: BaselineJob, share: int, num_free: int) -> tuple[float, int]:
+    """Throughput gained for each added GPU, relative to the present one; the paper adds GPUs one by one."""
+    rate = job.curve.throughput
+    return max(
+        (
+            ((rate(level) - rate(share)) / rate(share) / (level - share), level)
+            for level in job.curve.levels
+            if share < level <= share + num_free
+        ),
+        default=(0.0, 0),
+    )

@@ -1,15 +1,15 @@
-"""What nobody can beat, and what hindsight could reach: the two rulers beside each simulated result.
+"""Two reference values beside each simulated result: what no scheduler can exceed, and what hindsight reaches.
 
     clairvoyant_bound     no scheduler meets more deadlines than this (a linear relaxation)
-    hindsight_schedule    one that knows the future, and pays its resizes, meets at least these
+    hindsight_schedule    a scheduler that knows the future, and pays its resizes, meets at least these
 
-`demand` turns a workload into arrays, `linear_program` solves the relaxation with HiGHS, `pricing` bounds it from
-above where that would take too long, `fitting` fits one job into what others leave, for `hindsight`. Nothing here
-is used by a live scheduler: it looks into the future.
+`feasible_demand` turns a workload into arrays, `bound_program` solves the relaxation with HiGHS, and `price_ascent`
+bounds it from above where HiGHS would take too long. `cheapest_schedule` fits one job into the GPUs that others leave,
+for `hindsight_schedule`. No live scheduler uses this package: it knows the future.
 """
 
-from simulator.bound.demand import feasible_alone
-from simulator.bound.hindsight import Hindsight, hindsight_schedule
-from simulator.bound.relaxation import Bound, PriceProfile, clairvoyant_bound
+from elasticflow.simulator.bound.clairvoyant_bound import Bound, PriceProfile, clairvoyant_bound
+from elasticflow.simulator.bound.feasible_demand import feasible_alone
+from elasticflow.simulator.bound.hindsight_schedule import Hindsight, hindsight_schedule
 
 __all__ = ["Bound", "Hindsight", "PriceProfile", "clairvoyant_bound", "feasible_alone", "hindsight_schedule"]

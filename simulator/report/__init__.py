@@ -1,4 +1,4 @@
 """Several policies on several traces and cluster sizes, as one page: figures 7 to 11 of the paper, and their numbers.
 
-`comparison` says what is run, `figures` draws it, `page` writes it down. One run is `simulator/trace_driven`.
+`run_matrix` makes the runs, `figures` draws them, `page` writes the result. One run is `simulator/trace`.
 """

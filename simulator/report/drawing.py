@@ -1,4 +1,4 @@
-"""Canvas, colours and shapes that several figures share."""
+"""Canvas, colours and shapes of the figures."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from simulator.trace_driven.trial import Outcome
+from elasticflow.simulator.trace.simulated_run import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ HOUR_S = 3_600.0
 
 
 def panels(count: int) -> "tuple[Figure, list[Axes]]":
-    """One above the other."""
+    """Panels one above the other."""
     figure = Figure(figsize=(9.0, 3.6 if count == 1 else 3.0 * count), layout="constrained")
     FigureCanvasAgg(figure)
     axes_of_all = list(figure.subplots(count, 1, squeeze=False)[:, 0])
@@ -35,13 +35,13 @@ def panels(count: int) -> "tuple[Figure, list[Axes]]":
 
 
 def colours(count: int) -> list[str]:
-    """Up to ten are told apart at a glance, up to twenty with care."""
+    """Up to ten colours are easy to distinguish, up to twenty with care."""
     palette = colormaps["tab10" if count <= 10 else "tab20"].colors  # pyright: ignore[reportAttributeAccessIssue]
     return [to_hex(palette[position % len(palette)]) for position in range(count)]
 
 
 def bars(axes: "Axes", groups: Sequence[str], heights: Mapping[str, Sequence[float]]) -> None:
-    """heights: of each series, in every group; from 0 to 1."""
+    """heights: by series, one for each group; 0 to 1."""
     width = 0.8 / len(heights)
     for position, (series, colour) in enumerate(zip(heights, colours(len(heights)), strict=True)):
         at = np.arange(len(groups)) + (position - (len(heights) - 1) / 2) * width
@@ -51,7 +51,7 @@ def bars(axes: "Axes", groups: Sequence[str], heights: Mapping[str, Sequence[flo
 
 
 def lines_over_time(axes: "Axes", edges_s_B: FloatArray, values_by_series: Mapping[str, FloatArray]) -> None:
-    """values: means over the intervals. The first series, ours, is drawn over the others."""
+    """values_by_series: means over the intervals. The first series, ours, is drawn on top."""
     hours_B = (edges_s_B - edges_s_B[0]) / HOUR_S
     shades = colours(len(values_by_series))
     for position, (series, values) in enumerate(values_by_series.items()):
@@ -68,14 +68,14 @@ def lines_over_time(axes: "Axes", edges_s_B: FloatArray, values_by_series: Mappi
 
 
 def legend(axes: "Axes") -> None:
-    """Beside the picture, where it hides nothing."""
+    """Beside the axes, where it covers no line."""
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def common_edges(outcomes: Sequence[Outcome]) -> FloatArray:
-    """Equal intervals from the first submission to the median end: a policy that straggles squeezes no other."""
+    """Equal intervals from the first submission to the median end: one slow policy does not compress the others."""
     ends_s = sorted(outcome.result.makespan_s for outcome in outcomes)
-    start_s = outcomes[0].trial.workload.jobs[0].submitted_at_s
+    start_s = outcomes[0].run.workload.jobs[0].submitted_at_s
     return start_s + np.linspace(0.0, max(ends_s[len(ends_s) // 2], 1.0), NUM_INTERVALS + 1)
 
 

@@ -1,6 +1,6 @@
-"""The figures: each runs what it needs, draws it, and keeps the numbers beside it.
+"""Figures 7 to 11 of the ElasticFlow paper: each makes the runs that it needs, draws them and lists their numbers.
 
-Figures 7 to 11 of the ElasticFlow paper, on the traces at hand; where one trace or cluster is enough, on the first.
+Figures of one trace or cluster use the first.
 """
 
 import math
@@ -10,13 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.ticker import NullFormatter, PercentFormatter, ScalarFormatter
 
-from simulator.bound import Bound
-from simulator.report.comparison import Comparison, Runner, loose_enough, mixed
-from simulator.report.drawing import HOUR_S, bars, colours, common_edges, legend, lines_over_time, panels, png
-from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.timeline import efficiency, held_gpus
-from simulator.trace_driven.trial import Outcome
-from simulator.workload.jobs import Workload
+from elasticflow.simulator.bound import Bound
+from elasticflow.simulator.report.drawing import (
+    HOUR_S,
+    bars,
+    colours,
+    common_edges,
+    legend,
+    lines_over_time,
+    panels,
+    png,
+)
+from elasticflow.simulator.report.run_matrix import RunMatrix, Runner, loose_enough, mixed
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import Outcome
+from elasticflow.simulator.trace.timeline import efficiency, held_gpus
+from elasticflow.simulator.workload.workload import Workload
 
 Bounds = Mapping[tuple[str, int], Bound]  # by trace and number of GPUs, where they are known
 Cell = str | int | float | None
@@ -36,31 +45,31 @@ class Section:
     rows: tuple[tuple[Cell, ...], ...]
 
 
-def sections(comparison: Comparison, runner: Runner, bounds: Bounds) -> Iterator[Section]:
+def sections(matrix: RunMatrix, runner: Runner, bounds: Bounds) -> Iterator[Section]:
     """All figures, in the order of the paper."""
-    yield over_time(comparison, runner)
-    for cluster in comparison.clusters:
-        yield ratios(comparison, runner, cluster, bounds)
-    yield sources_of_improvement(comparison, runner)
-    yield efficiencies(comparison, runner)
-    yield mixes(comparison, runner)
+    yield over_time(matrix, runner)
+    for cluster in matrix.clusters:
+        yield ratios(matrix, runner, cluster, bounds)
+    yield sources_of_improvement(matrix, runner)
+    yield efficiencies(matrix, runner)
+    yield mixes(matrix, runner)
 
 
-def over_time(comparison: Comparison, runner: Runner) -> Section:
+def over_time(matrix: RunMatrix, runner: Runner) -> Section:
     """Figure 7: GPUs held, and jobs submitted and admitted, during one run of each policy."""
-    workload, cluster = comparison.workloads[0], comparison.clusters[0]
-    outcomes = _of_all(comparison, runner, workload, cluster)
+    workload, cluster = matrix.workloads[0], matrix.clusters[0]
+    outcomes = _of_all(matrix, runner, workload, cluster)
     edges_s_B = common_edges(outcomes)
     hours_B = (edges_s_B - edges_s_B[0]) / HOUR_S
     figure, (gpus, jobs) = panels(2)
     lines_over_time(
         gpus,
         edges_s_B,
-        {outcome.trial.policy: held_gpus(outcome.result).means(edges_s_B) for outcome in outcomes},
+        {outcome.run.policy: held_gpus(outcome.result).means(edges_s_B) for outcome in outcomes},
     )
     ours = outcomes[0]
     admitted = [fate for fate in ours.result.fates if fate.admitted]
-    for label, fates in (("submitted", ours.result.fates), (f"admitted, {ours.trial.policy}", admitted)):
+    for label, fates in (("submitted", ours.result.fates), (f"admitted, {ours.run.policy}", admitted)):
         at_s = np.array([fate.job.submitted_at_s for fate in fates])
         jobs.step(hours_B, np.searchsorted(at_s, edges_s_B, side="right"), where="post", label=label)
     gpus.set_ylabel("GPUs held")
@@ -70,12 +79,12 @@ def over_time(comparison: Comparison, runner: Runner) -> Section:
     legend(jobs)
     return Section(
         title=f"Figure 7. GPUs and jobs over time: {workload.name} on {cluster.num_gpus} GPUs",
-        caption="Admission control drops jobs in a burst; elastic policies fill the GPUs that are left.",
+        caption="Admission control rejects jobs in a burst; elastic policies use the GPUs that are left.",
         png=png(figure),
         columns=("policy", "admitted", "met", "late", "GPU-hours", "makespan, hours"),
         rows=tuple(
             (
-                outcome.trial.policy,
+                outcome.run.policy,
                 outcome.result.num_admitted,
                 outcome.result.num_met(),
                 outcome.result.num_late(),
@@ -87,15 +96,15 @@ def over_time(comparison: Comparison, runner: Runner) -> Section:
     )
 
 
-def ratios(comparison: Comparison, runner: Runner, cluster: ClusterShape, bounds: Bounds) -> Section:
-    """Figure 8: the deadline satisfactory ratio by policy and trace, below the bound."""
-    traces = [workload.name for workload in comparison.workloads]
-    heights: dict[str, list[float]] = {policy: [] for policy in comparison.policies}
+def ratios(matrix: RunMatrix, runner: Runner, cluster: ClusterShape, bounds: Bounds) -> Section:
+    """Figure 8: the deadline satisfactory ratio by policy and trace, and the bound."""
+    traces = [workload.name for workload in matrix.workloads]
+    heights: dict[str, list[float]] = {policy: [] for policy in matrix.policies}
     limits: list[float | None] = []
-    for workload in comparison.workloads:
-        outcomes = _of_all(comparison, runner, workload, cluster)
+    for workload in matrix.workloads:
+        outcomes = _of_all(matrix, runner, workload, cluster)
         for outcome in outcomes:
-            heights[outcome.trial.policy].append(_ratio(outcome))
+            heights[outcome.run.policy].append(_ratio(outcome))
         bound = bounds.get((workload.name, cluster.num_gpus))
         limits.append(bound.jobs_met / max(outcomes[0].result.num_slo, 1) if bound is not None else None)
     figure, (axes,) = panels(1)
@@ -107,25 +116,23 @@ def ratios(comparison: Comparison, runner: Runner, cluster: ClusterShape, bounds
     legend(axes)
     return Section(
         title=f"Figure 8. Deadline satisfactory ratio by policy and trace: {cluster.num_gpus} GPUs",
-        caption="SLO jobs that end by their deadline, of all submitted. Dotted: more than that nobody can meet.",
+        caption="SLO jobs that end by their deadline, of all submitted. Dotted: no scheduler can meet more.",
         png=png(figure),
         columns=("policy", *traces),
         rows=(*((policy, *values) for policy, values in heights.items()), ("bound", *limits)),
     )
 
 
-def sources_of_improvement(comparison: Comparison, runner: Runner) -> Section:
-    """Figure 9: what admission control and elastic scaling bring, alone and together, by cluster size."""
-    workload = comparison.workloads[0]
-    sizes = [f"{cluster.num_gpus} GPUs" for cluster in comparison.clusters]
+def sources_of_improvement(matrix: RunMatrix, runner: Runner) -> Section:
+    """Figure 9: gains of admission control and elastic scaling, alone and together, by cluster size."""
+    workload = matrix.workloads[0]
+    sizes = [f"{cluster.num_gpus} GPUs" for cluster in matrix.clusters]
     heights = {
         policy: [
             _ratio(outcome)
-            for outcome in runner(
-                comparison.trial(workload, cluster, policy) for cluster in comparison.clusters
-            )
+            for outcome in runner(matrix.run_of(workload, cluster, policy) for cluster in matrix.clusters)
         ]
-        for policy in dict.fromkeys((*VARIANTS_OF_EDF, comparison.policies[0]))
+        for policy in dict.fromkeys((*VARIANTS_OF_EDF, matrix.policies[0]))
     }
     figure, (axes,) = panels(1)
     bars(axes, sizes, heights)
@@ -140,29 +147,29 @@ def sources_of_improvement(comparison: Comparison, runner: Runner) -> Section:
     )
 
 
-def efficiencies(comparison: Comparison, runner: Runner) -> Section:
-    """Figure 10: cluster efficiency over time, where every policy runs the same jobs."""
-    workload, cluster = loose_enough(comparison, runner), comparison.clusters[0]
-    outcomes = _of_all(comparison, runner, workload, cluster)
+def efficiencies(matrix: RunMatrix, runner: Runner) -> Section:
+    """Figure 10: cluster efficiency over time; every policy runs the same jobs."""
+    workload, cluster = loose_enough(matrix, runner), matrix.clusters[0]
+    outcomes = _of_all(matrix, runner, workload, cluster)
     edges_s_B = common_edges(outcomes)
     figure, (axes,) = panels(1)
     lines_over_time(
         axes,
         edges_s_B,
-        {outcome.trial.policy: efficiency(outcome.result).means(edges_s_B) for outcome in outcomes},
+        {outcome.run.policy: efficiency(outcome.result).means(edges_s_B) for outcome in outcomes},
     )
     axes.set_xlabel("hours since the first submission")
     axes.set_ylabel("cluster efficiency")
     legend(axes)
     return Section(
         title=f"Figure 10. Cluster efficiency: {workload.name}, {cluster.num_gpus} GPUs",
-        caption="Equation 8: each GPU counts with its part of its job's throughput, in that of a GPU alone. "
-        "Deadlines are loosened until all jobs that ever could be are admitted.",
+        caption="Equation 8: each GPU counts its part of its job's throughput, relative to that of one GPU. "
+        "Deadlines are loosened until all jobs are admitted that can be.",
         png=png(figure),
         columns=("policy", "rejected", "mean cluster efficiency", "makespan, hours", "GPU-hours"),
         rows=tuple(
             (
-                outcome.trial.policy,
+                outcome.run.policy,
                 outcome.result.num_rejected,
                 outcome.result.cluster_efficiency,
                 outcome.result.makespan_s / HOUR_S,
@@ -173,16 +180,16 @@ def efficiencies(comparison: Comparison, runner: Runner) -> Section:
     )
 
 
-def mixes(comparison: Comparison, runner: Runner) -> Section:
-    """Figure 11: deadlines met, and how long best-effort jobs take, by their share."""
-    workload, cluster = comparison.workloads[0], comparison.clusters[0]
-    met: dict[str, list[float]] = {policy: [] for policy in comparison.policies}
-    hours: dict[str, list[float | None]] = {policy: [] for policy in comparison.policies}
+def mixes(matrix: RunMatrix, runner: Runner) -> Section:
+    """Figure 11: deadlines met, and completion times of best-effort jobs, by their share."""
+    workload, cluster = matrix.workloads[0], matrix.clusters[0]
+    met: dict[str, list[float]] = {policy: [] for policy in matrix.policies}
+    hours: dict[str, list[float | None]] = {policy: [] for policy in matrix.policies}
     for share in BEST_EFFORT_SHARES:
-        for outcome in _of_all(comparison, runner, mixed(workload, share), cluster):
+        for outcome in _of_all(matrix, runner, mixed(workload, share), cluster):
             seconds = outcome.result.mean_jct_best_effort_s
-            met[outcome.trial.policy].append(_ratio(outcome))
-            hours[outcome.trial.policy].append(None if seconds is None else seconds / HOUR_S)
+            met[outcome.run.policy].append(_ratio(outcome))
+            hours[outcome.run.policy].append(None if seconds is None else seconds / HOUR_S)
     figure, (above, below) = panels(2)
     for policy, colour in zip(met, colours(len(met)), strict=True):
         known = [math.nan if value is None else value for value in hours[policy]]
@@ -212,11 +219,9 @@ def mixes(comparison: Comparison, runner: Runner) -> Section:
     )
 
 
-def _of_all(
-    comparison: Comparison, runner: Runner, workload: Workload, cluster: ClusterShape
-) -> list[Outcome]:
+def _of_all(matrix: RunMatrix, runner: Runner, workload: Workload, cluster: ClusterShape) -> list[Outcome]:
     """Of each policy, in their order."""
-    return runner(comparison.trial(workload, cluster, policy) for policy in comparison.policies)
+    return runner(matrix.run_of(workload, cluster, policy) for policy in matrix.policies)
 
 
 def _ratio(outcome: Outcome) -> float:

@@ -1,4 +1,4 @@
-"""Sections as one HTML page, the numbers of all runs as CSV beside it; or both as an object."""
+"""The report: sections as one HTML page and the numbers of all runs as CSV, or both as one object."""
 
 import base64
 import csv
@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from simulator.report.figures import Cell, Section
+from elasticflow.simulator.report.figures import Cell, Section
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -32,7 +32,7 @@ def write_page(file: Path, title: str, preface: str, sections: Iterable[Section]
 def as_object(
     sections: Iterable[Section], runs: Sequence[Mapping[str, object]], overhead: str, *, partial: bool
 ) -> Mapping[str, object]:
-    """What the page says, for JSON: pictures aside, and every number as it is."""
+    """The page for JSON, without pictures and with exact numbers."""
     figures = [
         {"title": shown.title, "caption": shown.caption, "columns": shown.columns, "rows": shown.rows}
         for shown in sections

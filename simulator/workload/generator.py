@@ -1,7 +1,7 @@
-"""Workloads out of a seed: when jobs come, how large they are, how tight their deadlines, how loaded the cluster.
+"""Workloads from a seed: arrivals, sizes of jobs, tightness of deadlines, load of the cluster.
 
 Axis: J = jobs. Sizes are GPU-hours from a lognormal distribution, as in the traces of shared clusters: many small
-jobs, few very large ones. What a job is then made of follows raw_trace.py (ElasticFlow, section 6.1).
+jobs, few very large ones. Models and iterations follow raw_trace.py (ElasticFlow, section 6.1).
 """
 
 import math
@@ -12,11 +12,17 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import BadSettings
-from shared.messages.job import JobClass
-from simulator.workload.jobs import TraceJob, Workload
-from simulator.workload.raw_trace import MAX_DURATION_S, TIGHTNESS, Setting, completed_job, settings_at
-from simulator.workload.throughputs import Throughputs
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.simulator.workload.raw_trace import (
+    MAX_DURATION_S,
+    TIGHTNESS,
+    Setting,
+    completed_job,
+    settings_at,
+)
+from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 FloatArray = NDArray[np.float64]
 
@@ -28,20 +34,20 @@ MAX_TIGHTNESS = 50.0
 
 
 class Arrivals(StrEnum):
-    """The arrival process; each spreads over the same span, which the load sets."""
+    """The arrival process; all spread over the same span, which the load sets."""
 
     POISSON = "poisson"
-    BURSTY = "bursty"  # many jobs in one second, then none for long
+    BURSTY = "bursty"  # many jobs in one second, then none for a long time
     DIURNAL = "diurnal"  # a Poisson process whose rate follows the day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a generated workload is like.
+    """The parameters of a generated workload.
 
-    load: GPU-seconds that the jobs take at the GPUs they ask for, over those that the cluster has while they come.
-    num_gpus_weights: how often a job asks for so many GPUs (powers of two). model_weights: how often a model is
-    drawn, where it runs on so many GPUs; empty = all alike. tightness: range of the deadline over the duration.
+    load: GPU-seconds of the jobs on their requested GPUs, over those of the cluster while jobs arrive.
+    num_gpus_weights: weight of each requested number of GPUs (powers of two). model_weights: weight of each model
+    among those that run on that number; empty: equal weights. tightness: range of deadline over duration.
     """
 
     num_jobs: int = 100
@@ -50,7 +56,7 @@ class Recipe:
     arrivals: Arrivals = Arrivals.POISSON
     jobs_per_burst: float = 20.0
     median_gpu_hours: float = 2.0
-    gpu_hours_sigma: float = 1.5  # of the logarithm; 0: all jobs alike
+    gpu_hours_sigma: float = 1.5  # of the logarithm; 0: all jobs have one size
     num_gpus_weights: Mapping[int, float] = field(
         default_factory=lambda: {1: 0.5, 2: 0.15, 4: 0.15, 8: 0.15, 16: 0.05}
     )
@@ -92,7 +98,7 @@ def generate(recipe: Recipe, throughputs: Throughputs, seed: int, name: str = "g
     span_s = float(num_gpus_J @ duration_s_J) / (recipe.load * recipe.cluster_gpus)
     if span_s > MAX_SPAN_S:
         raise BadSettings(
-            (f"these jobs would come over {span_s:.3g} s; raise the load, or make them smaller",)
+            (f"these jobs would arrive over {span_s:.3g} s; raise the load, or make the jobs smaller",)
         )
     submitted_s_J = np.sort(np.floor(_arrivals_s(recipe, span_s, chance)))
     allowed_s_J = np.ceil(duration_s_J * chance.uniform(*recipe.tightness, num_jobs))
@@ -124,7 +130,7 @@ def _shares(weights: Mapping[int, float]) -> FloatArray:
 
 
 def _arrivals_s(recipe: Recipe, span_s: float, chance: np.random.Generator) -> FloatArray:
-    """Instants in [0, span_s), in any order; of a Poisson process, given their number, these are uniform."""
+    """Instants in [0, span_s), in any order; those of a Poisson process of a known number are uniform."""
     uniform_J = chance.random(recipe.num_jobs)
     match recipe.arrivals:
         case Arrivals.POISSON:
@@ -143,7 +149,7 @@ def _arrivals_s(recipe: Recipe, span_s: float, chance: np.random.Generator) -> F
 def _weighted(
     recipe: Recipe, throughputs: Throughputs, num_gpus: int
 ) -> tuple[tuple[Setting, ...], FloatArray]:
-    """What runs on so many GPUs, and how often it is drawn: by model, then alike among its batch sizes."""
+    """Settings that run on num_gpus GPUs, and their weights: by model, equal among its batch sizes."""
     weights = recipe.model_weights or dict.fromkeys(throughputs.models, 1.0)
     if unknown := sorted(weights.keys() - set(throughputs.models)):
         raise BadSettings((f"{throughputs.source} has no table of {', '.join(unknown)}",))

@@ -1,4 +1,4 @@
-"""Raw traces say when a job came, on how many GPUs it ran and for how long; what else a job needs is drawn here.
+"""Raw traces have the submission, GPUs and duration of each job; the rest is drawn at random here.
 
 Source: ElasticFlow, section 6.1: a model and batch size from those with a throughput table, the iterations that the
 duration allows at that throughput, and a deadline of lambda times the duration, lambda uniform in [0.5, 1.5].
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.messages.job import JobClass
-from shared.messages.limits import MAX_GPUS, MAX_TIME_S
-from shared.scheduling.scaling_curve import ScalingCurve
-from simulator.workload.job_class import job_class_of
-from simulator.workload.jobs import TraceJob
-from simulator.workload.table import Row
-from simulator.workload.throughputs import Throughputs
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.limits import MAX_GPUS, MAX_TIME_S
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.workload.csv_table import Row
+from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.workload import TraceJob, job_class_of
 
 TIGHTNESS = (0.5, 1.5)  # the range of lambda
 MIN_DURATION_S = 1e-3
@@ -23,7 +22,7 @@ MAX_DURATION_S = 1e9  # thirty years; more is a mistake in units
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model at a global batch size: what can be drawn for a job."""
+    """A model at a global batch size."""
 
     model_name: str
     global_batch_size: int
@@ -31,7 +30,7 @@ class Setting:
 
 
 def settings_at(throughputs: Throughputs, num_gpus: int) -> tuple[Setting, ...]:
-    """All settings that run on num_gpus GPUs, by name and batch size."""
+    """All settings that run on num_gpus GPUs, by model name and batch size."""
     return tuple(
         Setting(model, batch_size, curve)
         for model in throughputs.models
@@ -50,7 +49,7 @@ def completed_job(
     deadline_s: float | None,
     job_class: JobClass = JobClass.SLO,
 ) -> TraceJob:
-    """A job that needs duration_s seconds on num_gpus GPUs, or one iteration where that is longer."""
+    """A job of duration_s seconds on num_gpus GPUs, of one iteration at least."""
     iterations = int(duration_s * setting.curve.throughput(num_gpus))
     return TraceJob(
         job_id=job_id,
@@ -67,14 +66,14 @@ def completed_job(
 
 
 class RawReader:
-    """Makes jobs of raw rows, one draw after the other: the same rows and seed give the same jobs.
+    """Makes jobs of raw rows, one draw after another: the same rows and seed give the same jobs.
 
-    A number of GPUs that is no power of two is rounded up to the next one.
+    A number of GPUs is rounded up to a power of two.
     """
 
     def __init__(self, throughputs: Throughputs, chance: np.random.Generator) -> None:
         self._throughputs, self._chance = throughputs, chance
-        self._settings: dict[int, tuple[Setting, ...]] = {}  # by number of GPUs, once asked for
+        self._settings: dict[int, tuple[Setting, ...]] = {}  # by number of GPUs
 
     def __call__(self, row: Row, job_id: str) -> TraceJob:
         submitted_at_s = row.number("submission_time", 0, MAX_TIME_S)

@@ -1,13 +1,13 @@
-"""Traces: comma-separated files with one job a row. Which form a file has, its header says.
+"""Traces: CSV files with one job a row. The header decides between two forms.
 
     job_id, submission_time, num_iteration, model_name, deadline, batch_size, num_gpu, duration
     job_id, submission_time, num_gpu, duration                       (raw: see raw_trace.py)
 
-Times are in seconds on a clock of the trace's own, deadlines absolute. Without a job_id column, jobs are called by
-their line. In the first form num_gpu and duration may be empty or absent (only rigid baselines look at them),
-min_gpus and max_gpus may say on how many GPUs the job may run, state_bytes what moves where they change (for measured
-overheads, see overhead.py). In both forms one of three more columns may say 1: `best_effort` (its deadline is not
-looked at), `soft_deadline` and `padding`. Other columns are passed over.
+Times are seconds on the clock of the trace; deadlines are absolute. Without a job_id column, ids are line numbers.
+In the first form num_gpu and duration may be empty or absent (only rigid baselines read them); min_gpus and max_gpus
+limit the numbers of GPUs; state_bytes is the size of the state that a resize moves (for measured overheads, see
+overhead.py). In both forms one of three more columns may say 1: `best_effort` (its deadline is ignored),
+`soft_deadline` and `padding`. Other columns are ignored.
 """
 
 import csv
@@ -17,16 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.messages.gpu_range import GpuRange, range_problem
-from shared.messages.job import JobClass
-from shared.messages.limits import MAX_BATCH, MAX_GPUS, MAX_ITERATIONS, MAX_TIME_S
-from shared.scheduling.scaling_curve import ScalingCurve
-from simulator.workload.errors import BadInput, BadRow, refusal
-from simulator.workload.job_class import job_class_of
-from simulator.workload.jobs import TraceJob, Workload
-from simulator.workload.raw_trace import MAX_DURATION_S, RawReader
-from simulator.workload.table import Row, columns_of, read_lines, rows_of
-from simulator.workload.throughputs import Throughputs
+from elasticflow.shared.messages.gpu_limits import GpuRange, range_problem
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.limits import MAX_BATCH, MAX_GPUS, MAX_ITERATIONS, MAX_TIME_S
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.workload.csv_table import Row, columns_of, read_lines, rows_of
+from elasticflow.simulator.workload.input_errors import BadInput, BadRow, refusal
+from elasticflow.simulator.workload.raw_trace import MAX_DURATION_S, RawReader
+from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.workload import TraceJob, Workload, job_class_of
 
 COLUMNS = (
     "job_id",
@@ -55,13 +54,13 @@ SPELLINGS = {name: name for name in COLUMNS} | {
 }
 MAX_ID_CHARS = 200
 MAX_STATE_BYTES = 1 << 50
-ADVICE = "mend these rows, or pass over them with --skip-bad"
+ADVICE = "correct these rows, or skip them with --skip-bad"
 
 
 def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, seed: int = 0) -> Workload:
     """The jobs of a file in either form; seed: for what a raw trace leaves open.
 
-    BadInput names every bad row, or with skip_bad they are in `skipped`; a file without a good row is an error.
+    BadInput names every bad row, or with skip_bad they are in `skipped`; a file without a valid row is an error.
     """
     (_, header), *lines = read_lines(file)
     columns = columns_of(file, header, SPELLINGS)
@@ -81,14 +80,14 @@ def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, see
         except BadInput as error:
             bad.extend(error.problems)
     if bad and not (skip_bad and jobs):
-        raise BadInput(tuple(bad), ADVICE if jobs else "no row is good")
+        raise BadInput(tuple(bad), ADVICE if jobs else "no row is valid")
     if not jobs:
         raise refusal(file, "has a header, but no job below it")
     return Workload.of(file.stem, jobs, bad)
 
 
 def write_trace(workload: Workload, file: Path) -> None:
-    """In the form that `read_trace` reads back to the same jobs, given the same throughputs."""
+    """Write a file that `read_trace` reads back to the same jobs, given the same throughputs."""
     with file.open("w", encoding="utf-8", newline="") as opened:
         writer = csv.writer(opened, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -114,14 +113,14 @@ def write_trace(workload: Workload, file: Path) -> None:
 
 
 def _plain(value: float) -> str:
-    """Exact, and without a fraction where there is none."""
+    """Exact; whole numbers without a fraction."""
     return str(int(value)) if value.is_integer() else repr(value)
 
 
 def _reader(
     file: Path, columns: list[str], throughputs: Throughputs, seed: int
 ) -> Callable[[Row, str], TraceJob]:
-    """For the form that the header shows: a trace that says more of a job than its size is no raw one."""
+    """The reader for the form in the header: a trace with more columns than a raw one needs is complete."""
     is_raw = set(REQUIRED).isdisjoint(set(columns) - set(REQUIRED_RAW))
     missing = [name for name in (REQUIRED_RAW if is_raw else REQUIRED) if name not in columns]
     if missing:
@@ -200,12 +199,12 @@ def _curve(throughputs: Throughputs, row: Row, model_name: str, batch_size: int)
 
 
 def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int | None) -> ScalingCurve:
-    """The part of a model's curve in a job's range."""
+    """The part of a model's curve within a job's range."""
     column = "min_gpus" if row.has("min_gpus") else "max_gpus"
     if (wrong := range_problem(min_gpus, max_gpus)) is not None:
         raise row.refusal(column, wrong)
     gpu_range = GpuRange.of(min_gpus, max_gpus)
-    rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.holds(level)}
+    rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.allows(level)}
     if not any(rates.values()):
         levels = ", ".join(map(str, measured.num_gpus_L))
         raise row.refusal(column, f"leaves no number of GPUs on which the model runs; it does on {levels}")

@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from shared.messages.job import JobClass
-from shared.messages.job_state import Phase
-from tests.faults.evidence import assert_sound, iterations_trained
-from tests.faults.pool import RunningPool, eventually, job, persistently, running_pool
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Phase
+from tests.support.fault_evidence import assert_sound, iterations_trained
+from tests.support.real_pool import RunningPool, eventually, job, persistently, running_pool
 
 FIRST_SEED = int(os.environ.get("EF_FAULT_FIRST_SEED", "0"))
 NUM_SEEDS = int(os.environ.get("EF_FAULT_SEEDS", "2"))
@@ -60,9 +60,9 @@ async def test_everything_acknowledged_comes_to_its_end(seed: int, tmp_path: Pat
 
 
 async def submit_all(pool: RunningPool, seed: int) -> None:
-    """Wishes of every kind, a little apart; each is acknowledged before the next is made."""
+    """Commands of every kind, a little apart; each is acknowledged before the next is made."""
     rng = np.random.default_rng((seed, 1))
-    wishes = {
+    commands = {
         "slo-long": job(max_iterations=250),
         "unprofiled": job(model_name="", max_iterations=60),
         "cancelled": job(JobClass.BEST_EFFORT, max_iterations=1_000_000),
@@ -71,11 +71,11 @@ async def submit_all(pool: RunningPool, seed: int) -> None:
         "soft": job(JobClass.SOFT, max_iterations=80),
         "best-effort": job(JobClass.BEST_EFFORT, max_iterations=16, hyperparameters=LONG_STEPS),
     }
-    for job_id, spec in wishes.items():
+    for job_id, spec in commands.items():
         await pool.acknowledged(spec, job_id)
         await asyncio.sleep(rng.uniform(0.0, 0.5))
-    await pool.acknowledged(wishes["slo-long"], "slo-long")  # the same wish
-    await pool.acknowledged(wishes["soft"], "slo-long")  # another wish under a name that is taken
+    await pool.acknowledged(commands["slo-long"], "slo-long")  # the same command
+    await pool.acknowledged(commands["soft"], "slo-long")  # another command under a used id
     await persistently(lambda: pool.client.cancel("cancelled", reason="changed my mind"))
 
 

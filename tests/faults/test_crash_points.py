@@ -1,4 +1,5 @@
-"""Kill -9 between the decision and its acknowledgement, again and again: every wish is decided once, and no capacity is
+"""Kill -9 between the decision and its acknowledgement, again and again: every command is decided once, and no
+capacity is
 promised twice.
 
 The nodes exist on paper only, so a pool is cheap and stays full. EF_FAULT_SEEDS=40 kills ten times as often.
@@ -11,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.messages.cluster import PoolConfig
-from shared.messages.events import JobAdmitted, PlanDecided
-from shared.messages.job import JobSpec
-from simulator.replay import Entry
-from tests.faults.evidence import assert_decided_once, assert_one_chain, decisions
-from tests.faults.pool import POOL, RunningPool, job, running_pool
+from elasticflow.shared.messages.events import JobAdmitted, PlanDecided
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.simulator.replay.recorded_ledger import Entry
+from tests.support.fault_evidence import assert_decided_once, assert_one_chain, decisions
+from tests.support.real_pool import POOL, RunningPool, job, running_pool
 
 NUM_KILLS = 2 * int(os.environ.get("EF_FAULT_SEEDS", "4"))
 SEED = int(os.environ.get("EF_FAULT_FIRST_SEED", "0"))
 NUM_GPUS = 4
-BURST = 40  # wishes at once: for a while some are always between being pulled and being acknowledged
+BURST = 40  # commands at once: for a while some are always between being pulled and being acknowledged
 PAUSE_S = 0.3  # between two bursts
 LATEST_KILL_S = 0.003  # after a decision was seen: its writer hears of it at the same time
 VICTIMS = ("admission-0", "admission-1", "allocator", "placement")
@@ -42,7 +43,7 @@ async def test_kills_between_decision_and_acknowledgement(tmp_path: Path) -> Non
             submitting = tasks.create_task(submit_until(pool, killed))
         job_ids = submitting.result()
         await pool.when(
-            lambda state: all(state.job(job_id) is not None for job_id in job_ids), "all wishes are decided"
+            lambda state: all(state.job(job_id) is not None for job_id in job_ids), "all commands are decided"
         )
         entries = await pool.ledger()
 
@@ -66,7 +67,7 @@ async def kill_after_decisions(pool: RunningPool, killed: asyncio.Event) -> None
 
 
 async def some_came_again(pool: RunningPool) -> bool:
-    """A kill has hit a wish in flight: the server had to deliver it once more."""
+    """A kill has hit a command in flight: the server had to deliver it once more."""
     consumer = await pool.bus._connection.api(f"CONSUMER.INFO.EF_SUBMIT_{POOL}.admission")
     delivered = consumer["delivered"]
     return delivered["consumer_seq"] > delivered["stream_seq"]
@@ -82,19 +83,19 @@ async def decision_of(pool: RunningPool, instance: str) -> None:
 
 
 async def submit_until(pool: RunningPool, killed: asyncio.Event) -> list[str]:
-    """Bursts of wishes, until all kills are done; the ids of all that were acknowledged."""
+    """Bursts of commands, until all kills are done; the ids of all that were acknowledged."""
     rng = np.random.default_rng((SEED, 1))
     began_s = pool.client.now_s()
     job_ids: list[str] = []
     while not killed.is_set():
-        wishes = [wish(rng, began_s) for _ in range(BURST)]
+        commands = [random_spec(rng, began_s) for _ in range(BURST)]
         names = [f"job-{len(job_ids) + number}" for number in range(BURST)]
-        job_ids += await asyncio.gather(*map(pool.acknowledged, wishes, names))
+        job_ids += await asyncio.gather(*map(pool.acknowledged, commands, names))
         await asyncio.sleep(PAUSE_S)
     return job_ids
 
 
-def wish(rng: np.random.Generator, began_s: float) -> JobSpec:
+def random_spec(rng: np.random.Generator, began_s: float) -> JobSpec:
     """Large, so that a few dozen fill the pool; due so that it is never quite full.
 
     Up to each deadline half a unit is left over: far more than goes by while the test runs.

@@ -1,17 +1,17 @@
-"""A full disk, for real: wishes are refused with the reason; everything lives, and goes on when there is room."""
+"""A full disk, for real: commands are refused with the reason; everything lives, and goes on when there is space."""
 
 import os
 import shutil
 from pathlib import Path
 
-from shared.errors import StorageFull
-from tests.faults.evidence import assert_decided_once, assert_one_chain, decisions
-from tests.faults.pool import RunningPool, job, running_pool
-from tests.small_disk import small_disk
+from elasticflow.shared.errors import StorageFull
+from tests.support.fault_evidence import assert_decided_once, assert_one_chain, decisions
+from tests.support.real_pool import RunningPool, job, running_pool
+from tests.support.small_disk import small_disk
 
 DISK = "800m"  # the streams' own bounds must fit into it
-LEFT_BYTES = 48 << 20  # room for what is written until the supervisor looks
-LONG = "x" * 20_000  # makes a wish that fills the rest soon
+LEFT_BYTES = 48 << 20  # space for what is written until the supervisor checks
+LONG = "x" * 20_000  # makes a command that fills the rest soon
 
 
 async def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ async def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
 async def fill_and_free(disk: Path) -> None:
     async with running_pool(disk, num_nodes=1, replicas={}) as pool:
         job_ids = [await pool.acknowledged(job(), "before")]
-        await pool.when(lambda state: state.job("before") is not None, "the first wish is decided")
+        await pool.when(lambda state: state.job("before") is not None, "the first command is decided")
         pids = {name: pid for name, pid in pool.pids().items() if name != "nats-server"}
 
         ballast = fill(disk)
@@ -49,7 +49,7 @@ def fill(disk: Path) -> Path:
 
 
 async def was_acknowledged(pool: RunningPool, job_id: str) -> bool:
-    """Hand in a long wish; False if the answer is that the disk is full."""
+    """Hand in a long command; False if the answer is that the disk is full."""
     try:
         await pool.acknowledged(job(max_iterations=1, description=LONG), job_id, unless=StorageFull)
     except StorageFull:

@@ -1,4 +1,4 @@
-"""Whatever anybody publishes anywhere: every service lives, the bytes are kept with the reason, who asked is told."""
+"""Hostile messages on any subject: every service lives, the bytes are kept with the reason, and the sender is told."""
 
 import json
 from collections.abc import Iterator
@@ -8,17 +8,24 @@ import msgpack
 import numpy as np
 from nats.aio.msg import Msg
 
-from shared.errors import NotFound
-from shared.messages import codec, subjects
-from shared.messages.commands import SubmitJob
-from shared.messages.events import JobFinished, JobRejected, MessageRefused, NodeReported, PlanDecided
-from shared.messages.job_state import Phase
-from shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
-from shared.messages.registry import MESSAGE_TYPES
-from shared.runtime import streams
-from shared.runtime.inbox import ANSWER_TO
-from tests.faults.evidence import assert_sound
-from tests.faults.pool import POOL, RunningPool, job, persistently, running_pool
+from elasticflow.shared.errors import NotFound
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES
+from elasticflow.shared.messages.events import (
+    JobFinished,
+    JobRejected,
+    MessageRejected,
+    NodeReported,
+    PlanDecided,
+)
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.service.command_queue import ANSWER_TO
+from elasticflow.shared.state.job import Phase
+from tests.support.fault_evidence import assert_sound
+from tests.support.real_pool import POOL, RunningPool, job, persistently, running_pool
 
 SEED = 0
 TOLD = "test.told"
@@ -50,7 +57,9 @@ def hostile_bytes() -> Iterator[bytes]:
 
 
 def misplaced() -> Iterator[tuple[str, bytes]]:
-    """Messages that are fine in themselves, where they do not belong: nobody may decide or speak for others."""
+    """Messages that are fine in themselves, on subjects where they do not belong: no publisher may decide or report
+    for others.
+    """
     rejected = JobRejected(
         job_id="before", tenant="lab", spec=None, reason="invalid", explanation="by an intruder", at_s=0.0
     )
@@ -59,13 +68,13 @@ def misplaced() -> Iterator[tuple[str, bytes]]:
     finished = encoded(
         JobFinished(job_id="before", generation=1, iteration=1, condition="max_iterations", at_s=0.0)
     )
-    wish = encoded(SubmitJob(job_id="smuggled", tenant="lab", spec=job()))
+    command = encoded(SubmitJob(job_id="smuggled", tenant="lab", spec=job()))
     foreign = encoded(SubmitJob(job_id="smuggled", tenant="another-lab", spec=job()))
     yield from ((subject, decision) for subject in (SUBMIT, TELEMETRY, JOB, NODE))
     yield from ((subject, encoded(rejected)) for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE))
     yield from ((subject, heartbeat) for subject in (SUBMIT, PLAN, JOB, NODE))
     yield from ((subject, finished) for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE))
-    yield from ((subject, wish) for subject in (TELEMETRY, PLAN, JOB, NODE))
+    yield from ((subject, command) for subject in (TELEMETRY, PLAN, JOB, NODE))
     yield SUBMIT, foreign
 
 
@@ -111,7 +120,7 @@ async def test_no_message_stops_a_service(tmp_path: Path) -> None:
 
 
 async def monitor_listens(pool: RunningPool) -> None:
-    """Telemetry is kept by nobody: what is published before somebody listens is lost."""
+    """No stream keeps telemetry: messages published before a subscription are lost."""
 
     async def heard() -> None:
         await pool.bus.publish(TELEMETRY, next(hostile_bytes()))
@@ -129,7 +138,7 @@ async def publish(pool: RunningPool, subject: str, data: bytes, number: int) -> 
 
 def refused(answer: bytes) -> bool:
     message = codec.decode(answer).message
-    return isinstance(message, MessageRefused) and all(message.problems)
+    return isinstance(message, MessageRejected) and all(message.problems)
 
 
 async def assert_put_aside(pool: RunningPool, service: str, subject: str, sent: set[bytes]) -> None:
@@ -141,7 +150,7 @@ async def assert_put_aside(pool: RunningPool, service: str, subject: str, sent: 
         try:
             return await next_letter(pool, service, after=sequence)
         except NotFound:
-            if subject == TELEMETRY:  # nobody keeps it, and of a flood the monitor keeps a part
+            if subject == TELEMETRY:  # no stream keeps it, and the monitor keeps a part of a flood
                 await pool.bus.publish(subject, min(sent - found))
             raise
 

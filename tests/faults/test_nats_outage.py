@@ -1,12 +1,12 @@
-"""Kill -9 of the NATS server while wishes flow: nothing acknowledged is lost, and no service needs a restart."""
+"""Kill -9 of the NATS server while commands flow: nothing acknowledged is lost, and no service needs a restart."""
 
 import asyncio
 from pathlib import Path
 
 import numpy as np
 
-from tests.faults.evidence import assert_decided_once, assert_one_chain, decisions
-from tests.faults.pool import RunningPool, job, running_pool
+from tests.support.fault_evidence import assert_decided_once, assert_one_chain, decisions
+from tests.support.real_pool import RunningPool, job, running_pool
 
 NUM_KILLS = 8
 LONGEST_PAUSE_S = 0.5
@@ -24,7 +24,7 @@ async def test_an_outage_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
             killed.set()
         job_ids = submitting.result()
         await pool.when(
-            lambda state: all(state.job(job_id) is not None for job_id in job_ids), "all wishes are decided"
+            lambda state: all(state.job(job_id) is not None for job_id in job_ids), "all commands are decided"
         )
         entries = await pool.ledger()
         assert {name: pool.pid(name) for name in pids} == pids, "a service did not live through the outage"
@@ -42,11 +42,11 @@ async def kill_again_and_again(pool: RunningPool) -> None:
         pid = pool.pids()["nats-server"]
         await pool.kill("nats-server")
         await pool.restarted("nats-server", pid)
-        await pool.acknowledged(job(), "over")  # the same wish each time: there is an end to this outage
+        await pool.acknowledged(job(), "over")  # the same command each time: there is an end to this outage
 
 
 async def submit_until(pool: RunningPool, killed: asyncio.Event) -> list[str]:
-    """One wish after the other; the ids of all that were acknowledged."""
+    """One command after the other; the ids of all that were acknowledged."""
     job_ids = ["over"]
     while not killed.is_set():
         job_ids.append(await pool.acknowledged(job(), f"job-{len(job_ids)}"))

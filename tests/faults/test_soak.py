@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from benchmarks.engine.footprint import Footprint, footprint
-from shared.messages.job import JobClass
-from tests.faults.pool import RunningPool, eventually, job, persistently, running_pool
+from elasticflow.shared.messages.job_spec import JobClass
+from tests.support.real_pool import RunningPool, eventually, job, persistently, running_pool
 
 NUM_EVENTS = int(os.environ.get("EF_SOAK_EVENTS", "6"))
 OUT = os.environ.get("EF_SOAK_OUT", "")

@@ -7,11 +7,11 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from shared.messages.events import GenerationStarted
-from shared.messages.job import JobClass
-from shared.messages.job_state import Job
-from tests.faults.evidence import assert_sound, iterations_trained
-from tests.faults.pool import CONFIG, job, running_pool
+from elasticflow.shared.messages.events import GenerationStarted
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Job
+from tests.support.fault_evidence import assert_sound, iterations_trained
+from tests.support.real_pool import CONFIG, job, running_pool
 
 ITERATIONS = 200
 ONE_GPU = {"steps/b8": {1: 40.0}}  # no peer on another node whose end would end it
@@ -45,7 +45,7 @@ async def test_workers_of_a_stopped_executor_end_before_their_job_goes_on_elsewh
                 "it trains elsewhere",
             )
             await pool.when(
-                lambda state: moved_on(state.live_jobs["survivor"]), "it moves on, beside whoever is left"
+                lambda state: moved_on(state.live_jobs["survivor"]), "it moves on, beside the remaining jobs"
             )
         finally:
             os.kill(stopped, signal.SIGCONT)

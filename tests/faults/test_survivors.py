@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 
-from shared.messages.events import GenerationStarted, NodeLost, WorkerCrashed
-from shared.messages.job import JobClass
-from tests.faults.evidence import assert_sound, iterations_trained
-from tests.faults.pool import CONFIG, RunningPool, job, running_pool
+from elasticflow.shared.messages.events import GenerationStarted, NodeLost, WorkerCrashed
+from elasticflow.shared.messages.job_spec import JobClass
+from tests.support.fault_evidence import assert_sound, iterations_trained
+from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
 
 ITERATIONS = 400
 TWO_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0}})
@@ -45,7 +45,7 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
     assert crash.generation == generation
     assert (alone.num_gpus, together.num_gpus) == (1, 2)
     assert 0 < alone.iteration < together.iteration, "it trains while its replacement prepares"
-    assert alone.resize is not None, "nobody began anew"
+    assert alone.resize is not None, "no worker restarted"
     assert alone.resize.bytes_moved == 0
     assert together.resize is not None
     assert together.resize.bytes_moved > 0
@@ -54,7 +54,7 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
 
 
 async def test_a_node_that_vanishes_without_a_word_costs_the_step_in_flight(tmp_path: Path) -> None:
-    """No connection to it breaks: all that ran there is stopped, and killed only when nobody minds any more."""
+    """No connection to it breaks: all that ran there is stopped, and killed only when no job depends on it."""
     async with running_pool(tmp_path, num_nodes=2, replicas={}, config=FOUR_GPUS) as pool:
         spec = job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS)
         await pool.acknowledged(spec, "survivor")
@@ -85,7 +85,7 @@ async def test_a_node_that_vanishes_without_a_word_costs_the_step_in_flight(tmp_
     assert [fact.reason for fact in facts if isinstance(fact, NodeLost)][:1] == ["silent"]
     starts = [fact for fact in facts if isinstance(fact, GenerationStarted)]
     after = next(start for start in starts if start.num_gpus == 2 and start.iteration > 0)
-    assert after.resize is not None, "nobody began anew"
+    assert after.resize is not None, "no worker restarted"
     assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))
     assert_sound(entries, pool.data_dir)
 

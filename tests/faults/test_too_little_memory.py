@@ -1,19 +1,21 @@
-"""A batch that the memory does not hold: a pre-run finds what fits, jobs train with it, and the next begins with it."""
+"""A batch that the memory does not hold: a profiling run finds what fits, jobs train with it, and the next begins
+with it.
+"""
 
 from pathlib import Path
 
-from shared.messages.events import MemoryExceeded, WorkerCrashed
-from shared.messages.job import JobClass, JobSpec
-from shared.messages.job_state import Phase
-from tests.faults.evidence import assert_sound
-from tests.faults.pool import job, running_pool
+from elasticflow.shared.messages.events import MemoryExceeded, WorkerCrashed
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.state.job import Phase
+from tests.support.fault_evidence import assert_sound
+from tests.support.real_pool import job, running_pool
 
 
 def heavy(**hyperparameters: float) -> JobSpec:
     """Its speed is not known."""
     return job(
         JobClass.BEST_EFFORT,
-        training_function="tests.faults.tiny_jobs:Heavy",
+        training_function="tests.support.user_code.tiny_jobs:Heavy",
         model_name="",
         max_iterations=40,
         hyperparameters={"step_s": 0.005, **hyperparameters},
@@ -31,7 +33,7 @@ async def test_the_largest_that_fits_is_found_by_trying_and_remembered(tmp_path:
         entries = await pool.ledger()
     hopeless = state.ended_jobs["hopeless"]
     assert hopeless.phase is Phase.FAILED
-    assert "one sample at a time does not fit into the memory in iteration 0" in hopeless.explanation
+    assert "a single sample exceeds the memory in iteration 0" in hopeless.explanation
     facts = [entry.message for entry in entries]
     exceeded = [fact for fact in facts if isinstance(fact, MemoryExceeded)]
     sizes = [(fact.job_id, fact.micro_batch_size) for fact in exceeded]

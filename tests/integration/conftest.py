@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.runtime.bus import Bus
-from shared.runtime.memory_broker import MemoryBroker
-from shared.runtime.memory_bus import MemoryBus
-from shared.runtime.nats_bus import connect_nats
-from shared.runtime.nats_server import EmbeddedServer
-from tests.front_door import FrontDoor, front_door
-from tests.one_pool import POOL, Connect
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.command_line import FrontDoor, front_door
+from tests.support.shared_pool import POOL, Connect
 
 
 @pytest.fixture(params=["memory", "nats"])

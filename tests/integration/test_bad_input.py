@@ -2,7 +2,7 @@
 
 One real pool for the whole module; each wrong thing is done by the command and, where that is not the same, by a
 message published with a plain NATS client. What is wrong with files and options alone is in
-`tests/unit/test_cli_usage.py`, what fails on the bus itself in `tests/faults`.
+`tests/unit/elasticflow/cli/test_usage.py`, what fails on the bus itself in `tests/faults`.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ import nats.js.errors
 import pytest
 import pytest_asyncio
 
-from shared.messages.job import JobClass, JobSpec
-from shared.messages.job_state import Phase
-from tests.faults.pool import CONFIG, POOL, RunningPool, job, running_pool
-from tests.small_disk import small_disk
-from tests.user import User
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.state.job import Phase
+from tests.support.real_pool import CONFIG, POOL, RunningPool, job, running_pool
+from tests.support.small_disk import small_disk
+from tests.support.terminal_user import User
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -134,7 +134,7 @@ async def test_a_batch_of_nothing(user: User) -> None:
     said, answer = await user.publishes(
         "SubmitJob", "empty-batch", spec=published("Diverges", global_batch_size=0)
     )
-    assert said == "MessageRefused"
+    assert said == "MessageRejected"
     assert answer["problems"] == ["spec.global_batch_size: must be greater than 0, not 0"]
 
 
@@ -169,13 +169,14 @@ async def test_a_training_function_that_does_not_import_here(user: User) -> None
 
 
 async def test_a_training_function_that_does_not_import_on_the_nodes(user: User) -> None:
-    """One file is sent, not what lies beside it."""
+    """What the file's import statements name is sent with it; a name made at run time is not."""
     (user.folder / "beside.py").touch()
-    (user.folder / "alone.py").write_text(LIGHT_JOB.format(first_line="import beside"))
+    first_line = 'import importlib; importlib.import_module("be" + "side")'
+    (user.folder / "alone.py").write_text(LIGHT_JOB.format(first_line=first_line))
     ran = await user.eflow("submit", "alone.py", "--deadline", "10m", "--name", "alone")
     assert ran.status == 1
     assert "failed    alone: cannot import alone: ModuleNotFoundError: No module named 'beside'" in ran.out
-    assert "a package is sent whole" in ran.out
+    assert "modules that its imports name are sent with it" in ran.out
     await user.job_has_ended("alone", Phase.FAILED)
     logs = await user.eflow("logs", "alone")
     assert 'alone.py", line 2, in <module>' in logs.out
@@ -276,15 +277,15 @@ async def test_cancelling_what_has_ended_or_never_was(user: User) -> None:
     assert unknown.status == 1
     assert unknown.value["explanation"] == "tenant default has no such job; `eflow jobs --all` lists them"
     said, answer = await user.publishes("CancelJob", "done")  # of another tenant
-    assert (said, answer["explanation"][:32]) == ("CancelRefused", "tenant default has no such job; ")
+    assert (said, answer["explanation"][:32]) == ("CancelRejected", "tenant default has no such job; ")
     await user.job_has_ended("done", Phase.FINISHED)
 
 
 async def test_asking_for_a_job_that_never_was(user: User) -> None:
-    for command in ("logs", "why"):
+    for command in ("logs", "explain"):
         ran = await user.eflow(command, "nobody", "--json")
         assert ran.status == 1
-        assert "no job 'nobody' in pool" in ran.value["error"]
+        assert "unknown job 'nobody' in pool" in ran.value["error"]
 
 
 # --- files, disks, servers ------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ async def test_a_file_that_is_no_whole_export(user: User) -> None:
     }
     for file, said in expected.items():
         replayed = await user.python("elasticflow", "replay", file, "--verify", "--json")
-        for ran in (replayed, await user.eflow("why", "good", "--file", file)):
+        for ran in (replayed, await user.eflow("explain", "good", "--file", file)):
             assert (ran.status, ran.out) == (2, "")
             assert file in ran.err
             assert said in ran.err
@@ -332,7 +333,7 @@ async def test_no_nats(user: User) -> None:
         assert "no NATS JetStream at nats://127.0.0.1:1 " in ran.err
         assert "start one (`eflow up`), or set NATS_URL to one that runs" in ran.err
     nonsense = await user.eflow("jobs", NATS_URL="s3cret")
-    service = await user.python("services.admission", NATS_URL="nats://s3cret@127.0.0.1:99999")
+    service = await user.python("elasticflow.services.admission", NATS_URL="nats://s3cret@127.0.0.1:99999")
     for ran in (nonsense, service):
         assert ran.status == 2
         assert "NATS_URL must be like nats://host:4222" in ran.err
@@ -347,7 +348,7 @@ async def test_a_wrong_token(user: User) -> None:
     wrong = f"nats://guess@{server}"
     looked = await user.eflow("jobs", "--json", NATS_URL=wrong)
     submitted = await user.eflow("submit", "light.py", "--deadline", "10m", NATS_URL=wrong)
-    service = await user.python("services.admission", NATS_URL=wrong)
+    service = await user.python("elasticflow.services.admission", NATS_URL=wrong)
     for ran in (looked, submitted, service):
         assert ran.status == 2
         assert f"NATS at nats://***@{server} refuses the credentials; check the token or user" in ran.err

@@ -5,17 +5,18 @@ from contextlib import aclosing
 
 import pytest
 
-from shared.errors import (
+from elasticflow.shared.errors import (
     BadSettings,
     LedgerBroken,
     TooLarge,
     UnknownStream,
     WrongExpectedSequence,
 )
-from shared.messages.limits import MAX_MESSAGE_BYTES
-from shared.runtime.bus import MAX_BATCH, Bus, Stored
-from shared.runtime.clock import SystemClock
-from tests.one_pool import PLAN, POOL, Connect, job, next_of, read_all
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Bus
+from elasticflow.shared.runtime.process.clock import SystemClock
+from tests.support.shared_pool import PLAN, POOL, Connect, job, next_of, read_all
 
 
 async def test_a_pool_is_made_once_by_many_at_once(connect: Connect) -> None:
@@ -78,7 +79,7 @@ async def test_a_repeat_with_the_same_id_is_not_stored_again(bus: Bus) -> None:
     assert await bus.append(PLAN, b"x", message_id="same") == first
     with pytest.raises(WrongExpectedSequence):
         await bus.append(PLAN, b"x", message_id="same", expected_last_subject_sequence=0)
-    assert await bus.append_fact(PLAN, b"x", message_id="same") == first
+    assert await bus.append_event(PLAN, b"x", message_id="same") == first
     assert await bus.last_sequence(POOL) == 1
 
 
@@ -139,7 +140,7 @@ async def test_no_gap_under_concurrent_appends(connect: Connect, bus: Bus) -> No
         for i in range(100):
             await writer.append(job(name), b"", message_id=f"{name}-{i}")
 
-    async def follow() -> list[Stored]:
+    async def follow() -> list[LedgerRecord]:
         batches = [batch async for batch in follower.read(POOL, after_sequence=0, up_to=300)]
         return [stored for batch in batches for stored in batch]
 

@@ -4,13 +4,9 @@ import asyncio
 
 import pytest
 
-from shared.errors import (
-    BusClosed,
-    NoResponder,
-    RequestTimeout,
-)
-from shared.runtime.bus import Bus
-from tests.one_pool import PLAN, POOL, Connect, next_of
+from elasticflow.shared.errors import BusClosed, NoResponder, RequestTimeout
+from elasticflow.shared.runtime.bus.contract import Bus
+from tests.support.shared_pool import PLAN, POOL, Connect, next_of
 
 
 async def test_plain_messages_reach_listeners_and_one_of_each_queue(connect: Connect, bus: Bus) -> None:

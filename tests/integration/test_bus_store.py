@@ -4,15 +4,12 @@ import asyncio
 
 import pytest
 
-from shared.errors import (
-    NotFound,
-    WrongExpectedSequence,
-)
-from shared.runtime import streams
-from shared.runtime.bus import Bus
-from shared.runtime.clock import SystemClock
-from shared.runtime.lease import Lease
-from tests.one_pool import POOL, Connect
+from elasticflow.shared.errors import NotFound, WrongExpectedSequence
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.service.leader_lease import Lease
+from tests.support.shared_pool import POOL, Connect
 
 
 async def test_objects_come_back_whole(connect: Connect, bus: Bus) -> None:

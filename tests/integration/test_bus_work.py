@@ -2,8 +2,8 @@
 
 import asyncio
 
-from shared.runtime.bus import Bus, WorkItem, WorkQueue
-from tests.one_pool import POOL, SUBMIT, Connect
+from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue
+from tests.support.shared_pool import POOL, SUBMIT, Connect
 
 
 async def pull_all(queue: WorkQueue, count: int) -> list[WorkItem]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.front_door import FrontDoor
+from tests.support.command_line import FrontDoor
 
 
 async def configurations(door: FrontDoor) -> int:
@@ -27,4 +27,4 @@ async def test_a_wrong_setting_is_named(door: FrontDoor, tmp_path: Path) -> None
     file.write_text("colour = 1\n")
     refused = await door.eflow("configure", str(file))
     assert refused.status == 2
-    assert "colour is no setting of a pool" in refused.err
+    assert "colour is not a setting of a pool" in refused.err

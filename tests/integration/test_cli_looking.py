@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from elasticflow.cli.app import INTERRUPTED
-from shared.messages import events
-from tests.front_door import POOL, WAIT_S, FrontDoor
+from elasticflow.shared.messages import events
+from tests.support.command_line import POOL, WAIT_S, FrontDoor
 
 
 async def test_jobs_and_nodes_show_what_the_ledger_says(door: FrontDoor) -> None:
@@ -61,8 +61,8 @@ async def test_why_tells_the_same_story_from_the_bus_and_from_a_file(door: Front
     await door.train("j1", iteration=40)
     exported = await door.eflow("events", "export", "run.ledger", "--json")
     assert exported.value["messages"] == await door.bus.last_sequence(POOL)
-    live = await door.eflow("why", "j1")
-    assert live.out == (await door.eflow("why", "j1", "--file", "run.ledger", NATS_URL="")).out
+    live = await door.eflow("explain", "j1")
+    assert live.out == (await door.eflow("explain", "j1", "--file", "run.ledger", NATS_URL="")).out
     assert "submitted by default: line:Line, 100 iterations of 64 samples" in live.out
     assert "generation 1 is placed on node-0:0,1" in live.out
 

@@ -5,9 +5,9 @@ import json
 from typing import Any
 
 import elasticflow
-from shared.messages import events
-from tests.front_door import WAIT_S, FrontDoor
-from tests.histories import LINEAR
+from elasticflow.shared.messages import events
+from tests.support.command_line import WAIT_S, FrontDoor
+from tests.support.histories import LINEAR
 
 
 async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
@@ -37,11 +37,18 @@ async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
     out = await door.eflow("scale-out", "j1", "--json")
     assert (out.status, out.value["scaled"], out.value["min_gpus"]) == (0, True, 2)
     released = await asyncio.to_thread(elasticflow.release, "j1", nats_url=door.url)
-    assert isinstance(released, events.BoundEnded)
+    assert isinstance(released, events.GpuLimitsCleared)
     again = await door.eflow("scale-out", "j1", "--release", "--json")
     assert (again.status, again.value["scaled"]) == (1, False)
-    told = [sentence["type"] for sentence in json.loads((await door.eflow("why", "j1", "--json")).out)]
-    assert told == ["JobAdmitted", "ScaleRefused", "JobScaled", "JobScaled", "BoundEnded", "ScaleRefused"]
+    told = [sentence["type"] for sentence in json.loads((await door.eflow("explain", "j1", "--json")).out)]
+    assert told == [
+        "JobAdmitted",
+        "GpuLimitsRejected",
+        "GpuLimitsSet",
+        "GpuLimitsSet",
+        "GpuLimitsCleared",
+        "GpuLimitsRejected",
+    ]
     verified = await door.eflow("replay", "--verify")
     assert verified.status == 0, verified.out + verified.err
 
@@ -53,7 +60,7 @@ async def test_a_bound_ends_by_itself(door: FrontDoor) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await door.eflow("jobs", "--json")).value[0]["bound"] is not None:
             pass
-    assert "no longer bounded: its time is over" in (await door.eflow("why", "j1")).out
+    assert "no longer bounded: they have expired" in (await door.eflow("explain", "j1")).out
 
 
 async def test_a_curve_is_shown_of_a_job_and_of_a_file(door: FrontDoor) -> None:
@@ -65,7 +72,7 @@ async def test_a_curve_is_shown_of_a_job_and_of_a_file(door: FrontDoor) -> None:
     assert "linear/b64, 64 samples an iteration" in of_file.out
     assert of_file.out.count("not in ..2") == 2
     unknown = await door.eflow("profile", "nobody", "--json")
-    assert (unknown.status, "no job 'nobody'" in unknown.value["error"]) == (1, True)
+    assert (unknown.status, "unknown job 'nobody'" in unknown.value["error"]) == (1, True)
     assert [job["job_id"] for job in (await door.eflow("jobs", "--all", "--json")).value] == ["j1"]
 
 
@@ -92,4 +99,4 @@ async def test_a_checkpoint_is_asked_for_and_told_when_it_is_whole(door: FrontDo
         ran = await asking
     assert ran.status == 0
     assert ran.out == "checkpoint  j1: iteration 41\n  1.2 kB in /data/41.ckpt\n"
-    assert "checkpoint of iteration 41 written" in (await door.eflow("why", "j1")).out
+    assert "checkpoint of iteration 41 written" in (await door.eflow("explain", "j1")).out

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import elasticflow
-from shared.messages import events
-from shared.runtime.nats_server import EmbeddedServer
-from tests.front_door import WAIT_S, FrontDoor
+from elasticflow.shared.messages import events
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.command_line import WAIT_S, FrontDoor
 
 # --- submit, quote, cancel ------------------------------------------------------------------------------
 
@@ -108,6 +108,18 @@ async def test_cancel_tells_whether_there_was_something_to_cancel(door: FrontDoo
     assert "no such job" in nothing.out
 
 
+async def test_waiting_ends_at_the_timeout(door: FrontDoor) -> None:
+    ran = await door.eflow(
+        "submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "500ms"
+    )
+    assert (ran.status, "'500ms' is not a duration; write 90s" in ran.err) == (2, True)
+    ran = await door.eflow(
+        "submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "0.5s"
+    )
+    assert ran.status == 2
+    assert "'j1' did not end within 0.5 s; `eflow logs -f j1` follows it" in ran.err
+
+
 async def test_waiting_ends_with_the_job(door: FrontDoor) -> None:
     process = await door.start("submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait")
     assert process.stdout is not None
@@ -149,7 +161,7 @@ async def test_a_failure_is_one_line_and_an_exit_code(door: FrontDoor) -> None:
     expected: list[tuple[tuple[str, ...], int, str]] = [
         (("jobs", "--nats-url", "nats://127.0.0.1:1"), 2, "no NATS JetStream at nats://127.0.0.1:1"),
         (("jobs", "--pool", "mars"), 2, "no pool 'mars'"),
-        (("why", "nobody"), 1, "no job 'nobody'"),
+        (("explain", "nobody"), 1, "unknown job 'nobody'"),
         (("submit", "line.py", "--deadline", "2001-01-01T00:00"), 1, "in the past"),
     ]
     for arguments, status, said in expected:
@@ -167,7 +179,7 @@ async def test_a_wrong_token_is_said_so(tmp_path: Path, door: FrontDoor) -> None
 
 
 async def test_the_plain_nats_example_of_the_docs_runs(door: FrontDoor) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "publish-messages.md").read_text()
     example = page.partition("```python\n")[2].partition("```")[0]
     assert '"model_name": "digits-cnn", ' in example
     example = example.replace('"model_name": "digits-cnn"', '"model_name": "linear"').replace("256", "64")
@@ -177,7 +189,7 @@ async def test_the_plain_nats_example_of_the_docs_runs(door: FrontDoor) -> None:
     async with asyncio.timeout(WAIT_S):
         out, _ = await process.communicate()
     assert process.returncode == 0
-    assert "kept as message 1\nJobAdmitted" in out.decode()
+    assert "stored as message 1\nJobAdmitted" in out.decode()
     (job,) = (await door.eflow("jobs", "--json")).value
     assert job["job_id"] == "by-hand"
 
@@ -186,11 +198,11 @@ async def test_what_the_nats_command_of_the_docs_puts_on_the_wire_is_kept_and_an
     door: FrontDoor,
 ) -> None:
     """The command is no part of the tests' installation: these are its bytes, `pub -J ... -H Nats-Msg-Id:...`."""
-    page = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "publish-messages.md").read_text()
     body = page.partition("```json\n")[2].partition("```")[0].rstrip()  # as $(cat submit.json) does
     assert "{{" not in body
     body = body.replace('"global_batch_size": 256,', '"global_batch_size": 64, "model_name": "linear",')
-    headers = "NATS/1.0\r\nNats-Msg-Id: my-first-wish\r\n\r\n"
+    headers = "NATS/1.0\r\nNats-Msg-Id: my-first-command\r\n\r\n"
     sizes = f"{len(headers)} {len(headers) + len(body.encode())}"
     token, _, server = door.url.removeprefix("nats://").rpartition("@")
     connect = {"auth_token": token, "verbose": False, "headers": True, "no_responders": True}

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from elasticflow.run_file import RunFile, holder_of, read_run_file
-from shared.runtime.pages import page_is_ok
-from shared.scheduling import machine_code
+from elasticflow.local.run_file import RunFile, holder_of, read_run_file
+from elasticflow.shared import machine_code
+from elasticflow.shared.runtime.process.http_server import page_is_ok
 
 WAIT_S = 90.0
 ROOT = Path(__file__).parents[2]
@@ -165,7 +165,9 @@ async def test_ctrl_c_while_the_scheduler_is_compiled(
         async with asyncio.timeout(WAIT_S):
             assert b"compiling the scheduler, once" in await process.stderr.readline()
         children = psutil.Process(process.pid).children(recursive=True)
-        assert [child.cmdline()[-1] for child in children] == ["shared.scheduling.warm_up"]  # and no service
+        assert [child.cmdline()[-1] for child in children] == [
+            "elasticflow.shared.scheduling.compiled.warm_up"
+        ]  # and no service
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(WAIT_S):
             _, err = await process.communicate()
@@ -185,7 +187,7 @@ async def test_a_killed_supervisor_leaves_no_process(laptop: Laptop) -> None:
 async def test_a_process_that_cannot_start_is_named(laptop: Laptop) -> None:
     (laptop.folder / "pool.toml").write_text("colour = 1")
     status, _, err = await laptop.eflow("up", "--detach", "--nodes", "0", "--config", "pool.toml")
-    assert (status, "colour is no setting of a pool" in err) == (2, True)
+    assert (status, "colour is not a setting of a pool" in err) == (2, True)
     status, _, err = await laptop.eflow("up", "--nodes", "0", "--nats-url", "nats://127.0.0.1:1")
     assert (status, "no NATS JetStream at nats://127.0.0.1:1" in err) == (2, True)
 

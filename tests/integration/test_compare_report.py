@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shared.messages.job import JobClass
-from simulator.__main__ import app
-from simulator.report.comparison import BEST_EFFORT_SEED, Comparison, Runner, loosened, mixed
-from simulator.trace_driven.pool import ClusterShape
-from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.jobs import Workload
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace, write_trace
-from tests.interruptions import interrupt_at
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.simulator.__main__ import app
+from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, loosened, mixed
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace, write_trace
+from elasticflow.simulator.workload.workload import Workload
+from tests.support.interrupting import interrupt_at
 
 
 def small(num_jobs: int = 25) -> Workload:
@@ -100,16 +100,16 @@ def test_bad_input_ends_in_a_sentence_before_anything_is_run(
 
 
 def test_a_trial_is_run_once_whoever_asks_and_in_any_number_of_processes() -> None:
-    comparison = Comparison(
+    comparison = RunMatrix(
         workloads=(small(),),
         clusters=(ClusterShape(num_nodes=1, gpus_per_node=8),),
         policies=("edf", "gandiva"),
     )
     alone, together = Runner(), Runner(workers=2)
-    first = alone(comparison.trials())
-    assert [outcome.result for outcome in together(comparison.trials())] == [run.result for run in first]
-    assert alone(reversed(comparison.trials())) == first[::-1]
-    assert all(again is run for again, run in zip(alone(comparison.trials()), first, strict=True))
+    first = alone(comparison.runs())
+    assert [outcome.result for outcome in together(comparison.runs())] == [run.result for run in first]
+    assert alone(reversed(comparison.runs())) == first[::-1]
+    assert all(again is run for again, run in zip(alone(comparison.runs()), first, strict=True))
 
 
 def test_a_mix_grows_by_more_of_the_same_jobs() -> None:
@@ -187,14 +187,14 @@ def test_ctrl_c_in_the_first_run_is_an_empty_object_with_json(
 
 
 def test_the_first_trials_are_all_of_a_smaller_comparison() -> None:
-    two = Comparison(
+    two = RunMatrix(
         workloads=(small(1), small(2)),
         clusters=(ClusterShape(num_nodes=1, gpus_per_node=8), ClusterShape(num_nodes=2, gpus_per_node=8)),
         policies=("edf", "gandiva", "pollux"),
     )
-    trials = two.trials()
+    simulated_runs = two.runs()
     assert two.first(0) is None
     for num_trials, whole in [(1, 1), (2, 2), (3, 3), (5, 3), (6, 6), (11, 6), (12, 12)]:
         part = two.first(num_trials)
         assert part is not None
-        assert part.trials() == trials[:whole]
+        assert part.runs() == simulated_runs[:whole]

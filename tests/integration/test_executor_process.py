@@ -1,4 +1,4 @@
-"""Executors as processes of their own, with real workers: over two nodes, through a resize, to a clean end."""
+"""Executors in their own processes, with real workers: two nodes, a resize, a clean shutdown."""
 
 import asyncio
 import os
@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.packaging import Package, package
-from services.executor.processes import marked_processes, wait_until_gone
-from shared.messages import codec, events, subjects
-from shared.runtime import streams
-from shared.runtime.bus import Bus
-from shared.runtime.nats_bus import connect_nats
-from shared.runtime.nats_server import EmbeddedServer
-from tests.planned_ledger import POOL, Ledger
+from elasticflow.sdk.packaging import Package, package
+from elasticflow.services.executor.processes.reaper import marked_processes, wait_until_gone
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.planned_ledger import POOL, Ledger
 
 ROOT = Path(__file__).parents[2]
-TRAINING_FUNCTIONS = ROOT / "tests" / "training" / "training_functions.py"
+TRAINING_FUNCTIONS = ROOT / "tests" / "support" / "user_code" / "training_functions.py"
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ async def bus(nats_server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 @contextmanager
 def executor(nats_server: EmbeddedServer, data_dir: Path, node_id: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of one node with two CPU slots; its output is shown if the test fails."""
+    """The executor process of a node with two CPU slots. pytest shows its output if the test fails."""
     settings = {
         "NATS_URL": nats_server.url,
         "EF_POOL": POOL,
@@ -46,7 +47,7 @@ def executor(nats_server: EmbeddedServer, data_dir: Path, node_id: str) -> Itera
         "EF_DIE_WITH_PARENT": "1",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.executor"], cwd=ROOT, env=os.environ | settings
+        [sys.executable, "-m", "elasticflow.services.executor"], cwd=ROOT, env=os.environ | settings
     )
     try:
         yield process
@@ -66,7 +67,7 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 async def until_moving(bus: Bus, job_id: str) -> None:
-    """Return when a heartbeat tells of a finished iteration: there is something to checkpoint then."""
+    """Return when a heartbeat reports a finished iteration: there is state to checkpoint then."""
     heartbeats = await bus.subscribe(subjects.every_node(POOL))
     async with asyncio.timeout(60):
         async for message in heartbeats:
@@ -77,7 +78,7 @@ async def until_moving(bus: Bus, job_id: str) -> None:
     await heartbeats.close()
 
 
-async def test_a_job_trains_over_two_nodes_shrinks_and_finishes(
+async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:
     code = points()
@@ -115,7 +116,7 @@ async def test_a_job_trains_over_two_nodes_shrinks_and_finishes(
     assert not marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})
 
 
-async def test_a_killed_executor_comes_back_and_goes_on_from_the_checkpoint(
+async def test_after_an_executor_was_killed_its_job_continues_from_the_checkpoint(
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:
     code = points()
@@ -138,7 +139,9 @@ async def test_a_killed_executor_comes_back_and_goes_on_from_the_checkpoint(
     with executor(nats_server, tmp_path, "node-0") as process:
         await ledger.until_told(events.NodeJoined, count=2)
         assert ledger.state.live_jobs["a"].broken
-        assert len(marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})) == 1  # the new server
+        assert (
+            len(marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})) == 1
+        )  # the new fork server
         await ledger.place("a", 3, "node-0:1")
         again = await ledger.until_told(events.GenerationStarted, count=3)
         assert again.iteration >= resumed.iteration > 0

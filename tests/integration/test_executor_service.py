@@ -1,4 +1,4 @@
-"""The executor on a bus: joins, makes placements true, is cut off, is replaced, leaves. Workers are scripted."""
+"""The executor on a bus: it joins, runs placements, loses contact, is replaced, shuts down. Workers are fakes."""
 
 import asyncio
 import contextlib
@@ -11,47 +11,54 @@ from typing import Any
 
 import pytest
 
-from services.executor.code_archive import CodeArchive, CodeUnusable
-from services.executor.fork_server import Exited
-from services.executor.service import serve
-from services.executor.settings import ExecutorSettings
-from shared.errors import BadSettings
-from shared.messages import codec, events, subjects
-from shared.messages.cluster import PoolConfig
-from shared.messages.from_worker import Checkpointed, Progressed, RendezvousListening, Started, Switched
-from shared.messages.resize_timeline import ResizeTimeline
-from shared.messages.to_worker import (
+from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
+from elasticflow.services.executor.processes.fork_server_client import Exited
+from elasticflow.services.executor.service import serve
+from elasticflow.services.executor.settings import ExecutorSettings
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    Progressed,
+    RendezvousListening,
+    Started,
+    Switched,
+)
+from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
-    ChangeMembership,
     JoinRendezvous,
     LeaseExtended,
+    PrepareSwitch,
     StopAtBoundary,
 )
-from shared.runtime import streams
-from shared.runtime.bus import Bus
-from shared.runtime.clock import SystemClock
-from shared.runtime.logs import get_log
-from shared.runtime.nats_server import EmbeddedServer
-from shared.runtime.service import Process
-from shared.runtime.settings import Settings
-from shared.runtime.telemetry import Metrics
-from tests.histories import NOW_S
-from tests.planned_ledger import PATIENCE_S, POOL, Ledger
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.logs import get_log
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.process.settings import Settings
+from elasticflow.shared.runtime.service.run_service import Process
+from tests.support.histories import NOW_S
+from tests.support.planned_ledger import PATIENCE_S, POOL, Ledger
 
 TIMELINE = ResizeTimeline(prepare_s=0.5, stop_s=0.01, first_step_s=0.1, bytes_moved=1000)
 
 
 class FakeWorker:
-    """Trains as soon as it has met its peers; stops when asked, with a checkpoint of 5 iterations."""
+    """Trains once all workers have met; stops on request, with a checkpoint of 5 iterations."""
 
     def __init__(self, assignment: Assignment, launcher: "FakeLauncher") -> None:
         self.assignment, self.pid, self.exited = assignment, 1, False
-        self.change: ChangeMembership | None = None
+        self.order: PrepareSwitch | None = None
         self._launcher = launcher
         if assignment.rank == 0 and assignment.world_size > 1:
-            self._later(RendezvousListening(generation=assignment.generation, port=4000))
-        if assignment.world_size == 1 and not assignment.meeting_size:
-            self._later(Started(iteration=0), Progressed(iteration=1, iterations_per_s=2.0))
+            self._report_soon(RendezvousListening(generation=assignment.generation, port=4000))
+        if assignment.world_size == 1 and not assignment.rendezvous_size:
+            self._report_soon(Started(iteration=0), Progressed(iteration=1, iterations_per_s=2.0))
 
     def send(self, message: Any) -> None:
         match message:
@@ -59,43 +66,43 @@ class FakeWorker:
                 self._launcher.addresses.append(message.address)
                 for worker in self._launcher.running:
                     worker._begin()
-            case ChangeMembership():
-                self.change = message
-                if message.place == 0:
-                    self._later(RendezvousListening(generation=message.generation, port=5000))
+            case PrepareSwitch():
+                self.order = message
+                if message.rendezvous_rank == 0:
+                    self._report_soon(RendezvousListening(generation=message.generation, port=5000))
             case StopAtBoundary():
-                self._later(Checkpointed(iteration=5), Exited(code=0, signal=None))
+                self._report_soon(CheckpointWritten(iteration=5), Exited(code=0, signal=None))
             case LeaseExtended():
                 pass
             case _:
                 raise AssertionError(message)
 
     def _begin(self) -> None:
-        """With all others, or with those that go over to its generation, of which it may be one."""
-        change, joins = self.change, self.assignment.meeting_size > 0
-        if change is None:
-            self._later(Started(iteration=0, resize=TIMELINE if joins else None))
-        elif change.place >= change.world_size:
-            self._later(Exited(code=0, signal=None))
+        """Start with all others, join, switch or leave."""
+        order, is_joining = self.order, self.assignment.rendezvous_size > 0
+        if order is None:
+            self._report_soon(Started(iteration=0, resize=TIMELINE if is_joining else None))
+        elif order.rendezvous_rank >= order.world_size:
+            self._report_soon(Exited(code=0, signal=None))
         else:
-            generation, rank = change.generation, change.place
-            self._later(Switched(generation=generation, rank=rank, iteration=7, resize=TIMELINE))
+            generation, rank = order.generation, order.rendezvous_rank
+            self._report_soon(Switched(generation=generation, rank=rank, iteration=7, resize=TIMELINE))
 
     def kill(self) -> None:
-        self._later(Exited(code=None, signal=9))
+        self._report_soon(Exited(code=None, signal=9))
 
-    def _later(self, *messages: Any) -> None:
+    def _report_soon(self, *messages: Any) -> None:
         for message in messages:
-            asyncio.get_running_loop().call_soon(self._say, message)
+            asyncio.get_running_loop().call_soon(self._report, message)
 
-    def _say(self, message: Any) -> None:
+    def _report(self, message: Any) -> None:
         if not self.exited:
             self.exited = isinstance(message, Exited)
             self._launcher.on_event(self, message)
 
 
 class FakeLauncher:
-    """on_event: set by the executor that it is made for."""
+    """on_event: set by its executor."""
 
     def __init__(self) -> None:
         self.workers: list[FakeWorker] = []
@@ -129,7 +136,7 @@ Run = Callable[..., Awaitable[tuple["asyncio.Task[None]", FakeLauncher]]]
 
 @pytest.fixture
 async def run(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
-    """Starts an executor of node-0 on the bus, as a process of its own would run; all are ended at the end."""
+    """Starts an executor of node-0 on the bus, as in its own process; all end with the test."""
     for name, value in {"EF_NODE_ID": "node-0", "EF_SLOTS": "4", "EF_DEVICE": "cpu", "EF_RACK": "r7"}.items():
         monkeypatch.setenv(name, value)
     running: list[asyncio.Task[None]] = []
@@ -144,8 +151,8 @@ async def run(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
             metrics=Metrics("executor", POOL),
         )
         launcher = FakeLauncher()
-        offered = ExecutorSettings.from_environment(settings.nats_url)
-        task = asyncio.create_task(serve(process, settings=offered, make_launcher=launcher.made))
+        executor_settings = ExecutorSettings.from_environment(settings.nats_url)
+        task = asyncio.create_task(serve(process, settings=executor_settings, make_launcher=launcher.made))
         running.append(task)
         return task, launcher
 
@@ -156,14 +163,14 @@ async def run(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
 
 
 async def ended(task: "asyncio.Task[None]") -> None:
-    """As after SIGTERM."""
+    """End the executor as SIGTERM does."""
     task.cancel()
     async with asyncio.timeout(PATIENCE_S):
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
 
-async def test_from_joining_to_leaving(bus: Bus, run: Run, tmp_path: Path) -> None:
+async def test_an_executor_from_joining_to_shutdown(bus: Bus, run: Run, tmp_path: Path) -> None:
     task, launcher = await run()
     ledger = Ledger(bus)
     joined = await ledger.until_told(events.NodeJoined)
@@ -181,11 +188,11 @@ async def test_from_joining_to_leaving(bus: Bus, run: Run, tmp_path: Path) -> No
     await ended(task)
     left = await ledger.until_told(events.NodeLost)
     assert (left.incarnation, left.reason) == (joined.incarnation, "left")
-    assert [fact.iteration for fact in ledger.told if isinstance(fact, events.WorkersStopped)] == [5]
+    assert [event.iteration for event in ledger.told if isinstance(event, events.WorkersStopped)] == [5]
     assert not launcher.running
 
 
-async def test_workers_go_over_to_another_generation_under_their_own_feet(bus: Bus, run: Run) -> None:
+async def test_a_worker_switches_and_another_joins_it(bus: Bus, run: Run) -> None:
     task, launcher = await run()
     ledger = Ledger(bus)
     await ledger.plan(events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=NOW_S))
@@ -195,9 +202,9 @@ async def test_workers_go_over_to_another_generation_under_their_own_feet(bus: B
     await ledger.place("a", 2, "node-0:1", "node-0:3")
     started = await ledger.until_told(events.GenerationStarted, count=2)
     assert (started.generation, started.iteration, started.resize) == (2, 7, TIMELINE)
-    incumbent, newcomer = launcher.workers
-    assert (incumbent.assignment.generation, incumbent.assignment.rank) == (2, 0)
-    assert (newcomer.assignment.meeting_size, newcomer.assignment.gpu_index) == (2, 3)
+    staying, joining = launcher.workers
+    assert (staying.assignment.generation, staying.assignment.rank) == (2, 0)
+    assert (joining.assignment.rendezvous_size, joining.assignment.gpu_index) == (2, 3)
     assert launcher.addresses == ["127.0.0.1:5000"]
     await ended(task)
     await ledger.until_told(events.NodeLost)
@@ -205,7 +212,7 @@ async def test_workers_go_over_to_another_generation_under_their_own_feet(bus: B
     assert not launcher.running
 
 
-async def test_heartbeats_say_who_trains(bus: Bus, run: Run) -> None:
+async def test_heartbeats_report_training_workers(bus: Bus, run: Run) -> None:
     heartbeats = await bus.subscribe(subjects.telemetry(POOL, "node-0"))
     await run()
     ledger = Ledger(bus)
@@ -221,7 +228,7 @@ async def test_heartbeats_say_who_trains(bus: Bus, run: Run) -> None:
     await heartbeats.close()
 
 
-async def test_a_node_counted_as_lost_comes_back_as_another(bus: Bus, run: Run) -> None:
+async def test_a_node_counted_as_lost_joins_as_another_incarnation(bus: Bus, run: Run) -> None:
     _, launcher = await run()
     ledger = Ledger(bus)
     joined = await ledger.until_told(events.NodeJoined)
@@ -237,14 +244,14 @@ async def test_a_node_counted_as_lost_comes_back_as_another(bus: Bus, run: Run) 
     await ledger.until_told(events.GenerationStarted, count=2)
 
 
-async def test_one_name_one_executor(bus: Bus, run: Run, tmp_path: Path) -> None:
+async def test_a_node_name_belongs_to_one_executor(bus: Bus, run: Run, tmp_path: Path) -> None:
     first, launcher = await run()
     ledger = Ledger(bus)
     await ledger.until_told(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
     await ledger.until_told(events.GenerationStarted)
     second, _ = await run()
-    with pytest.raises(BadSettings, match="runs here already"):
+    with pytest.raises(BadSettings, match="already runs here"):
         await second
     await run(data_dir=tmp_path / "another-machine")
     async with asyncio.timeout(PATIENCE_S):
@@ -254,7 +261,7 @@ async def test_one_name_one_executor(bus: Bus, run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("connect", ["nats"], indirect=True)
-async def test_out_of_reach_the_workers_end_by_themselves(
+async def test_without_contact_to_nats_the_workers_are_killed(
     bus: Bus, run: Run, nats_server: EmbeddedServer
 ) -> None:
     _, launcher = await run()
@@ -265,7 +272,7 @@ async def test_out_of_reach_the_workers_end_by_themselves(
     await ledger.until_told(events.GenerationStarted)
     nats_server.kill()
     async with asyncio.timeout(PATIENCE_S):
-        while launcher.running:  # noqa: ASYNC110 - a fake worker tells its executor only
+        while launcher.running:  # noqa: ASYNC110 - a fake worker reports to its executor only
             await asyncio.sleep(0.02)
     nats_server.start()
     crashed = await ledger.until_told(events.WorkerCrashed)
@@ -285,7 +292,7 @@ def archive(**files: str) -> tuple[str, bytes]:
     return hashlib.sha256(data.getvalue()).hexdigest(), data.getvalue()
 
 
-async def test_code_is_unpacked_once_for_all_who_share_the_folder(bus: Bus, tmp_path: Path) -> None:
+async def test_code_is_unpacked_once_for_executors_with_one_folder(bus: Bus, tmp_path: Path) -> None:
     digest, data = archive(mine="ANSWER = 42")
     await bus.put_object(streams.code_bucket(POOL), digest, data)
     archives = [CodeArchive(bus, POOL, tmp_path) for _ in range(3)]
@@ -296,7 +303,7 @@ async def test_code_is_unpacked_once_for_all_who_share_the_folder(bus: Bus, tmp_
     assert await archives[0].folder("") == ""
 
 
-async def test_code_that_arrives_late_is_waited_for(bus: Bus, tmp_path: Path) -> None:
+async def test_the_archive_waits_for_code_that_is_uploaded_late(bus: Bus, tmp_path: Path) -> None:
     digest, data = archive(mine="")
     fetching = asyncio.create_task(CodeArchive(bus, POOL, tmp_path).folder(digest))
     await asyncio.sleep(0)
@@ -306,9 +313,9 @@ async def test_code_that_arrives_late_is_waited_for(bus: Bus, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("data", "problem"),
-    [(None, "never uploaded"), (b"something else", "another file"), (b"no archive", "no archive")],
+    [(None, "not uploaded"), (b"something else", "corrupt"), (b"no archive", "cannot be unpacked")],
 )
-async def test_code_that_cannot_be_used_leaves_nothing_behind(
+async def test_unusable_code_leaves_no_file_behind(
     bus: Bus, tmp_path: Path, data: bytes | None, problem: str
 ) -> None:
     digest = hashlib.sha256(b"no archive").hexdigest()
@@ -319,7 +326,7 @@ async def test_code_that_cannot_be_used_leaves_nothing_behind(
     assert not [path for path in tmp_path.rglob("*") if path.parent.name == "code"]  # noqa: ASYNC240
 
 
-async def test_a_job_whose_code_is_no_archive_fails(bus: Bus, run: Run) -> None:
+async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> None:
     data = b"no archive"
     digest = hashlib.sha256(data).hexdigest()
     await bus.put_object(streams.code_bucket(POOL), digest, data)
@@ -328,12 +335,12 @@ async def test_a_job_whose_code_is_no_archive_fails(bus: Bus, run: Run) -> None:
     await ledger.until_told(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0", code_digest=digest)
     failed = await ledger.until_told(events.JobFailed)
-    assert "no archive that can be unpacked" in failed.error
+    assert "cannot be unpacked" in failed.error
     await ledger.until_told(events.WorkersStopped)
     assert launcher.workers == []
 
 
-async def test_a_job_that_ends_while_its_code_is_awaited_is_given_up(bus: Bus, run: Run) -> None:
+async def test_a_job_cancelled_before_its_code_arrives_starts_no_worker(bus: Bus, run: Run) -> None:
     _, launcher = await run()
     ledger = Ledger(bus)
     await ledger.until_told(events.NodeJoined)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from shared.messages import events
-from shared.messages.job import JobClass, JobSpec
-from tests.faults.pool import CONFIG, running_pool
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from tests.support.real_pool import CONFIG, running_pool
 
 EPOCHS = 100
 AS_IT_IS = JobSpec(

@@ -6,14 +6,14 @@ from contextlib import aclosing
 
 import pytest
 
-from shared.errors import MaybeStored, Unavailable, WrongExpectedSequence
-from shared.runtime.bus import Stored
-from shared.runtime.nats_bus import NatsBus, connect_nats
-from shared.runtime.nats_server import EmbeddedServer
+from elasticflow.shared.errors import MaybeStored, Unavailable, WrongExpectedSequence
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 
 POOL = "p"
 PLAN = f"ef.ledger.{POOL}.plan"
-FACTS = f"ef.ledger.{POOL}.job.j1"
+REPORTED_EVENTS = f"ef.ledger.{POOL}.job.j1"
 SUBMIT = f"ef.submit.t.{POOL}"
 KILLS = 3
 BETWEEN_KILLS = 60  # messages
@@ -25,8 +25,8 @@ async def write_facts(
     """Append one after another until the killing has ended, then a few more."""
     while not (killed.is_set() and enough.is_set()):
         message_id = f"fact-{len(written)}"
-        written[message_id] = await bus.append_fact(FACTS, b"", message_id=message_id)
-        await bus.append_fact(SUBMIT, message_id.encode(), message_id=message_id)
+        written[message_id] = await bus.append_event(REPORTED_EVENTS, b"", message_id=message_id)
+        await bus.append_event(SUBMIT, message_id.encode(), message_id=message_id)
         enough.set() if len(written) % BETWEEN_KILLS == 0 else None
 
 
@@ -51,7 +51,7 @@ async def look(bus: NatsBus, subject: str) -> int:
             await asyncio.sleep(0.02)
 
 
-async def follow(bus: NatsBus, seen: list[Stored]) -> None:
+async def follow(bus: NatsBus, seen: list[LedgerRecord]) -> None:
     async with aclosing(bus.follow(POOL, after_sequence=0)) as ledger:
         async for batch in ledger:
             seen.extend(batch)
@@ -77,7 +77,7 @@ async def test_nothing_acknowledged_is_lost_over_kills_of_the_server(nats_server
     await bus.ensure_pool(POOL)
     written: dict[str, int] = {}
     decided: list[int] = []
-    seen: list[Stored] = []
+    seen: list[LedgerRecord] = []
     done: set[bytes] = set()
     killed, enough = asyncio.Event(), asyncio.Event()
     background = [asyncio.create_task(coroutine) for coroutine in (follow(reader, seen), work(reader, done))]
@@ -121,7 +121,7 @@ async def test_away_means_unavailable_at_once_and_nothing_is_sent_later(nats_ser
             await waiting
     await asyncio.gather(pending, return_exceptions=True)
     with pytest.raises(Unavailable):
-        await bus.append(FACTS, b"", message_id="1")
+        await bus.append(REPORTED_EVENTS, b"", message_id="1")
     with pytest.raises(Unavailable):
         await bus.publish("ef.deaf", b"")
     nats_server.start()
@@ -160,15 +160,15 @@ async def until_consumer_waits(bus: NatsBus) -> None:
 async def test_a_consumer_that_the_server_forgot_is_replaced(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.runtime.nats_follow._SILENCE_S", 0.3)
+    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.ledger_follower._SILENCE_S", 0.3)
     bus = await connect_nats(nats_server.url, name="test")
     await bus.ensure_pool(POOL)
     async with aclosing(bus.follow(POOL, after_sequence=0)) as ledger:
-        await bus.append(FACTS, b"", message_id="1")
+        await bus.append(REPORTED_EVENTS, b"", message_id="1")
         assert [stored.sequence for stored in await anext(ledger)] == [1]
         (name,) = (await bus._connection.api("CONSUMER.NAMES.EF_LEDGER_p"))["consumers"]
         await bus._connection.api(f"CONSUMER.DELETE.EF_LEDGER_p.{name}")
-        await bus.append(FACTS, b"", message_id="2")
+        await bus.append(REPORTED_EVENTS, b"", message_id="2")
         async with asyncio.timeout(60):
             assert [stored.sequence for stored in await anext(ledger)] == [2]
     await bus.close()
@@ -179,7 +179,7 @@ async def test_a_break_that_comes_while_the_connection_is_being_mended_is_found(
 ) -> None:
     """nats-py passes over the end of a connection while it makes it anew: its reader ends, and it takes itself for
     connected from then on. Only a ping that nobody answers tells."""
-    monkeypatch.setattr("shared.runtime.nats_client._PING_INTERVAL_S", 0.2)
+    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.client._PING_INTERVAL_S", 0.2)
     states: list[str] = []
     bus = await connect_nats(nats_server.url, name="test", on_state=states.append)
     await bus.ensure_pool(POOL)
@@ -192,5 +192,5 @@ async def test_a_break_that_comes_while_the_connection_is_being_mended_is_found(
     assert states == ["connected"]
     nats_server.start()
     await until(lambda: "reconnected" in states)
-    assert await bus.append(FACTS, b"", message_id="1") == 1
+    assert await bus.append(REPORTED_EVENTS, b"", message_id="1") == 1
     await bus.close()

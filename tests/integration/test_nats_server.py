@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import (
+from elasticflow.shared.errors import (
     BadCredentials,
     CannotListen,
     PortTaken,
@@ -19,10 +19,10 @@ from shared.errors import (
     StoreTaken,
     Unavailable,
 )
-from shared.runtime import nats_server as module
-from shared.runtime.nats_bus import connect_nats
-from shared.runtime.nats_server import EmbeddedServer, find_server
-from shared.runtime.streams import StreamLimits
+from elasticflow.shared.runtime.bus.nats import embedded_server as module
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer, find_server
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 
 
 def is_alive(pid: int) -> bool:
@@ -94,7 +94,7 @@ def test_stop_leaves_nothing_and_start_takes_the_same_port(nats_server: Embedded
 def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path;"
-        "from shared.runtime.nats_server import EmbeddedServer;"
+        "from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer;"
         "server = EmbeddedServer(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
@@ -153,7 +153,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(nats_server: EmbeddedS
     queue = await bus.work("p", "admission")
     for item in await queue.pull(10, 5.0):
         await item.ack()
-    await bus.append_fact("ef.submit.t.p", bytes(4000), message_id="2")
+    await bus.append_event("ef.submit.t.p", bytes(4000), message_id="2")
     await bus.close()
 
 
@@ -162,7 +162,7 @@ def test_a_disk_that_runs_low_or_has_room_again_asks_for_another_start(
 ) -> None:
     assert not nats_server.has_wrong_bound
     with monkeypatch.context() as low:
-        low.setattr("shared.runtime.nats_server.LOW_DISK_BYTES", 1 << 60)
+        low.setattr("elasticflow.shared.runtime.bus.nats.embedded_server.LOW_DISK_BYTES", 1 << 60)
         assert nats_server.has_wrong_bound
         nats_server.stop()
         nats_server.start()

@@ -1,4 +1,4 @@
-"""Pages over real sockets, asked for by whoever may come."""
+"""HttpServer over real sockets, asked for by whoever may come."""
 
 import asyncio
 import urllib.error
@@ -8,26 +8,26 @@ from http import HTTPStatus
 
 import pytest
 
-from shared.runtime import pages as pages_module
-from shared.runtime.pages import Page, Pages, page_is_ok
-from shared.runtime.telemetry import Metrics, serve_metrics
+from elasticflow.shared.runtime.process import http_server as pages_module
+from elasticflow.shared.runtime.process.http_server import HttpResponse, HttpServer, page_is_ok
+from elasticflow.shared.runtime.process.metrics import Metrics, serve_metrics
 
 HOST = "127.0.0.1"
 LONGER_THAN_A_HEAD = 1_000_000
 
 
-def broken() -> Page:
+def broken() -> HttpResponse:
     raise LookupError("nothing to show")
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     pages = {
-        "/good": lambda: Page(b"all is well\n"),
-        "/ill": lambda: Page(b"no bus\n", HTTPStatus.SERVICE_UNAVAILABLE),
+        "/good": lambda: HttpResponse(b"all is well\n"),
+        "/ill": lambda: HttpResponse(b"no bus\n", HTTPStatus.SERVICE_UNAVAILABLE),
         "/broken": broken,
     }
-    server = Pages(pages, host=HOST, port=0)
+    server = HttpServer(pages, host=HOST, port=0)
     yield server.port
     server.close()
 
@@ -73,7 +73,7 @@ async def test_a_page_is_read_by_its_path(port: int, path: str, status: int, tex
 async def test_a_service_that_is_too_busy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its event loop does not come to making the page."""
     monkeypatch.setattr(pages_module, "_PATIENCE_S", 0.05)
-    server = Pages({"/healthz": lambda: Page(b"ok\n")}, host=HOST, port=0)
+    server = HttpServer({"/healthz": lambda: HttpResponse(b"ok\n")}, host=HOST, port=0)
     busy = read(server.port, "/healthz")  # here, in the loop, which does nothing else meanwhile
     assert busy[::2] == (503, "the service does not answer\n")
     assert await page_is_ok(HOST, server.port, "/healthz", timeout_s=60.0)

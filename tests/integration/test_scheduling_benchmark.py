@@ -16,11 +16,11 @@ from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation
 from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, tables, trace_cases
-from shared.errors import BadSettings
-from shared.scheduling.planned_pool import planned_pool
-from simulator.policies import PLANNERS
-from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.throughputs import Throughputs
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
+from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_decisions_are_asked_of_pools_as_loaded_as_they_say(known: Throughputs) 
     decisions = measure_decisions(known, num_gpus=32, num_live=10, count=4)
     for load in ("with_room", "saturated"):
         assert decisions[load]["live_jobs"] >= 8
-        assert decisions[load]["newcomers"] == 4
+        assert decisions[load]["arriving_jobs"] == 4
     assert decisions["with_room"]["promised_next_hour"] < decisions["saturated"]["promised_next_hour"]
     cycle = measure_cycle(known, num_gpus=32, num_live=10, count=3)
     assert cycle["cycles"] == 3
@@ -123,7 +123,7 @@ def test_a_pool_that_is_laid_out_keeps_all_promises_on_gpus_of_its_own(known: Th
     assert not any(job.stopping for job in jobs)
     held = [gpu for job in training for gpu in job.gpus]
     assert len(held) == len(set(held)) > 0.9 * 256
-    for policy in PLANNERS.values():
+    for policy in planners().values():
         assert policy.decide(state, (), now_s) == (), "it is at rest"
 
 

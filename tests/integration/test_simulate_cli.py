@@ -13,13 +13,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from shared.messages.events import PlanEvent
-from shared.messages.pool_state import PoolState
-from simulator.__main__ import app
-from simulator.trace_driven import trial
-from simulator.trace_driven.verification import Verification
-from simulator.workload.bundled import bundled_trace
-from tests.interruptions import interrupt_at
+from elasticflow.shared.messages.events import PlanEvent
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.__main__ import app
+from elasticflow.simulator.trace import simulated_run
+from elasticflow.simulator.verification.trace_verification import TraceVerification
+from elasticflow.simulator.workload.bundled_data import bundled_trace
+from tests.support.interrupting import interrupt_at
 
 ROOT = Path(__file__).parents[2]
 HEADER = "submission_time,num_iteration,model_name,deadline,batch_size\n"
@@ -91,7 +91,7 @@ def test_a_signal_to_eflow_is_one_to_the_simulation(tmp_path: Path) -> None:
     os.mkfifo(trace)
     command = [sys.executable, "-m", "elasticflow", "simulate", "--trace", str(trace), "--json"]
     with subprocess.Popen(command, cwd=ROOT) as eflow, trace.open("w"):  # open once it is read
-        assert "simulator" in psutil.Process(eflow.pid).cmdline()
+        assert "elasticflow.simulator" in psutil.Process(eflow.pid).cmdline()
         eflow.terminate()
         assert eflow.wait(timeout=60) == -signal.SIGTERM
 
@@ -100,7 +100,7 @@ def test_a_signal_to_eflow_is_one_to_the_simulation(tmp_path: Path) -> None:
     ("called", "usage"),
     [
         ("elasticflow", "Usage: eflow simulate "),
-        ("simulator", "Usage: python -m simulator simulate "),
+        ("simulator", "Usage: python -m elasticflow.simulator simulate "),
     ],
 )
 def test_the_usage_line_says_what_was_typed(called: str, usage: str) -> None:
@@ -129,7 +129,7 @@ def test_bad_input_ends_in_a_sentence_and_exit_code_2(arguments: tuple[str, ...]
     assert "Traceback" not in result.output
 
 
-class Distrustful(Verification):
+class Distrustful(TraceVerification):
     """Finds fault with everything."""
 
     def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
@@ -139,7 +139,7 @@ class Distrustful(Verification):
 
 
 def test_a_wrong_certificate_is_counted_said_and_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "Verification", Distrustful)
+    monkeypatch.setattr(simulated_run, "TraceVerification", Distrustful)
     result = simulate("--trace", "small", "--nodes", "2", "--json", policy="selective")
     assert result.exit_code == 1
     shown = json.loads(result.stdout)
@@ -167,7 +167,7 @@ def test_a_bad_row_is_named_or_passed_over(tmp_path: Path) -> None:
     assert f"{trace}:3" in refused.stderr
     passed = simulate("--trace", str(trace), "--json", "--skip-bad")
     assert numbers(passed)["jobs"] == 1
-    assert f"passed over: {trace}:3" in passed.stderr
+    assert f"skipped: {trace}:3" in passed.stderr
 
 
 def test_out_writes_tables_that_agree_with_the_numbers_and_pictures(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages.job import JobClass
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.scaling_curve import ScalingCurve
-from simulator.baselines.baseline import Baseline, BaselineJob
-from simulator.baselines.catalogue import BASELINES
-from tests.examples import examples
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES
+from tests.support.example_specs import examples
 
 NOW_S = 1_000_000.0
 few = examples(25)  # of each property and baseline: eleven baselines are many
@@ -85,8 +85,8 @@ class TestEveryBaseline:
         shuffled = data.draw(st.permutations(jobs))
         assert baseline.shares(shuffled, num_gpus, now_s) == baseline.shares(jobs, num_gpus, now_s)
         if jobs:
-            newcomer = replace(jobs[0], job_id="newcomer", current_num_gpus=0)
-            admitted = [baseline.admits(newcomer, some, num_gpus, now_s) for some in (jobs, shuffled)]
+            arriving_job = replace(jobs[0], job_id="arriving_job", current_num_gpus=0)
+            admitted = [baseline.admits(arriving_job, some, num_gpus, now_s) for some in (jobs, shuffled)]
             assert admitted[0] == admitted[1]
 
     @few
@@ -96,9 +96,7 @@ class TestEveryBaseline:
     ) -> None:
         """A rigid job can use its gang, an elastic one its fewest GPUs at least."""
         num_gpus, jobs, now_s = pool
-        jobs = [
-            replace(job, weight=1.0) for job in jobs
-        ]  # else nobody passes one whom a greater weight keeps out
+        jobs = [replace(job, weight=1.0) for job in jobs]  # otherwise a greater weight keeps all others out
         answer = baseline.shares(jobs, num_gpus, now_s).num_gpus_by_job
         idle = num_gpus - sum(answer.values())
         waiting = [job for job in jobs if job.job_id not in answer]

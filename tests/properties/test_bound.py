@@ -8,14 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from shared.scheduling.resize_cost import ResizeCost
-from simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule, linear_program, pricing
-from simulator.bound.demand import Demand, Grid
-from simulator.workload.jobs import TraceJob, Workload
-from tests.examples import examples
-from tests.properties.strategies import scaling_curves
-from tests.schedules_made import problems
-from tests.trace_jobs import job
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.bound import (
+    bound_program,
+    clairvoyant_bound,
+    feasible_alone,
+    hindsight_schedule,
+    price_ascent,
+)
+from elasticflow.simulator.bound.feasible_demand import Demand, Grid
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+from tests.support.example_specs import examples
+from tests.support.resize_schedules import problems
+from tests.support.strategies import scaling_curves
+from tests.support.trace_jobs import job
 
 COSTS = st.sampled_from([ResizeCost(), ResizeCost.flat(4.0), ResizeCost((1, 2, 8), (4.0, 6.0, 10.0))])
 CLOSE = 1e-5
@@ -95,13 +101,13 @@ def test_whatever_the_prices_they_prove_a_bound(
     if not demand.num_jobs:
         return
     grid = Grid.of(demand)
-    optimum = linear_program.solve(demand, grid, num_gpus)
+    optimum = bound_program.solve(demand, grid, num_gpus)
     assert optimum is not None
     chance = np.random.default_rng(seed)
     size = len(grid.lengths_s_I)
     prices = chance.uniform(0, 0.02, size) * (chance.random(size) < 0.8)
-    assert pricing.answer(demand, grid, num_gpus, prices).dual_value >= optimum.met_J.sum() - CLOSE
-    best, mean = pricing.ascend(demand, grid, num_gpus, 200)
+    assert price_ascent.answer(demand, grid, num_gpus, prices).dual_value >= optimum.met_J.sum() - CLOSE
+    best, mean = price_ascent.ascend(demand, grid, num_gpus, 200)
     assert optimum.met_J.sum() - CLOSE <= best.dual_value <= demand.num_jobs + CLOSE
     assert np.all((mean.met_J >= 0) & (mean.met_J <= 1))
 
@@ -127,7 +133,7 @@ def test_what_a_job_buys_is_its_cheapest(
         return
     grid = Grid.of(demand)
     prices = np.random.default_rng(seed).uniform(0, 0.02, len(grid.lengths_s_I))
-    bought = pricing.answer(demand, grid, num_gpus, prices)
+    bought = price_ascent.answer(demand, grid, num_gpus, prices)
     surplus = bought.dual_value - float(prices @ grid.lengths_s_I) * num_gpus
     assert surplus == pytest.approx(sum(_surplus(part, prices, grid) for part in _each(demand)), abs=CLOSE)
 

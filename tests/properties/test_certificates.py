@@ -1,4 +1,5 @@
-"""What the checker believes is true, and what the witnesses claim is proved; each against worlds built at random.
+"""What the checker believes is true, and what the infeasibility certificates claim is proved; each against worlds
+built at random.
 
 The scheduler is not asked here: a feasible world is one that was built around its schedules.
 """
@@ -8,16 +9,23 @@ from dataclasses import dataclass, replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shared.messages.witness import NotProved, TooSlowAlone
-from shared.scheduling.lower_bound import demands
-from shared.scheduling.relaxation import relax
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.scaling_curve import ScalingCurve
-from shared.scheduling.witness import find_witness
-from simulator.certificates import Held, JobFacts, Level, Promise, PromiseCertificate, RefusalCertificate
-from simulator.checker import Checker
-from tests.examples import examples
-from tests.properties.strategies import scaling_curves
+from elasticflow.shared.messages.rejection import TooSlowAlone, Unproven
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.proofs.fractional_relaxation import relax
+from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
+from elasticflow.shared.scheduling.proofs.payment_bound import demands
+from elasticflow.simulator.verification.certificates import (
+    CertifiedJob,
+    Held,
+    Level,
+    Promise,
+    PromiseCertificate,
+    RefusalCertificate,
+)
+from elasticflow.simulator.verification.checker import Checker
+from tests.support.example_specs import examples
+from tests.support.strategies import scaling_curves
 
 NOW_S = 1000.0
 COSTS = (
@@ -43,8 +51,8 @@ def levels_of(curve: ScalingCurve, cost: ResizeCost) -> tuple[Level, ...]:
     return tuple(Level(n, rate, cost.seconds(n)) for n, rate in curve.rate_by_num_gpus.items() if rate > 0)
 
 
-def facts_of(job: Asked, cost: ResizeCost) -> JobFacts:
-    return JobFacts(
+def certified(job: Asked, cost: ResizeCost) -> CertifiedJob:
+    return CertifiedJob(
         job_id=job.job_id,
         remaining_iterations=job.remaining_iterations,
         deadline_s=job.deadline_s,
@@ -66,7 +74,7 @@ def schedules(draw: st.DrawFn, levels: tuple[int, ...]) -> tuple[Held, ...]:
     return tuple(held)
 
 
-def work_done(job: JobFacts, schedule: tuple[Held, ...]) -> float:
+def work_done(job: CertifiedJob, schedule: tuple[Held, ...]) -> float:
     """By a plain simulation of its own, second by second of floats."""
     rates = {level.num_gpus: level.iterations_per_s for level in job.levels}
     stops_s = {level.num_gpus: level.stop_s for level in job.levels}
@@ -89,7 +97,7 @@ def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[Asked, Promis
         share = draw(st.sampled_from([0, *(level.num_gpus for level in levels)]))
         schedule = draw(schedules(tuple(level.num_gpus for level in levels)))
         stalled_until_s = draw(st.sampled_from([0.0, NOW_S + 5.0])) if share else 0.0
-        blank = JobFacts(
+        blank = CertifiedJob(
             job_id=f"job-{number}",
             remaining_iterations=0.0,
             deadline_s=schedule[-1].end_s,
@@ -108,7 +116,7 @@ def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[Asked, Promis
             current_num_gpus=share,
             stalled_until_s=stalled_until_s,
         )
-        jobs.append((job, Promise(facts=replace(blank, remaining_iterations=done), schedule=schedule)))
+        jobs.append((job, Promise(job=replace(blank, remaining_iterations=done), schedule=schedule)))
     assume(jobs)
     return jobs
 
@@ -147,17 +155,17 @@ def test_a_schedule_changed_for_the_worse_is_not_believed(
     number = data.draw(st.integers(0, len(promises) - 1))
     promise = promises[number]
     last = promise.schedule[-1]
-    job, before = promise.facts, promise.schedule[:-1]
+    job, before = promise.job, promise.schedule[:-1]
     does_work = work_done(job, promise.schedule) > work_done(job, before)
     worse = {
         "more work": replace(
-            promise, facts=replace(job, remaining_iterations=job.remaining_iterations * 1.0001)
+            promise, job=replace(job, remaining_iterations=job.remaining_iterations * 1.0001)
         ),
         "unknown level": replace(promise, schedule=(*before, last._replace(num_gpus=3))),
         "twice at once": replace(promise, schedule=(*before, last, last)),
     }
     if does_work:
-        worse["earlier deadline"] = replace(promise, facts=replace(job, deadline_s=last.end_s - 0.001))
+        worse["earlier deadline"] = replace(promise, job=replace(job, deadline_s=last.end_s - 0.001))
         worse["shorter"] = replace(promise, schedule=(*before, last._replace(end_s=last.end_s - 0.001)))
     if before:
         worse["out of order"] = replace(promise, schedule=(last, *before))
@@ -167,15 +175,17 @@ def test_a_schedule_changed_for_the_worse_is_not_believed(
 
 @examples(100)
 @given(worlds)
-def test_no_witness_ever_speaks_against_what_can_be_kept(
+def test_no_certificate_refutes_a_feasible_deadline(
     world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
 ) -> None:
     """Sound: on just enough GPUs, with every job as large and as urgent as can be."""
     cost, kept = world
     num_gpus = most_held([promise for _, promise in kept])
-    newcomer, *promised = (job for job, _ in kept)
-    witness = find_witness(newcomer, promised, num_gpus, NOW_S, cost, earliest_deadline_s=5000.0)
-    assert witness == NotProved(earliest_deadline_s=5000.0)
+    arriving_job, *promised = (job for job, _ in kept)
+    infeasibility_certificate = find_infeasibility_certificate(
+        arriving_job, promised, num_gpus, NOW_S, cost, earliest_deadline_s=5000.0
+    )
+    assert infeasibility_certificate == Unproven(earliest_deadline_s=5000.0)
 
 
 @examples(100)
@@ -186,17 +196,23 @@ def test_the_checker_accepts_every_proof(
     """Two programs, one truth: whatever the scheduler's side proves, the other side finds proved."""
     cost, kept = world
     jobs = [replace(job, deadline_s=NOW_S + haste * (job.deadline_s - NOW_S)) for job, _ in kept]
-    newcomer, promised = facts_of(jobs[0], cost), [facts_of(job, cost) for job in jobs[1:]]
-    witness = find_witness(jobs[0], jobs[1:], num_gpus, NOW_S, cost, earliest_deadline_s=1e6)
+    arriving_job, promised = certified(jobs[0], cost), [certified(job, cost) for job in jobs[1:]]
+    infeasibility_certificate = find_infeasibility_certificate(
+        jobs[0], jobs[1:], num_gpus, NOW_S, cost, earliest_deadline_s=1e6
+    )
     checker = Checker()
-    known = tuple(Promise(facts=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
+    known = tuple(Promise(job=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
     checker.check_promises(PromiseCertificate(now_s=NOW_S, num_gpus=num_gpus, promises=known))
     no = RefusalCertificate(
-        now_s=NOW_S, num_gpus=num_gpus, newcomer=newcomer, promised=tuple(promised), witness=witness
+        now_s=NOW_S,
+        num_gpus=num_gpus,
+        arriving_job=arriving_job,
+        promised=tuple(promised),
+        infeasibility_certificate=infeasibility_certificate,
     )
     assert checker.check_refusal(no) == []
     more = replace(no, num_gpus=1 << 20)
-    if not isinstance(witness, NotProved | TooSlowAlone):
+    if not isinstance(infeasibility_certificate, Unproven | TooSlowAlone):
         assert checker.check_refusal(more) != [], "on so many GPUs it proves nothing"
 
 

@@ -1,6 +1,6 @@
-"""Whatever is placed, cancelled, crashes, stops or gets lost: the fence holds, and the newest placement comes true.
+"""After any history of placements, cancellations, crashes and losses, the fence holds and the newest placement runs.
 
-The ledger of a pool of two nodes is played at random; node-0 is the executor under test, node-1 is played too.
+Random histories of a pool of two nodes: node-0 is the executor under test, the test plays node-1.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,44 +9,42 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.model import Membership, Worker
-from services.executor.notes import (
+from elasticflow.services.executor.decisions.local_events_and_actions import (
     ContactLost,
     ContactRestored,
-    Ended,
-    KillWorker,
-    KillWorkers,
-    Said,
     StartWorker,
-    StopWorkers,
+    WorkerEnded,
     WorkerId,
+    WorkerReported,
 )
-from services.placement.regrouping import regrouped
-from shared.messages import events
-from shared.messages.cluster import GpuId
-from shared.messages.detection import DetectionTimes
-from shared.messages.from_worker import (
-    Checkpointed,
+from elasticflow.services.executor.decisions.state import PoolMembership
+from elasticflow.services.executor.decisions.worker_record import WorkerRecord
+from elasticflow.services.placement.shrink_to_survivors import shrunk_to_survivors
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointFailed,
+    CheckpointWritten,
     ExitCode,
     Failed,
     Finished,
-    NotCheckpointed,
     Profiled,
     RendezvousListening,
     Started,
     Switched,
 )
-from shared.messages.job_state import Job
-from tests.examples import examples
-from tests.executor_node import TIMELINE, ExecutorNode
+from elasticflow.shared.state.job import Job
+from tests.support.example_specs import examples
+from tests.support.executor_node import TIMELINE, ExecutorNode
 
 JOBS = ("a", "b", "c", "d", "e")
 GPUS = tuple(GpuId(node_id, index) for node_id in ("node-0", "node-1") for index in range(3))
-WORDS = (
+REPORTS = (
     RendezvousListening(generation=1, port=4000),
-    Checkpointed(iteration=9),
-    Checkpointed(iteration=9, request=3, num_bytes=10, file="a.ckpt"),
-    NotCheckpointed(request=3, reason="full"),
+    CheckpointWritten(iteration=9),
+    CheckpointWritten(iteration=9, request=3, num_bytes=10, file="a.ckpt"),
+    CheckpointFailed(request=3, reason="full"),
     Profiled(iterations_per_s=1.0, dataset_size=10),
     Finished(iteration=100, condition="max_iterations"),
     Failed(error="ValueError"),
@@ -55,36 +53,38 @@ ENDS = (*((code, None) for code in (*ExitCode, 1)), (None, 9))
 
 
 class StrictNode(ExecutorNode):
-    """Asserts what must hold at each single step (the base class: one generation of a job, one worker of a GPU)."""
+    """Asserts what must hold at each step; the base class asserts one generation a job and one worker a GPU."""
 
-    telling = False
+    is_deciding = False
 
     def _round(self) -> bool:
-        self.telling = True
+        self.is_deciding = True
         try:
             return super()._round()
         finally:
-            self.telling = False
+            self.is_deciding = False
 
     def _act(self, action: Any) -> None:
         if isinstance(action, StartWorker):
             job = self.state.pool.live_jobs[action.worker.job_id]
-            assert not job.broken, "starts what cannot train"
-            assert job.predecessor is not None or job.stopping == (), "starts before the older ones are gone"
+            assert not job.broken, "starts a broken generation"
+            assert job.previous_generation is not None or job.stopping == (), (
+                "starts before the older generations are gone"
+            )
         super()._act(action)
 
     def _fold(self, message: Any) -> None:
-        if self.telling:
-            assert not self.unchanged_by(message), f"told in vain: {message}"
-        if self.telling and isinstance(message, events.WorkersStopped):
+        if self.is_deciding:
+            assert not self.unchanged_by(message), f"emitted, and the ledger holds it: {message}"
+        if self.is_deciding and isinstance(message, events.WorkersStopped):
             assert (message.job_id, message.generation) not in {worker[:2] for worker in self.processes}
-        if self.telling and isinstance(message, events.NodeJoined):
-            assert not self.processes, "joins with workers of an earlier life"
+        if self.is_deciding and isinstance(message, events.NodeJoined):
+            assert not self.processes, "joins with workers of an earlier incarnation"
         super()._fold(message)
 
 
 class Pool:
-    """What may happen around and on node-0. choice: any number, read as one of what there is to choose from."""
+    """What may happen on node-0 and around it. choice: any number, taken modulo the number of options."""
 
     def __init__(self, profiled: set[str], stop_free: bool) -> None:
         self.run = 0
@@ -99,7 +99,7 @@ class Pool:
                 self.node.admit(job_id)
         for job, gpu in zip(self.jobs, GPUS[::3], strict=False) if stop_free else ():
             self.node.place_on((gpu,), job.job_id)
-            self.everybody_trains(0)
+            self.all_start(0)
 
     @property
     def jobs(self) -> list[Job]:
@@ -112,7 +112,7 @@ class Pool:
             self.node.admit(job.job_id)
 
     def resize(self, choice: int) -> None:
-        """As `place`, of one that trains, if there is one."""
+        """As `place`, for a job that trains, if there is one."""
         training = [number for number, job in enumerate(self.jobs) if job.training]
         for number in _one(training, choice):
             self.place(number + len(JOBS) * (choice // len(JOBS)))
@@ -126,9 +126,9 @@ class Pool:
             free = [g for g in (*GPUS[start:], *GPUS[:start]) if g not in taken and g.node_id in alive]
             self.node.place_on(tuple(free[: (0, 1, 2, 3, 4)[choice // len(GPUS) % 5]]), job.job_id)
 
-    def regroup(self, choice: int) -> None:
-        """As placement does it after a loss, sooner or later."""
-        for placed in regrouped(self.node.state.pool):
+    def shrink_to_survivors(self, choice: int) -> None:
+        """As placement does after a loss."""
+        for placed in shrunk_to_survivors(self.node.state.pool):
             self.node.place_on(placed.gpus, placed.job_id)
 
     def cancel(self, choice: int) -> None:
@@ -186,54 +186,54 @@ class Pool:
 
     # -- this node
 
-    def everybody_trains(self, choice: int) -> None:
-        """But for newcomers, and for those that miss a worker of this node."""
+    def all_start(self, choice: int) -> None:
+        """All but joining workers and workers that lack a peer on this node."""
         for worker in list(self.node.processes):
             if worker in self.node.processes and self._may_begin(self.node.state.workers[worker]):
-                self.node.note(Said(worker=worker, message=Started(iteration=3)))
+                self.node.note(WorkerReported(worker=worker, message=Started(iteration=3)))
 
-    def _may_begin(self, worker: Worker) -> bool:
+    def _may_begin(self, worker: WorkerRecord) -> bool:
         job = self.node.state.pool.live_jobs.get(worker.id.job_id)
-        if job is None or job.generation != worker.id.generation or worker.trains or worker.joins:
+        if job is None or job.generation != worker.id.generation or worker.trains or worker.is_joining:
             return False
         here = [rank for rank, gpu in enumerate(job.gpus) if gpu.node_id == "node-0"]
         return all(WorkerId(job.job_id, job.generation, rank) in self.node.processes for rank in here)
 
-    def workers_go_over(self, choice: int) -> None:
-        """All that are at a job's meeting, one after the other; or the first of them dies, when it just has."""
-        for job in _one([job for job in self.jobs if self._all_have_come(job)], choice // 6):
+    def workers_switch(self, choice: int) -> None:
+        """All workers in the rendezvous of a job switch, one after the other; or the first of them dies."""
+        for job in _one([job for job in self.jobs if self._all_arrived(job)], choice // 6):
             if choice % 2 and job.gpus[0].node_id == "node-1":
                 self._start_of_node_1(job)
-            for index, worker in enumerate(self._at_meeting(job)):
+            for index, worker in enumerate(self._in_rendezvous(job)):
                 if worker.id not in self.node.processes:
                     continue
                 if index == 0 and choice % 6 == 0:
                     self._end([worker.id], signal=9)
                 else:
-                    self._goes_over(worker)
+                    self._switches(worker)
             if job.gpus[0].node_id == "node-1":
                 self._start_of_node_1(job)
 
-    def _at_meeting(self, job: Job) -> list[Worker]:
-        meeting = (job.job_id, job.generation)
-        return [w for w in self.node.state.workers_of(job.job_id) if w.runs and w.place[:2] == meeting]
+    def _in_rendezvous(self, job: Job) -> list[WorkerRecord]:
+        workers = self.node.state.workers_of(job.job_id)
+        return [worker for worker in workers if worker.runs and worker.newest_generation == job.generation]
 
-    def _all_have_come(self, job: Job) -> bool:
-        """Those of this node to the meeting of a job that is handed over; the others always have."""
-        if not job.handed_over or job.outdated or job.predecessor is None:
+    def _all_arrived(self, job: Job) -> bool:
+        """This node's workers are in the rendezvous of a job that switches; those of node-1 always are."""
+        if not job.is_switching or job.has_outdated_spec or job.previous_generation is None:
             return False
-        here = {gpu for gpu in (*job.gpus, *job.predecessor.gpus) if gpu.node_id == "node-0"}
-        return len(self._at_meeting(job)) == len(here)
+        here = {gpu for gpu in (*job.gpus, *job.previous_generation.gpus) if gpu.node_id == "node-0"}
+        return len(self._in_rendezvous(job)) == len(here)
 
-    def _goes_over(self, worker: Worker) -> None:
-        _, generation, rank = worker.place
-        if worker.place == worker.id:
-            self.node.note(Said(worker=worker.id, message=Started(iteration=5, resize=TIMELINE)))
-        elif worker.becomes is None:
-            self.node.note(Ended(worker=worker.id, exit_code=ExitCode.DONE))
+    def _switches(self, worker: WorkerRecord) -> None:
+        if worker.switch is None:
+            self.node.note(WorkerReported(worker=worker.id, message=Started(iteration=5, resize=TIMELINE)))
+        elif worker.target is None:
+            self.node.note(WorkerEnded(worker=worker.id, exit_code=ExitCode.DONE))
         else:
+            _, generation, rank = worker.target
             switched = Switched(generation=generation, rank=rank, iteration=5, resize=TIMELINE)
-            self.node.note(Said(worker=worker.id, message=switched))
+            self.node.note(WorkerReported(worker=worker.id, message=switched))
 
     def _start_of_node_1(self, job: Job) -> None:
         started = events.GenerationStarted(
@@ -246,19 +246,19 @@ class Pool:
         )
         self.node.ledger(started)
 
-    def worker_says(self, choice: int) -> None:
-        for worker in _one(self.node.processes, choice // len(WORDS)):
-            word = WORDS[choice % len(WORDS)]
-            if not isinstance(word, Profiled) or self.node.state.workers[worker].purpose == "profile":
-                self.node.note(Said(worker=worker, message=word))
+    def worker_reports(self, choice: int) -> None:
+        for worker in _one(self.node.processes, choice // len(REPORTS)):
+            report = REPORTS[choice % len(REPORTS)]
+            if not isinstance(report, Profiled) or self.node.state.workers[worker].purpose == "profile":
+                self.node.note(WorkerReported(worker=worker, message=report))
 
     def worker_ends(self, choice: int) -> None:
         exit_code, signal = ENDS[choice % len(ENDS)]
         for worker in _one(self.node.processes, choice // len(ENDS)):
-            self.node.note(Ended(worker=worker, exit_code=exit_code, signal=signal))
+            self.node.note(WorkerEnded(worker=worker, exit_code=exit_code, signal=signal))
 
     def time_passes(self, choice: int) -> None:
-        self.node.at(self.node.now_s + (0.1, 1.0, DetectionTimes().word_s, 10.0)[choice % 4])
+        self.node.at(self.node.now_s + (0.1, 1.0, FailureTimeouts().propagation_s, 10.0)[choice % 4])
 
     def contact_is_lost(self, choice: int) -> None:
         self.node.note(ContactLost(silence_s=1.5))
@@ -268,7 +268,7 @@ class Pool:
         self.node.note(ContactRestored())
 
     def node_is_counted_as_lost(self, choice: int) -> None:
-        if self.node.state.membership is Membership.MEMBER:
+        if self.node.state.membership is PoolMembership.MEMBER:
             lost = events.NodeLost(
                 node_id="node-0",
                 incarnation=self.node.state.incarnation,
@@ -283,25 +283,24 @@ class Pool:
         self.node = StrictNode(self.node.state.pool, run_id=f"run-{self.run}")
         self.node.at(now_s)
 
-    def asked_workers_end(self, choice: int) -> None:
-        """Those that were killed; on even choices also those that were asked to stop."""
-        kinds = (KillWorkers,) if choice % 2 else (KillWorkers, StopWorkers)
-        asked = {(a.job_id, a.generation) for a in self.node.acted if isinstance(a, kinds)}
-        alone = {a.worker for a in self.node.acted if isinstance(a, KillWorker)}
-        self._end((w for w in self.node.processes if w[:2] in asked or w in alone), code=ExitCode.DONE)
+    def requested_ends_happen(self, choice: int) -> None:
+        """Killed workers end; on even choices also those that were sent a stop."""
+        running = self.node.state.running
+        ending = [w.id for w in running if w.kill_requested or (choice % 2 == 0 and w.is_ending)]
+        self._end(ending, code=ExitCode.DONE)
 
     def _end(
         self, workers: Iterable[WorkerId], *, code: int | None = None, signal: int | None = None
     ) -> None:
         for worker in list(workers):
-            self.node.note(Ended(worker=worker, exit_code=code, signal=signal))
+            self.node.note(WorkerEnded(worker=worker, exit_code=code, signal=signal))
 
-    # -- and then everybody behaves
+    # -- and then nothing fails any more
 
     def calm_down(self) -> None:
         self.node.note(ContactRestored())
         for turn in range(12):
-            self.asked_workers_end(turn)
+            self.requested_ends_happen(turn)
             self.other_node_reports(turn)
             self.node.at(self.node.now_s + 20.0)
             for job in self.jobs:
@@ -310,12 +309,12 @@ class Pool:
                 if job.broken and job.gpus:
                     self.node.place_on(job.gpus, job.job_id)
             self.other_node_listens(turn)
-            self.everybody_trains(turn)
+            self.all_start(turn)
             for _ in self.jobs:
-                self.workers_go_over(1)
+                self.workers_switch(1)
 
     def _lose_peers(self, job: Job) -> None:
-        """A generation that misses a worker ends as a whole, wherever its workers are."""
+        """A generation that lacks a worker ends as a whole, on both nodes."""
         generations = {job.generation, job.training_generation}
         workers = [w for w in self.node.state.workers_of(job.job_id) if generations & set(w.generations)]
         if job.broken or self.has_measured(job) or all(worker.runs for worker in workers):
@@ -325,7 +324,7 @@ class Pool:
             self._crash_on_node_1(job)
 
     def has_measured(self, job: Job) -> bool:
-        """Its pre-run is over: what is left of it may run or not."""
+        """Its profiling run is over: the rest of its workers may run or not."""
         rank0 = self.node.state.workers.get(WorkerId(job.job_id, job.generation, 0))
         return rank0 is not None and isinstance(rank0.outcome, Profiled)
 
@@ -340,12 +339,12 @@ Step = Callable[[Pool, int], None]
 OFTEN: tuple[Step, ...] = (
     Pool.place,
     Pool.resize,
-    Pool.regroup,
-    Pool.everybody_trains,
-    Pool.workers_go_over,
-    Pool.asked_workers_end,
+    Pool.shrink_to_survivors,
+    Pool.all_start,
+    Pool.workers_switch,
+    Pool.requested_ends_happen,
     Pool.other_node_reports,
-    Pool.worker_says,
+    Pool.worker_reports,
     Pool.worker_ends,
     Pool.time_passes,
 )
@@ -374,13 +373,13 @@ def played(profiled: set[str], stop_free: bool, history: list[tuple[Step, int]])
 
 @examples(150)
 @given(profiled=st.sets(st.sampled_from(JOBS), max_size=2), stop_free=st.booleans(), history=HISTORIES)
-def test_at_every_step_the_fence_holds_and_once_all_behave_nothing_is_owed(
+def test_the_fence_holds_at_every_step_and_without_failures_the_newest_placement_runs(
     profiled: set[str], stop_free: bool, history: list[tuple[Step, int]]
 ) -> None:
     pool = played(profiled, stop_free, history)
     pool.calm_down()
     state = pool.node.state
-    assert state.membership is Membership.MEMBER
+    assert state.membership is PoolMembership.MEMBER
     for job in (*state.pool.live_jobs.values(), *state.pool.ended_jobs.values()):
         assert "node-0" not in {stopping.node_id for stopping in job.stopping}, "a stop was never reported"
     training = [job for job in pool.jobs if not pool.has_measured(job)]

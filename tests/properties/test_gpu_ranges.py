@@ -5,14 +5,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import events
-from shared.messages.fold_curves import with_range
-from shared.messages.gpu_range import GpuRange
-from shared.messages.job import JobSpec
-from shared.messages.pool_state import PoolState
-from shared.messages.snapshot import dump, load
-from shared.scheduling.outlook import known_curve, profile_known
-from tests.histories import LINEAR, NOW_S, History, spec
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, profile_known
+from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.snapshot import dump, load
+from tests.support.histories import LINEAR, NOW_S, History, spec
 
 BOUNDS = st.tuples(st.integers(1, 9), st.none() | st.integers(1, 9))
 RANGES = BOUNDS.map(lambda ends: spec(min_gpus=ends[0], max_gpus=ends[1]))
@@ -69,11 +69,11 @@ def test_the_curve_of_a_range_is_its_part_of_the_whole(happenings: list[Any]) ->
             continue  # nothing is known, nor asked for in parts
         assert whole is not None
         assert part is not None
-        within = {n: r for n, r in whole.iterations_per_s.items() if job.spec.gpu_range.holds(n)}
+        within = {n: r for n, r in whole.iterations_per_s.items() if job.spec.gpu_range.allows(n)}
         assert part.iterations_per_s == within
         assert part.dataset_size == whole.dataset_size
         curve = known_curve(state, job.spec)
-        assert curve is None or all(job.spec.gpu_range.holds(level) for level in curve.num_gpus_L)
+        assert curve is None or all(job.spec.gpu_range.allows(level) for level in curve.num_gpus_L)
         if profile_known(state, job.spec) and any(within.values()):
             assert curve is not None
 
@@ -92,6 +92,6 @@ def test_to_judge_a_range_changes_nothing_else(happenings: list[Any], asked: Job
 def test_a_range_is_said_by_powers_of_two_and_holds_the_same_of_them(low: int, high: int | None) -> None:
     gpu_range = GpuRange.of(low, high)
     between = {size for size in (*LINEAR, 16, 32, 64) if low <= size and (high is None or size <= high)}
-    assert {size for size in (*LINEAR, 16, 32, 64) if gpu_range.holds(size)} == between
+    assert {size for size in (*LINEAR, 16, 32, 64) if gpu_range.allows(size)} == between
     if not gpu_range.is_empty:
         assert GpuRange.of(*gpu_range) == gpu_range

@@ -6,12 +6,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import lifecycle, snapshot
-from shared.messages.job_state import Phase
-from shared.messages.outcome import outcome
-from shared.messages.pool_state import PoolState
-from tests.examples import examples
-from tests.properties.history_strategies import FACTS, histories
+from elasticflow.shared.state import snapshot
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.idempotent_replies import outcome
+from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.pool import PoolState
+from tests.support.example_specs import examples
+from tests.support.history_strategies import REPORTED_EVENTS, histories
 
 PROPERTY = examples(60)
 
@@ -20,7 +21,7 @@ def fold(messages: tuple[Any, ...], state: PoolState | None = None) -> PoolState
     """The state after these messages, numbered on from the state's sequence."""
     state = state or PoolState()
     for sequence, message in enumerate(messages, state.sequence + 1):
-        state = lifecycle.evolve(state, message, sequence)
+        state = ledger_fold.evolve(state, message, sequence)
     return state
 
 
@@ -51,7 +52,7 @@ def test_a_message_at_a_sequence_already_folded_changes_nothing(
 ) -> None:
     state = fold(history)
     for sequence, message in enumerate(history, 1):
-        assert lifecycle.evolve(state, message, sequence) is state
+        assert ledger_fold.evolve(state, message, sequence) is state
 
 
 @examples(150)
@@ -61,7 +62,7 @@ def test_a_fact_told_again_at_any_later_time_changes_nothing(history: tuple[Any,
     state, heard = PoolState(), list[Any]()
     for message in history:
         before, state = state, fold((message,), state)
-        if isinstance(message, FACTS) and replace(state, sequence=before.sequence) != before:
+        if isinstance(message, REPORTED_EVENTS) and replace(state, sequence=before.sequence) != before:
             heard.append(message)
         for fact in heard:
             again = fold((fact,), state)
@@ -90,24 +91,25 @@ def test_ends_are_final_and_generations_only_grow(history: tuple[Any, ...]) -> N
 
 @PROPERTY
 @given(history=histories())
-def test_what_a_job_says_of_itself_fits_together(history: tuple[Any, ...]) -> None:
+def test_the_fields_of_a_job_are_consistent(history: tuple[Any, ...]) -> None:
     state = PoolState()
     for message in history:
         state = fold((message,), state)
         for job in state.live_jobs.values():
             assert job.phase in (Phase.PROFILING, Phase.ADMITTED)
             assert job.iteration >= 0
-            assert all(stopping.generation < job.generation for stopping in job.stopping)
             assert not (job.broken and job.training)
-            if job.predecessor is not None:
-                assert (
-                    job.predecessor.generation < job.generation or job.broken
-                )  # then the next one waits for it
-                assert all(stopping.generation < job.predecessor.generation for stopping in job.stopping)
+            for stopping in job.stopping:
+                assert stopping.generation < job.generation or stopping.generation <= job.rejected_generation
+            previous = job.previous_generation
+            if previous is not None:
+                assert previous.generation < job.generation or job.broken  # the next generation waits for it
+                # Others may be newer: joining workers of a generation that broke before it started.
+                assert all(stopping.generation != previous.generation for stopping in job.stopping)
                 assert job.started_at_s is None
                 assert job.gpus
         for job in state.ended_jobs.values():
             assert job.phase not in (Phase.PROFILING, Phase.ADMITTED)
-            assert (job.num_gpus, job.gpus, job.predecessor) == (0, (), None)
+            assert (job.num_gpus, job.gpus, job.previous_generation) == (0, (), None)
             assert job.ended_at_s is not None
             outcome(state, job)

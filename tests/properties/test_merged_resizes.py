@@ -10,18 +10,21 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admission.policy import POLICY as ADMISSION
-from services.placement.policy import POLICY as PLACEMENT
-from shared.messages import codec, subjects
-from shared.messages.cluster import PoolConfig
-from shared.messages.commands import SubmitJob
-from shared.messages.events import AllocationDecided, PlanDecided
-from simulator.cluster import POOL, Arrival, Scenario, VirtualCluster
-from simulator.faults import NO_FAULTS
-from simulator.invariants import violations
-from simulator.physics import Physics
-from tests.examples import examples
-from tests.histories import LINEAR, best_effort
+from elasticflow.services.admission.policy import POLICY as ADMISSION
+from elasticflow.services.placement.policy import POLICY as PLACEMENT
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import AllocationDecided, PlanDecided
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.pipeline.cluster import POOL, Arrival, Scenario, VirtualCluster
+from elasticflow.simulator.pipeline.faults import NO_FAULTS
+from elasticflow.simulator.pipeline.invariants import violations
+from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.timing.training_time import TrainingTime
+from tests.support.example_specs import examples
+from tests.support.histories import LINEAR, best_effort
 
 JOBS: tuple[str, ...] = ("a", "b")
 ARRIVAL_S, ADMITTED_S = 5.0, 15.0  # when all nodes are there; when both jobs are admitted
@@ -34,11 +37,11 @@ WISHES = st.lists(st.tuples(st.floats(0.0, 5.0), SIZES, SIZES), min_size=1, max_
 
 def wish(cluster: VirtualCluster, num_gpus_by_job: dict[str, int]) -> None:
     """What the allocator would decide, whatever it knows."""
-    now_s, based_on = cluster.engine.now_s, cluster.ledger.last_sequence
+    now_s, based_on = cluster.loop.now_s, len(cluster.records)
     allocated = AllocationDecided(num_gpus_by_job=num_gpus_by_job, valid_until_s=None, at_s=now_s)
     decision = PlanDecided(service="allocator", based_on=based_on, now_s=now_s, events=(allocated,))
     data = codec.encode(decision, id=f"wish-{based_on}", recorded_at_s=now_s)
-    cluster.ledger.append(subjects.plan(POOL), data, message_id=f"wish-{based_on}")
+    cluster.append(subjects.plan(POOL), data, message_id=f"wish-{based_on}")
 
 
 @examples(40)
@@ -61,7 +64,11 @@ def test_the_last_wish_comes_true_and_one_generation_trains_at_a_time(
     scenario = Scenario(
         num_gpus_by_node={"node-0": 4, "node-1": 4},
         config=PoolConfig(curves={"linear/b64": LINEAR}, stop_free=stop_free, max_restarts=1000),
-        physics=Physics(true_curves={"linear/b64": LINEAR}, start_s=start_s, give_up_s=30.0),
+        timing_model=TimingModel(
+            true_curves={"linear/b64": LINEAR},
+            training=TrainingTime.of_cost(ResizeCost.flat(start_s), switch_s=0.02),
+            give_up_s=30.0,
+        ),
         arrivals=tuple(
             Arrival(at_s=ARRIVAL_S, command=SubmitJob(job_id=job_id, tenant="lab", spec=ENDLESS))
             for job_id in JOBS
@@ -74,20 +81,19 @@ def test_the_last_wish_comes_true_and_one_generation_trains_at_a_time(
         worker_crash_every_s=crash_every_s,
         until_s=ADMITTED_S + CRASHES_S,
     )
-    cluster = VirtualCluster(scenario, (ADMISSION, PLACEMENT), seed=seed, faults=faults)
-    engine = cluster.engine
-    engine.run(engine.now_s + ADMITTED_S)
-    wished = dict.fromkeys(JOBS, 0)
-    for gap_s, *num_gpus in wishes:
-        engine.run(engine.now_s + gap_s)
-        wished = dict(zip(JOBS, num_gpus, strict=True))
-        wish(cluster, wished)
-    engine.run(engine.now_s + CALM_S)
-    jobs = cluster.state.live_jobs
-    assert {job_id: len(jobs[job_id].gpus) for job_id in JOBS} == wished
-    assert {job_id: jobs[job_id].training for job_id in JOBS} == {j: n > 0 for j, n in wished.items()}
-    assert not any(job.handed_over or job.stopping for job in jobs.values())
-    assert cluster.world.num_processes == sum(wished.values()), (
-        "one process for each GPU, and none is left over"
-    )
-    assert list(violations(cluster.ledger.entries)) == []
+    with VirtualCluster(scenario, lambda: (ADMISSION, PLACEMENT), seed=seed, faults=faults) as cluster:
+        cluster.run_for(ADMITTED_S)
+        wished = dict.fromkeys(JOBS, 0)
+        for gap_s, *num_gpus in wishes:
+            cluster.run_for(gap_s)
+            wished = dict(zip(JOBS, num_gpus, strict=True))
+            wish(cluster, wished)
+        cluster.run_for(CALM_S)
+        jobs = cluster.state.live_jobs
+        assert {job_id: len(jobs[job_id].gpus) for job_id in JOBS} == wished
+        assert {job_id: jobs[job_id].training for job_id in JOBS} == {j: n > 0 for j, n in wished.items()}
+        assert not any(job.is_switching or job.stopping for job in jobs.values())
+        assert cluster.environment.num_processes == sum(wished.values()), (
+            "one process for each GPU, and none is left over"
+        )
+        assert list(violations(cluster.entries)) == []

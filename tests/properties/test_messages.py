@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import TooLarge
-from shared.messages import codec
-from shared.messages.codec import Undecodable
-from shared.messages.commands import CancelJob, SubmitJob
-from shared.messages.limits import MAX_MESSAGE_BYTES
-from shared.messages.registry import MESSAGE_TYPES
-from shared.messages.upcasters import UPCASTERS
-from tests.examples import examples
-from tests.properties.message_strategies import messages, messages_of
+from elasticflow.shared.errors import TooLarge
+from elasticflow.shared.messages.commands import CancelJob, SubmitJob
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES, UPCASTERS
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from tests.support.example_specs import examples
+from tests.support.message_strategies import messages, messages_of
 
 IDS = st.text(st.characters(codec="utf-8"), max_size=100)
 TIMES_S = st.floats(0, 1e11)

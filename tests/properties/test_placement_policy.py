@@ -1,4 +1,4 @@
-"""Placement on whole pools, through many allocations: whom it moves, and that it comes to rest."""
+"""Placement on whole pools, through many allocations: which jobs it moves, and that it ends."""
 
 from dataclasses import replace
 
@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
 
-from services.placement.policy import HAND_OVER_PATIENCE_S, POLICY, decide
-from shared.messages.job import JobClass
-from shared.messages.job_state import Job, Phase
-from shared.messages.pool_state import PoolState
-from tests.histories import NOW_S, History, pool, spec
-from tests.properties.placement_strategies import gpu_counts
+from elasticflow.services.placement.policy import MAX_SWITCH_S, POLICY, decide
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState
+from tests.support.histories import NOW_S, History, pool, spec
+from tests.support.placement_strategies import gpu_counts
 
 JOB_IDS = tuple(f"job-{number}" for number in range(7))
 CURVES = {
@@ -55,11 +55,11 @@ def allocated(state: PoolState, shares: dict[str, int]) -> PoolState:
 
 
 @given(st.data(), pools())
-def test_through_any_allocations_no_promise_is_moved_and_placement_comes_to_rest(
+def test_under_any_allocations_no_promised_job_moves_and_placement_ends(
     data: st.DataObject, history: History
 ) -> None:
     for turn in range(4):
-        now_s = NOW_S + turn * HAND_OVER_PATIENCE_S
+        now_s = NOW_S + turn * MAX_SWITCH_S
         shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
         history.state = allocated(history.state, shares)
         changing = {
@@ -88,10 +88,8 @@ def test_through_any_allocations_no_promise_is_moved_and_placement_comes_to_rest
 
 
 @given(st.data(), pools())
-def test_whatever_was_asked_for_meanwhile_the_last_allocation_comes_true(
-    data: st.DataObject, history: History
-) -> None:
-    """Jobs that are just being handed over are left alone for a while, and nobody wakes in vain."""
+def test_the_last_allocation_is_placed_whatever_came_before_it(data: st.DataObject, history: History) -> None:
+    """A switch is not disturbed for a while, and the service never wakes without a decision."""
     now_s, shares = NOW_S, dict.fromkeys(JOB_IDS, 0)
     for _ in range(4):
         shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
@@ -99,21 +97,21 @@ def test_whatever_was_asked_for_meanwhile_the_last_allocation_comes_true(
         left_alone = {
             job_id
             for job_id, job in history.state.live_jobs.items()
-            if job.handed_over and now_s < job.placed_at_s + HAND_OVER_PATIENCE_S
+            if job.is_switching and now_s < job.placed_at_s + MAX_SWITCH_S
         }
         for decided in history.decided(POLICY, now_s=now_s):
             assert left_alone.isdisjoint(placed_job.job_id for placed_job in decided.placements)
         for job_id, job in history.state.live_jobs.items():
             if job.gpus and data.draw(st.booleans()):
                 history.started(job_id, at_s=now_s)
-        now_s += data.draw(st.sampled_from([0.0, 0.1, HAND_OVER_PATIENCE_S]))
+        now_s += data.draw(st.sampled_from([0.0, 0.1, MAX_SWITCH_S]))
     for _ in range(20):
         while history.decided(POLICY, now_s=now_s):
             pass
         wake_at_s = POLICY.wake_at_s(history.state)
         if wake_at_s is None:
             break
-        assert wake_at_s > now_s, "it wakes in vain"
+        assert wake_at_s > now_s, "it wakes without a decision"
         now_s = wake_at_s
     jobs = history.state.live_jobs
     assert {job_id: len(job.gpus) for job_id, job in jobs.items()} == shares
@@ -122,9 +120,7 @@ def test_whatever_was_asked_for_meanwhile_the_last_allocation_comes_true(
 
 
 @given(st.data(), pools())
-def test_the_same_pool_is_placed_the_same_way_in_whatever_order_its_jobs_came(
-    data: st.DataObject, history: History
-) -> None:
+def test_placement_does_not_depend_on_the_order_of_jobs(data: st.DataObject, history: History) -> None:
     shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
     state = allocated(history.state, shares)
     order = data.draw(st.permutations(JOB_IDS))

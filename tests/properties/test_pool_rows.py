@@ -7,11 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import events, lifecycle
-from shared.messages.cluster import PoolConfig
-from shared.messages.job_state import Phase
-from shared.messages.pool_state import PoolState, spec_of
-from shared.scheduling.outlook import (
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.scheduling.jobs.live_jobs import OVERDUE_S, LiveJobRows, LiveJobTable
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
     held_num_gpus,
     iteration_at,
     known_curve,
@@ -20,16 +19,18 @@ from shared.scheduling.outlook import (
     resize_cost,
     stalled_until_s,
 )
-from shared.scheduling.pool_rows import OVERDUE_S, PoolRows, PoolTable
-from tests.histories import spec
-from tests.properties.history_strategies import histories
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.pool import PoolState, spec_of
+from tests.support.histories import spec
+from tests.support.history_strategies import histories
 
 CURVES = {"linear/b64": {1: 1.0, 2: 2.0, 4: 3.0}}
 CONFIG = PoolConfig(curves=CURVES, progress_timeout_s=8.0, reserve_nodes=1)
 KNOWN = events.PoolConfigured(config=CONFIG, at_s=0.0)
 
 
-def rows_of(pool: PoolTable) -> dict[str, tuple[Any, ...]]:
+def rows_of(pool: LiveJobTable) -> dict[str, tuple[Any, ...]]:
     """All that a table says of each job, padding left out."""
     table, found = pool.table, dict[str, tuple[Any, ...]]()
     for row, job_id in enumerate(table.job_ids):
@@ -51,7 +52,7 @@ def rows_of(pool: PoolTable) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def assert_describes(pool: PoolTable, state: PoolState, now_s: float) -> None:
+def assert_describes(pool: LiveJobTable, state: PoolState, now_s: float) -> None:
     """The table says of each job what the pool's state does, one by one."""
     admitted = [job for job in state.live_jobs.values() if job.phase is Phase.ADMITTED]
     known = {job.job_id: job for job in admitted if known_curve(state, spec_of(job)) is not None}
@@ -85,12 +86,12 @@ def assert_describes(pool: PoolTable, state: PoolState, now_s: float) -> None:
 def test_after_any_events_the_table_is_the_one_from_scratch(
     messages: tuple[Any, ...], looks: list[bool], ahead_s: float
 ) -> None:
-    state, rows = lifecycle.evolve(PoolState(), KNOWN, 1), PoolRows()
+    state, rows = ledger_fold.evolve(PoolState(), KNOWN, 1), LiveJobRows()
     for number, message in enumerate(messages):
-        state = lifecycle.evolve(state, message, state.sequence + 1)
+        state = ledger_fold.evolve(state, message, state.sequence + 1)
         if looks[number] or number == len(messages) - 1:
             now_s = number + ahead_s
-            kept, anew = rows.table(state, now_s), PoolRows().table(state, now_s)
+            kept, anew = rows.table(state, now_s), LiveJobRows().table(state, now_s)
             assert kept.table.job_ids == anew.table.job_ids, "in the same order"
             assert rows_of(kept) == rows_of(anew)
             assert_describes(kept, state, now_s)
@@ -98,9 +99,9 @@ def test_after_any_events_the_table_is_the_one_from_scratch(
 
 @given(histories(max_size=10))
 def test_what_a_planner_does_to_its_table_is_not_seen_by_the_next(messages: tuple[Any, ...]) -> None:
-    state, rows = lifecycle.evolve(PoolState(), KNOWN, 1), PoolRows()
+    state, rows = ledger_fold.evolve(PoolState(), KNOWN, 1), LiveJobRows()
     for message in messages:
-        state = lifecycle.evolve(state, message, state.sequence + 1)
+        state = ledger_fold.evolve(state, message, state.sequence + 1)
     before = rows.table(state, 5.0)
     was = rows_of(before)
     for array in (*before.table.jobs, *before.table.schedules):
@@ -110,7 +111,7 @@ def test_what_a_planner_does_to_its_table_is_not_seen_by_the_next(messages: tupl
 
 def test_who_waited_for_its_promise_counts_on_failures_from_then_on() -> None:
     """Its speed may be known, and be asked for, before admission has decided."""
-    state, rows = lifecycle.evolve(PoolState(), KNOWN, 1), PoolRows()
+    state, rows = ledger_fold.evolve(PoolState(), KNOWN, 1), LiveJobRows()
     joined = events.NodeJoined(node_id="n", incarnation="1", num_gpus=4, device="cpu", at_s=0.0)
     asked = events.ProfileRequested(job_id="a", tenant="lab", spec=spec(), deadline_s=100.0, at_s=0.0)
     promised = events.JobAdmitted(
@@ -122,10 +123,10 @@ def test_who_waited_for_its_promise_counts_on_failures_from_then_on() -> None:
         gpu_seconds=1.0,
         at_s=0.0,
     )
-    state = lifecycle.evolve(state, joined, 2)
+    state = ledger_fold.evolve(state, joined, 2)
     for said in (asked, promised):
         decision = events.PlanDecided(service="admission", based_on=state.sequence, now_s=1.0, events=(said,))
-        state = lifecycle.evolve(state, decision, state.sequence + 1)
+        state = ledger_fold.evolve(state, decision, state.sequence + 1)
         kept = rows.table(state, 1.0)
-    assert rows_of(kept) == rows_of(PoolRows().table(state, 1.0))
+    assert rows_of(kept) == rows_of(LiveJobRows().table(state, 1.0))
     assert kept.table.jobs.lost_JL[0, 0] > 0.0

@@ -7,28 +7,22 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.allocation import allocate
-from shared.scheduling.insistence import MANY_FILLINGS, Insistence
-from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, end_s
-from shared.scheduling.quoting import earliest_deadline_around_s
-from tests.exact_replay import (
-    advanced,
-    exact_end_s,
-    is_on_time,
-    most_gpus_at_once,
-    share_at,
-)
-from tests.examples import examples
-from tests.plans import admit, fits_around, utilization
-from tests.properties.strategies import job_lists, schedulable_jobs
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch
+from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s
+from tests.support.admission_plans import admit, fits_around, utilization
+from tests.support.exact_replay import advanced, exact_end_s, is_on_time, most_gpus_at_once, share_at
+from tests.support.example_specs import examples
+from tests.support.strategies import job_lists, schedulable_jobs
 
 NUM_GPUS = 16
-LITTLE = 40  # fillings: for some of the clearings only
+LITTLE = 40  # fillings: for some of the alternative_plans only
 
 
 def admitted_one_by_one(jobs: Sequence[SchedulableJob]) -> tuple[AdmissionPlan, dict[str, SchedulableJob]]:
-    """A plan as it grows: who fits is promised. Nobody in it is late."""
+    """A plan as it grows: a job that fits is promised, and no job is late."""
     plan = AdmissionPlan.build([], NUM_GPUS, 0.0)
     return plan, {job.job_id: job for job in jobs if admit(plan, job, LITTLE)}
 
@@ -98,7 +92,7 @@ def test_an_admitted_job_never_makes_another_late(jobs: list[SchedulableJob], ne
 
 
 @given(job_lists(), schedulable_jobs(job_id="new"))
-def test_late_jobs_are_left_alone_by_newcomers(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
+def test_arriving_jobs_do_not_change_late_jobs(jobs: list[SchedulableJob], new: SchedulableJob) -> None:
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
     before = plan.schedules
     if admit(plan, new):
@@ -112,10 +106,10 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
     before, free_before = plan.schedules, utilization(plan, 1000.0)
-    room = Insistence(plan)
-    proposal = room.propose(new)
+    search = AdmissionSearch(plan)
+    proposal = search.propose(new)
     fits_around(plan, new)
-    room.earliest_deadline_s(new)
+    search.earliest_deadline_s(new)
     assert plan.schedules == before
     assert utilization(plan, 1000.0) == free_before
     assert (plan.table.num_jobs, plan.late_jobs) == (len(promised), ())
@@ -132,7 +126,7 @@ def test_a_job_admitted_with_more_effort_never_makes_another_late(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
-    before, late, proposal = plan.schedules, plan.late_jobs, Insistence(plan).propose(new)
+    before, late, proposal = plan.schedules, plan.late_jobs, AdmissionSearch(plan).propose(new)
     assert plan.schedules == before
     if proposal is not None:
         plan.accept(proposal)
@@ -151,20 +145,20 @@ def test_a_later_deadline_never_turns_a_yes_into_a_no(
 ) -> None:
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
     new = replace(new, reserve_nodes=reserve_nodes)
-    for insistence in (Insistence(plan), Insistence(plan, LITTLE)):
-        earliest_s = insistence.earliest_deadline_s(new)
+    for search in (AdmissionSearch(plan), AdmissionSearch(plan, LITTLE)):
+        earliest_s = search.earliest_deadline_s(new)
         if earliest_s is None:
-            assert insistence.propose(new) is None
+            assert search.propose(new) is None
             return
         assert earliest_s == int(earliest_s) <= (earliest_deadline_around_s(plan, new) or 0.0)
         for deadline_s in (earliest_s, earliest_s + later_s, earliest_s - 1.0 - later_s, new.deadline_s):
-            accepted = insistence.propose(replace(new, deadline_s=deadline_s)) is not None
+            accepted = search.propose(replace(new, deadline_s=deadline_s)) is not None
             if deadline_s >= earliest_s:
                 assert accepted
             elif deadline_s <= earliest_s - 1.0:
                 assert not accepted
             elif accepted:  # within the last second, which a quote rounds up
-                assert insistence.propose(replace(new, deadline_s=deadline_s + later_s)) is not None
+                assert search.propose(replace(new, deadline_s=deadline_s + later_s)) is not None
 
 
 @given(
@@ -179,8 +173,8 @@ def test_less_work_never_turns_a_yes_into_a_no(
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
     more = replace(new, reserve_nodes=reserve_nodes)
     less = replace(more, remaining_iterations=part * more.remaining_iterations)
-    for most_fillings in (MANY_FILLINGS, LITTLE):
-        for_more, for_less = Insistence(plan, most_fillings), Insistence(plan, most_fillings)
+    for max_fillings in (MANY_FILLINGS, LITTLE):
+        for_more, for_less = AdmissionSearch(plan, max_fillings), AdmissionSearch(plan, max_fillings)
         more_s, less_s = for_more.earliest_deadline_s(more), for_less.earliest_deadline_s(less)
         assert more_s is None or (less_s is not None and less_s <= more_s)
         assert for_more.propose(more) is None or for_less.propose(less) is not None
@@ -193,12 +187,12 @@ def test_less_work_never_turns_a_yes_into_a_no(
     st.sampled_from([LITTLE, MANY_FILLINGS]),
 )
 def test_more_gpus_never_turn_a_yes_into_a_no(
-    jobs: list[SchedulableJob], new: SchedulableJob, more: int, most_fillings: int
+    jobs: list[SchedulableJob], new: SchedulableJob, more: int, max_fillings: int
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
     larger = AdmissionPlan.build(promised.values(), NUM_GPUS + more, 0.0, plan.schedules)
     assert larger.schedules == plan.schedules
-    here, there = Insistence(plan, most_fillings), Insistence(larger, most_fillings)
+    here, there = AdmissionSearch(plan, max_fillings), AdmissionSearch(larger, max_fillings)
     here_s, there_s = here.earliest_deadline_s(new), there.earliest_deadline_s(new)
     assert here_s is None or (there_s is not None and there_s <= here_s)
     assert here.propose(new) is None or there.propose(new) is not None
@@ -209,15 +203,15 @@ def test_the_quoted_deadline_is_accepted_at_once_and_a_second_less_is_refused(
     jobs: list[SchedulableJob], new: SchedulableJob
 ) -> None:
     plan, _ = admitted_one_by_one(jobs)
-    room, around_s = Insistence(plan), earliest_deadline_around_s(plan, new)
-    quoted_s = room.earliest_deadline_s(new)
+    search, around_s = AdmissionSearch(plan), earliest_deadline_around_s(plan, new)
+    quoted_s = search.earliest_deadline_s(new)
     if quoted_s is None or around_s is None:
         assert quoted_s == around_s
         assert min(new.curve.levels) > NUM_GPUS
         return
     assert quoted_s == int(quoted_s) <= around_s
-    assert room.propose(replace(new, deadline_s=quoted_s)) is not None
-    assert room.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
+    assert search.propose(replace(new, deadline_s=quoted_s)) is not None
+    assert search.propose(replace(new, deadline_s=quoted_s - 1.0)) is None
     assert fits_around(plan, replace(new, deadline_s=around_s))
     assert not fits_around(plan, replace(new, deadline_s=around_s - 1.0))
 
@@ -239,7 +233,7 @@ def test_who_fits_around_the_others_does_so_with_more_time_with_less_work_and_on
     larger = AdmissionPlan.build(promised.values(), NUM_GPUS + 1, 0.0, plan.schedules)
     assert larger.schedules == plan.schedules
     assert fits_around(larger, new)
-    assert Insistence(larger).propose(new) is not None
+    assert AdmissionSearch(larger).propose(new) is not None
 
 
 @given(job_lists(), job_lists(max_size=6), st.sampled_from([0.0, 1.0, 60.0]))
@@ -312,5 +306,5 @@ def test_on_fewer_gpus_as_many_promises_hold_as_can_and_the_rest_is_named(
         ends_s = exact_end_s(promised[job_id], fewer.schedules[job_id], 0.0)
         runs_here = min(promised[job_id].curve.levels) <= num_gpus
         assert (ends_s is not None) == runs_here
-    unlike = {job_id for job_id in promised if fewer.schedules[job_id] != plan.schedules[job_id]}
-    assert {fewer.table.job_ids[row] for row in fewer.changed_rows()} == unlike
+    rows_that_differ = {job_id for job_id in promised if fewer.schedules[job_id] != plan.schedules[job_id]}
+    assert {fewer.table.job_ids[row] for row in fewer.changed_rows()} == rows_that_differ

@@ -1,4 +1,4 @@
-"""Placement, for clusters of any shape: what fits by count is placed, and nobody moves who may not."""
+"""Placement, for clusters of any shape: what fits by count is placed, and only movable jobs migrate."""
 
 import math
 from collections.abc import Mapping
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages.cluster import GpuId
-from shared.scheduling.blocks import Blocks, blocks_of
-from shared.scheduling.buddy import Mobility, any_spread, place
-from shared.scheduling.free_blocks import FreeBlocks
-from shared.scheduling.placement_curves import PlacementCurves, Stake
-from shared.scheduling.seats import last_seats
-from shared.scheduling.topology import Node, Topology
-from tests.properties.placement_strategies import gpu_counts, topologies
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.scheduling.jobs.placement_curves import MigrationBenefit, PlacementCurves
+from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks
+from elasticflow.shared.scheduling.placement.free_blocks import FreeBlocks
+from elasticflow.shared.scheduling.placement.gpu_positions import LastPositions
+from elasticflow.shared.scheduling.placement.placement import MigrationRules, any_spread, place
+from elasticflow.shared.scheduling.placement.topology import Node, Topology
+from tests.support.placement_strategies import gpu_counts, topologies
 
 JOB_IDS = tuple(f"job-{number}" for number in range(8))
 GpusByJob = Mapping[str, tuple[GpuId, ...]]
@@ -29,10 +29,10 @@ def assert_legal(topology: Topology, wanted: dict[str, int], gpus_by_job: GpusBy
 
 
 @st.composite
-def mobilities(draw: st.DrawFn, wanted: dict[str, int]) -> Mobility:
+def mobilities(draw: st.DrawFn, wanted: dict[str, int]) -> MigrationRules:
     """Some jobs that may move, with stakes from nothing to anything."""
     stakes = {
-        job_id: Stake(
+        job_id: MigrationBenefit(
             curves=PlacementCurves(None, {}),
             num_gpus=num_gpus,
             stay_s=draw(st.sampled_from([0.0, 100.0, 1e6])),
@@ -40,7 +40,9 @@ def mobilities(draw: st.DrawFn, wanted: dict[str, int]) -> Mobility:
         )
         for job_id, num_gpus in wanted.items()
     }
-    return Mobility(movable=draw(st.sets(st.sampled_from(JOB_IDS))), stake=stakes.__getitem__)
+    return MigrationRules(
+        movable=draw(st.sets(st.sampled_from(JOB_IDS))), migration_benefit=stakes.__getitem__
+    )
 
 
 @given(st.data(), topologies())
@@ -50,12 +52,12 @@ def test_what_fits_by_count_is_placed_and_only_who_may_move_is_moved(
     current: GpusByJob = {}
     for _ in range(5):
         wanted = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
-        mobility = data.draw(mobilities(wanted))
-        placement = place(topology, current, wanted, mobility)
+        migration_rules = data.draw(mobilities(wanted))
+        placement = place(topology, current, wanted, migration_rules)
         assert_legal(topology, wanted, placement.gpus_by_job)
         kept = {job_id for job_id in current if len(current[job_id]) == wanted[job_id]}
         moved = {job_id for job_id in kept if placement.gpus_by_job[job_id] != current[job_id]}
-        assert set(placement.migrated) == moved <= mobility.movable
+        assert set(placement.migrated) == moved <= migration_rules.movable
         current = placement.gpus_by_job
 
 
@@ -63,15 +65,14 @@ def test_what_fits_by_count_is_placed_and_only_who_may_move_is_moved(
 def test_a_placement_depends_on_nothing_but_its_arguments(data: st.DataObject, topology: Topology) -> None:
     """Not on what was placed before, nor on the order of a mapping, nor on which of equal tuples it is given."""
     current: GpusByJob = {}
+    last = LastPositions(topology)
     for _ in range(4):
         wanted = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
-        mobility = data.draw(mobilities(wanted))
-        remembering = place(topology, current, wanted, mobility)
+        migration_rules = data.draw(mobilities(wanted))
+        remembering = place(topology, current, wanted, migration_rules, last=last)
         reordered = {job_id: tuple(GpuId(*gpu) for gpu in current[job_id]) for job_id in reversed(current)}
-        again = place(topology, reordered, dict(reversed(wanted.items())), mobility)
-        last_seats.cache_clear()
-        blocks_of.cache_clear()
-        from_scratch = place(topology, current, wanted, mobility)
+        again = place(topology, reordered, dict(reversed(wanted.items())), migration_rules, last=last)
+        from_scratch = place(topology, current, wanted, migration_rules)
         assert remembering == again == from_scratch
         current = remembering.gpus_by_job
 
@@ -83,13 +84,14 @@ def test_a_move_is_only_made_to_a_better_place_or_to_make_room(
     first = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
     second = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
     current = place(topology, place(topology, {}, first).gpus_by_job, second).gpus_by_job
-    mobility = data.draw(mobilities(second))
-    placement = place(topology, current, second, mobility)
+    migration_rules = data.draw(mobilities(second))
+    placement = place(topology, current, second, migration_rules)
     level = Levels(topology)
     for job_id in placement.migrated:
         assert level[placement.gpus_by_job[job_id]] < level[current[job_id]]
     if not any_spread(
-        topology, {job_id: current[job_id] for job_id in current if job_id in mobility.movable}
+        LastPositions(topology),
+        {job_id: current[job_id] for job_id in current if job_id in migration_rules.movable},
     ):
         assert placement.migrated == ()
     third = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
@@ -102,7 +104,7 @@ class Levels:
     """What connects some GPUs."""
 
     def __init__(self, topology: Topology) -> None:
-        self._blocks = blocks_of(topology)
+        self._blocks = Blocks(topology)
 
     def __getitem__(self, gpus: tuple[GpuId, ...]) -> int:
         return self._blocks.level(self._blocks.positions(gpus))
@@ -115,12 +117,12 @@ def test_a_lost_node_only_moves_its_own_jobs(data: st.DataObject, topology: Topo
     lost = data.draw(st.sampled_from(topology.nodes))
     left = Topology(tuple(node for node in topology.nodes if node != lost))
     hit = {job_id for job_id, gpus in current.items() if any(gpu.node_id == lost.node_id for gpu in gpus)}
-    room = left.num_gpus
+    num_free = left.num_gpus
     still = dict[str, int]()
     for job_id in sorted(current, key=lambda job_id: job_id in hit):
-        if len(current[job_id]) <= room:
+        if len(current[job_id]) <= num_free:
             still[job_id] = len(current[job_id])
-            room -= len(current[job_id])
+            num_free -= len(current[job_id])
     placement = place(left, current, still)
     assert_legal(left, still, placement.gpus_by_job)
     assert placement.migrated == ()
@@ -157,7 +159,7 @@ def test_every_range_of_positions_that_could_be_a_block_is_one(topology: Topolog
 
 
 @given(st.data(), topologies())
-def test_best_fit_is_the_fastest_free_block_in_the_smallest_free_surroundings(
+def test_best_fit_is_the_fastest_free_block_in_the_smallest_free_block_around_it(
     data: st.DataObject, topology: Topology
 ) -> None:
     """Against a search that looks at every block and at everything around it."""
@@ -170,7 +172,7 @@ def test_best_fit_is_the_fastest_free_block_in_the_smallest_free_surroundings(
             range(start, start + (1 << size))
         )
 
-    def surroundings(size: int, start: int) -> int:
+    def largest_free_around(size: int, start: int) -> int:
         while is_free(size + 1, start >> (size + 1) << (size + 1)):
             size, start = size + 1, start >> (size + 1) << (size + 1)
         return size
@@ -179,7 +181,7 @@ def test_best_fit_is_the_fastest_free_block_in_the_smallest_free_surroundings(
         candidates = [start for start in range(0, topology.num_gpus, 1 << size) if is_free(size, start)]
 
         def order(start: int, size: int = size) -> tuple[int, int, int]:
-            return blocks.level_of_block(size, start), surroundings(size, start), start
+            return blocks.level_of_block(size, start), largest_free_around(size, start), start
 
         assert free.best_fit(size) == min(candidates, key=order, default=None)
 
@@ -206,10 +208,10 @@ def test_pieces_are_as_close_together_as_free_gpus_can_be(data: st.DataObject, t
     size = data.draw(st.integers(0, int(math.log2(free.positions.bit_count()))))
     if free.best_fit(size) is not None:
         return
-    pieces = free.pieces(1 << size)
-    assert pieces.bit_count() == 1 << size
-    assert pieces & ~free.positions == 0
-    level = blocks.level(pieces)
+    fragments = free.fragments(1 << size)
+    assert fragments.bit_count() == 1 << size
+    assert fragments & ~free.positions == 0
+    level = blocks.level(fragments)
     for gpu in map(blocks.gpus_P.__getitem__, blocks.members(free.positions)):
         near = [
             other
@@ -223,8 +225,8 @@ def test_pieces_are_as_close_together_as_free_gpus_can_be(data: st.DataObject, t
 def test_avoided_gpus_are_taken_only_where_no_block_of_the_same_level_is_free_of_them(
     data: st.DataObject, topology: Topology
 ) -> None:
-    """And they cost nobody a better level."""
-    blocks = blocks_of(topology)
+    """And they cost no job a better level."""
+    blocks = Blocks(topology)
     taken = data.draw(st.sets(st.sampled_from(topology.gpus)))
     avoided = data.draw(st.sets(st.sampled_from(topology.gpus)))
     s = data.draw(st.integers(0, topology.num_gpus.bit_length() - 1))
@@ -245,17 +247,17 @@ def test_avoided_gpus_are_taken_only_where_no_block_of_the_same_level_is_free_of
 def test_pieces_take_avoided_gpus_only_where_no_part_of_the_same_level_has_enough_others(
     data: st.DataObject, topology: Topology
 ) -> None:
-    """And they cost nobody a better level, nor more pieces in the same part."""
-    blocks = blocks_of(topology)
+    """And they cost no job a better level, nor more fragments in the same part."""
+    blocks = Blocks(topology)
     taken = data.draw(st.sets(st.sampled_from(topology.gpus), max_size=topology.num_gpus - 1))
     avoided = blocks.positions(data.draw(st.sets(st.sampled_from(topology.gpus))))
     free = blocks.every_position ^ blocks.positions(taken)
     size = data.draw(st.integers(0, int(math.log2(free.bit_count()))))
     if FreeBlocks(blocks, free).best_fit(size) is not None:
         return
-    pieces = FreeBlocks(blocks, free, avoided).pieces(1 << size)
-    level = blocks.level(FreeBlocks(blocks, free).pieces(1 << size))
-    assert (pieces.bit_count(), pieces & ~free, blocks.level(pieces)) == (1 << size, 0, level)
+    fragments = FreeBlocks(blocks, free, avoided).fragments(1 << size)
+    level = blocks.level(FreeBlocks(blocks, free).fragments(1 << size))
+    assert (fragments.bit_count(), fragments & ~free, blocks.level(fragments)) == (1 << size, 0, level)
     others = free & ~avoided
-    if pieces & avoided and others.bit_count() >= 1 << size:
+    if fragments & avoided and others.bit_count() >= 1 << size:
         assert blocks.level(blocks.closest(others, 1 << size)) != level

@@ -7,7 +7,13 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.scheduling.filling import (
+from elasticflow.shared.messages.share_schedule import ShareSegment
+from elasticflow.shared.scheduling.availability.availability_profile import (
+    MAX_SEGMENTS,
+    AvailabilityProfile,
+    empty_availability_profile,
+)
+from elasticflow.shared.scheduling.availability.fill_one_job import (
     SLACK_S,
     Segments,
     empty_segments,
@@ -16,12 +22,11 @@ from shared.scheduling.filling import (
     minimum_share,
     new_scratch,
 )
-from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule, Segment
-from shared.scheduling.profile import MAX_SEGMENTS, Profile, empty_profile
-from shared.scheduling.scaling_curve import ScalingCurve
-from tests.exact_replay import earliest_end_s, exact_end_s, is_on_time
-from tests.examples import examples
-from tests.properties.strategies import schedulable_jobs
+from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from tests.support.exact_replay import earliest_end_s, exact_end_s, is_on_time
+from tests.support.example_specs import examples
+from tests.support.strategies import schedulable_jobs
 
 ROUNDING_S = 1e-5  # of times near 1.8e9 s, which lie 2.4e-7 s apart
 Pieces = list[tuple[float, int]]
@@ -47,8 +52,8 @@ def instances(draw: st.DrawFn) -> tuple[SchedulableJob, Pieces]:
     return job, pieces
 
 
-def profile_of(pieces: Pieces) -> Profile:
-    profile = empty_profile(16 * MAX_SEGMENTS)
+def profile_of(pieces: Pieces) -> AvailabilityProfile:
+    profile = empty_availability_profile(16 * MAX_SEGMENTS)
     for number, (start_s, free) in enumerate(pieces):
         profile.start_B[number], profile.free_B[number] = start_s, free
     profile.size[0] = len(pieces)
@@ -71,7 +76,7 @@ def _schedule(out: Segments, count: int) -> Schedule | None:
     if count < 0:
         return None
     return tuple(
-        Segment(float(out.start_M[k]), float(out.end_M[k]), int(out.num_gpus_M[k])) for k in range(count)
+        ShareSegment(float(out.start_M[k]), float(out.end_M[k]), int(out.num_gpus_M[k])) for k in range(count)
     )
 
 

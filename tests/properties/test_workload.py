@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages.gpu_range import GpuRange
-from shared.messages.job import JobClass
-from shared.messages.limits import MAX_ITERATIONS
-from shared.scheduling.scaling_curve import ScalingCurve
-from simulator.workload.bundled import bundled_throughputs
-from simulator.workload.errors import BadInput
-from simulator.workload.generator import Arrivals, Recipe, generate
-from simulator.workload.jobs import TraceJob, Workload
-from simulator.workload.raw_trace import MAX_DURATION_S
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import COLUMNS, read_trace, write_trace
+from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.limits import MAX_ITERATIONS
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs
+from elasticflow.simulator.workload.generator import Arrivals, Recipe, generate
+from elasticflow.simulator.workload.input_errors import BadInput
+from elasticflow.simulator.workload.raw_trace import MAX_DURATION_S
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import COLUMNS, read_trace, write_trace
+from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 TABLES = read_throughputs(bundled_throughputs())
 
@@ -94,7 +94,7 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
     rates = [
         (level, rate)
         for level, rate in measured.rate_by_num_gpus.items()
-        if GpuRange.of(min_gpus, max_gpus).holds(level)
+        if GpuRange.of(min_gpus, max_gpus).allows(level)
     ]
     if not rates:
         (min_gpus, max_gpus), rates = (1, None), list(measured.rate_by_num_gpus.items())

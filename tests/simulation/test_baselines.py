@@ -5,27 +5,26 @@ from functools import lru_cache
 
 import pytest
 
-from shared.messages.events import AllocationDecided, PlanEvent
-from shared.messages.job import JobClass
-from shared.messages.pool_state import PoolState
-from simulator.baselines.adapter import baseline_policies
-from simulator.baselines.catalogue import BASELINES
-from simulator.policies import PLANNERS
-from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.result import Result
-from simulator.trace_driven.simulation import Simulation
-from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.jobs import Workload
-from simulator.workload.overhead import reference_cost
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace
+from elasticflow.shared.messages.events import AllocationDecided, PlanEvent
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.policy_adapter import baseline_policies
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners
+from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.trace.result import Result
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import Workload
 
 CLUSTER = ClusterShape(num_nodes=2, gpus_per_node=8)  # half of what the trace was made for: GPUs are scarce
 RIGID = ("gandiva", "tiresias", "themis", "chronus", "static-priority")
 
 
 class Watch:
-    """What was decided, and when."""
+    """The decisions and their times."""
 
     def __init__(self) -> None:
         self.allocations: list[tuple[float, Mapping[str, int]]] = []
@@ -50,7 +49,7 @@ def simulated(name: str) -> tuple[Result, Watch]:
     simulation = Simulation(
         workload,
         CLUSTER,
-        {"admission": admission, "allocator": allocator, "placement": PLANNERS["placement"]},
+        {"admission": admission, "allocator": allocator, "placement": planners()["placement"]},
         resize_cost=reference_cost(CLUSTER.num_gpus),
         observers=(watch,),
     )
@@ -58,7 +57,7 @@ def simulated(name: str) -> tuple[Result, Watch]:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_all_who_came_in_end_and_no_gpu_is_given_twice(name: str) -> None:
+def test_all_admitted_jobs_end_and_no_gpu_is_allocated_twice(name: str) -> None:
     result, watch = simulated(name)
     for _, shares in watch.allocations:
         assert sum(shares.values()) <= CLUSTER.num_gpus
@@ -73,24 +72,24 @@ def test_all_who_came_in_end_and_no_gpu_is_given_twice(name: str) -> None:
 def test_a_rigid_job_holds_what_was_requested_or_nothing(name: str) -> None:
     result, _ = simulated(name)
     for fate in result.fates:
-        assert len({stay.num_gpus for stay in fate.stays}) == 1
+        assert len({stay.num_gpus for stay in fate.occupancies}) == 1
 
 
 @pytest.mark.parametrize("name", sorted(set(BASELINES) - set(RIGID)))
 def test_an_elastic_job_comes_in_several_sizes(name: str) -> None:
     result, _ = simulated(name)
-    assert any(len({stay.num_gpus for stay in fate.stays}) > 1 for fate in result.fates)
+    assert any(len({stay.num_gpus for stay in fate.occupancies}) > 1 for fate in result.fates)
 
 
 def test_admission_and_elastic_scaling_each_meet_more_deadlines() -> None:
-    """The paper's sources of improvement (ElasticFlow, figure 9), in the small."""
+    """The paper's sources of improvement (ElasticFlow, figure 9), on a small trace."""
     met = {name: sum(fate.met for fate in simulated(name)[0].fates) for name in BASELINES}
     assert min(met["edf-admission"], met["edf-elastic"]) > met["edf"]
     assert met["edf"] > max(met[name] for name in RIGID)
     assert met["chronus"] > met["gandiva"]
 
 
-def test_admission_by_earliest_deadline_makes_nobody_late() -> None:
+def test_admission_by_earliest_deadline_makes_no_job_late() -> None:
     result, _ = simulated("edf-admission")
     assert 0 < result.num_admitted < len(result.fates)
     assert result.num_late(JobClass.SLO) == 0

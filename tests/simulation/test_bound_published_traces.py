@@ -1,15 +1,15 @@
-"""The bound on published traces, where they are at hand: numbers that an independent program has found before."""
+"""The bound on published traces, where available: equal to the numbers of an independent program."""
 
 from pathlib import Path
 
 import pytest
 
-from simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule
-from simulator.workload.jobs import Workload
-from simulator.workload.overhead import reference_cost
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace
-from tests.schedules_made import problems
+from elasticflow.simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule
+from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import Workload
+from tests.support.resize_schedules import problems
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 pytestmark = pytest.mark.skipif(not (SHARED / "traces").is_dir(), reason="needs ../shared/traces")

@@ -1,17 +1,17 @@
-"""Jobs that are not as fast as their curves say: promises are kept with the confidence that was asked for."""
+"""Jobs whose speed differs from their curve: promises are kept with the configured confidence."""
 
 from functools import cache
 
 import pytest
 
-from shared.errors import BadSettings
-from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.result import Result
-from simulator.trace_driven.speed_noise import SpeedNoise
-from simulator.trace_driven.trial import Trial
-from simulator.workload.bundled import bundled_throughputs
-from simulator.workload.generator import Recipe, generate
-from simulator.workload.throughputs import read_throughputs
+from elasticflow.shared.errors import BadSettings
+from elasticflow.simulator.trace.result import Result
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import SimulatedRun
+from elasticflow.simulator.trace.speed_noise import SpeedNoise
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
 
 CLUSTER = ClusterShape(num_nodes=4, gpus_per_node=4)
 RECIPE = Recipe(
@@ -23,8 +23,8 @@ RECIPE = Recipe(
 def results(confidence: float | None, sigma: float = 0.1) -> tuple[Result, ...]:
     """Eight workloads, each with its own noise."""
     throughputs = read_throughputs(bundled_throughputs())
-    trials = [
-        Trial(
+    simulated_runs = [
+        SimulatedRun(
             workload=generate(RECIPE, throughputs, seed),
             cluster=CLUSTER,
             policy="selective",
@@ -33,7 +33,7 @@ def results(confidence: float | None, sigma: float = 0.1) -> tuple[Result, ...]:
         )
         for seed in range(8)
     ]
-    return tuple(trial.simulation().run() for trial in trials)
+    return tuple(simulated_run.simulation().run() for simulated_run in simulated_runs)
 
 
 def broken(confidence: float | None) -> float:
@@ -49,7 +49,7 @@ def test_with_a_confidence_no_more_promises_break_than_it_allows() -> None:
     assert broken(0.99) <= 0.01
 
 
-def test_confidence_is_paid_for_with_admissions_and_not_with_many() -> None:
+def test_confidence_costs_few_admissions() -> None:
     admitted = {
         confidence: sum(result.num_admitted for result in results(confidence)) for confidence in (None, 0.99)
     }

@@ -1,4 +1,4 @@
-"""Recorded histories under other policies: what is exact, what is modelled, and that the model is a fair one."""
+"""Recorded histories under other policies: the exact part, the modelled part, and the accuracy of the model."""
 
 import json
 import subprocess
@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from shared.messages.events import AllocationDecided, JobAdmitted, PlanDecided
-from shared.messages.export import ExportWriter
-from shared.messages.job_state import Job, Phase
-from simulator.__main__ import app
-from simulator.baselines.catalogue import BASELINES
-from simulator.cluster import VirtualCluster
-from simulator.comparison import Comparison, compare, policies_of
-from simulator.counterfactual import run_on
-from simulator.faults import NO_FAULTS, Faults
-from simulator.policies import PLANNERS
-from simulator.replay import Entry, folded
-from tests.scenarios import QUIET_MONITOR, random_scenario
+from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, PlanDecided
+from elasticflow.shared.messages.export import ExportWriter
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.simulator.__main__ import app
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners, policies_named
+from elasticflow.simulator.pipeline.cluster import VirtualCluster
+from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
+from elasticflow.simulator.replay.comparison import Comparison, compare
+from elasticflow.simulator.replay.counterfactual import run_on
+from elasticflow.simulator.replay.recorded_ledger import Entry, folded
+from tests.support.scenarios import random_scenario, services
 
 FAILING = Faults(node_crash_every_s=40.0, max_outage_s=20.0, until_s=100.0)
 DONE_S = 3_600.0
@@ -32,13 +31,13 @@ def life(
 ) -> VirtualCluster:
     """A pool of 16 GPUs and its jobs, from the first message until it is at rest."""
     scenario = random_scenario(seed, num_jobs=num_jobs, curves_known=curves_known)
-    cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
-    cluster.run(DONE_S)
+    with VirtualCluster(scenario, services, seed=seed, faults=faults) as cluster:
+        cluster.run(DONE_S)
     return cluster
 
 
 def entries(cluster: VirtualCluster) -> tuple[Entry, ...]:
-    return tuple(cluster.ledger.entries)
+    return tuple(cluster.entries)
 
 
 def rejected(cluster: VirtualCluster) -> set[str]:
@@ -46,7 +45,9 @@ def rejected(cluster: VirtualCluster) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_recorded_policy_decides_as_recorded_and_its_jobs_fare_the_same_in_the_model(seed: int) -> None:
+def test_the_recorded_policy_decides_as_recorded_and_its_jobs_have_the_same_fates_in_the_model(
+    seed: int,
+) -> None:
     comparison = compare(entries(life(seed)), 0, "selective")
     assert comparison.first_admission is None
     assert comparison.first_allocation is None
@@ -55,9 +56,9 @@ def test_the_recorded_policy_decides_as_recorded_and_its_jobs_fare_the_same_in_t
 
 @pytest.mark.parametrize("seed", range(3))
 def test_jobs_take_as_long_in_the_model_as_in_the_record(seed: int) -> None:
-    """Of many jobs it is the mean that counts: who grows first may hang on half a second."""
+    """The mean of many jobs counts: which job grows first may depend on half a second."""
     for cluster, tolerance in ((life(seed, num_jobs=2), 0.05), (life(seed), 0.15)):
-        modelled = run_on(entries(cluster), 0, PLANNERS, cluster.engine.now_s + DONE_S)
+        modelled = run_on(entries(cluster), 0, planners(), cluster.loop.now_s + DONE_S)
         recorded = [job for job in cluster.state.ended_jobs.values() if job.phase is not Phase.REJECTED]
         assert all(modelled[job.job_id].phase is job.phase for job in recorded)
         again = [modelled[job.job_id] for job in recorded]
@@ -65,11 +66,11 @@ def test_jobs_take_as_long_in_the_model_as_in_the_record(seed: int) -> None:
 
 
 def seconds(jobs: list[Job]) -> float:
-    """From decision to end, in all."""
+    """From decision to end, summed over the jobs."""
     return sum(job.ended_at_s - job.decided_at_s for job in jobs if job.ended_at_s is not None)
 
 
-def test_who_was_rejected_is_admitted_by_one_without_admission_control() -> None:
+def test_a_policy_without_admission_control_admits_the_rejected_jobs() -> None:
     cluster = next(life(seed) for seed in range(20) if rejected(life(seed)))
     comparison = compare(entries(cluster), 0, "edf")
     assert comparison.first_admission is not None
@@ -94,7 +95,7 @@ def test_the_first_allocation_that_differs_is_that_of_the_same_instant_and_state
         assert first.other[job_id] != num_gpus
 
 
-def test_what_was_decided_before_stands_and_who_trained_trains_on() -> None:
+def test_earlier_decisions_stand_and_training_jobs_continue() -> None:
     history = entries(life(0))
     half = len(history) // 2
     before = folded(history[:half])
@@ -102,7 +103,7 @@ def test_what_was_decided_before_stands_and_who_trained_trains_on() -> None:
     counted = {job.job_id for job in comparison.jobs}
     assert counted.isdisjoint(before.ended_jobs)
     assert set(before.live_jobs) <= counted
-    after = run_on(history, half, PLANNERS, history[-1].stored_at_s + DONE_S)
+    after = run_on(history, half, planners(), history[-1].stored_at_s + DONE_S)
     for job_id, job in before.ended_jobs.items():
         assert after[job_id].ended_at_s == job.ended_at_s
     for job_id in before.live_jobs:
@@ -112,16 +113,16 @@ def test_what_was_decided_before_stands_and_who_trained_trains_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["selective", "edf"])
-def test_nobody_waits_for_workers_that_were_moved_long_ago(name: str) -> None:
+def test_no_job_waits_for_workers_of_an_old_generation(name: str) -> None:
     history = entries(life(0))
     half_s = history[len(history) // 2].stored_at_s
-    live = [job for job in run_on(history, 0, policies_of(name), half_s).values() if job.live]
+    live = [job for job in run_on(history, 0, policies_named(name).policies, half_s).values() if job.live]
     assert any(job.generation > 1 for job in live)
     assert not any(job.stopping for job in live)
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_every_baseline_lives_through_lost_nodes_and_jobs_that_were_measured_first(name: str) -> None:
+def test_every_baseline_handles_lost_nodes_and_profiled_jobs(name: str) -> None:
     for history in (entries(life(3, FAILING)), entries(life(4, curves_known=False))):
         comparison = compare(history, 0, name)
         assert comparison.jobs
@@ -144,7 +145,7 @@ def test_every_baseline_lives_through_lost_nodes_and_jobs_that_were_measured_fir
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "run.ledger"
     with path.open("wb") as out:
-        life(0).ledger.export(ExportWriter(out))
+        life(0).export(ExportWriter(out))
     return path
 
 
@@ -170,7 +171,7 @@ def test_what_cannot_be_compared_is_refused(file: Path, arguments: tuple[object,
     assert replay(file, *arguments).exit_code == 2
 
 
-def test_eflow_hands_the_question_over(file: Path) -> None:
+def test_eflow_replay_passes_its_options_to_the_simulator(file: Path) -> None:
     command = [
         sys.executable,
         "-m",

@@ -1,25 +1,26 @@
-"""The same trace gives the same facts in every process: nothing hangs on the order of a hash."""
+"""The same trace gives the same events in every process: nothing depends on the order of hashes."""
 
 import hashlib
 import os
 import subprocess
 import sys
 
-from shared.messages.events import PlanEvent
-from shared.messages.pool_state import PoolState
-from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
-from simulator.trace_driven.simulation import Simulation
-from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.overhead import reference_cost
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace
+from elasticflow.shared.messages.events import PlanEvent
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
+from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
 
 PROGRAM = "from tests.simulation.test_determinism import digest; print(digest())"
 HASH_SEEDS = ("1", "2", "3", "4")
 
 
 class Digest:
-    """Of all that was decided, to the last digit."""
+    """A digest of all decisions, to the last digit."""
 
     def __init__(self) -> None:
         self.of_events = hashlib.sha256()

@@ -7,13 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.allocation import Allocation, allocate
-from shared.scheduling.insistence import Insistence
-from shared.scheduling.job_table import JobTable, SchedulableJob, Schedule
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.scaling_curve import ScalingCurve
-from tests.plans import admit
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
+from elasticflow.shared.scheduling.allocation.allocation import Allocation, allocate
+from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from tests.support.admission_plans import admit
 
 NOW_S = 1_800_000_000.0  # where floats lie 2.4e-7 s apart
 
@@ -183,7 +183,7 @@ def test_quoted_deadlines_are_accepted_at_once_and_a_second_less_is_refused(seed
     num_quotes = 0
     for number in range(60):
         job = random_job(rng, number, 0.0, 16)
-        room = Insistence(plan)
+        room = AdmissionSearch(plan)
         quoted_s = room.earliest_deadline_s(job)
         if quoted_s is not None:
             assert room.propose(replace(job, deadline_s=quoted_s)) is not None

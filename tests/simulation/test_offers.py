@@ -6,17 +6,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from services.admission.policy import POLICY, quote
-from shared.messages.commands import QuoteDeadline, SubmitJob
-from shared.messages.events import JobAdmitted, JobRejected, PlanEvent
-from shared.messages.job import JobClass, JobSpec
-from shared.messages.pool_state import PoolState
-from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
-from simulator.trace_driven.simulation import Simulation
-from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.overhead import reference_cost
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace
+from elasticflow.services.admission.commands.quote import quote
+from elasticflow.services.admission.policy import POLICY
+from elasticflow.shared.messages.commands import QuoteDeadline, SubmitJob
+from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEvent
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
+from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
 
 NUM_WISHES = 60
 LATER_S = (1.0, 30.0, 1_000.0, 30_000.0)

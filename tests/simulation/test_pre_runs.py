@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from shared.messages.cluster import PoolConfig
-from shared.messages.commands import SubmitJob
-from shared.messages.events import JobAdmitted, PlanDecided, ThroughputMeasured
-from shared.messages.job import JobSpec
-from shared.messages.job_state import Phase
-from simulator.cluster import Arrival, Scenario, VirtualCluster
-from simulator.faults import MANY_FAULTS, NO_FAULTS, Faults
-from simulator.invariants import violations
-from simulator.physics import Physics
-from simulator.policies import PLANNERS
-from simulator.replay import verify
-from tests.scenarios import QUIET_MONITOR, random_scenario
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, ThroughputMeasured
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.state.job import Phase
+from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
+from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.invariants import violations
+from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.replay.retaken_decisions import verify
+from tests.support.scenarios import random_scenario, services
 
 CURVE = {1: 5.0, 2: 9.0, 4: 16.0, 8: 28.0}
 SLOW = JobSpec(
@@ -35,7 +35,7 @@ def two_nodes(takes_s: float) -> VirtualCluster:
     scenario = Scenario(
         num_gpus_by_node={"a": 4, "b": 4},
         config=PoolConfig(),
-        physics=Physics(
+        timing_model=TimingModel(
             true_curves={spec.measured_key: CURVE for spec in wishes.values()},
             slow_profiles_s={SLOW.measured_key: takes_s},
         ),
@@ -44,8 +44,8 @@ def two_nodes(takes_s: float) -> VirtualCluster:
             for number, (job_id, spec) in enumerate(wishes.items())
         ),
     )
-    cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=0)
-    cluster.run(3_600.0)
+    with VirtualCluster(scenario, services, seed=0) as cluster:
+        cluster.run(3_600.0)
     return cluster
 
 
@@ -59,7 +59,7 @@ def test_jobs_behind_a_slow_pre_run_are_promised_and_done_before_it_is_over(
         "slow": end,
         **{spec.model_name: Phase.FINISHED for spec in BEHIND},
     }
-    entries = cluster.ledger.entries
+    entries = cluster.entries
     decided = [event for e in entries if isinstance(e.message, PlanDecided) for event in e.message.events]
     admitted_at_s = {event.job_id: event.at_s for event in decided if isinstance(event, JobAdmitted)}
     began_s = min(admitted_at_s.values())
@@ -76,7 +76,7 @@ def test_jobs_behind_a_slow_pre_run_are_promised_and_done_before_it_is_over(
     )
     assert all((ended[id_].ended_at_s or math.inf) <= (ended[id_].deadline_s or 0.0) for id_ in admitted_at_s)
     assert list(violations(entries)) == []
-    assert verify(entries, PLANNERS).difference is None
+    assert verify(entries, planners()).difference is None
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,12 @@ def test_pools_of_slow_pre_runs_come_to_rest_and_every_decision_is_taken_again(
 ) -> None:
     base = random_scenario(seed, curves_known=False)
     slow = {
-        key: (5.0, 30.0, 100.0)[number % 3] for number, key in enumerate(sorted(base.physics.true_curves))
+        key: (5.0, 30.0, 100.0)[number % 3]
+        for number, key in enumerate(sorted(base.timing_model.true_curves))
     }
-    scenario = replace(base, physics=replace(base.physics, slow_profiles_s=slow))
-    cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
-    cluster.run(7_200.0)
+    scenario = replace(base, timing_model=replace(base.timing_model, slow_profiles_s=slow))
+    with VirtualCluster(scenario, services, seed=seed, faults=faults) as cluster:
+        cluster.run(7_200.0)
     assert not cluster.state.live_jobs
-    assert list(violations(cluster.ledger.entries)) == []
-    assert verify(cluster.ledger.entries, PLANNERS).difference is None
+    assert list(violations(cluster.entries)) == []
+    assert verify(cluster.entries, planners()).difference is None

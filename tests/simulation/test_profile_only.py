@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from shared.messages.commands import ProfileJob, SubmitJob
-from shared.messages.events import JobMeasured, PlanDecided
-from shared.messages.job import JobClass
-from shared.messages.job_state import Phase
-from simulator.cluster import Arrival, VirtualCluster
-from simulator.faults import MANY_FAULTS, NO_FAULTS, Faults
-from simulator.invariants import violations
-from simulator.policies import PLANNERS
-from simulator.replay import verify
-from tests.scenarios import QUIET_MONITOR, random_scenario
+from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
+from elasticflow.shared.messages.events import JobProfiled, PlanDecided
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Phase
+from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.pipeline.cluster import Arrival, VirtualCluster
+from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.invariants import violations
+from elasticflow.simulator.replay.retaken_decisions import verify
+from tests.support.scenarios import random_scenario, services
 
 BAD_TIMES = replace(MANY_FAULTS, until_s=100.0)
 
@@ -36,14 +36,14 @@ def test_all_are_measured_and_every_decision_is_taken_again(seed: int, faults: F
         for number, wish in enumerate(wishes[:3])
     ]
     scenario = replace(base, arrivals=(*base.arrivals, *asked))
-    cluster = VirtualCluster(scenario, (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
-    cluster.run(3_600.0)
-    decided = [e.message for e in cluster.ledger.entries if isinstance(e.message, PlanDecided)]
-    measured = [event for plan in decided for event in plan.events if isinstance(event, JobMeasured)]
+    with VirtualCluster(scenario, services, seed=seed, faults=faults) as cluster:
+        cluster.run(3_600.0)
+    decided = [e.message for e in cluster.entries if isinstance(e.message, PlanDecided)]
+    measured = [event for plan in decided for event in plan.events if isinstance(event, JobProfiled)]
     assert {event.job_id for event in measured} == {arrival.command.job_id for arrival in asked}
     assert all(set(event.iterations_per_s) <= {2, 4} for event in measured)
     ends = {job.job_id: job.phase for job in cluster.state.ended_jobs.values()}
-    assert all(ends.get(event.job_id, Phase.MEASURED) is Phase.MEASURED for event in measured)
+    assert all(ends.get(event.job_id, Phase.PROFILED) is Phase.PROFILED for event in measured)
     assert not cluster.state.live_jobs
-    assert not list(violations(cluster.ledger.entries))
-    assert verify(cluster.ledger.entries, PLANNERS).difference is None
+    assert not list(violations(cluster.entries))
+    assert verify(cluster.entries, planners()).difference is None

@@ -6,17 +6,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shared.messages import events
-from shared.messages.commands import AmendJob, CheckpointJob, HoldQuote, ScaleJob, SubmitJob
-from shared.messages.events import PlanDecided, PlanEvent
-from shared.messages.job import JobClass
-from shared.messages.job_state import Phase
-from simulator.cluster import START_S, Arrival, Scenario, VirtualCluster
-from simulator.faults import MANY_FAULTS, NO_FAULTS, Faults
-from simulator.invariants import broken_promises, violations
-from simulator.policies import PLANNERS
-from simulator.replay import verify
-from tests.scenarios import QUIET_MONITOR, random_scenario
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import (
+    AmendJob,
+    RequestCheckpoint,
+    ReserveQuote,
+    SetGpuLimits,
+    SubmitJob,
+)
+from elasticflow.shared.messages.events import PlanDecided, PlanEvent
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Phase
+from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.pipeline.cluster import START_S, Arrival, Scenario, VirtualCluster
+from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.invariants import broken_promises, violations
+from elasticflow.simulator.replay.retaken_decisions import verify
+from tests.support.scenarios import random_scenario, services
 
 LONGEST_S = 3_600.0
 FAR_S = START_S + 3_000.0
@@ -39,7 +45,7 @@ def scenario(seed: int) -> Scenario:
             chance.random() < 0.5
         ):  # the deadline that was quoted is not known here: a far one asks for no more
             spec = replace(wish.spec, deadline_in_s=None)
-            hold = HoldQuote(job_id=wish.job_id, tenant=wish.tenant, spec=spec, hold_s=30.0)
+            hold = ReserveQuote(job_id=wish.job_id, tenant=wish.tenant, spec=spec, reserve_s=30.0)
             arrivals.append(Arrival(at_s=arrival.at_s, command=hold))
             wish = replace(wish, spec=replace(spec, deadline_s=FAR_S))
             arrival = Arrival(at_s=arrival.at_s + float(chance.uniform(5.0, 25.0)), command=wish)
@@ -76,7 +82,7 @@ def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
             asked: int | None = int(chance.choice([1, 2, 3, 4, 8]))
             bounds = ((asked, None), (None, asked), (asked, asked), (None, None))[chance.integers(4)]
             until_s = float(START_S + at_s + chance.exponential(30.0)) if chance.random() < 0.7 else None
-            scale = ScaleJob(
+            scale = SetGpuLimits(
                 job_id=wish.job_id,
                 tenant=wish.tenant,
                 min_gpus=bounds[0],
@@ -85,18 +91,18 @@ def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
             )
             yield Arrival(at_s=at_s, command=scale)
         if isinstance(wish, SubmitJob):
-            keep = CheckpointJob(job_id=wish.job_id, tenant=wish.tenant)
+            keep = RequestCheckpoint(job_id=wish.job_id, tenant=wish.tenant)
             yield Arrival(at_s=arrival.at_s + float(chance.exponential(25.0)), command=keep)
 
 
 def life(seed: int, faults: Faults) -> VirtualCluster:
-    cluster = VirtualCluster(scenario(seed), (*PLANNERS.values(), QUIET_MONITOR), seed=seed, faults=faults)
-    cluster.run(LONGEST_S)
+    with VirtualCluster(scenario(seed), services, seed=seed, faults=faults) as cluster:
+        cluster.run(LONGEST_S)
     return cluster
 
 
 def said(cluster: VirtualCluster) -> Iterator[PlanEvent]:
-    for entry in cluster.ledger.entries:
+    for entry in cluster.entries:
         if isinstance(entry.message, PlanDecided):
             yield from entry.message.events
 
@@ -105,7 +111,7 @@ def said(cluster: VirtualCluster) -> Iterator[PlanEvent]:
 def test_what_is_held_is_admitted_and_what_is_amended_is_kept(seed: int) -> None:
     cluster = life(seed, NO_FAULTS)
     decided = list(said(cluster))
-    held = {event.job_id for event in decided if isinstance(event, events.QuoteHeld)}
+    held = {event.job_id for event in decided if isinstance(event, events.QuoteReserved)}
     amended = {event.job_id: event for event in decided if isinstance(event, events.JobAmended)}
     rejected = {event.job_id for event in decided if isinstance(event, events.JobRejected)}
     assert held or amended
@@ -121,15 +127,15 @@ def test_what_is_held_is_admitted_and_what_is_amended_is_kept(seed: int) -> None
 def test_operators_are_granted_some_bounds_and_refused_others() -> None:
     decided = [event for seed in range(6) for event in said(life(seed, NO_FAULTS))]
     kinds = {type(event) for event in decided}
-    assert {events.JobScaled, events.ScaleRefused, events.BoundEnded} <= kinds
-    assert {events.CheckpointRequested, events.CheckpointKept, events.CheckpointRefused} <= kinds
+    assert {events.GpuLimitsSet, events.GpuLimitsRejected, events.GpuLimitsCleared} <= kinds
+    assert {events.CheckpointRequested, events.CheckpointUpToDate, events.CheckpointRejected} <= kinds
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_checkpoint_that_is_asked_for_is_told_or_the_job_ends(seed: int) -> None:
     cluster = life(seed, NO_FAULTS)
     asked = {event.job_id for event in said(cluster) if isinstance(event, events.CheckpointRequested)}
-    written = [e.message for e in cluster.ledger.entries if isinstance(e.message, events.CheckpointWritten)]
+    written = [e.message for e in cluster.entries if isinstance(e.message, events.CheckpointWritten)]
     assert asked
     assert {fact.job_id for fact in written} == asked
     assert len(written) == len({fact.request for fact in written})
@@ -138,6 +144,6 @@ def test_a_checkpoint_that_is_asked_for_is_told_or_the_job_ends(seed: int) -> No
 @pytest.mark.parametrize(("seed", "faults"), [(1, NO_FAULTS), (2, BAD_TIMES), (3, BAD_TIMES)])
 def test_every_decision_is_lawful_and_is_taken_again_by_a_replay(seed: int, faults: Faults) -> None:
     cluster = life(seed, faults)
-    assert not list(violations(cluster.ledger.entries))
-    verification = verify(cluster.ledger.entries, PLANNERS)
+    assert not list(violations(cluster.entries))
+    verification = verify(cluster.entries, planners())
     assert verification.difference is None

@@ -7,30 +7,30 @@ import numpy as np
 import pytest
 from immutables import Map
 
-from shared.messages.cluster import PoolConfig
-from shared.messages.node_state import NodeState
-from shared.messages.pool_state import PoolState
-from shared.scheduling.admission_plan import AdmissionPlan
-from shared.scheduling.allocation import allocate
-from shared.scheduling.filling import OUTAGE_S
-from shared.scheduling.job_table import JobTable, SchedulableJob, end_s
-from shared.scheduling.outlook import promisable_gpus
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.scaling_curve import ScalingCurve
-from simulator.trace_driven.failures import Failures
-from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.result import Result
-from simulator.trace_driven.trial import Outcome, Trial, run
-from simulator.workload.bundled import bundled_throughputs
-from simulator.workload.generator import Recipe, generate
-from simulator.workload.throughputs import read_throughputs
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
+from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, end_s
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
+from elasticflow.shared.state.node import NodeState
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.trace.node_failures import Failures
+from elasticflow.simulator.trace.result import Result
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
 
 NUM_RUNS = int(os.environ.get("EF_FAILURE_RUNS", "50"))
 BLOCK = 25  # runs of one test
 
 
 def failing(seed: int, reserve_nodes: int, max_down: int) -> Outcome:
-    """More jobs than the cluster can bear, with tight deadlines, while a node fails whenever it may."""
+    """More jobs than the cluster can run, with tight deadlines, while nodes fail as often as allowed."""
     cluster = ClusterShape(num_nodes=(3, 4, 6)[seed % 3], gpus_per_node=(2, 4)[seed % 2])
     recipe = Recipe(
         num_jobs=12,
@@ -41,7 +41,7 @@ def failing(seed: int, reserve_nodes: int, max_down: int) -> Outcome:
         tightness=(0.7, 1.1),
         best_effort_share=0.1,
     )
-    trial = Trial(
+    simulated_run = SimulatedRun(
         workload=generate(recipe, read_throughputs(bundled_throughputs()), seed),
         cluster=cluster,
         policy=("selective", "first-come")[seed // 2 % 2],
@@ -50,12 +50,12 @@ def failing(seed: int, reserve_nodes: int, max_down: int) -> Outcome:
             seed=seed, mean_up_s=OUTAGE_S / 2, mean_down_s=(60.0, 1_200.0)[seed // 4 % 2], max_down=max_down
         ),
     )
-    verification = trial.verification()
-    return run(trial, trial.simulation(verification), verification)
+    verification = simulated_run.verification()
+    return execute(simulated_run, simulated_run.simulation(verification), verification)
 
 
 def numbers_of(results: list[Result]) -> tuple[int, int, int]:
-    """Promises, those that were broken, and times that a node went down."""
+    """Promises, broken promises, and losses of a node."""
     return (
         sum(result.num_admitted for result in results),
         sum(result.num_late() for result in results),
@@ -97,14 +97,14 @@ def pool(*sizes: int, down: tuple[int, ...] = (), left: tuple[int, ...] = (), re
     return PoolState(config=PoolConfig(reserve_nodes=reserve), nodes=Map(nodes))
 
 
-def test_what_may_be_promised_is_what_is_left_without_the_largest_nodes() -> None:
+def test_promisable_gpus_are_those_left_without_the_largest_nodes() -> None:
     assert promisable_gpus(pool(8, 4, 4, reserve=0)) == (16,)
     assert promisable_gpus(pool(8, 4, 4, reserve=1)) == (8, 16)
     assert promisable_gpus(pool(8, 4, 4, 2, reserve=2)) == (6, 10, 18)
     assert promisable_gpus(pool(8, 4, reserve=2)) == (0, 4, 12)
 
 
-def test_what_may_be_promised_does_not_shrink_when_nodes_go_down_and_come_back() -> None:
+def test_promisable_gpus_do_not_shrink_when_nodes_fail_and_rejoin() -> None:
     for down in ((), (0,), (1,), (2,)):
         assert promisable_gpus(pool(8, 4, 4, down=down, reserve=1))[0] == 8
     assert promisable_gpus(pool(8, 4, 4, down=(0, 1), reserve=1)) == (4,)
@@ -156,7 +156,7 @@ def test_a_schedule_holds_after_each_failure_and_is_not_moved_by_it() -> None:
     assert max(at_s, ready_s) + left <= end_s(schedule)
 
 
-def test_the_reserve_is_lent_to_those_without_a_promise() -> None:
+def test_jobs_without_a_promise_may_use_the_reserve() -> None:
     plan = plan_of(JOB)
     best_effort = replace(JOB, job_id="b", deadline_s=np.inf, reserve_nodes=0)
     rows = [plan.table.append(best_effort)]

@@ -1,4 +1,4 @@
-"""Whole traces on virtual time: the world keeps its physics, the ledger knows the truth, a run is its inputs."""
+"""The trace-driven simulation: resizes cost time, the ledger follows true progress, equal inputs give equal results."""
 
 import csv
 import json
@@ -13,29 +13,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.errors import BadSettings
-from shared.messages.cluster import GpuId
-from shared.messages.events import PlanEvent
-from shared.messages.job import JobClass
-from shared.messages.pool_state import PoolState
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.scaling_curve import ScalingCurve
-from simulator.trace_driven.failures import DAY_S, HOUR_S, Failures
-from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.result import Result
-from simulator.trace_driven.simulation import Simulation
-from simulator.trace_driven.speed_noise import SpeedNoise
-from simulator.trace_driven.strategies import STRATEGIES, strategy
-from simulator.trace_driven.tables import write_tables
-from simulator.trace_driven.timeline import Pieces, efficiency, held_gpus
-from simulator.trace_driven.trial import Trial
-from simulator.trace_driven.verification import Verification
-from simulator.trace_driven.world import DONE_WITHIN_S, World
-from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.jobs import TraceJob, Workload
-from simulator.workload.overhead import reference_cost
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.events import PlanEvent
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES, policies_named
+from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.timing.training_time import DONE_WITHIN_S
+from elasticflow.simulator.trace.cluster_state import ClusterState
+from elasticflow.simulator.trace.node_failures import DAY_S, HOUR_S, Failures
+from elasticflow.simulator.trace.result import Result
+from elasticflow.simulator.trace.result_files import write_tables
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import SimulatedRun
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.speed_noise import SpeedNoise
+from elasticflow.simulator.trace.timeline import Pieces, efficiency, held_gpus
+from elasticflow.simulator.verification.trace_verification import TraceVerification
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 SIXTEEN = ClusterShape(num_nodes=2, gpus_per_node=8)
 OFTEN = Failures(seed=3, mean_up_s=6 * HOUR_S, mean_down_s=HOUR_S)
@@ -61,34 +62,36 @@ def simulated(*jobs: TraceJob, cluster: ClusterShape = SIXTEEN, failures: Failur
     return Simulation(Workload.of("test", jobs), cluster, resize_cost=COST, failures=failures).run()
 
 
-def test_a_job_of_known_state_stands_still_for_its_own_time_and_promises_hold(tmp_path: Path) -> None:
+def test_a_job_of_known_state_stops_for_its_own_time_and_promises_hold(tmp_path: Path) -> None:
     model = {"seconds": 1.0, "seconds_per_byte": 1e-6, "seconds_per_doubling": 0.5}
     file = tmp_path / "engine.json"
     file.write_text(json.dumps({"seconds_by_num_gpus": {"1": 30.0}, "stop_model": model}))
     jobs = [replace(each, state_bytes=10**6 * (number % 3)) for number, each in enumerate(small(40).jobs)]
-    trial = Trial(workload=Workload.of("known", jobs), cluster=SIXTEEN, overhead=f"measured {file}")
-    verification = trial.verification()
-    simulation = trial.simulation(verification)
+    simulated_run = SimulatedRun(
+        workload=Workload.of("known", jobs), cluster=SIXTEEN, overhead=f"measured {file}"
+    )
+    verification = simulated_run.verification()
+    simulation = simulated_run.simulation(verification)
     simulation.run()
     assert verification is not None
     assert verification.certificates_checked > 0
     assert not verification.failures
     state_bytes = {job.job_id: job.state_bytes for job in jobs}
-    for stay in simulation.world.stays:
-        known = state_bytes[stay.job_id]
-        own_s = 1.0 + 1e-6 * known + 0.5 * math.log2(stay.num_gpus) if known else 30.0
-        assert stay.starts_s - stay.placed_at_s == pytest.approx(own_s)
+    for occupancy in simulation.cluster_state.occupancies:
+        known = state_bytes[occupancy.job_id]
+        own_s = 1.0 + 1e-6 * known + 0.5 * math.log2(occupancy.num_gpus) if known else 30.0
+        assert occupancy.starts_s - occupancy.placed_at_s == pytest.approx(own_s)
 
 
-def test_workers_of_a_job_that_has_ended_are_told_gone_so_that_it_can_be_forgotten() -> None:
-    simulation = Trial(workload=small(20), cluster=SIXTEEN).simulation()
+def test_workers_of_an_ended_job_are_reported_stopped_so_that_the_fold_can_forget_it() -> None:
+    simulation = SimulatedRun(workload=small(20), cluster=SIXTEEN).simulation()
     simulation.run()
     ended = simulation.state.ended_jobs
     assert len(ended) == 20
     assert not any(job.stopping for job in ended.values())
 
 
-def test_whoever_waits_for_months_gets_its_turn() -> None:
+def test_a_job_that_waits_for_months_gets_gpus() -> None:
     months = [
         job(name, job_class=JobClass.BEST_EFFORT, deadline_s=None, num_iterations=round(2 * 40 * DAY_S))
         for name in "ab"
@@ -97,9 +100,9 @@ def test_whoever_waits_for_months_gets_its_turn() -> None:
     assert result.num_unfinished == 0
 
 
-def test_turns_that_are_shorter_than_a_stop_come_to_an_end() -> None:
+def test_a_simulation_of_slices_shorter_than_a_stop_ends() -> None:
     result = (
-        Trial(
+        SimulatedRun(
             workload=small(4),
             cluster=ClusterShape(num_nodes=1, gpus_per_node=1),
             policy="gandiva",
@@ -110,16 +113,16 @@ def test_turns_that_are_shorter_than_a_stop_come_to_an_end() -> None:
     )
     assert not result.partial
     assert result.num_unfinished > 0
-    assert max(fate.stays[-1].left_at_s for fate in result.fates if fate.stays) < 10 * DAY_S
+    assert max(fate.occupancies[-1].left_at_s for fate in result.fates if fate.occupancies) < 10 * DAY_S
 
 
-def test_whoever_stands_still_for_days_is_not_given_up() -> None:
+def test_a_stop_of_days_does_not_end_the_simulation() -> None:
     waiting = job("a", job_class=JobClass.BEST_EFFORT, deadline_s=None)
-    trial = Trial(workload=Workload.of("one", [waiting]), cluster=SIXTEEN, overhead="1000000")
-    assert trial.simulation().run().num_unfinished == 0
+    simulated_run = SimulatedRun(workload=Workload.of("one", [waiting]), cluster=SIXTEEN, overhead="1000000")
+    assert simulated_run.simulation().run().num_unfinished == 0
 
 
-def test_a_pool_that_is_down_for_months_is_waited_for() -> None:
+def test_a_pool_that_is_down_for_months_does_not_end_the_simulation() -> None:
     waiting = job("a", job_class=JobClass.BEST_EFFORT, deadline_s=None, num_iterations=round(400 * DAY_S))
     failures = Failures(seed=1, mean_up_s=5 * DAY_S, mean_down_s=100 * DAY_S)
     result = simulated(waiting, cluster=ClusterShape(num_nodes=1, gpus_per_node=4), failures=failures)
@@ -135,7 +138,7 @@ def small(num_jobs: int = 100) -> Workload:
 @cache
 def run_of_small(policy: str = "selective", failures: Failures | None = None) -> Result:
     workload = small()
-    chosen = strategy(policy, workload)
+    chosen = policies_named(policy, {job.job_id: job.num_gpus for job in workload.jobs})
     return Simulation(
         workload,
         SIXTEEN,
@@ -146,7 +149,7 @@ def run_of_small(policy: str = "selective", failures: Failures | None = None) ->
     ).run()
 
 
-RUNS = [*((policy, None) for policy in STRATEGIES), ("selective", OFTEN), ("tiresias", OFTEN)]
+RUNS = [*((policy, None) for policy in POLICY_NAMES), ("selective", OFTEN), ("tiresias", OFTEN)]
 every_run = pytest.mark.parametrize(("policy", "failures"), RUNS)
 
 
@@ -163,9 +166,11 @@ def test_jobs_with_a_range_hold_no_other_number_of_gpus_and_promises_stand() -> 
         if (levels := [point for point in one.curve.rate_by_num_gpus.items() if point[0] >= least])
     ]
     workload = Workload.of("ranged", ranged)
-    verification = Verification(workload, COST)
+    verification = TraceVerification(workload, COST)
     result = Simulation(workload, SIXTEEN, resize_cost=COST, observers=(verification,)).run()
-    held = {(fate.job.min_gpus, stay.num_gpus) for fate in result.fates for stay in fate.stays}
+    held = {
+        (fate.job.min_gpus, occupancy.num_gpus) for fate in result.fates for occupancy in fate.occupancies
+    }
     assert all(num_gpus >= least for least, num_gpus in held)
     assert {least for least, _ in held} == {1, 2, 4}
     assert result.numbers()["late"] == verification.certificate_failures == 0
@@ -178,14 +183,14 @@ def test_jobs_with_a_range_hold_no_other_number_of_gpus_and_promises_stand() -> 
 def test_a_job_ends_after_its_stop_and_its_iterations() -> None:
     (fate,) = simulated(job()).fates
     assert fate.finished_at_s == pytest.approx(100.0 + 9.0 + 500.0, abs=2 * DONE_WITHIN_S)
-    (stay,) = fate.stays
-    assert (stay.placed_at_s, stay.starts_s, stay.num_gpus) == (100.0, 109.0, 4)
+    (occupancy,) = fate.occupancies
+    assert (occupancy.placed_at_s, occupancy.starts_s, occupancy.num_gpus) == (100.0, 109.0, 4)
     assert fate.met
     assert fate.gpu_seconds == pytest.approx(4 * 509.0, abs=1e-4)
 
 
 def test_the_numbers_of_two_jobs_side_by_side() -> None:
-    """Each holds 4 of 16 GPUs; its 4 do the work of one GPU alone, by its curve, four times."""
+    """Each holds 4 of 16 GPUs, which by its curve do four times the work of one GPU."""
     result = simulated(job("a"), job("b", submitted_at_s=109.0, num_iterations=100))
     numbers = result.numbers()
     assert numbers["jobs"] == numbers["admitted"] == numbers["met"] == 2
@@ -224,31 +229,31 @@ def test_a_cluster_without_gpus_or_with_too_many_is_refused(num_nodes: int, gpus
         ClusterShape(num_nodes=num_nodes, gpus_per_node=gpus_per_node)
 
 
-# --- the world ------------------------------------------------------------------------------------------
+# --- the cluster_state ------------------------------------------------------------------------------------------
 
 
-def test_nobody_gets_a_gpu_that_another_holds_or_that_is_down() -> None:
-    world = World(SIXTEEN, COST)
-    world.occupy(job("a"), 1, SIXTEEN.gpus_of("node-0")[:4], 0.0)
-    with pytest.raises(AssertionError, match="held"):
-        world.occupy(job("b"), 1, SIXTEEN.gpus_of("node-0")[2:6], 0.0)
-    world = World(SIXTEEN, COST)
-    world.lose("node-1", 0.0)
-    with pytest.raises(AssertionError, match="down"):
-        world.occupy(job("b"), 1, (GpuId("node-1", 0),), 0.0)
+def test_no_job_takes_a_gpu_that_another_holds_or_whose_node_is_lost() -> None:
+    cluster_state = ClusterState(SIXTEEN, COST)
+    cluster_state.occupy(job("a"), 1, SIXTEEN.gpus_of("node-0")[:4], 0.0)
+    with pytest.raises(AssertionError, match="another job holds"):
+        cluster_state.occupy(job("b"), 1, SIXTEEN.gpus_of("node-0")[2:6], 0.0)
+    cluster_state = ClusterState(SIXTEEN, COST)
+    cluster_state.lose("node-1", 0.0)
+    with pytest.raises(AssertionError, match="node is lost"):
+        cluster_state.occupy(job("b"), 1, (GpuId("node-1", 0),), 0.0)
 
 
-def test_progress_outlives_every_change_of_gpus_and_each_change_costs_a_stop() -> None:
-    world, gpus = World(SIXTEEN, COST), SIXTEEN.gpus_of("node-0")[:4]
-    world.occupy(job(), 1, gpus, 0.0)
-    assert world.iteration("a", 8.0) == 0.0
-    assert world.iteration("a", 10.25) == 2.5
-    world.release("a", 10.25)
-    assert world.iteration("a", 50.0) == 2.5
-    training = world.occupy(job(), 2, gpus, 50.0)
-    assert world.iteration("a", 60.0) == 4.5
+def test_progress_survives_every_resize_and_each_resize_costs_a_stop() -> None:
+    cluster_state, gpus = ClusterState(SIXTEEN, COST), SIXTEEN.gpus_of("node-0")[:4]
+    cluster_state.occupy(job(), 1, gpus, 0.0)
+    assert cluster_state.iteration("a", 8.0) == 0.0
+    assert cluster_state.iteration("a", 10.25) == 2.5
+    cluster_state.release("a", 10.25)
+    assert cluster_state.iteration("a", 50.0) == 2.5
+    training = cluster_state.occupy(job(), 2, gpus, 50.0)
+    assert cluster_state.iteration("a", 60.0) == 4.5
     assert training.done_at_s == pytest.approx(59.0 + 997.5 / 2, abs=2 * DONE_WITHIN_S)
-    assert [stay.iterations for stay in world.stays] == [2.5]
+    assert [occupancy.iterations for occupancy in cluster_state.occupancies] == [2.5]
 
 
 # --- every policy, with failures and without --------------------------------------------------------------
@@ -256,22 +261,24 @@ def test_progress_outlives_every_change_of_gpus_and_each_change_costs_a_stop() -
 
 @every_run
 def test_work_is_conserved(policy: str, failures: Failures | None) -> None:
-    """What a job did on all its stays is what it was asked to do, each at exactly its curve's rate."""
+    """What a job did on all its occupancies is what it was asked to do, each at exactly its curve's rate."""
     for fate in run_of_small(policy, failures).fates:
         assert (fate.finished_at_s is not None) == fate.admitted
         if not fate.admitted:
-            assert not fate.stays
+            assert not fate.occupancies
             continue
-        assert sum(stay.iterations for stay in fate.stays) == pytest.approx(fate.job.num_iterations, abs=1e-3)
-        for stay in fate.stays:
-            trained_s = max(stay.left_at_s - stay.starts_s, 0.0)
-            rate = fate.job.curve.throughput(stay.num_gpus)
-            assert stay.iterations == pytest.approx(rate * trained_s, abs=1e-3)
-        assert fate.stays[0].placed_at_s >= fate.job.submitted_at_s
-        assert fate.stays[-1].left_at_s == fate.finished_at_s
-        for stay, following in pairwise(fate.stays):
-            assert stay.left_at_s <= following.placed_at_s
-            assert stay.generation < following.generation
+        assert sum(occupancy.iterations for occupancy in fate.occupancies) == pytest.approx(
+            fate.job.num_iterations, abs=1e-3
+        )
+        for occupancy in fate.occupancies:
+            trained_s = max(occupancy.left_at_s - occupancy.starts_s, 0.0)
+            rate = fate.job.curve.throughput(occupancy.num_gpus)
+            assert occupancy.iterations == pytest.approx(rate * trained_s, abs=1e-3)
+        assert fate.occupancies[0].placed_at_s >= fate.job.submitted_at_s
+        assert fate.occupancies[-1].left_at_s == fate.finished_at_s
+        for occupancy, following in pairwise(fate.occupancies):
+            assert occupancy.left_at_s <= following.placed_at_s
+            assert occupancy.generation < following.generation
 
 
 @every_run
@@ -279,18 +286,21 @@ def test_no_more_gpus_are_held_than_are_up(policy: str, failures: Failures | Non
     result = run_of_small(policy, failures)
     changes: list[tuple[float, int]] = []
     for fate in result.fates:
-        for stay in fate.stays:
-            changes += [(stay.placed_at_s, stay.num_gpus), (stay.left_at_s, -stay.num_gpus)]
+        for occupancy in fate.occupancies:
+            changes += [
+                (occupancy.placed_at_s, occupancy.num_gpus),
+                (occupancy.left_at_s, -occupancy.num_gpus),
+            ]
     for outage in result.outages:
         changes.append((outage.from_s, 8))
         changes += [(outage.to_s, -8)] if outage.to_s is not None else []
     held = 0
-    for _, change in sorted(changes):  # at one instant, whoever leaves comes first
+    for _, change in sorted(changes):  # at one instant, jobs leave before others arrive
         held += change
         assert 0 <= held <= SIXTEEN.num_gpus
 
 
-def test_nodes_fail_and_their_jobs_go_on_elsewhere() -> None:
+def test_nodes_fail_and_their_jobs_continue_on_others() -> None:
     result = run_of_small("selective", OFTEN)
     assert result.num_outages > 3
     assert result.num_unfinished == 0
@@ -308,30 +318,30 @@ def test_no_more_nodes_are_down_at_once_than_allowed() -> None:
 
 
 class ProgressInTheLedger:
-    """Compares, at every decision, what the ledger lets one know of each job with what is true."""
+    """Compares at every decision each job's progress by the ledger with the true one."""
 
     def __init__(self) -> None:
-        self.world: World | None = None
+        self.cluster_state: ClusterState | None = None
         self.num_compared = 0
 
     def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
-        assert self.world is not None
-        for job_id, training in self.world.trainings.items():
+        assert self.cluster_state is not None
+        for job_id, training in self.cluster_state.trainings.items():
             known = before.live_jobs.get(job_id)
             if known is None or known.generation != training.generation or known.broken:
-                continue  # placed by this decision
+                continue  # the decision has just placed it
             told = float(known.iteration)
             if known.training:
-                told += training.rate * (now_s - known.progressed_at_s)
+                told += training.progress.iterations_per_s * (now_s - known.progressed_at_s)
             assert told == pytest.approx(training.iteration_at(now_s), abs=1e-3)
             self.num_compared += 1
 
 
 @pytest.mark.parametrize("failures", [None, OFTEN])
-def test_the_ledger_says_exactly_how_far_each_job_is(failures: Failures | None) -> None:
+def test_the_ledger_gives_the_exact_progress_of_each_job(failures: Failures | None) -> None:
     watcher = ProgressInTheLedger()
     simulation = Simulation(small(), SIXTEEN, resize_cost=COST, failures=failures, observers=(watcher,))
-    watcher.world = simulation.world
+    watcher.cluster_state = simulation.cluster_state
     simulation.run()
     assert watcher.num_compared > 500
 
@@ -347,7 +357,7 @@ def test_two_runs_print_the_same_bytes(options: tuple[str, ...]) -> None:
         command = [
             sys.executable,
             "-m",
-            "simulator",
+            "elasticflow.simulator",
             "simulate",
             "--trace",
             "small",
@@ -367,16 +377,18 @@ def test_two_runs_print_the_same_bytes(options: tuple[str, ...]) -> None:
     assert printed("1") == printed("2")
 
 
-def test_a_stopped_run_says_what_there_was_and_that_it_is_partial() -> None:
+def test_an_interrupted_run_gives_its_numbers_and_is_partial() -> None:
     simulation = Simulation(small(), SIXTEEN, resize_cost=COST)
     result = simulation.run(stop=lambda: simulation.num_settled >= 20)
     assert result.partial
     assert 0 < result.num_met() < 25
     assert result.num_admitted + result.num_rejected < 100
-    assert all(stay.left_at_s <= result.ended_at_s for fate in result.fates for stay in fate.stays)
+    assert all(
+        occupancy.left_at_s <= result.ended_at_s for fate in result.fates for occupancy in fate.occupancies
+    )
 
 
-def test_a_stopped_run_counts_no_job_that_had_not_come(tmp_path: Path) -> None:
+def test_an_interrupted_run_counts_no_job_that_had_not_arrived(tmp_path: Path) -> None:
     workload = Workload.of(
         "two", [job("now", submitted_at_s=100.0), job("later", submitted_at_s=9e4, deadline_s=1e5)]
     )
@@ -393,12 +405,14 @@ def events_in(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def test_a_wish_that_waits_for_a_node_is_decided_when_the_node_is_back(tmp_path: Path) -> None:
+def test_a_submission_that_waits_for_a_node_is_decided_when_the_node_rejoins(tmp_path: Path) -> None:
     failures = Failures(seed=3, mean_up_s=2 * HOUR_S, mean_down_s=8 * HOUR_S)
     one = ClusterShape(num_nodes=1, gpus_per_node=8)
     jobs = [job(f"j{at}", submitted_at_s=at * 1e4, deadline_s=1e6) for at in range(8)]
-    trial = Trial(workload=Workload.of("spread", jobs), cluster=one, policy="first-come", failures=failures)
-    write_tables(trial.simulation().run(), tmp_path)
+    simulated_run = SimulatedRun(
+        workload=Workload.of("spread", jobs), cluster=one, policy="first-come", failures=failures
+    )
+    write_tables(simulated_run.simulation().run(), tmp_path)
     is_up, num_waited = True, 0
     submitted_s: dict[str, float] = {}
     for row in events_in(tmp_path):
@@ -419,7 +433,7 @@ def test_a_wish_that_waits_for_a_node_is_decided_when_the_node_is_back(tmp_path:
 # --- below the bound --------------------------------------------------------------------------------------
 
 
-def test_the_bound_forgives_what_the_world_forgives() -> None:
+def test_the_bound_forgives_what_the_simulation_forgives() -> None:
     """A microsecond of each job: nothing in hours, one more deadline where jobs take a second."""
     fast = ScalingCurve((1,), (1e6,))
     jobs = [
@@ -427,38 +441,42 @@ def test_the_bound_forgives_what_the_world_forgives() -> None:
         for at in range(3)
     ]
     one = ClusterShape(num_nodes=1, gpus_per_node=1)
-    trial = Trial(workload=Workload.of("brief", jobs), cluster=one, policy="edf", overhead="none")
-    assert trial.simulation().run().num_met() == 3
-    assert trial.bound().jobs_met == pytest.approx(3.0)
+    simulated_run = SimulatedRun(
+        workload=Workload.of("brief", jobs), cluster=one, policy="edf", overhead="none"
+    )
+    assert simulated_run.simulation().run().num_met() == 3
+    assert simulated_run.bound().jobs_met == pytest.approx(3.0)
 
 
-def test_the_bound_forgives_what_a_clock_far_from_zero_cannot_tell() -> None:
+def test_the_bound_forgives_the_rounding_of_a_clock_far_from_zero() -> None:
     """Beside 5e10 s, floats of seconds lie 7.6e-6 apart."""
     fast = ScalingCurve((1,), (1e6,))
     far = job(curve=fast, num_iterations=1_000_003, submitted_at_s=5e10, deadline_s=5e10 + 1)
-    trial = Trial(workload=Workload.of("far", [far]), cluster=SIXTEEN, policy="edf", overhead="none")
-    assert trial.simulation().run().num_met() == 1
-    assert trial.bound().jobs_met == pytest.approx(1.0)
+    simulated_run = SimulatedRun(
+        workload=Workload.of("far", [far]), cluster=SIXTEEN, policy="edf", overhead="none"
+    )
+    assert simulated_run.simulation().run().num_met() == 1
+    assert simulated_run.bound().jobs_met == pytest.approx(1.0)
 
 
-def test_work_of_less_than_is_forgiven_is_no_matter_for_the_bound() -> None:
+def test_the_bound_counts_jobs_shorter_than_the_forgiven_time() -> None:
     blink = job(curve=ScalingCurve((1,), (1e9,)), num_iterations=1)
-    trial = Trial(workload=Workload.of("blink", [blink]), cluster=SIXTEEN, overhead="none")
-    assert trial.simulation().run().num_met() == 1
-    assert trial.bound().jobs_met == pytest.approx(1.0)
+    simulated_run = SimulatedRun(workload=Workload.of("blink", [blink]), cluster=SIXTEEN, overhead="none")
+    assert simulated_run.simulation().run().num_met() == 1
+    assert simulated_run.bound().jobs_met == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("seed", "num_met"), [(1, 1), (6, 1), (7, 0), (4, 0)])
-def test_the_bound_knows_how_fast_jobs_truly_are(seed: int, num_met: int) -> None:
+def test_the_bound_knows_the_true_speeds(seed: int, num_met: int) -> None:
     """The curve says 101 s, the deadline 100 s."""
     hasty = job(num_iterations=202, deadline_s=200.0)
     noise = SpeedNoise(seed=seed, sigma=0.1)
-    trial = Trial(
+    simulated_run = SimulatedRun(
         workload=Workload.of("hasty", [hasty]), cluster=SIXTEEN, policy="edf", overhead="none", noise=noise
     )
-    assert (noise.speeds(trial.workload)["a"] > 1.01) == num_met
-    assert trial.simulation().run().num_met() == num_met
-    assert trial.bound().jobs_met == pytest.approx(num_met)
+    assert (noise.speeds(simulated_run.workload)["a"] > 1.01) == num_met
+    assert simulated_run.simulation().run().num_met() == num_met
+    assert simulated_run.bound().jobs_met == pytest.approx(num_met)
 
 
 # --- over time ------------------------------------------------------------------------------------------

@@ -2,19 +2,18 @@
 
 import pytest
 
-from services.monitor.model import Listening
-from services.monitor.policy import POLICY as MONITOR
-from shared.messages.cluster import PoolConfig
-from shared.messages.commands import SubmitJob
-from shared.messages.events import AllocationDecided, PlanDecided, ThroughputMeasured
-from shared.messages.job import JobSpec
-from simulator.cluster import Arrival, Scenario, VirtualCluster
-from simulator.invariants import broken_promises, violations
-from simulator.physics import Physics
-from simulator.policies import PLANNERS
-from simulator.replay import verify
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.events import AllocationDecided, PlanDecided, ThroughputMeasured
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
+from elasticflow.simulator.pipeline.invariants import broken_promises, violations
+from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.replay.retaken_decisions import verify
+from tests.support.scenarios import services
 
-LATE, AWAY_S, BEAT_S = "b", 40.0, 0.5
+LATE, AWAY_S = "b", 40.0
 
 
 def pool_with_a_late_node(curve: dict[int, float]) -> VirtualCluster:
@@ -29,34 +28,27 @@ def pool_with_a_late_node(curve: dict[int, float]) -> VirtualCluster:
     scenario = Scenario(
         num_gpus_by_node={"a": 4, LATE: 4},
         config=PoolConfig(stop_free=True),
-        physics=Physics(true_curves={spec.measured_key: curve}),
+        timing_model=TimingModel(true_curves={spec.measured_key: curve}),
         arrivals=(Arrival(at_s=10.0, command=SubmitJob(job_id="job", tenant="lab", spec=spec)),),
     )
-    cluster = VirtualCluster(scenario, (*PLANNERS.values(), MONITOR), seed=0)
-    monitor = next(replica for replica in cluster.replicas if replica.policy is MONITOR)
-
-    def listen() -> None:
-        monitor.note(Listening())
-        cluster.engine.after(BEAT_S, listen)
-
-    listen()
-    cluster.engine.after(1.0, lambda: cluster.nodes[LATE].crash(AWAY_S))
-    cluster.run(3_600.0)
+    with VirtualCluster(scenario, services, seed=0) as cluster:
+        cluster.loop.after(1.0, lambda: cluster.nodes[LATE].crash(AWAY_S))
+        cluster.run(3_600.0)
     return cluster
 
 
-@pytest.mark.parametrize(("on_eight", "stays"), [(30.0, True), (12.0, False), (4.0, False)])
-def test_a_job_grows_onto_a_late_node_if_that_pays(on_eight: float, stays: bool) -> None:
+@pytest.mark.parametrize(("on_eight", "occupancies"), [(30.0, True), (12.0, False), (4.0, False)])
+def test_a_job_grows_onto_a_late_node_if_that_pays(on_eight: float, occupancies: bool) -> None:
     cluster = pool_with_a_late_node({1: 5.0, 2: 9.5, 4: 16.0, 8: on_eight})
-    messages = [entry.message for entry in cluster.ledger.entries]
+    messages = [entry.message for entry in cluster.entries]
     decided = [event for m in messages if isinstance(m, PlanDecided) for event in m.events]
     shares = [event for event in decided if isinstance(event, AllocationDecided)]
-    assert [event.num_gpus_by_job for event in shares if event.tries] == [{"job": 8}]
+    assert [event.num_gpus_by_job for event in shares if event.probes] == [{"job": 8}]
     told = [m for m in messages if isinstance(m, ThroughputMeasured) and m.num_gpus == 8]
     assert {m.source for m in told} == {"training"}
     assert told[0].iterations_per_s == pytest.approx(on_eight, rel=0.1)
     last = [event.num_gpus_by_job["job"] for event in shares if event.num_gpus_by_job][-1]
-    assert (last == 8) == stays
+    assert (last == 8) == occupancies
     assert list(broken_promises(cluster.state)) == []
-    assert list(violations(cluster.ledger.entries)) == []
-    assert verify(cluster.ledger.entries, PLANNERS).difference is None
+    assert list(violations(cluster.entries)) == []
+    assert verify(cluster.entries, planners()).difference is None

@@ -1,4 +1,4 @@
-"""Decisions under observation: honest ones pass, and each way to cheat in a decision is seen.
+"""Observed decisions: correct ones pass, and each kind of wrong decision is detected.
 
 The planners are scripted: one job after another on 4 GPUs, to the second, and whatever lie a test puts in.
 """
@@ -9,25 +9,25 @@ from dataclasses import replace
 
 import pytest
 
-from shared.messages.cluster import segments
-from shared.messages.commands import Command, SubmitJob
-from shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
-from shared.messages.job import JobClass
-from shared.messages.policy import planner
-from shared.messages.pool_state import PoolState
-from shared.messages.witness import NotProved, TooSlowAlone
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.scaling_curve import ScalingCurve
-from simulator.policies import PLANNERS
-from simulator.trace_driven.failures import Failures
-from simulator.trace_driven.pool import ClusterShape
-from simulator.trace_driven.simulation import Simulation
-from simulator.trace_driven.trial import Trial
-from simulator.trace_driven.verification import Verification
-from simulator.workload.bundled import bundled_throughputs, bundled_trace
-from simulator.workload.jobs import TraceJob, Workload
-from simulator.workload.throughputs import read_throughputs
-from simulator.workload.trace import read_trace
+from elasticflow.shared.messages.commands import Command, SubmitJob
+from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.rejection import TooSlowAlone, Unproven
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.state.policy import planner
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.trace.node_failures import Failures
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import SimulatedRun
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.verification.trace_verification import TraceVerification
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 COST = ResizeCost((1, 4), (2.0, 5.0))
 NUM_GPUS, RATE = 4, 0.3
@@ -65,9 +65,9 @@ def admit_one_after_another(
     state: PoolState, commands: tuple[Command, ...], now_s: float, lie: Lie
 ) -> tuple[PlanEvent, ...]:
     events, free_s = list[PlanEvent](), now_s
-    for wish in commands:
-        assert isinstance(wish, SubmitJob)
-        spec, same = wish.spec, {"job_id": wish.job_id, "tenant": wish.tenant, "at_s": now_s}
+    for command in commands:
+        assert isinstance(command, SubmitJob)
+        spec, same = command.spec, {"job_id": command.job_id, "tenant": command.tenant, "at_s": now_s}
         end_s = free_s + lasting_s(spec.max_iterations)
         share = () if spec.deadline_s is None else (free_s, end_s, float(NUM_GPUS))
         if spec.deadline_s is not None and end_s > spec.deadline_s:
@@ -78,7 +78,7 @@ def admit_one_after_another(
                     reason="deadline",
                     explanation="",
                     deadline_s=spec.deadline_s,
-                    witness=TooSlowAlone(earliest_end_s=ends_s),
+                    infeasibility_certificate=TooSlowAlone(earliest_end_s=ends_s),
                     **same,
                 )
             )
@@ -117,19 +117,21 @@ def allocate_as_planned(
     return (lie(decided),)
 
 
-def observed(lie: Lie = truth, cost: ResizeCost = COST, failures: Failures | None = None) -> Verification:
+def observed(
+    lie: Lie = truth, cost: ResizeCost = COST, failures: Failures | None = None
+) -> TraceVerification:
     workload = Workload.of("test", JOBS)
-    verification = Verification(workload, cost)
+    verification = TraceVerification(workload, cost)
     policies = {
         "admission": planner(
-            "admission", lambda state, wishes, at: admit_one_after_another(state, wishes, at, lie)
+            "admission", lambda state, commands, at: admit_one_after_another(state, commands, at, lie)
         ),
         "allocator": planner(
             "allocator",
-            lambda state, wishes, at: allocate_as_planned(state, wishes, at, lie),
+            lambda state, commands, at: allocate_as_planned(state, commands, at, lie),
             lambda state: state.allocation_valid_until_s,
         ),
-        "placement": PLANNERS["placement"],
+        "placement": planners()["placement"],
     }
     cluster = ClusterShape(num_nodes=1, gpus_per_node=NUM_GPUS)
     simulation = Simulation(
@@ -146,11 +148,11 @@ def test_honest_decisions_pass() -> None:
     assert verification.certificates_checked >= 3 + 3, (
         "two promises, a refusal, and an allocation at every change"
     )
-    assert verification.not_proved == 0
+    assert verification.unproven == 0
 
 
-def test_a_cost_that_the_plan_does_not_know_is_seen() -> None:
-    """A thousandth of a second more for each start, in windows that would have room for it."""
+def test_a_cost_that_the_plan_does_not_count_is_detected() -> None:
+    """A thousandth of a second more for each start, in windows that are long enough for it."""
     verification = observed(cost=ResizeCost((1, 4), (2.0, 5.001)))
     assert "first: its schedule does not end it by 4100.0 s" in verification.failures[0]
 
@@ -171,18 +173,24 @@ def admission_lie(job_id: str, **changes: object) -> Lie:
         (admission_lie("first", minimum_satisfactory_share=(100.0, 3000.0, 4.0)), "does not end it by"),
         (admission_lie("second", minimum_satisfactory_share=(100.0, 3000.0, 4.0)), "8 GPUs are held"),
         (admission_lie("second", minimum_satisfactory_share=(3500.0, 6000.0, 8.0)), "does not run on 8 GPUs"),
-        (admission_lie("slow", witness=None), "without a witness"),
-        (admission_lie("slow", witness=TooSlowAlone(earliest_end_s=9500.0)), "alone it ends at"),
-        (admission_lie("slow", witness=NotProved(earliest_deadline_s=9000.0)), "is no later than"),
+        (admission_lie("slow", infeasibility_certificate=None), "without an infeasibility certificate"),
+        (
+            admission_lie("slow", infeasibility_certificate=TooSlowAlone(earliest_end_s=9500.0)),
+            "alone it ends at",
+        ),
+        (
+            admission_lie("slow", infeasibility_certificate=Unproven(earliest_deadline_s=9000.0)),
+            "is no later than",
+        ),
     ],
 )
-def test_a_lie_of_admission_is_seen(lie: Lie, words: str) -> None:
+def test_a_wrong_decision_of_admission_is_detected(lie: Lie, words: str) -> None:
     verification = observed(lie)
     assert verification.failures[0].startswith("at 100.0 s: ")
     assert words in verification.failures[0]
 
 
-def given(num_gpus: int) -> Lie:
+def allocated_instead(num_gpus: int) -> Lie:
     def lie(event: PlanEvent) -> PlanEvent:
         if isinstance(event, AllocationDecided) and "first" in event.num_gpus_by_job:
             return replace(event, num_gpus_by_job={"first": num_gpus})
@@ -192,15 +200,17 @@ def given(num_gpus: int) -> Lie:
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1])
-def test_gpus_that_no_schedule_says_are_seen(num_gpus: int) -> None:
+def test_gpus_outside_every_schedule_are_detected(num_gpus: int) -> None:
     """The promise is then seen to break too: the recorded schedule no longer ends the job."""
-    verification = observed(given(num_gpus))
-    assert f"first: it is given {num_gpus} GPUs where its schedule says 4" in verification.failures[0]
+    verification = observed(allocated_instead(num_gpus))
+    assert f"first: the allocation gives it {num_gpus} GPUs, its schedule 4" in verification.failures[0]
 
 
 def test_a_refusal_that_proves_nothing_is_counted() -> None:
-    verification = observed(admission_lie("slow", witness=NotProved(earliest_deadline_s=12_000.0)))
-    assert (verification.failures, verification.not_proved) == ([], 1)
+    verification = observed(
+        admission_lie("slow", infeasibility_certificate=Unproven(earliest_deadline_s=12_000.0))
+    )
+    assert (verification.failures, verification.unproven) == ([], 1)
 
 
 def test_a_promise_is_void_when_more_nodes_are_down_than_are_reserved_for() -> None:
@@ -216,15 +226,15 @@ def test_a_promise_is_void_when_more_nodes_are_down_than_are_reserved_for() -> N
 def test_beyond_the_reserve_promises_break_and_no_certificate_is_wrong(
     reserve_nodes: int, seed: int, mean_up_s: float, mean_down_s: float
 ) -> None:
-    trial = Trial(
+    simulated_run = SimulatedRun(
         workload=read_trace(bundled_trace("bursty"), read_throughputs(bundled_throughputs())),
         cluster=ClusterShape(num_nodes=4, gpus_per_node=4),
         policy="first-come",
         reserve_nodes=reserve_nodes,
         failures=Failures(seed=seed, mean_up_s=mean_up_s, mean_down_s=mean_down_s),
     )
-    verification = trial.verification()
+    verification = simulated_run.verification()
     assert verification is not None
-    assert trial.simulation(verification).run().num_late() > 0
+    assert simulated_run.simulation(verification).run().num_late() > 0
     assert verification.failures == []
     assert verification.certificates_checked > 200

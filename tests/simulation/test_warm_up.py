@@ -5,18 +5,20 @@ import pkgutil
 import subprocess
 import sys
 
-import shared.scheduling
-from services.admission.policy import POLICY, quote
-from shared.messages.commands import AmendJob, HoldQuote, QuoteDeadline
-from shared.scheduling.resize_cost import ResizeCost
-from shared.scheduling.warm_up import warm_up
-from simulator.trace_driven.failures import Failures
-from simulator.trace_driven.pool import AdmissionPolicy, ClusterShape
-from simulator.trace_driven.simulation import Simulation
-from simulator.workload.bundled import bundled_throughputs
-from simulator.workload.generator import Recipe, generate
-from simulator.workload.throughputs import read_throughputs
-from tests.histories import NOW_S, pool, spec, submit
+import elasticflow.shared.scheduling
+from elasticflow.services.admission.commands.quote import quote
+from elasticflow.services.admission.policy import POLICY
+from elasticflow.shared.messages.commands import AmendJob, QuoteDeadline, ReserveQuote
+from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
+from elasticflow.simulator.trace.node_failures import Failures
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from tests.support.histories import NOW_S, pool, spec, submit
 
 WARM_UP_AND_DECIDE = (
     "from tests.simulation.test_warm_up import assert_nothing_is_compiled; assert_nothing_is_compiled()"
@@ -41,7 +43,7 @@ def decide_in_all_ways() -> None:
         assert result.numbers()["rejected"]
     asked = spec(deadline_s=None)
     history = pool(4)
-    history.decided(POLICY, HoldQuote(job_id="a", tenant="lab", spec=asked, hold_s=60.0))
+    history.decided(POLICY, ReserveQuote(job_id="a", tenant="lab", spec=asked, reserve_s=60.0))
     assert quote(history.state, QuoteDeadline(tenant="lab", spec=asked), NOW_S).earliest_deadline_s
     history.decided(POLICY, submit("b", deadline_s=NOW_S + 300.0))
     history.decided(POLICY, AmendJob(job_id="b", tenant="lab", max_iterations=200))
@@ -50,7 +52,7 @@ def decide_in_all_ways() -> None:
 
 def specialisations() -> set[tuple[str, object]]:
     """The compiled functions that this process has loaded or made, each with the types it was called with."""
-    folder = pkgutil.iter_modules(shared.scheduling.__path__, "shared.scheduling.")
+    folder = pkgutil.walk_packages(elasticflow.shared.scheduling.__path__, "elasticflow.shared.scheduling.")
     functions = {
         function for module in folder for function in vars(importlib.import_module(module.name)).values()
         if hasattr(function, "nopython_signatures")

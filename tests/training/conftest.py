@@ -10,36 +10,41 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from services.executor.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
-from shared.messages.from_worker import RendezvousListening, Switched
-from shared.messages.job import JobSpec
-from shared.messages.to_worker import Assignment, ChangeMembership, JoinRendezvous, StopAtBoundary
+from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening, Switched
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    JoinRendezvous,
+    PrepareSwitch,
+    StopAtBoundary,
+)
 
-WAIT_S = 60.0  # for what must come; far above what it takes
+WAIT_S = 60.0  # for expected events; far above the usual time
 T = TypeVar("T")
 
 
 class Generation:
-    """The workers of one generation, and what they have said so far. leavers: of the one before."""
+    """The workers of one generation, and their events so far. leaving: workers of the previous generation."""
 
-    def __init__(self, ranks: Sequence[int], leavers: Sequence[WorkerHandle] = ()) -> None:
+    def __init__(self, ranks: Sequence[int], leaving: Sequence[WorkerHandle] = ()) -> None:
         self.workers: dict[int, WorkerHandle] = {}
-        self.leavers = leavers
+        self.leaving = leaving
         self.events: list[tuple[int, WorkerEvent]] = []
         self._ranks = ranks
-        self._changed = asyncio.Event()
+        self._new_event = asyncio.Event()
 
-    def note(self, rank: int, event: WorkerEvent) -> None:
+    def record(self, rank: int, event: WorkerEvent) -> None:
         self.events.append((rank, event))
         if isinstance(event, RendezvousListening):
             self.pass_on_rendezvous()
-        self._changed.set()
+        self._new_event.set()
 
     def pass_on_rendezvous(self) -> None:
-        """To all workers that there are: rank 0 may listen before the last one is launched."""
+        """To all workers so far: rank 0 may listen before the last one is launched."""
         for listening in self.all_of(RendezvousListening):
             others = [worker for rank, worker in self.workers.items() if rank > 0]
-            for worker in (*others, *self.leavers):
+            for worker in (*others, *self.leaving):
                 address = f"127.0.0.1:{listening.port}"
                 worker.send(JoinRendezvous(generation=listening.generation, address=address))
 
@@ -47,7 +52,7 @@ class Generation:
         return [event for r, event in self.events if isinstance(event, kind) and rank in (None, r)]
 
     async def first(self, kind: type[T], rank: int | None = None) -> T:
-        """The first event of this kind, once it is there."""
+        """Wait for the first event of this kind."""
         async with asyncio.timeout(WAIT_S):
             while not (found := self.all_of(kind, rank)):
                 assert len(self.all_of(Exited)) < len(self._ranks), f"no {kind.__name__}: {self.events}"
@@ -55,12 +60,12 @@ class Generation:
         return found[0]
 
     async def next_event(self) -> None:
-        self._changed.clear()
+        self._new_event.clear()
         async with asyncio.timeout(WAIT_S):
-            await self._changed.wait()
+            await self._new_event.wait()
 
     async def ended(self) -> dict[int, Exited]:
-        """How each worker ended, once all have."""
+        """Wait until all workers have ended; their ends, by rank."""
         for rank in self._ranks:
             await self.first(Exited, rank)
         return {rank: event for rank, event in self.events if isinstance(event, Exited)}
@@ -71,11 +76,11 @@ class Generation:
 
 
 class Node:
-    """A launcher, and jobs whose code is this folder's `training_functions.py`."""
+    """A launcher, and jobs whose code is in `tests/support/user_code`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.launcher = Launcher(data_dir=folder, node_id="test-node", on_event=self._note)
+        self.launcher = Launcher(data_dir=folder, node_id="test-node", on_event=self._record)
         self._generations: dict[tuple[str, int], Generation] = {}
         self._job_numbers = count()
 
@@ -96,10 +101,10 @@ class Node:
         num_workers: int = 1,
         generation: int = 1,
         ranks: Sequence[int] | None = None,
-        odd: Mapping[int, JobSpec] | None = None,
+        spec_by_rank: Mapping[int, JobSpec] | None = None,
         **more: Any,
     ) -> Generation:
-        """ranks: those to start; by default all. odd: ranks that believe in another spec."""
+        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks."""
         ranks = range(num_workers) if ranks is None else ranks
         workers = self._generations[job_id, generation] = Generation(ranks)
         assignment = Assignment(
@@ -109,7 +114,7 @@ class Node:
             world_size=num_workers,
             spec=spec,
             checkpoint_dir=str(self.checkpoints_of(job_id)),
-            code_path=str(Path(__file__).parent),
+            code_path=str(Path(__file__).parents[1] / "support" / "user_code"),
             **more,
         )
         for rank in ranks:
@@ -117,13 +122,13 @@ class Node:
                 assignment,
                 rank=rank,
                 gpu_index=assignment.gpu_index + rank,
-                spec=(odd or {}).get(rank, spec),
+                spec=(spec_by_rank or {}).get(rank, spec),
             )
             workers.workers[rank] = await self.launcher.launch(own)
         workers.pass_on_rendezvous()
         return workers
 
-    async def regroup(
+    async def switch_generation(
         self,
         before: Generation,
         members: Sequence[int | None],
@@ -132,47 +137,47 @@ class Node:
         lost: Sequence[int] = (),
         micro_batch_size: int = 0,
     ) -> Generation:
-        """The generation after `before`, without a stop: rank r is rank members[r] of it, or new where that is None."""
+        """The generation after `before`, without a stop: rank r was members[r], or is new where that is None."""
         some = next(iter(before.workers.values())).assignment
         generation = generation or some.generation + 1
         leaving = [rank for rank in sorted(before.workers) if rank not in (*members, *lost)]
-        size, places = len(members), {}
-        for place, rank in enumerate((*members, *leaving)):
-            places[place] = None if rank is None else before.workers[rank]
-        after = Generation(range(size), [places[place] for place in range(size, len(places))])
+        size, by_rank = len(members), {}
+        for rendezvous_rank, rank in enumerate((*members, *leaving)):
+            by_rank[rendezvous_rank] = None if rank is None else before.workers[rank]
+        after = Generation(range(size), [by_rank[r] for r in range(size, len(by_rank))])
         self._generations[some.job_id, generation] = after
-        for place, worker in places.items():
+        for rendezvous_rank, worker in by_rank.items():
             if worker is not None:
                 worker.send(
-                    ChangeMembership(
+                    PrepareSwitch(
                         generation=generation,
-                        place=place,
+                        rendezvous_rank=rendezvous_rank,
                         world_size=size,
-                        meeting_size=len(places),
+                        rendezvous_size=len(by_rank),
                         micro_batch_size=micro_batch_size,
                     )
                 )
             else:
-                newcomer = replace(
+                joining = replace(
                     some,
                     generation=generation,
-                    rank=place,
+                    rank=rendezvous_rank,
                     world_size=size,
-                    meeting_size=len(places),
+                    rendezvous_size=len(by_rank),
                     micro_batch_size=micro_batch_size,
                 )
-                worker = await self.launcher.launch(newcomer)
-            if place < size:
-                after.workers[place] = worker
+                worker = await self.launcher.launch(joining)
+            if rendezvous_rank < size:
+                after.workers[rendezvous_rank] = worker
         after.pass_on_rendezvous()
         return after
 
-    def _note(self, worker: WorkerHandle, event: WorkerEvent) -> None:
+    def _record(self, worker: WorkerHandle, event: WorkerEvent) -> None:
         if isinstance(event, Switched):
             worker.assignment = replace(worker.assignment, generation=event.generation, rank=event.rank)
         about = worker.assignment
         generation = event.generation if isinstance(event, RendezvousListening) else about.generation
-        self._generations[about.job_id, generation].note(about.rank, event)
+        self._generations[about.job_id, generation].record(about.rank, event)
 
 
 def job_spec(name: str, **fields: Any) -> JobSpec:

@@ -7,11 +7,17 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.engine.sensitive import digest
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    ExitCode,
+    Failed,
+    Finished,
+    Interrupted,
+    Started,
+)
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
-from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.from_worker import ExitCode, Failed, Finished, Interrupted, Started
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -20,7 +26,7 @@ UNEVEN = 21  # samples over 8 virtual nodes
 
 
 async def run(node, spec, **launch) -> dict[str, float]:
-    """One generation, to its end. Its metrics."""
+    """Run one generation to its end; its metrics."""
     workers = await node.launch(spec, **launch)
     finished = await workers.first(Finished)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
@@ -28,7 +34,7 @@ async def run(node, spec, **launch) -> dict[str, float]:
 
 
 def digest_of(node, job_id: str) -> str:
-    """Of all that the job has come to."""
+    """Of the job's final state."""
     state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
     assert state is not None
     return digest(state)
@@ -42,7 +48,7 @@ def stateful(spec_of, *, until: int = LAST, **hyperparameters: Any):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def one_worker(node, spec_of) -> tuple[str, dict[str, float]]:
-    """What one worker comes to that nobody disturbs."""
+    """The result of one undisturbed worker."""
     job_id = node.new_job_id()
     metrics = await run(node, stateful(spec_of), job_id=job_id)
     return digest_of(node, job_id), metrics
@@ -55,13 +61,13 @@ async def test_any_number_of_workers_gives_the_same_bits(node, spec_of, one_work
     assert (digest_of(node, job_id), metrics) == one_worker
 
 
-async def test_a_worker_too_many_repeats_what_counts_elsewhere(node, spec_of, one_worker):
+async def test_a_surplus_worker_repeats_a_part_that_counts_elsewhere(node, spec_of, one_worker):
     job_id = node.new_job_id()
     metrics = await run(node, stateful(spec_of), job_id=job_id, num_workers=9)
     assert (digest_of(node, job_id), metrics) == one_worker
 
 
-async def test_resizes_leave_no_trace(node, spec_of, one_worker):
+async def test_resizes_do_not_change_the_bits(node, spec_of, one_worker):
     job_id = node.new_job_id()
     metrics = {}
     for generation, (num_workers, until) in enumerate([(1, 11), (4, 23), (2, LAST)], start=1):
@@ -75,7 +81,7 @@ async def test_resizes_leave_no_trace(node, spec_of, one_worker):
     assert (digest_of(node, job_id), metrics) == one_worker
 
 
-async def test_a_killed_worker_leaves_no_trace(node, spec_of, one_worker, tmp_path):
+async def test_a_killed_worker_does_not_change_the_bits(node, spec_of, one_worker, tmp_path):
     """Between the backward pass and the optimizer's step, in the middle of its virtual nodes."""
     job_id = node.new_job_id()
     doomed = stateful(spec_of, dies_at=17, record=str(tmp_path))
@@ -93,7 +99,7 @@ async def test_a_killed_worker_leaves_no_trace(node, spec_of, one_worker, tmp_pa
 
 
 @pytest.mark.parametrize("job", [Digits(), Text(), Wine()], ids=lambda job: type(job).__name__)
-async def test_convolutions_attention_and_noise_of_the_examples_too(node, job):
+async def test_examples_with_convolutions_attention_and_noise(node, job):
     spec = job.term_condition(max_iterations=10).set_deadline(within=600).spec()
     ends = []
     for num_workers in (1, 3):
@@ -103,11 +109,11 @@ async def test_convolutions_attention_and_noise_of_the_examples_too(node, job):
     assert ends[0] == ends[1]
 
 
-async def test_parts_that_go_different_ways_are_told_so(node, spec_of):
+async def test_diverging_parts_are_named(node, spec_of):
     workers = await node.launch(spec_of("SkipsSomeParts"), job_id=node.new_job_id())
     failed = await workers.first(Failed)
     await workers.ended()
-    assert "parts of one came to backward() and the end" in failed.error
+    assert "parts of one reached backward() and the end" in failed.error
     assert 'set reproducible = "fast"' in failed.error
 
 
@@ -120,18 +126,18 @@ async def test_parts_that_go_different_ways_are_told_so(node, spec_of):
         ("Closure", "optimizer.step(closure) runs more than one backward pass"),
     ],
 )
-async def test_what_cannot_be_had_to_the_bit_is_named(node, spec_of, function, error):
+async def test_features_without_bitwise_support_are_named(node, spec_of, function, error):
     workers = await node.launch(spec_of(function), job_id=node.new_job_id())
     assert error in (await workers.first(Failed)).error
     await workers.ended()
 
 
-async def test_a_job_without_metrics_ends_as_any_other(node, spec_of):
-    assert await run(node, spec_of("SaysNothing"), job_id=node.new_job_id(), num_workers=3) == {}
+async def test_a_job_without_metrics_ends_normally(node, spec_of):
+    assert await run(node, spec_of("ReturnsNoMetrics"), job_id=node.new_job_id(), num_workers=3) == {}
 
 
 async def test_two_backward_passes_in_one_step_add_up(node, spec_of):
-    """As on one device: the gradient of the sum, whether it comes at once or in two."""
+    """As on one device: the gradient of the sum, from one backward pass or from two."""
     digests = set()
     for num_workers in (1, 3):
         job_id = node.new_job_id()

@@ -1,11 +1,16 @@
-"""What real workers read, of each kind of data set, while they come, go and are killed."""
+"""What real workers read from each kind of data set, while workers join, leave and are killed."""
 
 import pytest
 
-from shared.messages.from_worker import ExitCode, Finished, Interrupted, Progressed
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    ExitCode,
+    Finished,
+    Interrupted,
+    Progressed,
+)
 from tests.training.test_failures import failure_of
 from tests.training.test_resize import trained_weights
-from tests.training.test_stop_free import all_there
+from tests.training.test_stop_free import all_switched
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -13,7 +18,7 @@ LAST = 200  # iterations of 16 samples: 25 batches are 8 epochs of 50
 
 
 def assert_each_sample_once_an_epoch(record) -> None:
-    """What is told before a step may be told again by whoever does it again: the same part, to the bit of its noise."""
+    """A repeated step records its samples again: the same part, with the same bits of noise."""
     seen: dict[int, set[str]] = {}
     for file in record.iterdir():
         for line in file.read_text().splitlines():
@@ -26,22 +31,22 @@ def assert_each_sample_once_an_epoch(record) -> None:
 
 
 @pytest.mark.parametrize("function", ["InPartitions", "FromFiles", "FromAStream"])
-async def test_read_once_an_epoch_and_the_same_bits_through_a_resize_and_a_kill(
+async def test_each_sample_once_an_epoch_and_the_same_bits_through_a_resize_and_a_kill(
     node, spec_of, tmp_path, function
 ):
-    """Compared with one worker that reads what is due by itself."""
+    """Compared with one worker that reads by itself."""
     settings = {"step_s": 0.002, "record": str(tmp_path)}
     spec = spec_of(function, max_iterations=LAST, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id)
     await workers.first(Progressed)
-    before = await node.regroup(workers, [0, None, None])
-    await all_there(before, [0, None, None])
+    before = await node.switch_generation(workers, [0, None, None])
+    await all_switched(before, [0, None, None])
     before.workers[1].kill()
     for rank in (0, 2):
         await before.first(Interrupted, rank)
-    after = await node.regroup(before, [2, 0], lost=[1])
-    await all_there(after, [2, 0])
+    after = await node.switch_generation(before, [2, 0], lost=[1])
+    await all_switched(after, [2, 0])
     assert (await after.first(Finished)).iteration == LAST
     assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
     assert_each_sample_once_an_epoch(tmp_path)
@@ -50,16 +55,16 @@ async def test_read_once_an_epoch_and_the_same_bits_through_a_resize_and_a_kill(
     alone = node.new_job_id()
     undisturbed = await node.launch(spec_of(f"{function}ReadHere", max_iterations=LAST), job_id=alone)
     await undisturbed.ended()
-    moved, unmoved = (trained_weights(node.checkpoints_of(each)) for each in (job_id, alone))
-    assert moved.equal(unmoved)
+    moved, undisturbed = (trained_weights(node.checkpoints_of(each)) for each in (job_id, alone))
+    assert moved.equal(undisturbed)
 
 
-async def test_a_file_that_lacks_a_sample_is_named(node, spec_of):
+async def test_a_file_with_a_missing_sample_is_named(node, spec_of):
     failed, _ = await failure_of(node, spec_of("FromATornFile", max_iterations=LAST))
     assert "partition 4 of the data set ended after 9 samples, but it should have 10" in failed.error
 
 
-async def test_data_that_change_between_two_starts_are_no_data_to_go_on_with(node, spec_of):
+async def test_data_that_changed_between_two_starts_fail_the_job(node, spec_of):
     job_id = node.new_job_id()
     spec = spec_of("OfAnySize", hyperparameters={"num_samples": 40})
     first = await node.launch(spec, job_id=job_id)

@@ -1,11 +1,11 @@
-"""The examples learn what they are meant to learn."""
+"""The examples learn."""
 
 import pytest
 
+from elasticflow.shared.messages.worker_protocol.from_worker import Finished
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
-from shared.messages.from_worker import Finished
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,5 +23,5 @@ async def test_example_learns(node, job, num_workers, metric, at_least):
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=num_workers)
     finished = await workers.first(Finished)
     assert finished.metrics[metric] >= at_least
-    assert finished.metrics["loss"] < 3.5  # a byte costs 5.5 nats before it is learned
+    assert finished.metrics["loss"] < 3.5  # a byte costs 5.5 nats before training
     await workers.ended()

@@ -1,13 +1,13 @@
-"""What goes wrong in a job is told in words, and ends all of its workers."""
+"""A failing job reports its cause, and all of its workers end."""
 
 from dataclasses import replace
 
 import pytest
 
-from services.executor.launcher import Exited
-from shared.messages.from_worker import (
+from elasticflow.services.executor.processes.launcher import Exited
+from elasticflow.shared.messages.worker_protocol.from_worker import (
     Alive,
-    Checkpointed,
+    CheckpointWritten,
     ExitCode,
     Failed,
     Finished,
@@ -22,7 +22,7 @@ NO_SUCH_GPU = 1000
 
 
 async def failure_of(node, spec, *, job_id: str = "", **launch) -> tuple[Failed, str]:
-    """What the job said, and rank 0's log, once all of its workers have ended."""
+    """The job's failure and rank 0's log, once all of its workers have ended."""
     job_id = job_id or node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, **launch)
     failed = await workers.first(Failed)
@@ -33,7 +33,7 @@ async def failure_of(node, spec, *, job_id: str = "", **launch) -> tuple[Failed,
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_exception_of_the_user_comes_with_its_traceback(node, spec_of, num_workers):
+async def test_exception_of_the_user_is_reported_with_its_traceback(node, spec_of, num_workers):
     spec = spec_of("examples.broken:RaisesInIteration10", max_iterations=100)
     failed, log = await failure_of(node, spec, num_workers=num_workers)
     assert failed.error == "RuntimeError: this is the 10th iteration (in iteration 9)"
@@ -41,7 +41,7 @@ async def test_exception_of_the_user_comes_with_its_traceback(node, spec_of, num
     assert failed.traceback in log
 
 
-async def test_nan_loss_names_the_iteration_and_what_to_do(node, spec_of):
+async def test_nan_loss_names_the_iteration_and_a_remedy(node, spec_of):
     spec = spec_of("examples.broken:Diverges", max_iterations=100)
     failed, _ = await failure_of(node, spec, num_workers=2)
     assert "the loss is nan in iteration 10" in failed.error
@@ -56,7 +56,10 @@ async def test_nan_loss_names_the_iteration_and_what_to_do(node, spec_of):
         ("training_functions:Numbered", "lacks init_model, init_dataset"),
         ("training_functions:ReturnsText", "train() returned str: return the loss"),
         ("training_functions:NoModel", "init_model() must return a torch.nn.Module, not None"),
-        ("training_functions:TwoOptimizers", "must return a torch.optim.Optimizer, not a tuple; for several"),
+        (
+            "training_functions:TwoOptimizers",
+            "must return a torch.optim.Optimizer, not a tuple; to combine several",
+        ),
         ("training_functions:Exits", "SystemExit (in iteration 0)"),
         ("training_functions:Endless", "must return a map-style data set with a length"),
     ],
@@ -74,29 +77,31 @@ async def test_batch_larger_than_the_data_set_names_both(node, spec_of, purpose)
 
 async def test_more_workers_than_samples_in_a_batch(node, spec_of):
     failed, _ = await failure_of(node, spec_of("Points", global_batch_size=1), num_workers=2)
-    assert failed.error == "2 workers cannot share a global batch of 1 samples"
+    assert failed.error.startswith(
+        "2 workers cannot share a global batch of 1 samples: increase global_batch_size"
+    )
 
 
-# A job whose speed is known by its name has no pre-run: it is checked where it begins to train.
+# A job whose model name has a known speed has no profiling run: it is checked when it begins to train.
 CHECKED = pytest.mark.parametrize(("purpose", "model_name"), [("profile", ""), ("train", "known")])
 
 
 @CHECKED
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_state_that_the_model_hides_is_found_at_once(node, spec_of, num_workers, purpose, model_name):
+async def test_hidden_state_of_the_model_is_found_in_the_first_step(
+    node, spec_of, num_workers, purpose, model_name
+):
     spec = spec_of("HiddenState", model_name=model_name, max_iterations=100)
     failed, _ = await failure_of(node, spec, purpose=purpose, num_workers=num_workers)
-    assert failed.error.startswith(
-        "the same step came to another loss when it was done again: the model keeps "
-    )
+    assert failed.error.startswith("the same step gave another loss when it was repeated: the model keeps ")
     assert "0.running, which is neither parameter nor buffer" in failed.error
     assert "register_buffer()" in failed.error
 
 
-async def test_a_model_that_is_another_on_each_worker_is_found_in_the_pre_run(node, spec_of):
-    failed, _ = await failure_of(node, spec_of("MadeWithLuck"), purpose="profile", num_workers=2)
-    assert failed.error.startswith("the workers do not hold the same after iteration 0")
-    assert "let what init_model() makes follow from the generators of torch" in failed.error
+async def test_a_model_that_differs_between_workers_is_found_in_the_profiling_run(node, spec_of):
+    failed, _ = await failure_of(node, spec_of("UnseededModel"), purpose="profile", num_workers=2)
+    assert failed.error.startswith("the workers' states differ after iteration 0")
+    assert "Let init_model() draw random numbers only from torch" in failed.error
 
 
 async def test_a_parameter_without_gradient_in_the_fast_mode_is_named(node, spec_of):
@@ -111,15 +116,15 @@ async def test_a_parameter_without_gradient_in_the_fast_mode_is_named(node, spec
 
 
 @CHECKED
-async def test_a_schedule_that_goes_on_by_itself_is_found_at_once(node, spec_of, purpose, model_name):
+async def test_a_schedule_that_steps_by_itself_is_found_in_the_first_step(node, spec_of, purpose, model_name):
     settings = {"by_iteration": False}
     spec = spec_of("ScheduleInAttribute", hyperparameters=settings, model_name=model_name, max_iterations=100)
     failed, _ = await failure_of(node, spec, purpose=purpose)
-    assert failed.error.startswith("train() steps the schedule in self.schedule on every part of a batch")
+    assert failed.error.startswith("train() steps the schedule in self.schedule for every part of a batch")
 
 
 @pytest.mark.parametrize("function", ["HarmlessCache", "Stateful", "Fast", "ScheduleInAttribute"])
-async def test_a_step_that_follows_from_what_is_declared_is_measured(node, spec_of, function):
+async def test_a_repeatable_step_is_profiled(node, spec_of, function):
     job_id = node.new_job_id()
     spec = spec_of(function, hyperparameters={"by_iteration": True})
     workers = await node.launch(spec, job_id=job_id, num_workers=2, purpose="profile")
@@ -129,8 +134,8 @@ async def test_a_step_that_follows_from_what_is_declared_is_measured(node, spec_
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_a_first_step_that_is_done_twice_counts_once(node, spec_of, num_workers):
-    """With momentum, which the first step makes."""
+async def test_a_repeated_first_step_counts_once(node, spec_of, num_workers):
+    """With momentum, which the first step creates."""
     ends = []
     for model_name in ("", "known"):
         spec = spec_of("Points", max_iterations=100, model_name=model_name)
@@ -141,8 +146,8 @@ async def test_a_first_step_that_is_done_twice_counts_once(node, spec_of, num_wo
     assert ends[0].iteration == 100
 
 
-async def test_no_step_of_a_short_job_is_done_twice(node, spec_of):
-    """It was promised no time for one more: its state goes unseen."""
+async def test_a_short_job_repeats_no_step(node, spec_of):
+    """Its promise has no time for another step: its hidden state stays undetected."""
     spec = spec_of("HiddenState", max_iterations=99, model_name="known")
     workers = await node.launch(spec, job_id=node.new_job_id())
     assert (await workers.first(Finished)).iteration == 99
@@ -152,14 +157,14 @@ async def test_no_step_of_a_short_job_is_done_twice(node, spec_of):
 OTHER = {"hyperparameters": {"learning_rate": 0.3}, "seed": 7}
 
 
-async def test_a_worker_that_is_not_like_its_peers_is_named_before_any_tensor_travels(node, spec_of):
+async def test_an_incompatible_worker_is_named_before_any_tensor_travels(node, spec_of):
     """As on a node with another copy of the code: here with another model, and another number of samples."""
     other = spec_of("WiderWithFewerSamples", **OTHER)
-    workers = await node.launch(spec_of("Points"), job_id=node.new_job_id(), num_workers=2, odd={1: other})
-    failed = await workers.first(Failed, 1)
-    assert failed.error.startswith(
-        "this worker differs from the first of its generation: training function: "
+    workers = await node.launch(
+        spec_of("Points"), job_id=node.new_job_id(), num_workers=2, spec_by_rank={1: other}
     )
+    failed = await workers.first(Failed, 1)
+    assert failed.error.startswith("this worker differs from rank 0 of its rendezvous: training function: ")
     for difference in (
         "hyperparameters: [",
         "seed: 7 here, 0 there",
@@ -174,13 +179,13 @@ async def test_a_worker_that_is_not_like_its_peers_is_named_before_any_tensor_tr
 
 
 @pytest.mark.parametrize("members", [[0, None], [None, 0]], ids=str)
-async def test_a_newcomer_that_is_not_like_the_others_fails_the_job(node, spec_of, members):
-    """Whoever of them is first: the other finds out."""
+async def test_an_incompatible_joining_worker_fails_the_job(node, spec_of, members):
+    """Either side may notice first."""
     spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
     before = await node.launch(spec, job_id=node.new_job_id())
     await before.first(Progressed)
     before.workers[0].assignment = replace(before.workers[0].assignment, spec=spec_of("Points", **OTHER))
-    after = await node.regroup(before, members)
+    after = await node.switch_generation(before, members)
     finds_out = after if members[1] is None else before
     assert "seed: " in (await finds_out.first(Failed)).error
     for worker in {*before.workers.values(), *after.workers.values()}:
@@ -189,7 +194,7 @@ async def test_a_newcomer_that_is_not_like_the_others_fails_the_job(node, spec_o
     await after.first(Exited, members.index(None))
 
 
-async def test_job_that_never_calls_back_is_alive_without_progress(node, spec_of):
+async def test_job_that_never_returns_is_alive_without_progress(node, spec_of):
     spec = spec_of("examples.broken:NeverReturns", max_iterations=100)
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
     await workers.first(Started)
@@ -200,17 +205,17 @@ async def test_job_that_never_calls_back_is_alive_without_progress(node, spec_of
     assert {exit_.signal for exit_ in (await workers.ended()).values()} == {9}
 
 
-async def test_full_disk_costs_periodic_checkpoints_only(node, spec_of):
+async def test_full_disk_only_skips_periodic_checkpoints(node, spec_of):
     job_id = node.new_job_id()
     spec = spec_of("DiskFull", hyperparameters={"failures": 3})
     workers = await node.launch(spec, job_id=job_id, checkpoint_every_s=1e-6)
     assert (await workers.first(Finished)).iteration == 10
-    assert (await workers.first(Checkpointed)).iteration > 3
+    assert (await workers.first(CheckpointWritten)).iteration > 3
     await workers.ended()
     assert "No space left on device" in node.log_of(job_id)
 
 
-async def test_full_disk_at_the_last_checkpoint_fails_in_words(node, spec_of):
+async def test_full_disk_at_the_last_checkpoint_fails_with_an_explanation(node, spec_of):
     spec = spec_of("DiskFull", hyperparameters={"failures": 1})
     failed, _ = await failure_of(node, spec)
     assert "the checkpoint of iteration 10 could not be written" in failed.error
@@ -219,20 +224,20 @@ async def test_full_disk_at_the_last_checkpoint_fails_in_words(node, spec_of):
 
 
 @pytest.mark.parametrize("purpose", ["train", "profile"])
-async def test_state_that_no_resize_could_take_over_fails_at_once(node, spec_of, purpose):
+async def test_unreadable_state_fails_in_the_first_step(node, spec_of, purpose):
     failed, log = await failure_of(node, spec_of("NumpyInOptimizer", max_iterations=10**6), purpose=purpose)
-    assert "the optimizer's state holds numpy.float64: checkpoints carry tensors and plain" in failed.error
+    assert "the optimizer's state holds numpy.float64: checkpoints hold tensors and plain" in failed.error
     assert "checkpoint_written" not in log
 
 
-async def test_a_checkpoint_that_is_not_here_is_no_start_from_nothing(node, spec_of):
+async def test_a_missing_checkpoint_does_not_start_the_job_anew(node, spec_of):
     spec = spec_of("Points")
     failed, _ = await failure_of(node, spec, checkpoint_iteration=400, checkpoint_wait_s=0.0)
     assert failed.error.startswith("the checkpoint of iteration 400 is not in /")
-    assert failed.error.endswith("EF_DATA_DIR must be the same storage on all nodes of the pool")
+    assert failed.error.endswith("set EF_DATA_DIR to the same shared storage on all nodes of the pool")
 
 
-async def test_a_torn_checkpoint_that_nobody_was_told_of_is_no_loss(node, spec_of):
+async def test_a_torn_unreported_checkpoint_loses_nothing(node, spec_of):
     job_id = node.new_job_id()
     first = await node.launch(spec_of("Points", max_iterations=10), job_id=job_id)
     await first.first(Finished)
@@ -246,7 +251,7 @@ async def test_a_torn_checkpoint_that_nobody_was_told_of_is_no_loss(node, spec_o
     await again.ended()
 
 
-async def test_a_checkpoint_that_the_storage_shows_late_is_waited_for(node, spec_of):
+async def test_a_checkpoint_that_appears_late_is_awaited(node, spec_of):
     job_id = node.new_job_id()
     first = await node.launch(spec_of("Points", max_iterations=10), job_id=job_id)
     await first.first(Finished)
@@ -262,7 +267,7 @@ async def test_a_checkpoint_that_the_storage_shows_late_is_waited_for(node, spec
     await again.ended()
 
 
-async def test_a_gpu_that_cannot_be_used_is_no_fault_of_the_job(node, spec_of):
+async def test_an_unusable_gpu_does_not_fail_the_job(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(spec_of("Points"), job_id=job_id, device="cuda", gpu_index=NO_SUCH_GPU)
     assert (await workers.ended())[0].code == ExitCode.DEVICE_UNUSABLE
@@ -270,7 +275,7 @@ async def test_a_gpu_that_cannot_be_used_is_no_fault_of_the_job(node, spec_of):
     assert f"cannot use GPU {NO_SUCH_GPU}, which nvidia-smi lists" in node.log_of(job_id)
 
 
-async def test_a_gpu_that_is_lost_in_a_step_is_no_fault_of_the_job(node, spec_of):
+async def test_a_gpu_lost_in_a_step_does_not_fail_the_job(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(spec_of("LosesItsGpu"), job_id=job_id)
     assert (await workers.ended())[0].code == ExitCode.DEVICE_UNUSABLE

@@ -1,4 +1,4 @@
-"""Workers on GPUs, with NCCL between them: they end where CPU slots end, and leave no memory held."""
+"""Workers on GPUs, with NCCL between them, end with the weights of CPU slots, and leave no memory allocated."""
 
 import asyncio
 import sys
@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.from_worker import Checkpointed, ExitCode, Finished, Profiled, Progressed, Started
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    ExitCode,
+    Finished,
+    Profiled,
+    Progressed,
+    Started,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.gpu]
 
@@ -33,30 +40,30 @@ async def trained_weights(node, spec, generations=((1, 1),), **launch) -> torch.
             workers.stop()
         codes = {exit_.code for exit_ in (await workers.ended()).values()}
         assert codes == {ExitCode.DONE}, node.log_of(job_id, generation=generation)
-        iteration = (await workers.first(Checkpointed)).iteration
+        iteration = (await workers.first(CheckpointWritten)).iteration
     assert (await workers.first(Finished)).iteration == iteration == spec.max_iterations
     state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
     assert state is not None
     return torch.cat([value.flatten() for value in state["model"].values()])
 
 
-def assert_same_end(moved: torch.Tensor, unmoved: torch.Tensor) -> None:
-    torch.testing.assert_close(moved, unmoved, rtol=5e-3, atol=1e-3)
+def assert_same_end(moved: torch.Tensor, undisturbed: torch.Tensor) -> None:
+    torch.testing.assert_close(moved, undisturbed, rtol=5e-3, atol=1e-3)
 
 
-async def test_a_gpu_ends_where_a_cpu_slot_ends(node, spec_of):
+async def test_a_gpu_ends_with_the_weights_of_a_cpu_slot(node, spec_of):
     spec = spec_of("Points", max_iterations=200)
     assert_same_end(await trained_weights(node, spec, device="cuda"), await trained_weights(node, spec))
 
 
-async def test_a_job_goes_on_from_its_checkpoint_on_a_gpu(node, spec_of):
+async def test_a_job_continues_from_its_checkpoint_on_a_gpu(node, spec_of):
     spec = spec_of("Points", max_iterations=400, hyperparameters={"step_s": 0.004})
     moved = await trained_weights(node, spec, ((1, 1), (2, 1)), device="cuda")
     assert_same_end(moved, await trained_weights(node, spec_of("Points", max_iterations=400)))
 
 
 async def test_nccl_carries_gradients_and_gloo_agreements(tmp_path):
-    """As between several GPUs, in a group of one: NCCL takes no two workers on one GPU."""
+    """As between several GPUs, but in a group of one: NCCL does not accept two workers on one GPU."""
     checked = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", NCCL_ON_ONE_GPU, str(tmp_path / "store")),
         cwd=ROOT,
@@ -71,13 +78,14 @@ NCCL_ON_ONE_GPU = """
 import os, sys
 import torch
 import torch.distributed as dist
-from services.executor.worker.device import claim, finish_work
-from services.executor.worker.groups import Group
-from services.executor.worker.membership import Membership
-from services.executor.worker.pacing import Pacer
-from services.executor.worker.virtual_nodes import VirtualNodes
-from shared.messages.job import JobSpec
-from shared.messages.to_worker import Assignment
+from elasticflow.services.executor.worker.process.device import Stopwatch, claim, finish_work
+from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.steps.fast import FastSteps
+from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 spec = JobSpec(training_function="m:C", global_batch_size=4, max_iterations=1, deadline_in_s=60.0)
 assignment = Assignment(
@@ -85,11 +93,19 @@ assignment = Assignment(
 )
 device = claim("cuda", 0)
 group = Group(dist.FileStore(sys.argv[1], 1), generation=1, rank=0, size=1, device=device, timeout_s=60)
-members = Membership(group, Pacer(1.0), VirtualNodes(count=1, global_batch_size=4))
+members = GenerationMembers(group, VirtualNodes(count=1, global_batch_size=4))
 model = torch.nn.Linear(3, 1).to(device)
-parallel = members.wrap(model, device, find_unused_parameters=False)
+steps = FastSteps(
+    model,
+    members=members,
+    device=device,
+    job_seed=0,
+    find_unused_parameters=False,
+    cpu_throttle=CpuThrottle(1.0),
+    stopwatch=Stopwatch(device),
+)
 points = torch.ones(4, 3, device=device)
-parallel(points).mean().backward()
+steps.model(points).mean().backward()
 finish_work(device)
 torch.testing.assert_close(model.weight.grad, torch.ones(1, 3, device=device))
 assert group.all_gather(torch.ones(2, dtype=torch.float64))[0].tolist() == [1.0, 1.0]
@@ -100,14 +116,14 @@ os._exit(0)
 
 
 @pytest.mark.gpu(num_gpus=2)
-async def test_one_then_two_then_one_gpu_end_where_a_cpu_slot_ends(node, spec_of):
+async def test_one_then_two_then_one_gpu_end_with_the_weights_of_a_cpu_slot(node, spec_of):
     spec = spec_of("Points", max_iterations=600, hyperparameters={"step_s": 0.004})
     moved = await trained_weights(node, spec, ((1, 1), (2, 2), (3, 1)), device="cuda")
     assert_same_end(moved, await trained_weights(node, spec_of("Points", max_iterations=600)))
 
 
 @pytest.mark.gpu(num_gpus=2)
-async def test_a_worker_on_the_second_gpu_uses_that_one_only(node, spec_of):
+async def test_a_worker_on_the_second_gpu_uses_only_that_one(node, spec_of):
     free_before = [torch.cuda.mem_get_info(index)[0] for index in range(2)]
     spec = spec_of("HoldsMemory", **LONG)
     workers = await node.launch(spec, job_id=node.new_job_id(), device="cuda", gpu_index=1)
@@ -119,17 +135,17 @@ async def test_a_worker_on_the_second_gpu_uses_that_one_only(node, spec_of):
 
 
 @pytest.mark.gpu(num_gpus=2)
-async def test_two_gpus_measure_their_speed(node, spec_of):
+async def test_two_gpus_are_profiled(node, spec_of):
     spec = spec_of("Points", hyperparameters={"step_s": 0.01})
     workers = await node.launch(
         spec, job_id=node.new_job_id(), num_workers=2, device="cuda", purpose="profile", profile_min_s=0.1
     )
-    assert 0 < (await workers.first(Profiled)).iterations_per_s < 100  # a step takes 10 ms at least
+    assert 0 < (await workers.first(Profiled)).iterations_per_s < 100  # a step takes at least 10 ms
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
 
 
-async def test_a_killed_worker_leaves_no_gpu_memory_held(node, spec_of):
-    """Nor do its data loader's processes, which have inherited its files."""
+async def test_a_killed_worker_leaves_no_gpu_memory_allocated(node, spec_of):
+    """Nor do its reader processes, which have inherited its files."""
     free_before, _ = torch.cuda.mem_get_info(0)
     workers = await node.launch(spec_of("HoldsMemory", **LONG), job_id=node.new_job_id(), device="cuda")
     await workers.first(Progressed)

@@ -1,12 +1,19 @@
-"""Virtual nodes that are cut into micro-batches: the same bits at any number of workers; the same sums in fast mode."""
+"""Micro-batches: the same bits at any number of workers, and the same sums in the fast mode."""
 
 import pytest
 import torch
 
-from shared.messages.from_worker import ExitCode, Failed, Finished, Interrupted, Progressed, Switched
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    ExitCode,
+    Failed,
+    Finished,
+    Interrupted,
+    Progressed,
+    Switched,
+)
 from tests.training.test_bitwise import digest_of, run
 from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
-from tests.training.test_stop_free import all_there
+from tests.training.test_stop_free import all_switched
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,31 +29,33 @@ async def test_any_number_of_workers_gives_the_same_bits(node, spec_of):
 
 
 async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
-    """Two workers with eight samples each, cut; then four with four, whole; then two again."""
+    """Two workers with eight samples each, in micro-batches; then four with four, whole; then two again."""
     settings = {"step_s": 0.012, "learning_rate": 0.01, "record": str(tmp_path)}
     spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4)
     await workers.first(Progressed)
     for members in ([0, 1, None, None], [2, 0]):
-        workers = await node.regroup(workers, members, micro_batch_size=4)
-        await all_there(workers, members)
+        workers = await node.switch_generation(workers, members, micro_batch_size=4)
+        await all_switched(workers, members)
     await workers.ended()
     plain = spec_of("Points", max_iterations=200, hyperparameters={"learning_rate": 0.01})
-    unmoved = await run_to_the_end(node, plain)
-    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), unmoved, rtol=5e-3, atol=1e-3)
+    undisturbed = await run_to_the_end(node, plain)
+    torch.testing.assert_close(
+        trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3
+    )
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_what_does_not_fit_is_tried_smaller_by_the_same_processes(node, spec_of, num_workers):
-    """16 samples over 8 virtual nodes fit by ones: in the end they are what they were cut to from the beginning."""
+async def test_the_same_processes_retry_with_smaller_micro_batches(node, spec_of, num_workers):
+    """16 samples over 8 virtual nodes fit one by one, with the bits of a job that was cut so from its start."""
     job_id = node.new_job_id()
     spec = spec_of("TooBig", max_iterations=30, hyperparameters={"fits": 1})
     workers = await node.launch(spec, job_id=job_id, num_workers=num_workers)
     interrupted = await workers.first(Interrupted, rank=0)
     assert (interrupted.iteration, interrupted.micro_batch_size) == (0, 2)
-    workers = await node.regroup(workers, range(num_workers), micro_batch_size=1)
+    workers = await node.switch_generation(workers, range(num_workers), micro_batch_size=1)
     assert (await workers.first(Switched)).iteration == 0
     metrics = dict((await workers.first(Finished)).metrics)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
@@ -56,7 +65,7 @@ async def test_what_does_not_fit_is_tried_smaller_by_the_same_processes(node, sp
 
 
 @pytest.mark.parametrize("function", ["TooBig", "ErrorOfTheAllocator"])
-async def test_a_pre_run_waits_to_be_ended(node, spec_of, function):
+async def test_a_profiling_run_without_memory_waits_to_be_stopped(node, spec_of, function):
     spec = spec_of(function, hyperparameters={"fits": 1})
     workers = await node.launch(spec, job_id=node.new_job_id(), purpose="profile")
     assert (await workers.first(Interrupted)).micro_batch_size == 2
@@ -65,12 +74,10 @@ async def test_a_pre_run_waits_to_be_ended(node, spec_of, function):
     await workers.ended()
 
 
-async def test_one_sample_that_does_not_fit_fails_the_job_in_words(node, spec_of):
+async def test_a_single_sample_that_exceeds_the_memory_fails_the_job(node, spec_of):
     spec = spec_of("TooBig", global_batch_size=8, hyperparameters={"fits": 0})
     workers = await node.launch(spec, job_id=node.new_job_id())
     failed = await workers.first(Failed)
-    assert failed.error.startswith(
-        "one sample at a time does not fit into the memory in iteration 0: CUDA out of"
-    )
-    assert "take a smaller model, recompute activations" in failed.error
+    assert failed.error.startswith("a single sample exceeds the memory in iteration 0: CUDA out of")
+    assert "use a smaller model, recompute activations" in failed.error
     await workers.ended()

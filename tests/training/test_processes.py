@@ -1,4 +1,4 @@
-"""Workers die alone, with their peers, or with their executor; none is left behind."""
+"""Workers end alone, with their peers, or with their executor, and leave no process behind."""
 
 import asyncio
 import os
@@ -10,17 +10,26 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.executor.boot_clock import boot_s
-from services.executor.launcher import Launcher
-from services.executor.processes import marked_processes, wait_until_gone
-from shared.messages.detection import DetectionTimes
-from shared.messages.from_worker import Checkpointed, ExitCode, Finished, Interrupted, Started
-from shared.messages.to_worker import Assignment, LeaseExtended
+from elasticflow.services.executor.processes.launcher import Launcher
+from elasticflow.services.executor.processes.reaper import marked_processes, wait_until_gone
+from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    ExitCode,
+    Finished,
+    Interrupted,
+    Started,
+)
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended
+from elasticflow.shared.runtime.process.boot_clock import boot_s
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ROOT = Path(__file__).parents[2]
-SHORT_LEASE, LONG_LEASE = DetectionTimes(heartbeat_timeout_s=1.0), DetectionTimes(heartbeat_timeout_s=1200.0)
+SHORT_LEASE, LONG_LEASE = (
+    FailureTimeouts(heartbeat_timeout_s=1.0),
+    FailureTimeouts(heartbeat_timeout_s=1200.0),
+)
 LONG = {"max_iterations": 1_000_000, "hyperparameters": {"step_s": 0.005}}
 
 
@@ -28,11 +37,11 @@ async def until_gone(*pids: int) -> None:
     await asyncio.to_thread(wait_until_gone, pids, timeout_s=30)
 
 
-async def test_peers_of_a_killed_worker_wait_and_the_checkpoint_is_whole(node, spec_of):
+async def test_peers_of_a_killed_worker_wait_and_the_checkpoint_is_complete(node, spec_of):
     job_id = node.new_job_id()
     spec = spec_of("Points", **LONG)
     workers = await node.launch(spec, job_id=job_id, num_workers=3, checkpoint_every_s=0.05)
-    await workers.first(Checkpointed)
+    await workers.first(CheckpointWritten)
     workers.workers[2].kill()
     done = max([(await workers.first(Interrupted, rank)).iteration for rank in (0, 1)])
     for rank in (0, 1):
@@ -40,26 +49,26 @@ async def test_peers_of_a_killed_worker_wait_and_the_checkpoint_is_whole(node, s
     exits = await workers.ended()
     assert {exit_.signal for exit_ in exits.values()} == {signal.SIGKILL}
 
-    newest = workers.all_of(Checkpointed)[-1].iteration
+    newest = workers.all_of(CheckpointWritten)[-1].iteration
     again = await node.launch(spec, job_id=job_id, generation=2)
     assert done >= (await again.first(Started)).iteration >= newest > 0
     again.stop()
     await again.ended()
 
 
-async def test_worker_that_kills_itself_in_a_step_takes_nobody_hostage(node, spec_of):
+async def test_peers_survive_a_worker_that_kills_itself_in_a_step(node, spec_of):
     workers = await node.launch(spec_of("KillsItself"), job_id=node.new_job_id(), num_workers=2)
     exits = await workers.ended()
     assert signal.SIGKILL in {exit_.signal for exit_ in exits.values()}
 
 
-async def test_worker_that_does_not_meet_its_peers_gives_up(node, spec_of):
+async def test_worker_without_peers_times_out_in_its_rendezvous(node, spec_of):
     workers = await node.launch(
         spec_of("Points"),
         job_id=node.new_job_id(),
         num_workers=2,
         ranks=[0],
-        detection=DetectionTimes(stall_timeout_s=0.6),
+        timeouts=FailureTimeouts(stall_timeout_s=0.6),
     )
     assert (await workers.ended())[0].code == ExitCode.PEER_LOST
 
@@ -68,54 +77,54 @@ async def test_older_generation_yields_to_a_newer_checkpoint(node, spec_of):
     job_id = node.new_job_id()
     spec = spec_of("Points", **LONG)
     old = await node.launch(spec, job_id=job_id, checkpoint_every_s=0.05)
-    await old.first(Checkpointed)
+    await old.first(CheckpointWritten)
     new = await node.launch(spec_of("Points", max_iterations=200), job_id=job_id, generation=2)
     await new.first(Finished)
     assert (await old.ended())[0].code == ExitCode.SUPERSEDED
     await new.ended()
 
 
-async def test_what_a_worker_started_ends_with_it(node, spec_of):
+async def test_processes_that_a_worker_started_end_with_it(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(spec_of("StartsProcesses"), job_id=job_id)
     await workers.ended()
     child = node.log_of(job_id).partition("child=")[2].split()[0]
-    wait_until_gone([int(child)], timeout_s=0.0)  # not soon, but when the end was told: it may hold the GPU
+    wait_until_gone([int(child)], timeout_s=0.0)  # soon after its end, since it may hold GPU memory
 
 
-async def test_a_worker_ends_itself_and_what_it_started_when_its_lease_runs_out(node, spec_of):
+async def test_a_worker_ends_itself_and_its_processes_when_its_lease_expires(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(
-        spec_of("StartsProcesses", **LONG), job_id=job_id, leased=True, detection=LONG_LEASE
+        spec_of("StartsProcesses", **LONG), job_id=job_id, leased=True, timeouts=LONG_LEASE
     )
     await workers.first(Started)
     workers.workers[0].send(LeaseExtended(until_s=boot_s()))
     assert (await workers.ended())[0].signal == signal.SIGKILL
     log = node.log_of(job_id)
-    assert "has not extended the lease" in log
+    assert "the lease has expired without an extension" in log
     await until_gone(int(log.partition("child=")[2].split()[0]))
 
 
-async def test_a_worker_that_never_hears_of_a_lease_ends_too(node, spec_of):
+async def test_a_worker_whose_first_lease_is_never_extended_ends(node, spec_of):
     workers = await node.launch(
-        spec_of("Points", **LONG), job_id=node.new_job_id(), leased=True, detection=SHORT_LEASE
+        spec_of("Points", **LONG), job_id=node.new_job_id(), leased=True, timeouts=SHORT_LEASE
     )
     assert (await workers.ended())[0].signal == signal.SIGKILL
 
 
-async def test_a_lease_that_is_extended_lets_the_training_end(node, spec_of):
+async def test_an_extended_lease_lets_the_training_finish(node, spec_of):
     spec = spec_of("Points", max_iterations=12, hyperparameters={"step_s": 0.02})
-    workers = await node.launch(spec, job_id=node.new_job_id(), leased=True, detection=SHORT_LEASE)
+    workers = await node.launch(spec, job_id=node.new_job_id(), leased=True, timeouts=SHORT_LEASE)
     workers.workers[0].send(LeaseExtended(until_s=boot_s() + 600.0))
     assert (await workers.first(Finished)).iteration == 12
     await workers.ended()
 
 
-async def test_a_worker_that_cannot_read_what_it_is_told_says_so_and_ends(node, spec_of):
-    """Admission takes no such name, so only a bug brings one here."""
+async def test_a_worker_that_cannot_decode_a_message_logs_it_and_ends(node, spec_of):
+    """Admission accepts no such name, so only a bug can cause this."""
     workers = await node.launch(spec_of("Points"), job_id="no token")
     assert (await workers.ended())[0].code == ExitCode.UNREADABLE
-    assert "cannot read what its executor says" in (log := node.log_of("no token"))
+    assert "cannot decode a message of its executor" in (log := node.log_of("no token"))
     assert "job_id" in log
 
 
@@ -135,10 +144,10 @@ async def test_dead_fork_server_is_replaced_and_its_workers_are_reported(node, s
 EXECUTOR = """
 import asyncio, sys
 from pathlib import Path
-from services.executor.launcher import Launcher
-from shared.messages.job import JobSpec
-from shared.messages.from_worker import Started
-from shared.messages.to_worker import Assignment
+from elasticflow.services.executor.processes.launcher import Launcher
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.worker_protocol.from_worker import Started
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 async def main():
     def on_event(worker, event):
@@ -148,9 +157,9 @@ async def main():
         data_dir=Path(sys.argv[1]), node_id="doomed", on_event=on_event, warm_workers=2
     )
     await launcher.start()
-    while len(launcher.spares.ready) < 2:
+    while len(launcher.warm_pool.ready) < 2:
         await asyncio.sleep(0.01)
-    print(launcher.spares.ready[1], flush=True)
+    print(launcher.warm_pool.ready[1], flush=True)
     spec = JobSpec(
         training_function="training_functions:StartsProcesses",
         global_batch_size=16,
@@ -170,30 +179,38 @@ asyncio.run(main())
 """
 
 
-async def test_no_worker_nor_what_it_started_outlives_a_killed_executor(tmp_path):
+async def test_no_worker_and_no_process_of_one_outlives_a_killed_executor(tmp_path):
     executor = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", EXECUTOR, str(tmp_path), str(Path(__file__).parent)),
+        *(
+            sys.executable,
+            "-c",
+            EXECUTOR,
+            str(tmp_path),
+            str(Path(__file__).parents[1] / "support" / "user_code"),
+        ),
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
         env=os.environ | {"NATS_URL": "nats://token@host:4222"},
     )
     assert executor.stdout is not None
     async with asyncio.timeout(60):
-        spare, *pids = [int(await executor.stdout.readline()) for _ in range(3)]
+        warm, *pids = [int(await executor.stdout.readline()) for _ in range(3)]
     marks = {"EF_WORKER": "1", "EF_NODE_ID": "doomed", "EF_DATA_DIR": str(tmp_path)}
     workers = {process.pid: process for process in marked_processes(marks)}
-    assert {spare, *pids} < set(workers)
+    assert {warm, *pids} < set(workers)
     assert sum(process.name() == "sleep" for process in workers.values()) == 2
     assert "NATS_URL" not in workers[pids[0]].environ()  # it may hold a token
-    for pid in pids:  # who cannot hear the end of its channel has others end it, and its children
+    for (
+        pid
+    ) in pids:  # a stopped process does not notice the end of its channel, so others kill it and its children
         os.kill(pid, signal.SIGSTOP)
     executor.kill()
     await executor.wait()
     await until_gone(*workers)
 
 
-async def test_start_ends_what_is_left_over_and_close_leaves_nothing(tmp_path, spec_of):
-    """Left over, on a system without a parent death signal: a marked process that nobody knows."""
+async def test_start_ends_leftover_processes_and_close_leaves_none(tmp_path, spec_of):
+    """Leftover on a system without a parent death signal: a marked process that no executor knows."""
     marks = {"EF_WORKER": "1", "EF_NODE_ID": "reborn", "EF_DATA_DIR": str(tmp_path.resolve())}
     started = asyncio.Event()
     events: list[object] = []
@@ -221,7 +238,7 @@ async def test_start_ends_what_is_left_over_and_close_leaves_nothing(tmp_path, s
             world_size=1,
             spec=spec_of("Points", **LONG),
             checkpoint_dir=str(tmp_path),
-            code_path=str(Path(__file__).parent),
+            code_path=str(Path(__file__).parents[1] / "support" / "user_code"),
         )
     )
     async with asyncio.timeout(60):
@@ -232,8 +249,8 @@ async def test_start_ends_what_is_left_over_and_close_leaves_nothing(tmp_path, s
     assert marked_processes(marks) == []
 
 
-async def test_a_process_that_reads_collects_no_garbage_of_its_worker(node, spec_of):
-    """There may be connections among it whose threads it has not: to collect those would be its end."""
+async def test_a_reader_process_collects_no_garbage_of_its_worker(node, spec_of):
+    """The garbage may include connections, whose threads the process does not have: collecting them would crash it."""
     job_id = node.new_job_id()
     workers = await node.launch(spec_of("LeavesGarbage"), job_id=job_id)
     await workers.ended()

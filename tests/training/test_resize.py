@@ -1,4 +1,4 @@
-"""A job that moves between sizes ends where the unmoved one ends, having seen each sample once an epoch."""
+"""A resized job ends with the weights of an unresized one, having seen each sample once an epoch."""
 
 import os
 import signal
@@ -7,14 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.executor.worker.checkpoint import CheckpointStore
-from shared.messages.from_worker import Alive, Checkpointed, ExitCode, Finished, Profiled, Progressed, Started
-from shared.messages.job import MetricCondition
-from shared.messages.to_worker import SaveCheckpoint
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+from elasticflow.shared.messages.job_spec import MetricCondition
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    Alive,
+    CheckpointWritten,
+    ExitCode,
+    Finished,
+    Profiled,
+    Progressed,
+    Started,
+)
+from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-STEP_S = {"Points": 0.004, "Fast": 0.016}  # of each part of a batch: it has several, or one for each worker
+STEP_S = {"Points": 0.004, "Fast": 0.016}  # of each part of a batch: a worker has several, or one
 TOLERANCE = {"Points": {"rtol": 0.0, "atol": 0.0}, "Fast": {"rtol": 5e-3, "atol": 1e-3}}
 
 
@@ -33,7 +41,9 @@ async def run_to_the_end(node, spec, **launch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", ["Points", "Fast"])
-async def test_two_then_four_then_one_worker_end_where_one_worker_ends(node, spec_of, tmp_path, function):
+async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(
+    node, spec_of, tmp_path, function
+):
     settings = {"step_s": STEP_S[function], "record": str(tmp_path)}
     spec = spec_of(function, max_iterations=200, hyperparameters=settings)
     job_id = node.new_job_id()
@@ -45,15 +55,15 @@ async def test_two_then_four_then_one_worker_end_where_one_worker_ends(node, spe
         workers.stop()
         exits = await workers.ended()
         assert {exit_.code for exit_ in exits.values()} == {ExitCode.DONE}
-        iteration = (await workers.first(Checkpointed)).iteration
+        iteration = (await workers.first(CheckpointWritten)).iteration
     workers = await node.launch(spec, job_id=job_id, generation=3)
     assert 0 < (await workers.first(Started)).iteration == iteration < 200
     assert (await workers.first(Finished)).iteration == 200
     await workers.ended()
 
-    unmoved = await run_to_the_end(node, spec_of("Points", max_iterations=200))
+    undisturbed = await run_to_the_end(node, spec_of("Points", max_iterations=200))
     moved = trained_weights(node.checkpoints_of(job_id))
-    torch.testing.assert_close(moved, unmoved, **TOLERANCE[function])
+    torch.testing.assert_close(moved, undisturbed, **TOLERANCE[function])
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 
@@ -72,8 +82,8 @@ def assert_each_sample_once_an_epoch(record: Path, *, num_iterations: int) -> No
 
 
 @pytest.mark.parametrize("num_workers", [3, 4])
-async def test_uneven_parts_of_a_batch_weigh_by_their_size(node, spec_of, num_workers):
-    """10 samples over 3 or 4 workers: a mean of means would be visibly off after one step of this size."""
+async def test_uneven_parts_of_a_batch_are_weighted_by_their_size(node, spec_of, num_workers):
+    """10 samples over 3 or 4 workers: a mean of means would visibly differ after one step."""
     spec = spec_of("Fast", global_batch_size=10, max_iterations=3, hyperparameters={"learning_rate": 1.0})
     alone = await run_to_the_end(node, spec)
     together = await run_to_the_end(node, spec, num_workers=num_workers)
@@ -106,22 +116,22 @@ async def test_profile_measures_and_leaves_no_checkpoint(node, spec_of):
     workers = await node.launch(spec, job_id=job_id, num_workers=2, purpose="profile", profile_min_s=0.1)
     profiled = await workers.first(Profiled)
     assert profiled.dataset_size == 50
-    assert 0 < profiled.iterations_per_s < 100  # a step takes 10 ms at least
+    assert 0 < profiled.iterations_per_s < 100  # a step takes at least 10 ms
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     assert not node.checkpoints_of(job_id).exists()
 
 
-async def test_sigterm_means_stop_at_boundary(node, spec_of):
+async def test_sigterm_stops_at_a_boundary(node, spec_of):
     job_id = node.new_job_id()
     spec = spec_of("Points", max_iterations=100_000, hyperparameters={"step_s": 0.005})
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Started, rank=1)
-    os.kill(workers.workers[1].pid, signal.SIGTERM)  # one is told, all stop
+    os.kill(workers.workers[1].pid, signal.SIGTERM)  # one worker receives it, all stop
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
-    assert (await workers.first(Checkpointed)).iteration > 0
+    assert (await workers.first(CheckpointWritten)).iteration > 0
 
 
-async def test_worker_that_waits_for_the_others_stops_at_once(node, spec_of):
+async def test_worker_in_its_rendezvous_stops_at_once(node, spec_of):
     workers = await node.launch(spec_of("Points"), job_id=node.new_job_id(), num_workers=2, ranks=[1])
     await workers.first(Alive)
     workers.stop()
@@ -130,7 +140,7 @@ async def test_worker_that_waits_for_the_others_stops_at_once(node, spec_of):
 
 
 async def test_finished_job_that_is_started_again_finishes_again(node, spec_of):
-    """Its executor may have died between the last checkpoint and the news of it."""
+    """Its executor may have died after the last checkpoint, before it recorded the end."""
     job_id = node.new_job_id()
     for generation in (1, 2):
         workers = await node.launch(spec_of("Points"), job_id=job_id, generation=generation)
@@ -139,21 +149,21 @@ async def test_finished_job_that_is_started_again_finishes_again(node, spec_of):
     assert (await workers.first(Started)).iteration == 10
 
 
-async def test_a_checkpoint_that_is_asked_for_is_whole_while_the_training_goes_on(node, spec_of):
+async def test_a_requested_checkpoint_is_complete_while_the_training_continues(node, spec_of):
     job_id = node.new_job_id()
     spec = spec_of("Points", max_iterations=4000, hyperparameters={"step_s": 0.004})
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)
-    workers.workers[0].send(SaveCheckpoint(request=7))
-    written = await workers.first(Checkpointed, 0)
+    workers.workers[0].send(WriteCheckpoint(request=7))
+    written = await workers.first(CheckpointWritten, 0)
     assert written.request == 7
     assert written.file.startswith(str(node.checkpoints_of(job_id)))
     state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
     assert state is not None
     assert os.stat(written.file).st_size == written.num_bytes
     assert state["iteration"] == written.iteration
-    workers.workers[0].send(SaveCheckpoint(request=8))
+    workers.workers[0].send(WriteCheckpoint(request=8))
     workers.stop()
     await workers.ended()
-    assert 8 in {checkpoint.request for checkpoint in workers.all_of(Checkpointed)}
-    assert workers.all_of(Checkpointed)[-1].iteration > written.iteration
+    assert 8 in {checkpoint.request for checkpoint in workers.all_of(CheckpointWritten)}
+    assert workers.all_of(CheckpointWritten)[-1].iteration > written.iteration

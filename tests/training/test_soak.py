@@ -1,6 +1,6 @@
-"""Changes, losses and stops leave nothing behind: no process, thread, descriptor, port or shared memory.
+"""Switches, losses and stops leave nothing behind: no process, thread, descriptor, port or shared memory.
 
-A few here; `python -m benchmarks.engine.soak` plays five hundred and weighs memory as well.
+A few here; `python -m benchmarks.engine.soak` runs five hundred and measures memory as well.
 """
 
 from benchmarks.engine.soak import soak

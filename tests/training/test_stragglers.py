@@ -1,14 +1,14 @@
-"""A worker that is slower than its peers holds up all of them, and is found by what it takes for its own part."""
+"""A worker that is slower than its peers delays all of them; its compute time identifies it."""
 
 import pytest
 
-from shared.messages.from_worker import Lagged
+from elasticflow.shared.messages.worker_protocol.from_worker import Lagged
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_rank_0_tells_who_is_slower_than_the_others(node, spec_of, tmp_path):
-    """In both modes, side by side."""
+async def test_rank_0_reports_the_straggler(node, spec_of, tmp_path):
+    """In both modes, concurrently."""
     jobs = {}
     for name in ("OneIsSlow", "OneIsSlowAndFast"):
         settings = {"step_s": 0.0, "delay_s": 0.1, "taken": str(tmp_path / name)}

@@ -1,8 +1,15 @@
-"""A script as torchrun starts it, unchanged: its workers begin anew at another size, from its own snapshot."""
+"""An unchanged torchrun script: its workers restart at another size, from its own snapshot."""
 
 import pytest
 
-from shared.messages.from_worker import Checkpointed, ExitCode, Failed, Finished, Profiled, Started
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    ExitCode,
+    Failed,
+    Finished,
+    Profiled,
+    Started,
+)
 from tests.training.test_scripts import files_of, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -22,15 +29,15 @@ def example(spec_of, *, epochs: int = EPOCHS):
     )
 
 
-async def test_a_script_grows_by_beginning_anew_and_ends_by_itself(node, spec_of):
+async def test_a_script_grows_by_a_restart_and_ends_by_itself(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(example(spec_of, epochs=ENDLESS), job_id=job_id)
     assert (await workers.first(Started)).iteration == 0
-    kept = await workers.first(Checkpointed)
+    kept = await workers.first(CheckpointWritten)
     assert kept.iteration % ITERATIONS_AN_EPOCH == 0, "after an epoch"
     workers.stop()
     await workers.ended()
-    kept = workers.all_of(Checkpointed)[-1]
+    kept = workers.all_of(CheckpointWritten)[-1]
 
     epochs = kept.iteration // ITERATIONS_AN_EPOCH + EPOCHS
     workers = await node.launch(
@@ -45,7 +52,7 @@ async def test_a_script_grows_by_beginning_anew_and_ends_by_itself(node, spec_of
     finished = await workers.first(Finished)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     log = node.log_of(job_id, generation=2)
-    epochs_saved = int(log.partition("goes on after ")[2].split()[0])
+    epochs_saved = int(log.partition("continues after ")[2].split()[0])
     unnoted = ITERATIONS_AN_EPOCH * epochs_saved - begins_at
     assert unnoted in (0, ITERATIONS_AN_EPOCH), "it may have ended between a snapshot and the step after it"
     assert finished.iteration == ITERATIONS_AN_EPOCH * epochs - unnoted
@@ -53,7 +60,7 @@ async def test_a_script_grows_by_beginning_anew_and_ends_by_itself(node, spec_of
     assert float(log.partition("accuracy ")[2].split()[0]) > 0.9
 
 
-async def test_a_pre_run_measures_global_batches_and_leaves_nothing_behind(node, spec_of):
+async def test_a_profiling_run_measures_global_batches_and_leaves_nothing_behind(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(
         example(spec_of), job_id=job_id, num_workers=2, purpose="profile", profile_min_s=0.05
@@ -65,16 +72,16 @@ async def test_a_pre_run_measures_global_batches_and_leaves_nothing_behind(node,
     assert not node.checkpoints_of(job_id).exists()
 
 
-async def test_a_worker_that_is_killed_takes_its_peers_along_and_what_was_saved_stays(node, spec_of):
+async def test_peers_of_a_killed_worker_end_and_the_snapshot_remains(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(example(spec_of, epochs=ENDLESS), job_id=job_id, num_workers=2)
-    await workers.first(Checkpointed)
+    await workers.first(CheckpointWritten)
     workers.workers[1].kill()
     assert (await workers.ended())[0].code == ExitCode.PEER_LOST
     assert (files_of(node, job_id) / "snapshot.pt").is_file()
 
 
-WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # argparse puts it out
+WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # from argparse
 
 
 @pytest.mark.parametrize(
@@ -83,10 +90,10 @@ WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # argparse p
         ("raises_at_once", "train", "ValueError: nothing to train"),
         ("exits", "train", "SystemExit: 3 (in the script)"),
         ("takes_arguments", "train", f"SystemExit: 2 ({WRONG_ARGUMENT}) (in the script)"),
-        ("never_trains", "profile", "the script ended after 0 steps of its optimizer: too few to measure"),
+        ("never_trains", "profile", "the script ended after 0 optimizer steps, too few to measure"),
     ],
 )
-async def test_what_goes_wrong_in_a_script_is_told(node, spec_of, word, purpose, error):
+async def test_errors_of_a_script_are_reported(node, spec_of, word, purpose, error):
     spec = script(spec_of, word, entry="__torchrun__")
     workers = await node.launch(spec, job_id=node.new_job_id(), purpose=purpose)
     failed = await workers.first(Failed)

@@ -1,14 +1,16 @@
-"""`python -m services.executor.worker FD [MODULE ...]`: the fork server, on the socket that it inherits as FD."""
+"""`python -m elasticflow.services.executor.worker FD [MODULE ...]`: the fork server, on the inherited socket FD."""
 
 import socket
 import sys
 
-from shared.loading import loading
+from elasticflow.shared.import_without_gc import without_gc
 
-with loading():
-    from services.executor.worker.fork_server import ForkServer
+with without_gc():
+    from elasticflow.services.executor.worker.process.fork_server import ForkServer
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not sys.argv[1].isdigit():
-        sys.exit("the executor starts this process; there is nothing to run by hand")
+        sys.exit(
+            "only an executor starts this process: run `python -m elasticflow.services.executor` instead"
+        )
     ForkServer(socket.socket(fileno=int(sys.argv[1])), preload=sys.argv[2:]).serve()

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from shared.messages.cluster import ShareSchedule
-from shared.messages.job import JobSpec
-from shared.messages.limits import (
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
     Iterations,
@@ -18,8 +17,8 @@ from shared.messages.limits import (
     TimeS,
     Token,
 )
-from shared.messages.offer import Offer
-from shared.messages.witness import Witness
+from elasticflow.shared.messages.rejection import InfeasibilityCertificate, Offer
+from elasticflow.shared.messages.share_schedule import ShareSchedule
 
 RejectionReason = Literal["invalid", "deadline", "price", "quota", "duplicate", "unrunnable"]
 
@@ -29,7 +28,7 @@ class ProfileRequested:
     """Too little is known to decide: the job's scaling curve has to be measured first, or the pool has no GPUs until a
     node joins. From admission.
 
-    only_measured: there is nothing to decide, `JobMeasured` follows.
+    profile_only: there is nothing to decide, `JobProfiled` follows.
     """
 
     VERSION: ClassVar[int] = 1
@@ -37,13 +36,13 @@ class ProfileRequested:
     tenant: Token
     spec: JobSpec
     deadline_s: TimeS | None
-    only_measured: bool = False
+    profile_only: bool = False
     waits_for: Literal["profile", "gpus"] = "profile"
     at_s: TimeS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobMeasured:
+class JobProfiled:
     """This is how fast it trains, which was all that was asked for. From admission."""
 
     VERSION: ClassVar[int] = 1
@@ -56,7 +55,7 @@ class JobMeasured:
 class JobAdmitted:
     """Admission promised the deadline; the schedule that proves it comes along. From admission."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 1
     job_id: Token
     tenant: Token
     spec: JobSpec
@@ -76,7 +75,7 @@ class JobRejected:
     reason: a word for programs; explanation: a sentence with numbers for people.
     earliest_deadline_s: what could have been promised at at_s, None if no deadline would do.
     offers: other wishes of the same job that are promised if they are made at once.
-    witness: of a refused deadline, what shows that it was refused rightly.
+    infeasibility_certificate: of a refused deadline, what shows that it was refused rightly.
     """
 
     VERSION: ClassVar[int] = 1
@@ -91,7 +90,7 @@ class JobRejected:
         0.0  # to keep the deadline on an empty cluster; 0: no deadline, or impossible
     )
     offers: Annotated[tuple[Offer, ...], FewItems] = ()
-    witness: Witness | None = None
+    infeasibility_certificate: InfeasibilityCertificate | None = None
     at_s: TimeS
 
 
@@ -106,7 +105,7 @@ class JobCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRefused:
+class CancelRejected:
     """Nothing to cancel: no such job, another tenant's, or it has ended. From admission."""
 
     VERSION: ClassVar[int] = 1
@@ -116,7 +115,7 @@ class CancelRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuoteHeld:
+class QuoteReserved:
     """A deadline was quoted, and what keeps it is reserved until until_s. From admission.
 
     schedule: the GPUs that are reserved; none before until_s, so that they are of use until it is known whether the
@@ -136,7 +135,7 @@ class QuoteHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuoteRefused:
+class QuoteRejected:
     """Nothing is held. From admission."""
 
     VERSION: ClassVar[int] = 1
@@ -163,7 +162,7 @@ class JobAmended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AmendRefused:
+class AmendRejected:
     """The job stays as it is, promise and all. From admission.
 
     offers: amendments that are granted if they are asked for at once.
@@ -177,7 +176,7 @@ class AmendRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobScaled:
+class GpuLimitsSet:
     """An operator's bound stands on the job from now on, and this schedule keeps its promise under it. From admission.
 
     gpu_seconds, replanned: as of `JobAmended`.
@@ -195,7 +194,7 @@ class JobScaled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleRefused:
+class GpuLimitsRejected:
     """What bound stood before stands. From admission.
 
     num_gpus: the nearest number that is granted if it is asked for at once; None if there is none.
@@ -209,7 +208,7 @@ class ScaleRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundEnded:
+class GpuLimitsCleared:
     """No operator's bound stands on the job any more. From admission."""
 
     VERSION: ClassVar[int] = 1
@@ -220,7 +219,7 @@ class BoundEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequested:
-    """Whoever is rank 0 is to write a checkpoint now. From admission; read by executors."""
+    """Rank 0 of the training generation must write a checkpoint now. From admission; read by executors."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -228,10 +227,10 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointKept:
-    """The job does not train, so its newest checkpoint has all that was done. From admission.
+class CheckpointUpToDate:
+    """The job does not train, so its newest checkpoint holds all its work. From admission.
 
-    iteration: of it; 0: there is none yet, and the job starts from nothing.
+    iteration: of that checkpoint; 0: the job has none and no work to save.
     """
 
     VERSION: ClassVar[int] = 1
@@ -241,8 +240,8 @@ class CheckpointKept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRefused:
-    """There is no such job, or nothing of it to be kept. From admission."""
+class CheckpointRejected:
+    """The job is unknown, or was never admitted and has nothing to save. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -252,19 +251,19 @@ class CheckpointRefused:
 
 AdmissionEvent = (
     ProfileRequested
-    | JobMeasured
+    | JobProfiled
     | JobAdmitted
     | JobRejected
     | JobCancelled
-    | CancelRefused
-    | QuoteHeld
-    | QuoteRefused
+    | CancelRejected
+    | QuoteReserved
+    | QuoteRejected
     | JobAmended
-    | AmendRefused
-    | JobScaled
-    | ScaleRefused
-    | BoundEnded
+    | AmendRejected
+    | GpuLimitsSet
+    | GpuLimitsRejected
+    | GpuLimitsCleared
     | CheckpointRequested
-    | CheckpointKept
-    | CheckpointRefused
+    | CheckpointUpToDate
+    | CheckpointRejected
 )

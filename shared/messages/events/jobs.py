@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from shared.messages.limits import (
+from elasticflow.shared.messages.limits import (
     BatchSize,
     FewItems,
     Finite,
@@ -20,7 +20,7 @@ from shared.messages.limits import (
     TimeS,
     Token,
 )
-from shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class JobProgressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWritten:
-    """The checkpoint that was asked for is whole on the disk. From the executor of rank 0.
+    """The requested checkpoint is complete on the disk. From the executor of rank 0.
 
     request: sequence of the `CheckpointRequested`. file: as that node sees it.
     """
@@ -140,7 +140,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
-    """The disk did not take it; the job trains on. From the executor of rank 0."""
+    """The requested checkpoint could not be written; the job trains on. From the executor of rank 0."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token

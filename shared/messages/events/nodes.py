@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from shared.messages.limits import (
+from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
     Finite,

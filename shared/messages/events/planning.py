@@ -6,10 +6,11 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Len
 
-from shared.messages.cluster import GpuId, PoolConfig, ShareSchedule
-from shared.messages.commands import Command
-from shared.messages.events.admission import AdmissionEvent
-from shared.messages.limits import Generation, Name, NumGpus, Rate, Sequence, TimeS, Token
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.events.admission import AdmissionEvent
+from elasticflow.shared.messages.limits import Generation, Name, NumGpus, Rate, Sequence, TimeS, Token
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +21,14 @@ class AllocationDecided:
     planned: schedules of promised jobs, where they are no longer those recorded before. Filling anew is greedy
         and can miss a way that existed a moment ago; the recorded way is then still there to be kept. Left out as a
         whole where one message does not hold them.
-    tries: the job whose share is for the first time one of which its curve knows nothing.
+    probes: the job whose share is for the first time one of which its curve knows nothing.
     """
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 1
     num_gpus_by_job: Mapping[Token, NumGpus]
     valid_until_s: TimeS | None
     planned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
-    tries: Token | None = None
+    probes: Token | None = None
     at_s: TimeS
 
 

@@ -1,0 +1,140 @@
+"""Decisions, quotes and ends of jobs, in words and as JSON."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from elasticflow.cli.submission_options import SubmissionOptions
+from elasticflow.cli.terminal_output import plain, say_line
+from elasticflow.client.replies import Decision
+from elasticflow.history.formatting import offer_in_words, other_offers, schedule_in_words
+from elasticflow.history.pool_views import job_view
+from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
+from elasticflow.shared.messages.events import (
+    DeadlineQuoted,
+    JobAdmitted,
+    JobCancelled,
+    JobFailed,
+    JobRejected,
+    QuoteRejected,
+    QuoteReserved,
+)
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.rejection import Offer
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.state.job import Job, Phase
+
+
+def show_decision(decision: Decision, wish: SubmissionOptions, *, now_s: float) -> None:
+    """now_s: later than the decision where the same wish was made before."""
+    match decision:
+        case JobAdmitted():
+            _show_admitted(decision, now_s)
+        case JobRejected():
+            _show_rejected(decision, wish)
+        case JobCancelled():
+            say_line(f"cancelled {decision.job_id} {decision.reason}".rstrip(), "yellow")
+        case JobFailed():
+            say_line(f"failed    {decision.job_id}: {decision.error}", "red")
+            say_line(f"  log     eflow logs {decision.job_id}")
+
+
+def _show_admitted(event: JobAdmitted, now_s: float) -> None:
+    say_line(f"admitted  {event.job_id}", "green")
+    if event.deadline_s is not None:
+        say_line(f"  deadline         {moment_in_words(event.deadline_s, now_s)}")
+    finish_s = max((s.end_s for s in segments(event.minimum_satisfactory_share) if s.num_gpus), default=None)
+    if finish_s is not None:
+        say_line(f"  expected finish  {moment_in_words(finish_s, now_s)} at the latest")
+        say_line(f"  promised         {schedule_in_words(event.minimum_satisfactory_share)}")
+    say_line(
+        f"  follow it        eflow watch    eflow logs -f {event.job_id}    eflow explain {event.job_id}"
+    )
+
+
+def _show_rejected(event: JobRejected, wish: SubmissionOptions) -> None:
+    say_line(f"rejected  {event.job_id}: {event.explanation}", "red")
+    if event.earliest_deadline_s is not None:
+        left_s = math.ceil(event.earliest_deadline_s - event.at_s)
+        when = clock_time(event.earliest_deadline_s, now_s=event.at_s)
+        say_line(f"  earliest deadline  {when} (in {duration_in_words(left_s)})")
+        again = replace(wish, deadline=f"{left_s}s", name=f"{wish.name}-2" if wish.name else "")
+        say_line(f"  take it            {again.command()}")
+    for offer in other_offers(event):
+        _show_offer(offer, event, wish)
+    if event.reason == "duplicate":
+        say_line("  choose another --name, or leave it out")
+
+
+def _show_offer(offer: Offer, event: JobRejected, wish: SubmissionOptions) -> None:
+    """The same command with other numbers. A deadline counts from when it is typed: whole seconds, rounded up."""
+    say_line(f"  or                 {offer_in_words(offer, event.spec, event.at_s)}")
+    other_batch = event.spec is None or offer.global_batch_size != event.spec.global_batch_size
+    again = replace(
+        wish,
+        deadline=f"{math.ceil(offer.deadline_s - event.at_s)}s",
+        iterations=offer.max_iterations,
+        batch=offer.global_batch_size if other_batch else wish.batch,
+        name=f"{wish.name}-2" if wish.name else "",
+    )
+    say_line(f"  take it            {again.command()}")
+
+
+def show_quote(quoted: DeadlineQuoted, earliest_s: float, wish: SubmissionOptions) -> None:
+    left_s = math.ceil(earliest_s - quoted.at_s)
+    when = clock_time(earliest_s, now_s=quoted.at_s)
+    say_line(f"earliest deadline  {when} (in {duration_in_words(left_s)})", "green")
+    if quoted.gpu_seconds is not None:
+        say_line(f"  needs            {quoted.gpu_seconds:.0f} GPU-seconds")
+    say_line(f"  take it          {replace(wish, deadline=f'{left_s}s').command()}")
+
+
+def show_held(answer: QuoteReserved | QuoteRejected, wish: SubmissionOptions) -> None:
+    if isinstance(answer, QuoteRejected):
+        say_line(f"no quote: {answer.explanation}", "yellow")
+        return
+    say_line(f"held  {answer.job_id} for {duration_in_words(answer.until_s - answer.at_s)}", "green")
+    say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
+    say_line(f"  needs     {answer.gpu_seconds:.0f} GPU-seconds")
+    say_line(f"  take it   {replace(wish, quote=answer.job_id).command()}")
+
+
+def in_time(job: Job) -> bool:
+    """It finished, and before its deadline if it was promised one."""
+    if job.phase is not Phase.FINISHED:
+        return False
+    late = job.deadline_s is not None and job.ended_at_s is not None and job.ended_at_s > job.deadline_s
+    return not (late and job.spec is not None and job.spec.job_class is JobClass.SLO)
+
+
+def show_end(job: Job) -> None:
+    view = job_view(job, job.ended_at_s or 0.0)
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in view.metrics.items())
+    margin = ""
+    if view.margin_s is not None:
+        word = "before" if view.margin_s >= 0 else "after"
+        margin = f"  {duration_in_words(abs(view.margin_s))} {word} its deadline"
+    style = "green" if in_time(job) else "red"
+    end = f"{view.activity}  {job.job_id}: {view.iteration} iterations{margin}  {metrics}"
+    say_line(end.rstrip(), style)
+    if job.explanation:
+        say_line(f"  {job.explanation}")
+
+
+# --- as JSON --------------------------------------------------------------------------------------------
+
+_WORDS = {
+    JobAdmitted: "admitted",
+    JobRejected: "rejected",
+    JobCancelled: "cancelled",
+    JobFailed: "failed",
+}
+
+
+def decision_as_json(decision: Decision) -> dict[str, Any]:
+    """The event's own fields, and the decision in a word."""
+    return {"decision": _WORDS[type(decision)], **plain(decision)}
+
+
+def end_as_json(job: Job) -> dict[str, Any]:
+    return plain(job_view(job, job.ended_at_s or 0.0))

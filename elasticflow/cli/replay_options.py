@@ -1,0 +1,49 @@
+"""Options of `replay`, declared once: for `eflow replay` and for the simulator's command behind it."""
+
+from typing import Annotated
+
+import typer
+
+Until = Annotated[
+    int | None, typer.Option("--until", min=0, metavar="SEQ", help="Fold up to this sequence, included.")
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="Fold up to this instant: ISO 8601 (UTC) or seconds since 1970.",
+        show_default=False,
+    ),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Retake every decision; exit 1 at the first that differs.")
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow",
+        help="Step through, an event a line; a live ledger goes on. A file on a terminal: press a key to step.",
+    ),
+]
+Delay = Annotated[
+    float | None,
+    typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds a step, instead of a key."),
+]
+OneJob = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Show only this job.")]
+OtherPolicy = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="OTHER", help="Compare with another policy: edf, tiresias, pollux, ..."),
+]
+FromSequence = Annotated[
+    int | None,
+    typer.Option(
+        "--from",
+        min=0,
+        metavar="SEQ",
+        help="With --policy: OTHER decides after this sequence. Default: from the start.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON value, with --follow one a line, instead of tables.")
+]

@@ -1,0 +1,84 @@
+"""How the command speaks: results on stdout, as tables or one JSON value; everything else on stderr."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from elasticflow.shared.runtime.process.terminal import console
+
+STYLES = {
+    "undecided": "cyan",
+    "profiling": "cyan",
+    "waiting": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "recovering": "yellow",
+    "finished": "bright_black",
+    "measured": "bright_black",
+    "admitted": "green",
+    "rejected": "red",
+    "failed": "red",
+    "cancelled": "bright_black",
+}
+
+
+def say(shown: RenderableType) -> None:
+    """A result."""
+    console().print(shown)
+
+
+def say_line(text: str, style: str = "") -> None:
+    """One line of a result, never wrapped."""
+    if style:
+        console().print(Text(text, style=style), soft_wrap=True)
+    else:  # of which a log may have a million: rich takes fifty times as long
+        print(text, flush=True)
+
+
+def note(text: str, end: str = "\n") -> None:
+    """Something beside the result."""
+    print(text, file=sys.stderr, end=end, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value, on one line."""
+    print(json.dumps(plain(value), default=str), flush=True)
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as maps, at any depth."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def table(
+    *columns: str, rows: Iterable[tuple[RenderableType | None, ...]], right: tuple[str, ...] = ()
+) -> Table:
+    """Plain columns, as `kubectl` and `docker` have them; the named ones flush right."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def state_word(word: str) -> Text:
+    return Text(word, style=STYLES.get(word, ""))
+
+
+def bar(fraction: float, width: int = 12) -> Text:
+    """[#####-----] without the brackets, in eighths of a cell on terminals that draw them anyway."""
+    filled = round(max(0.0, min(1.0, fraction)) * width)
+    return Text("━" * filled, style="green") + Text("─" * (width - filled), style="bright_black")

@@ -1,0 +1,270 @@
+"""The asynchronous client of one pool: submit, quote, reserve, amend, scale, checkpoint, cancel, wait.
+
+Views come from the ledger, not from a service. The same without `await` is `elasticflow/sdk/synchronous.py`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar, get_args
+
+from elasticflow.client.command_requests import CommandRequests, check, fresh_job_id
+from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
+from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
+from elasticflow.client.retry import with_retry
+from elasticflow.errors import NoAdmission, Undecided, UnknownPool, UnknownQuote
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.packaging import Package
+from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
+from elasticflow.shared.errors import NoResponder
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    ProfileJob,
+    QuoteDeadline,
+    RequestCheckpoint,
+    ReserveQuote,
+    SetGpuLimits,
+    SubmitJob,
+)
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import (
+    AmendRejected,
+    CancelRejected,
+    DeadlineQuoted,
+    GpuLimitsCleared,
+    GpuLimitsRejected,
+    GpuLimitsSet,
+    JobAmended,
+    JobCancelled,
+    MessageRejected,
+    ProfileRequested,
+    QuoteRejected,
+    QuoteReserved,
+)
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.client import masked
+from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
+from elasticflow.shared.state.pool import QuoteReservation
+
+REPLY_TIMEOUT_S = 30.0
+CHECKPOINT_TIMEOUT_S = 300.0  # a large checkpoint takes minutes
+
+SomeReply = TypeVar("SomeReply", bound=Decision | ProfileReply)
+
+
+class Client(CommandRequests):
+    """One pool, over one connection; made by `Client.connect`."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(
+        cls, endpoint: Endpoint | None = None, *, tenant: str = "", clock: Clock | None = None
+    ) -> "AsyncGenerator[Client, None]":
+        """Connect to a pool, by default the one of NATS_URL or of the nearest `.eflow`.
+
+        Raises NoPoolHere, UnknownPool, Unavailable, BadCredentials.
+        """
+        endpoint = endpoint or find_endpoint()
+        bus = await connect_nats(endpoint.nats_url, name="eflow")
+        try:
+            if not await with_retry(bus.pool_exists, endpoint.pool):
+                raise UnknownPool(endpoint.pool, masked(endpoint.nats_url), await bus.pools())
+            yield cls(bus, endpoint, tenant or DEFAULT_TENANT, clock or SystemClock())
+        finally:
+            await bus.close()
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        *,
+        job_id: str = "",
+        code: Package | None = None,
+        on_undecided: Callable[[ProfileRequested], None] | None = None,
+        timeout: Duration = REPLY_TIMEOUT_S,
+    ) -> Decision:
+        """Submit a job and wait for the decision. A job of unknown speed is profiled before it.
+
+        Resubmitting the same specification under the same id has no effect and gets the same reply.
+        timeout: until the first reply. Raises InvalidJob, Undecided.
+        """
+        command = self._submission(spec, job_id)
+        return await self._decided(command, get_args(Decision), code, on_undecided, seconds_of(timeout))
+
+    async def profile(
+        self,
+        spec: JobSpec,
+        *,
+        code: Package | None = None,
+        on_undecided: Callable[[ProfileRequested], None] | None = None,
+        timeout: Duration = REPLY_TIMEOUT_S,
+    ) -> ProfileReply:
+        """Measure the job's throughput on each number of GPUs in its range, in a profiling run unless it is known.
+
+        Submits no job. timeout: until the first reply. Raises InvalidJob, Undecided.
+        """
+        command = ProfileJob(job_id=f"profile-{fresh_job_id(spec)}"[:64], tenant=self.tenant, spec=spec)
+        check(command)
+        return await self._decided(command, get_args(ProfileReply), code, on_undecided, seconds_of(timeout))
+
+    async def _decided(
+        self,
+        command: SubmitJob | ProfileJob,
+        kinds: tuple[type[SomeReply], ...],
+        code: Package | None,
+        on_undecided: Callable[[ProfileRequested], None] | None,
+        timeout_s: float,
+    ) -> SomeReply:
+        """Publish the command and wait for a reply of one of these kinds. timeout_s: until the first reply."""
+        async with self._replies_to(command.job_id) as replies:
+            await self._upload_and_publish(command, code)
+            deadline = asyncio.timeout(timeout_s)
+            try:
+                async with deadline:
+                    while True:
+                        match await replies.next():
+                            case ProfileRequested() as undecided:
+                                if on_undecided and deadline.when() is not None:  # it arrives twice
+                                    on_undecided(undecided)
+                                deadline.reschedule(None)
+                            case MessageRejected(problems=problems):
+                                raise InvalidJob(*problems)
+                            case decision if isinstance(decision, kinds) and _is_about(
+                                decision, command.spec
+                            ):
+                                return decision
+                            case _:
+                                pass
+            except TimeoutError:
+                raise Undecided(command.job_id, timeout_s) from None
+
+    async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
+        """Submit a job without waiting for the decision. Returns its id. Raises InvalidJob, naming every bad field."""
+        command = self._submission(spec, job_id)
+        await self._upload_and_publish(command, code)
+        return command.job_id
+
+    def _submission(self, spec: JobSpec, job_id: str) -> SubmitJob:
+        command = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
+        check(command)
+        return command
+
+    async def _upload_and_publish(self, command: SubmitJob | ProfileJob, code: Package | None) -> None:
+        if code is not None:
+            bucket = streams.code_bucket(self._pool)
+            await with_retry(self._bus.put_object, bucket, code.code_digest, code.archive)
+        await self._publish(command)
+
+    async def quote(self, spec: JobSpec, *, timeout: Duration = REPLY_TIMEOUT_S) -> DeadlineQuoted:
+        """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
+        request = QuoteDeadline(tenant=self.tenant, spec=spec)
+        check(request)
+        data = codec.encode(request, id=f"quote-{fresh_id()}", recorded_at_s=self.now_s())
+        try:
+            reply = await self._bus.request(subjects.quote(self._pool), data, seconds_of(timeout))
+        except NoResponder:
+            raise NoAdmission(self._pool) from None
+        match codec.decode(reply).message:
+            case DeadlineQuoted() as quoted:
+                return quoted
+            case MessageRejected(problems=problems):
+                raise InvalidJob(*problems)
+            case other:
+                raise codec.Undecodable(f"{type(other).__name__} is not a reply to QuoteDeadline")
+
+    async def cancel(
+        self, job_id: str, *, reason: str = "", timeout: Duration = REPLY_TIMEOUT_S
+    ) -> JobCancelled | CancelRejected:
+        """Stop a job and free its GPUs. Raises Undecided."""
+        command = CancelJob(job_id=job_id, tenant=self.tenant, reason=reason)
+        return await self._reply_to(command, (JobCancelled, CancelRejected), timeout)
+
+    async def reserve(
+        self, spec: JobSpec, *, duration: Duration, job_id: str = "", timeout: Duration = REPLY_TIMEOUT_S
+    ) -> QuoteReserved | QuoteRejected:
+        """Quote a deadline and reserve what it needs for `duration`. A submission under the reservation's job_id
+        that asks for no more is admitted. Raises InvalidJob, Undecided."""
+        job_id = job_id or fresh_job_id(spec)
+        command = ReserveQuote(job_id=job_id, tenant=self.tenant, spec=spec, reserve_s=seconds_of(duration))
+        return await self._reply_to(command, (QuoteReserved, QuoteRejected), timeout)
+
+    async def quote_reservation(self, job_id: str) -> QuoteReservation:
+        """The quote that is reserved now under this id. Raises UnknownQuote."""
+        quotes = (await self.state()).quotes_at(self.now_s())
+        quote = next((quote for quote in quotes if quote.job_id == job_id), None)
+        if quote is None:
+            raise UnknownQuote(job_id)
+        return quote
+
+    async def scale(
+        self,
+        job_id: str,
+        *,
+        min_gpus: int | None = None,
+        max_gpus: int | None = None,
+        until: Moment | None = None,
+        duration: Duration | None = None,
+        timeout: Duration = REPLY_TIMEOUT_S,
+    ) -> GpuLimitsSet | GpuLimitsRejected:
+        """Set an operator's GPU limits on a job, in place of the previous ones.
+
+        until, duration: when the limits end; without both they never expire. Admission rejects limits that break a
+        promise. Raises InvalidJob, Undecided.
+        """
+        if min_gpus is None and max_gpus is None:
+            raise InvalidJob("min_gpus, max_gpus: give at least one of them, or release the job")
+        until_s = self._instant_s(until, duration, "until, duration")
+        command = SetGpuLimits(
+            job_id=job_id, tenant=self.tenant, min_gpus=min_gpus, max_gpus=max_gpus, until_s=until_s
+        )
+        return await self._reply_to(command, (GpuLimitsSet, GpuLimitsRejected), timeout)
+
+    async def release(
+        self, job_id: str, *, timeout: Duration = REPLY_TIMEOUT_S
+    ) -> GpuLimitsCleared | GpuLimitsRejected:
+        """Clear a job's GPU limits. Raises Undecided."""
+        command = SetGpuLimits(job_id=job_id, tenant=self.tenant)
+        return await self._reply_to(command, (GpuLimitsCleared, GpuLimitsRejected), timeout)
+
+    async def checkpoint(self, job_id: str, *, timeout: Duration = CHECKPOINT_TIMEOUT_S) -> CheckpointReply:
+        """Write a checkpoint of a job now; return once it is complete on the disk. If the job does not train,
+        return its newest checkpoint. Raises Undecided."""
+        command = RequestCheckpoint(job_id=job_id, tenant=self.tenant)
+        return await self._reply_to(command, get_args(CheckpointReply), timeout)
+
+    async def amend(
+        self,
+        job_id: str,
+        *,
+        deadline: Moment | None = None,
+        within: Duration | None = None,
+        max_iterations: int | None = None,
+        timeout: Duration = REPLY_TIMEOUT_S,
+    ) -> JobAmended | AmendRejected:
+        """Change the deadline or the iterations of a job if all promises can still be kept, else change nothing.
+
+        deadline, within: one of them at most; `within` counts from now. Raises InvalidJob, Undecided.
+        """
+        command = AmendJob(
+            job_id=job_id,
+            tenant=self.tenant,
+            deadline_s=self._instant_s(deadline, within, "deadline, within"),
+            max_iterations=max_iterations,
+        )
+        return await self._reply_to(command, (JobAmended, AmendRejected), timeout)
+
+    def _instant_s(self, moment: Moment | None, duration: Duration | None, names: str) -> float | None:
+        """Seconds since 1970; None if neither is given. Raises InvalidJob."""
+        if moment is not None and duration is not None:
+            raise InvalidJob(f"{names}: give one of them at most")
+        if duration is not None:
+            return self.now_s() + seconds_of(duration)
+        return None if moment is None else timestamp_of(moment)
+
+
+def _is_about(decision: Decision | ProfileReply, spec: JobSpec) -> bool:
+    """Whether it does not decide on another submission under the same id."""
+    return getattr(decision, "spec", None) in (None, spec)

@@ -1,0 +1,87 @@
+"""Commands into the pool's work queue, and the replies to them."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+from elasticflow.client.ledger_view import LedgerView
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.client.replies import CommandReply, ReplyStream, follow_replies
+from elasticflow.client.retry import with_retry
+from elasticflow.errors import Undecided
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.times import Duration, seconds_of
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import Command, QuoteDeadline
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import MessageRejected
+from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus
+from elasticflow.shared.runtime.process.clock import Clock, fresh_id
+
+SomeReply = TypeVar("SomeReply", bound=CommandReply)
+
+
+class CommandRequests(LedgerView):
+    """Sends commands of one tenant to one pool."""
+
+    def __init__(self, bus: NatsBus, endpoint: Endpoint, tenant: str, clock: Clock) -> None:
+        super().__init__(bus, endpoint.pool)
+        self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    async def _reply_to(
+        self, command: Command, kinds: tuple[type[SomeReply], ...], timeout: Duration
+    ) -> SomeReply:
+        """Publish a command and wait for a reply of one of these kinds. Raises InvalidJob, Undecided."""
+        check(command)
+        timeout_s = seconds_of(timeout)
+        async with self._replies_to(command.job_id) as replies:
+            await self._publish(command)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while True:
+                        reply = await replies.next()
+                        if isinstance(reply, kinds):
+                            return reply
+                        if isinstance(reply, MessageRejected):
+                            raise InvalidJob(*reply.problems)
+            except TimeoutError:
+                raise Undecided(command.job_id, timeout_s) from None
+
+    async def _publish(self, command: Command) -> None:
+        """Append to the work queue once: a retry after a lost acknowledgement has the same message id."""
+        message_id = f"{type(command).__name__}-{fresh_id()}"
+        data = codec.encode(command, id=message_id, recorded_at_s=self.now_s())
+        subject = subjects.submit(self.tenant, self._pool)
+        await with_retry(self._bus.append, subject, data, message_id=message_id)
+
+    @contextlib.asynccontextmanager
+    async def _replies_to(self, job_id: str) -> AsyncGenerator[ReplyStream, None]:
+        """Replies from now on."""
+        after_sequence = await self.last_sequence()
+        subscription = await self._bus.subscribe(subjects.answer(self._pool, job_id))
+        entries = self.entries(after_sequence=after_sequence)
+        async with follow_replies(subscription, entries, job_id) as replies:
+            yield replies
+
+
+def check(message: Command | QuoteDeadline) -> None:
+    """Raises InvalidJob, naming every bad field."""
+    problems = codec.validate(message)
+    if problems:
+        raise InvalidJob(*problems)
+
+
+def fresh_job_id(spec: JobSpec) -> str:
+    """The name of the class or script with a fresh suffix: "digits-cnn-3f9a1c"."""
+    module, _, name = spec.training_function.rpartition(":")
+    if name in (SCRIPT, TORCHRUN):
+        name = module.rpartition(".")[2]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", name).lower()
+    words = re.sub(r"[^a-z0-9-]+", "", words).strip("-")
+    return f"{words[:50] or 'job'}-{fresh_id()[:6]}"

@@ -1,0 +1,110 @@
+"""A pool's configuration: read from the operator's file, and appended to the plan as a decision."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from elasticflow.client.ledger_view import LedgerView
+from elasticflow.shared.errors import BadSettings, Reload
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.service.ledger_encoding import decision_id
+
+_CONNECT_WAIT_S = 5.0
+# The default of a new pool. In a ledger without this field the field is False.
+_NEW = PoolConfig(stop_free=True)
+_AS_WANTED: Mapping[str, Any] = MappingProxyType({})
+
+
+def read_config(file: Path) -> PoolConfig:
+    """Raises BadSettings, naming each setting that is unknown or wrong."""
+    try:
+        text = file.read_text()
+        fields = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, tomllib.TOMLDecodeError) as error:
+        raise BadSettings((f"{file}: {error}",)) from None
+    if not isinstance(fields, dict):
+        raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
+    try:
+        config = TypeAdapter(PoolConfig).validate_python(
+            {"stop_free": _NEW.stop_free} | fields, extra="forbid"
+        )
+    except ValidationError as error:
+        raise BadSettings(tuple(f"{file}: {_problem_in(details)}" for details in error.errors())) from None
+    if problems := config.timeouts.problems():
+        raise BadSettings(tuple(f"{file}: {problem}" for problem in problems))
+    return config
+
+
+def _problem_in(details: ErrorDetails) -> str:
+    if details["type"] == "unexpected_keyword_argument":
+        return f"{'.'.join(map(str, details['loc']))} is not a setting of a pool"
+    return codec.problem_in(details)
+
+
+async def configure(
+    url: str,
+    pool: str,
+    wanted: PoolConfig | None,
+    clock: Clock,
+    *,
+    changes: Mapping[str, Any] = _AS_WANTED,
+    stream_replicas: int = 1,
+) -> PoolConfig:
+    """Create the pool and configure it by compare-and-set, as every decision. Returns the resulting configuration.
+
+    wanted: None keeps the configuration of a configured pool and gives a new one the defaults. changes: single
+    settings that override it. Raises BadSettings where the timeouts detect false losses, or no losses.
+    """
+    if wanted is not None and (problems := wanted.timeouts.problems()):
+        raise BadSettings(problems)
+    limits = StreamLimits(replicas=stream_replicas)
+    bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
+    try:
+        await bus.ensure_pool(pool)
+        while (config := await _configured(bus, pool, wanted, changes, clock)) is None:
+            pass
+        return config
+    finally:
+        await bus.close()
+
+
+async def _configured(
+    bus: NatsBus, pool: str, wanted: PoolConfig | None, changes: Mapping[str, Any], clock: Clock
+) -> PoolConfig | None:
+    """The pool's resulting configuration; None if another decision won the compare-and-set."""
+    plan_end = await bus.last_subject_sequence(subjects.plan(pool))
+    state = await LedgerView(bus, pool).state()
+    wanted = replace(wanted or (state.config if state.configured else _NEW), **changes)
+    if state.configured and state.config == wanted:
+        return wanted
+    now_s = clock.now_s()
+    decision = PlanDecided(
+        service="operator",
+        based_on=state.sequence,
+        now_s=now_s,
+        events=(PoolConfigured(config=wanted, at_s=now_s),),
+    )
+    message_id = decision_id(decision, "eflow-up")
+    try:
+        await bus.append(
+            subjects.plan(pool),
+            codec.encode(decision, id=message_id, recorded_at_s=now_s),
+            message_id=message_id,
+            expected_last_subject_sequence=plan_end,
+        )
+    except Reload:
+        return None
+    return wanted

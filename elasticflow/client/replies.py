@@ -1,0 +1,103 @@
+"""Replies about one job, from two sources.
+
+Admission publishes every reply, rejections and repeats included, but a publication can be lost. The ledger loses
+nothing, but holds only what changed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from elasticflow.client.ledger_view import LedgerEntry
+from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import (
+    AmendRejected,
+    CancelRejected,
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointUpToDate,
+    CheckpointWritten,
+    GpuLimitsCleared,
+    GpuLimitsRejected,
+    GpuLimitsSet,
+    JobAdmitted,
+    JobAmended,
+    JobCancelled,
+    JobFailed,
+    JobProfiled,
+    JobRejected,
+    MessageRejected,
+    PlanDecided,
+    ProfileRequested,
+    QuoteRejected,
+    QuoteReserved,
+)
+from elasticflow.shared.runtime.bus.contract import Subscription
+
+Decision = JobAdmitted | JobRejected | JobCancelled | JobFailed
+CheckpointReply = CheckpointWritten | CheckpointFailed | CheckpointUpToDate | CheckpointRejected
+CommandReply = (
+    JobCancelled
+    | CancelRejected
+    | QuoteReserved
+    | QuoteRejected
+    | JobAmended
+    | AmendRejected
+    | GpuLimitsSet
+    | GpuLimitsRejected
+    | GpuLimitsCleared
+    | CheckpointReply
+)
+ProfileReply = JobProfiled | JobRejected | JobCancelled | JobFailed
+AnyReply = Decision | ProfileReply | ProfileRequested | CommandReply | MessageRejected
+
+
+class ReplyStream:
+    """Replies in the order of arrival; most arrive twice."""
+
+    def __init__(self) -> None:
+        self._received: asyncio.Queue[AnyReply | Exception] = asyncio.Queue()
+
+    async def next(self) -> AnyReply:
+        """Raises the error that ended the reading of the ledger."""
+        received = await self._received.get()
+        if isinstance(received, Exception):
+            raise received
+        return received
+
+    async def receive_from_admission(self, subscription: Subscription) -> None:
+        async for message in subscription:
+            with contextlib.suppress(codec.Undecodable):
+                reply = codec.decode(message.data).message
+                if isinstance(reply, AnyReply):
+                    self._received.put_nowait(reply)
+
+    async def receive_from_ledger(self, entries: AsyncIterator[LedgerEntry], job_id: str) -> None:
+        try:
+            async for _, message in entries:
+                for event in message.events if isinstance(message, PlanDecided) else (message,):
+                    if isinstance(event, AnyReply) and getattr(event, "job_id", "") == job_id:
+                        self._received.put_nowait(event)
+        except Exception as error:
+            self._received.put_nowait(error)
+
+
+@contextlib.asynccontextmanager
+async def follow_replies(
+    subscription: Subscription, entries: AsyncIterator[LedgerEntry], job_id: str
+) -> AsyncGenerator[ReplyStream, None]:
+    """Replies about a job. subscription: to admission's replies about this job; it is closed at the end."""
+    replies = ReplyStream()
+    receiving = [
+        asyncio.create_task(replies.receive_from_admission(subscription)),
+        asyncio.create_task(replies.receive_from_ledger(entries, job_id)),
+    ]
+    try:
+        yield replies
+    finally:
+        for task in receiving:
+            task.cancel()
+        await asyncio.gather(*receiving, return_exceptions=True)
+        with contextlib.suppress(Retry):
+            await subscription.close()

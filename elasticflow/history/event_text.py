@@ -1,0 +1,265 @@
+"""Each event of a job's life as a sentence with numbers, and what it is the reason for. Pure."""
+
+from elasticflow.history.formatting import (
+    bound_in_words,
+    bytes_in_words,
+    deadline_in_words,
+    gpus_counted,
+    margin_in_words,
+    metrics_in_words,
+    offer_in_words,
+    other_offers,
+    schedule_in_words,
+    spec_in_words,
+    speeds_in_words,
+    undecided_in_words,
+)
+from elasticflow.history.pool_views import promised_finish_s
+from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.event_summary import gpus_in_words
+from elasticflow.shared.messages.events import Event
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.state.job import Job, PreviousGeneration
+from elasticflow.shared.state.pool import PoolState
+
+
+def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str:
+    """An event whose subject is the job."""
+    match event:
+        case events.ProfileRequested():
+            asked = f"to be measured, for {event.tenant}: {spec_in_words(event.spec)}"
+            return f"{asked if event.profile_only else _submitted(event)}; {undecided_in_words(event)}"
+        case events.JobProfiled():
+            return f"measured, which was all that was asked for: {speeds_in_words(event.iterations_per_s)}"
+        case events.JobAdmitted():
+            return _admitted(event, old, state)
+        case events.JobRejected():
+            return _rejected(event)
+        case events.JobCancelled():
+            return f"cancelled at iteration {new.iteration}" + (f": {event.reason}" if event.reason else "")
+        case events.CancelRejected():
+            return f"a wish to cancel it was refused: {event.explanation}"
+        case events.JobAmended():
+            what = f"{event.max_iterations} iterations, {deadline_in_words(event.deadline_s, event.at_s)}"
+            share = event.minimum_satisfactory_share
+            return f"amended to {what}" + (f": {schedule_in_words(share)} keep it" if share else "")
+        case events.AmendRejected():
+            return f"a wish to amend it was refused: {event.explanation}"
+        case events.GpuLimitsSet():
+            share = event.minimum_satisfactory_share
+            keeps = f": {schedule_in_words(share)} keep its deadline" if share else ""
+            return f"bounded by its operator to {bound_in_words(event, event.at_s)}{keeps}"
+        case events.GpuLimitsRejected():
+            return f"a wish to scale it was refused: {event.explanation}"
+        case events.GpuLimitsCleared():
+            return f"no longer bounded: {event.reason}"
+        case events.CheckpointRequested():
+            return "a checkpoint was requested"
+        case events.CheckpointWritten():
+            return f"checkpoint of iteration {event.iteration} written, {bytes_in_words(event.num_bytes)}: {event.file}"
+        case events.CheckpointFailed():
+            return f"the requested checkpoint could not be written: {event.explanation}"
+        case events.WorkersStopped():
+            kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
+            return f"generation {event.generation} has stopped on {event.node_id}{kept}"
+        case events.GenerationStarted():
+            return _started(event, new)
+        case events.JobProgressed():
+            return _progressed(event, new)
+        case events.WorkerCrashed():
+            return _crashed(event, old, new, state)
+        case events.WorkerLagged():
+            gpu = gpus_in_words(new.gpus[event.rank : event.rank + 1])
+            return f"rank {event.rank} on {gpu} takes {event.slowdown:.1f} times as long as the others: its GPU is slow"
+        case events.MemoryExceeded():
+            return _memory_exceeded(event, new)
+        case events.JobAtRisk():
+            return _at_risk(event)
+        case events.JobFailed():
+            return f"failed: {event.error}"
+        case events.JobFinished():
+            return _finished(event, new)
+        case _:
+            return ""
+
+
+def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:
+    if not placed.gpus:
+        return f"generation {placed.generation}: suspended, it holds no GPUs"
+    moved = ", moved to defragment the cluster" if migrated else ""
+    kept = (
+        f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs"
+        if new.reserved_gpus
+        else ""
+    )
+    where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{moved}{kept}"
+    return f"{where}{_meanwhile(new.previous_generation)}"
+
+
+def _meanwhile(previous_generation: PreviousGeneration | None) -> str:
+    if previous_generation is None:
+        return ""
+    before = f"generation {previous_generation.generation}"
+    if previous_generation.trains:
+        return f"; {before} trains on until all are ready"
+    return f"; whoever is left of {before} goes on in it"
+
+
+def cause_in_words(event: Event, job_id: str) -> str:
+    """Why GPUs may change hands after this event; "" if the event is no reason worth telling."""
+
+    def name(other: str) -> str:
+        return "it" if other == job_id else other
+
+    def whose(other: str) -> str:
+        return "its" if other == job_id else f"{other}'s"
+
+    match event:
+        case events.JobAdmitted():
+            return f"{name(event.job_id)} was admitted"
+        case events.ProfileRequested():
+            return f"{name(event.job_id)} waits to be decided"
+        case events.JobFinished():
+            return f"{name(event.job_id)} finished"
+        case events.JobFailed():
+            return f"{name(event.job_id)} failed"
+        case events.JobCancelled():
+            return f"{name(event.job_id)} was cancelled"
+        case events.JobProfiled():
+            return f"{name(event.job_id)} is measured"
+        case events.JobAmended():
+            return f"{name(event.job_id)} was amended"
+        case events.GpuLimitsSet():
+            return f"{name(event.job_id)} was bounded to {bound_in_words(event, event.at_s)}"
+        case events.GpuLimitsCleared():
+            return f"{name(event.job_id)} is no longer bounded"
+        case events.QuoteReserved():
+            return f"a quote is held for {name(event.job_id)}"
+        case events.JobAtRisk():
+            return f"{name(event.job_id)} is at risk"
+        case events.WorkerCrashed():
+            return f"a worker of {name(event.job_id)} crashed"
+        case events.WorkerLagged():
+            return f"a GPU of {name(event.job_id)} is slow"
+        case events.MemoryExceeded():
+            return f"{whose(event.job_id)} micro-batches did not fit into the memory"
+        case events.ThroughputMeasured():
+            return f"{whose(event.job_id)} speed on {gpus_counted(event.num_gpus)} was measured"
+        case events.NodeJoined():
+            return f"{event.node_id} joined with {gpus_counted(event.num_gpus)}"
+        case events.NodeLost():
+            return f"{event.node_id} was lost"
+        case events.PoolConfigured():
+            return "the pool was configured"
+        case _:
+            return ""
+
+
+def _submitted(event: events.ProfileRequested | events.JobAdmitted) -> str:
+    deadline = deadline_in_words(event.deadline_s, event.at_s)
+    return f"submitted by {event.tenant}: {spec_in_words(event.spec)}, {deadline}"
+
+
+def _admitted(event: events.JobAdmitted, old: Job | None, state: PoolState) -> str:
+    asked = "" if old is not None else f"{_submitted(event)}; "
+    curve = state.curves.get(event.spec.profile_key)
+    speeds = f", at {speeds_in_words(curve.iterations_per_s)}" if curve and curve.iterations_per_s else ""
+    if not event.minimum_satisfactory_share:
+        return f"{asked}admitted without a promise{speeds}"
+    share = event.minimum_satisfactory_share
+    finish_s = max((s.end_s for s in segments(share) if s.num_gpus), default=event.at_s)
+    left_s = event.deadline_s - finish_s if event.deadline_s else None
+    slack = "" if left_s is None else f", {duration_in_words(left_s)} before the deadline"
+    return (
+        f"{asked}admitted: {schedule_in_words(share)} finish it by "
+        f"{clock_time(finish_s, now_s=event.at_s)}{slack}; {event.gpu_seconds:.0f} GPU-seconds{speeds}, "
+        f"less {margin_in_words(state.config)}"
+    )
+
+
+def _rejected(event: events.JobRejected) -> str:
+    deadline = deadline_in_words(event.deadline_s, event.at_s)
+    asked = f"{spec_in_words(event.spec)}, {deadline}; " if event.spec else ""
+    offer = ""
+    if event.earliest_deadline_s is not None:
+        offer = f"; the earliest deadline was {moment_in_words(event.earliest_deadline_s, event.at_s)}"
+    if others := other_offers(event):
+        told = " or ".join(offer_in_words(other, event.spec, event.at_s) for other in others)
+        offer += f"; promised would have been {told}"
+    return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
+
+
+def _started(event: events.GenerationStarted, new: Job) -> str:
+    after = (
+        f", {duration_in_words(event.at_s - new.placed_at_s)} after its placement" if new.placed_at_s else ""
+    )
+    went_over = "" if event.resize is None else f": {_timeline_in_words(event.resize)}"
+    return (
+        f"generation {event.generation} trains on {gpus_counted(event.num_gpus)} "
+        f"from iteration {event.iteration}{after}{went_over}"
+    )
+
+
+def _timeline_in_words(resize: ResizeTimeline) -> str:
+    """From the wish to the first step, as rank 0 saw it."""
+    moved = f", {resize.bytes_moved / 1e6:.1f} MB moved to each newcomer" if resize.bytes_moved else ""
+    return (
+        f"prepared in {duration_in_words(resize.prepare_s)} without a stop, "
+        f"switched in {resize.stop_s * 1e3:.1f} ms, first step in {resize.first_step_s * 1e3:.1f} ms{moved}"
+    )
+
+
+def _progressed(event: events.JobProgressed, new: Job) -> str:
+    speed = f" at {event.iterations_per_s:.3g} iterations/s" if event.iterations_per_s else ""
+    of = f" of {new.spec.max_iterations}" if new.spec else ""
+    return f"reached iteration {event.iteration}{of}{speed}{metrics_in_words(event.metrics)}"
+
+
+def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: PoolState) -> str:
+    if old is None or old.broken or not new.broken:
+        return ""  # its peers end with it: the first crash of a generation is the news
+    what_is_left = (
+        f"the job falls back to iteration {new.checkpoint_iteration}"
+        if new.previous_generation is None
+        else "the others keep what was done"
+    )
+    return (
+        f"the worker of rank {event.rank} on {event.node_id} crashed in generation {event.generation}: "
+        f"{event.explanation} (crash {new.restarts} in a row, at most {state.config.max_restarts}); {what_is_left}"
+    )
+
+
+def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
+    return (
+        f"{event.micro_batch_size} samples at once do not fit into the memory of rank {event.rank} on "
+        f"{event.node_id}: it goes on with {new.micro_batch_size} at a time"
+    )
+
+
+def _at_risk(event: events.JobAtRisk) -> str:
+    if event.projected_finish_s is None:
+        return "at risk: it makes no progress"
+    late = duration_in_words(event.projected_finish_s - event.deadline_s)
+    told = f"at risk: on what is there, at its measured speed, it would end {late} after its deadline"
+    if event.earliest_deadline_s is None:
+        return told
+    by = moment_in_words(event.earliest_deadline_s, event.at_s)
+    return f"{told}; amended to {by}, it would be promised anew"
+
+
+def _finished(event: events.JobFinished, new: Job) -> str:
+    margin = ""
+    if new.deadline_s is not None:
+        left_s = new.deadline_s - event.at_s
+        word = "before" if left_s >= 0 else "after"
+        margin = f", {duration_in_words(abs(left_s))} {word} its deadline"
+    promised_s = promised_finish_s(new)
+    if promised_s is not None:
+        early_s = promised_s - event.at_s
+        margin += (
+            f" ({duration_in_words(abs(early_s))} {'earlier' if early_s >= 0 else 'later'} than planned)"
+        )
+    why = "its own condition is met" if event.condition == "metric" else "all iterations are done"
+    return f"finished at iteration {event.iteration}, {why}{margin}{metrics_in_words(event.metrics)}"

@@ -1,0 +1,93 @@
+"""Parts of sentences about jobs: what is asked for, promised, offered and measured, with numbers. Pure."""
+
+from collections.abc import Mapping
+
+from elasticflow.sdk.times import duration_in_words, moment_in_words
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.rejection import Offer
+from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+
+
+def spec_in_words(spec: JobSpec) -> str:
+    """What a job is to do, and its class."""
+    only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range} GPUs only"
+    return (
+        f"{spec.training_function}, {spec.max_iterations} iterations of {spec.global_batch_size} samples{only_on}, "
+        f"class {spec.job_class.value.replace('_', '-')}"
+    )
+
+
+def deadline_in_words(deadline_s: float | None, now_s: float) -> str:
+    return "no deadline" if deadline_s is None else f"deadline {moment_in_words(deadline_s, now_s)}"
+
+
+def undecided_in_words(event: events.ProfileRequested) -> str:
+    """Why there is no decision yet."""
+    if event.waits_for == "gpus":
+        comes = "measured" if event.profile_only else "decided"
+        return f"the pool has no GPUs now, so it is {comes} when a node joins"
+    before = "" if event.profile_only else " before the decision"
+    return f"its speed is not known, so it is measured on free GPUs{before}"
+
+
+def margin_in_words(config: PoolConfig) -> str:
+    """What is taken off measured speeds before a promise counts on them."""
+    if config.confidence is None:
+        return f"a margin of {config.throughput_margin:.0%}"
+    return f"what a confidence of {config.confidence:g} asks for"
+
+
+def other_offers(event: events.JobRejected) -> tuple[Offer, ...]:
+    """Those beside the earliest deadline, which comes first."""
+    return event.offers if event.earliest_deadline_s is None else event.offers[1:]
+
+
+def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
+    """As "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size where it is another."""
+    other_batch = spec is None or offer.global_batch_size != spec.global_batch_size
+    batches = f", in batches of {offer.global_batch_size}," if other_batch else ""
+    return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
+
+
+def bytes_in_words(count: int) -> str:
+    """As "1.2 MB"."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def gpus_counted(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def bound_in_words(bound: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:
+    """As "at least 4 GPUs until 15:04:14 (in 10m 00s)"."""
+    ends = (("at least", bound.min_gpus), ("at most", bound.max_gpus))
+    told = " and ".join(f"{word} {gpus_counted(count)}" for word, count in ends if count is not None)
+    return told + ("" if bound.until_s is None else f" until {moment_in_words(bound.until_s, now_s)}")
+
+
+def schedule_in_words(schedule: ShareSchedule) -> str:
+    """As "2 GPUs for 1m 10s, then 1 GPU for 20.0s"."""
+    steps = [
+        f"{gpus_counted(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in segments(schedule)
+    ]
+    return ", then ".join(steps) or "nothing"
+
+
+def speeds_in_words(iterations_per_s: Mapping[int, float]) -> str:
+    """As "1.2/s on 1 GPU, 2.1/s on 2 GPUs"."""
+    return ", ".join(
+        f"{rate:.3g}/s on {gpus_counted(count)}" for count, rate in sorted(iterations_per_s.items())
+    )
+
+
+def metrics_in_words(metrics: Mapping[str, float]) -> str:
+    """As ", accuracy 0.95, loss 0.12": the end of a sentence."""
+    return "".join(f", {name} {value:.4g}" for name, value in metrics.items())

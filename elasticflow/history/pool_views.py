@@ -1,0 +1,163 @@
+"""Jobs and nodes as people look at them: a folded pool in, rows of plain values out. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
+from elasticflow.shared.messages.rejection import Offer
+from elasticflow.shared.messages.share_schedule import GpuId, segments
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState
+
+LOST_LATELY_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job in numbers. Times are seconds since 1970; margin_s is deadline less (expected) finish."""
+
+    job_id: str
+    tenant: str
+    job_class: str
+    training_function: str
+    activity: str  # undecided, profiling, waiting, starting, running, recovering, or how it ended
+    num_gpus: int
+    gpu_range: str  # on which it may run now, as "2..8"; "..": any
+    bound: GpuLimits | None  # that an operator has set
+    gpus: tuple[str, ...]  # "node:index", in rank order
+    generation: int
+    iteration: int
+    max_iterations: int
+    iterations_per_s: float | None
+    decided_at_s: float
+    deadline_s: float | None
+    expected_finish_s: float | None
+    margin_s: float | None
+    ended_at_s: float | None
+    at_risk: bool
+    restarts: int
+    metrics: Mapping[str, float]
+    explanation: str
+    earliest_deadline_s: float | None
+    offers: tuple[Offer, ...]  # with a rejection
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1."""
+        return self.iteration / self.max_iterations if self.max_iterations else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node and what its GPUs carry; jobs[i] is the job on GPU i, "" if it is free. slow_until_s: by GPU, of
+    those on which workers were slower than their peers."""
+
+    node_id: str
+    alive: bool
+    device: str
+    num_gpus: int
+    jobs: tuple[str, ...]
+    since_s: float
+    left: bool = False
+    slow_until_s: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    @property
+    def num_free_gpus(self) -> int:
+        return self.jobs.count("")
+
+
+def job_view(job: Job, now_s: float, bound: GpuLimits | None = None) -> JobView:
+    finish_s = expected_finish_s(job, now_s)
+    met = job.phase in (Phase.PROFILING, Phase.ADMITTED, Phase.FINISHED)
+    spec = job.spec
+    return JobView(
+        job_id=job.job_id,
+        tenant=job.tenant,
+        job_class=spec.job_class.value if spec else "",
+        training_function=spec.training_function if spec else "",
+        activity=activity(job),
+        num_gpus=len(job.gpus),
+        gpu_range=str(spec.gpu_range if spec else ANY_NUMBER),
+        bound=bound,
+        gpus=tuple(f"{gpu.node_id}:{gpu.gpu_index}" for gpu in job.gpus),
+        generation=job.generation,
+        iteration=job.iteration,
+        max_iterations=spec.max_iterations if spec else 0,
+        iterations_per_s=job.iterations_per_s,
+        decided_at_s=job.decided_at_s,
+        deadline_s=job.deadline_s,
+        expected_finish_s=finish_s,
+        margin_s=job.deadline_s - finish_s if met and job.deadline_s and finish_s else None,
+        ended_at_s=job.ended_at_s,
+        at_risk=job.at_risk,
+        restarts=job.restarts,
+        metrics=dict(job.metrics),
+        explanation=job.explanation,
+        earliest_deadline_s=job.earliest_deadline_s,
+        offers=job.offers,
+    )
+
+
+def activity(job: Job) -> str:
+    """What the job does now, in a word."""
+    if job.phase is Phase.PROFILING and not job.gpus:
+        return "undecided"
+    if job.phase is not Phase.ADMITTED:
+        return job.phase.value
+    if job.broken or job.shrinks_to_survivors:
+        return "recovering"
+    if not job.gpus:
+        return "waiting"
+    return "starting" if job.training_generation is None else "running"
+
+
+def expected_finish_s(job: Job, now_s: float) -> float | None:
+    """When it ended; else by its speed now; else as promised; None if nobody knows."""
+    if job.ended_at_s is not None:
+        return job.ended_at_s
+    if job.phase is Phase.PROFILING or job.spec is None:
+        return None
+    if job.training and job.iterations_per_s:
+        remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
+        return max(now_s, job.progressed_at_s + remaining_s)
+    return promised_finish_s(job)
+
+
+def promised_finish_s(job: Job) -> float | None:
+    """The end of the schedule that admission promised on; None if it promised none."""
+    return max((s.end_s for s in segments(job.minimum_satisfactory_share) if s.num_gpus), default=None)
+
+
+def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[JobView, ...]:
+    """Live jobs in the order of their decisions; with ended ones before them if wanted."""
+    jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
+    return tuple(job_view(job, now_s, state.gpu_limits.get(job.job_id)) for job in sorted(jobs, key=_by_age))
+
+
+def _by_age(job: Job) -> tuple[float, str]:
+    return (job.decided_at_s, job.job_id)
+
+
+def node_views(state: PoolState) -> tuple[NodeView, ...]:
+    """By node id."""
+    holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
+    return tuple(
+        NodeView(
+            node_id=node.node_id,
+            alive=node.alive,
+            device=node.device,
+            num_gpus=node.num_gpus,
+            jobs=tuple(holder.get(GpuId(node.node_id, index), "") for index in range(node.num_gpus)),
+            since_s=node.since_s,
+            left=node.left,
+            slow_until_s={slow.gpu_index: slow.since_s + state.config.slow_gpu_s for slow in node.slow_gpus},
+        )
+        for _, node in sorted(state.nodes.items())
+    )
+
+
+def present_nodes(views: tuple[NodeView, ...], now_s: float) -> tuple[NodeView, ...]:
+    """Those that are there, or were lost so lately that somebody may miss them; not those that left."""
+    return tuple(
+        view for view in views if view.alive or (not view.left and now_s - view.since_s <= LOST_LATELY_S)
+    )

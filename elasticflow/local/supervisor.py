@@ -1,0 +1,209 @@
+"""`eflow up` on one machine: a NATS server, the five services, and an executor for each node.
+
+The supervisor starts each in a process of its own, watches it, restarts it when it dies, and stops all in order. All
+die with the supervisor, however it ends.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from elasticflow.client.configure_pool import configure
+from elasticflow.errors import StartFailed, UnusableFolder
+from elasticflow.local.child_process import ChildProcess, free_port, last_line
+from elasticflow.local.run_file import RunFile, RunningProcess, remove_run_file, take
+from elasticflow.local.scheduler_compilation import compile_scheduler
+from elasticflow.local.up_plan import DECIDERS, PlannedProcess, UpPlan
+from elasticflow.shared import machine_code
+from elasticflow.shared.errors import ElasticFlowError, StorageFull
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
+from elasticflow.shared.runtime.process.run_module import module_command
+
+HEALTHY_WITHIN_S = 60.0
+GIVE_UP_AFTER = 4  # failures before the process is first healthy
+_POLL_S = 0.2
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
+
+Report = Callable[[str], None]
+
+
+class Supervisor:
+    """Runs an `UpPlan` until cancelled. report: called with one line for each event that concerns a user."""
+
+    def __init__(self, plan: UpPlan, report: Report, clock: Clock | None = None) -> None:
+        self._plan = replace(plan, data_dir=plan.data_dir.absolute())
+        self._report = report
+        self._clock = clock or SystemClock()
+        self._server: EmbeddedServer | None = None
+        self._children: list[ChildProcess] = []
+        self._run: RunFile | None = None
+
+    async def run(self, on_healthy: Callable[[RunFile], None]) -> None:
+        """Start all processes, call on_healthy, and keep all running. Raises AlreadyRunning, StartFailed and the
+        errors of EmbeddedServer."""
+        lock = take(self._plan.data_dir)
+        try:
+            if not machine_code.is_complete():
+                log_file = self._plan.data_dir / "services" / "compilation.log"
+                await compile_scheduler(os.environ, log_file, self._report)
+            async with self._nats() as url:
+                config = await self._configure(url)
+                own_nodes = self._plan.nodes()
+                if 0 < len(own_nodes) <= config.reserve_nodes:
+                    self._report(
+                        "admission promises no deadline before more nodes join: the reserve of "
+                        f"{config.reserve_nodes} holds back all {len(own_nodes)} of this machine"
+                    )
+                await self._supervise(url, own_nodes, on_healthy)
+        finally:
+            remove_run_file(self._plan.data_dir)
+            os.close(lock)
+
+    async def _configure(self, url: str) -> PoolConfig:
+        """Create and configure the pool. Raises UnusableFolder if the disk of our own NATS is too full."""
+        plan = self._plan
+        try:
+            return await configure(
+                url,
+                plan.pool,
+                plan.config,
+                self._clock,
+                changes=plan.changes,
+                stream_replicas=plan.stream_replicas,
+            )
+        except StorageFull as error:
+            if plan.nats_url:
+                raise
+            reason = f"its disk has too little space for NATS ({error.reason})"
+            raise UnusableFolder(str(plan.data_dir), reason) from None
+
+    async def _supervise(
+        self, url: str, own_nodes: Sequence[Mapping[str, str]], on_healthy: Callable[[RunFile], None]
+    ) -> None:
+        self._children = [self._child(process) for process in self._plan.processes(url, own_nodes)]
+        self._run = RunFile(
+            pid=os.getpid(),
+            nats_url=url,
+            pool=self._plan.pool,
+            data_dir=str(self._plan.data_dir),
+            started_at_s=self._clock.now_s(),
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self._server is not None:
+                    tasks.create_task(self._keep_nats(self._server), name="nats-server")
+                for child in self._children:
+                    tasks.create_task(child.keep_running(), name=child.name)
+                await self._until_healthy()
+                self._write_run_file(healthy=True)
+                on_healthy(self._run)
+        except BaseExceptionGroup as group:  # one line has space for one cause
+            raise group.exceptions[0] from None
+        finally:
+            await self._stop_children()
+
+    # -- NATS --------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _nats(self) -> AsyncIterator[str]:
+        """The URL of the bus; our own server, if any, runs until the exit."""
+        if self._plan.nats_url:
+            yield self._plan.nats_url
+            return
+        self._server = EmbeddedServer(
+            self._plan.data_dir / "nats",
+            port=self._plan.nats_port,
+            host=self._plan.nats_host,
+            token=kept_token(self._plan.data_dir),
+            log_file=self._plan.data_dir / "services" / "nats-server.log",
+        )
+        self._server.start()
+        try:
+            yield self._server.url
+        finally:
+            self._server.stop()
+
+    async def _keep_nats(self, server: EmbeddedServer) -> None:
+        """Restart the server on its port and store when it has died or its storage limit no longer fits the disk."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            if server.pid is not None and server.has_wrong_bound:
+                self._report(
+                    f"the free space of {server.store_dir} has changed; nats-server gets another limit"
+                )
+                server.stop()
+            elif server.pid is not None:
+                retry_s = _FIRST_RETRY_S
+                await asyncio.sleep(_POLL_S)
+                continue
+            self._report("nats-server ended; restarting it")
+            try:
+                server.start()
+                self._write_run_file()
+            except (ElasticFlowError, OSError) as error:
+                self._report(str(error))
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _LAST_RETRY_S)
+
+    # -- services and executors --------------------------------------------------------------------------
+
+    def _child(self, process: PlannedProcess) -> ChildProcess:
+        return ChildProcess(
+            name=process.name,
+            argv=module_command(f"elasticflow.services.{process.service}"),
+            environment=process.environment,
+            log_file=self._plan.data_dir / "services" / f"{process.name}.log",
+            metrics_port=free_port("127.0.0.1"),
+            report=self._report,
+            on_start=self._write_run_file,
+        )
+
+    async def _until_healthy(self) -> None:
+        """Raises StartFailed, naming the first process that is not healthy in time."""
+        for child in self._children:
+            try:
+                async with asyncio.timeout(HEALTHY_WITHIN_S):
+                    while child.num_failures < GIVE_UP_AFTER and not await child.is_healthy():  # noqa: ASYNC110 - a health page can only be polled
+                        await asyncio.sleep(_POLL_S)
+            except TimeoutError:
+                raise StartFailed(
+                    child.name, f"not healthy after {HEALTHY_WITHIN_S:g} s", str(child.log_file)
+                ) from None
+            if child.num_failures >= GIVE_UP_AFTER:
+                raise StartFailed(child.name, last_line(child.log_file), str(child.log_file))
+
+    async def _stop_children(self) -> None:
+        """Deciding services first, so that leaving nodes migrate no job; then executors with their workers; the
+        monitor last."""
+        for stage in (DECIDERS, ("executor",), ("monitor",)):
+            stopping = [child for child in self._children if child.name.startswith(stage)]
+            await asyncio.gather(*(child.stop() for child in stopping))
+
+    def _write_run_file(self, *, healthy: bool = False) -> None:
+        if self._run is None:
+            return
+        processes = {
+            child.name: RunningProcess(pid=child.pid, metrics_port=child.metrics_port)
+            for child in self._children
+            if child.pid is not None
+        }
+        if self._server is not None and self._server.pid is not None:
+            processes["nats-server"] = RunningProcess(pid=self._server.pid)
+        self._run = replace(self._run, processes=processes, healthy=healthy or self._run.healthy)
+        self._run.write()
+
+
+def kept_token(data_dir: Path) -> str:
+    """The token of this folder's own server: created once, readable only by its owner."""
+    path = data_dir / "nats" / "token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(fresh_id())
+    return path.read_text().strip()

@@ -1,0 +1,244 @@
+"""The class that users subclass: a training job without a number of GPUs (ElasticFlow, Table 1).
+
+The import needs no torch: a machine without torch can describe and submit a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition, Scalar
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+Condition = tuple[Literal["<=", ">="], float]
+
+
+class InvalidJob(ValueError):
+    """The job cannot be submitted. problems: one line for each wrong field."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class ElasticJob:
+    """One training job. Override the four methods that raise TypeError here; the others have defaults.
+
+        class Digits(ElasticJob):
+            hyperparameters = {"global_batch_size": 128, "learning_rate": 0.05}
+            max_iterations = 300
+
+            def init_model(self): ...
+            def init_dataset(self): ...
+            def init_optimizer(self, model): ...
+            def train(self, batch, model, optimizer): ...
+
+        job = Digits().set_hyperparameter(learning_rate=0.1).set_deadline(within="2m")
+
+    Declarations in the class hold for all its jobs; the setters change one job.
+    The methods run on the nodes, in one process for each GPU of the job; the number of GPUs changes while it trains.
+    The worker calls `train` once for each virtual node, a fixed part of the global batch. The calls of one process
+    synchronize in `backward()` and in `optimizer.step()`: the result has the same bits on any number of GPUs.
+
+    Only the state of the model and of the optimizer survives a resize: tensors and plain numbers in their
+    `state_dict()`. Attributes of `self` and learning-rate schedulers start again; derive what changes with time from
+    `self.iteration`.
+    """
+
+    # --- declarations in the class; see the setters ---
+
+    hyperparameters: Mapping[str, Scalar] = {}  # inside the methods: all of them, global_batch_size too
+    max_iterations: int | None = None
+    metric_conditions: Mapping[str, Condition] = {}
+    job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"] = JobClass.SLO
+    seed: int = 0  # of the initial model, the data order and the random numbers in each step
+    model_name: str = ""  # jobs with one name and global batch share one measured throughput profile
+    description: str = ""
+    min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
+    max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
+
+    evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
+    shuffle: ClassVar[bool] = True  # the samples, anew in each epoch
+    shuffle_window: ClassVar[int] = 1024  # samples; for data in partitions
+    data_workers: ClassVar[int] = 1  # processes of each worker that read ahead; 0: the worker reads
+    reproducible: ClassVar[Literal["bitwise", "fast"]] = "bitwise"  # the same bits on any number of GPUs
+    virtual_nodes: ClassVar[int] = 0  # parts of a batch, the most GPUs of a bitwise job; 0: up to 8
+    find_unused_parameters: ClassVar[bool] = False  # "fast": a step may leave parameters without gradient
+
+    # --- set by the worker ---
+
+    iteration: int = 0  # iterations before this call of train, e.g. for a learning-rate schedule
+
+    # --- set by train ---
+
+    is_over: bool = False  # True: the job ends after this iteration, e.g. to stop early
+
+    # --- set by set_deadline ---
+
+    _deadline_s: float | None = None
+    _deadline_in_s: float | None = None
+
+    # --- methods that run on the nodes ---
+
+    def init_model(self) -> nn.Module:
+        """The model, on the CPU, with its initial weights."""
+        raise TypeError(f"{type(self).__name__} lacks init_model")
+
+    def init_dataset(self) -> Any:
+        """The training data, the same in every call and on every node. Each sample occurs once an epoch.
+
+        Map-style: `len()` and `[]`, shuffled as a whole. With an attribute `partition_sizes` (e.g. samples in each
+        file) the order keeps reads of a partition together.
+        Sequential: `partition_sizes` and a method `read_partition(partition, start)` that returns an iterator over
+        the partition's samples from `start`; or any iterable with a `len()`, such as a torch IterableDataset.
+        """
+        raise TypeError(f"{type(self).__name__} lacks init_dataset")
+
+    def init_optimizer(self, model: nn.Module) -> Optimizer:
+        raise TypeError(f"{type(self).__name__} lacks init_optimizer")
+
+    def train(
+        self, batch: Any, model: nn.Module, optimizer: Optimizer
+    ) -> Tensor | float | Mapping[str, Tensor | float]:
+        """One iteration on a batch, written as for one device: zero_grad, loss, backward, step.
+
+        batch: the result of `collate`, its tensors on the model's device.
+        The loss must be a mean over the batch. Between backward and step, the gradients are those of the global
+        batch. Returns the loss, or metrics by name with a "loss", the same names in each call; the worker averages
+        them over the global batch.
+        """
+        raise TypeError(f"{type(self).__name__} lacks train")
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        """Metrics of the model on other data. One process calls it in evaluation mode without gradients, every
+        `evaluate_every` iterations and at the end."""
+        del model
+        return {}
+
+    def collate(self, samples: list[Any]) -> Any:
+        """A batch from samples of the data set; by default torch's `default_collate`, which stacks tensors."""
+        from torch.utils.data import default_collate  # pyright: ignore[reportUnknownVariableType]
+
+        return default_collate(samples)
+
+    # --- requirements of the job ---
+
+    def set_hyperparameter(
+        self,
+        *,
+        global_batch_size: int | None = None,
+        learning_rate: float | None = None,
+        **more: Scalar,
+    ) -> Self:
+        """Set hyperparameters by name and keep the others. Values are numbers, texts or booleans.
+
+        global_batch_size: samples in one iteration over all workers, independent of their number.
+        """
+        given: dict[str, Scalar | None] = {
+            "global_batch_size": global_batch_size,
+            "learning_rate": learning_rate,
+            **more,
+        }
+        named = {name: value for name, value in given.items() if value is not None}
+        self.hyperparameters = {**self.hyperparameters, **named}
+        return self
+
+    def term_condition(
+        self,
+        *,
+        max_iterations: int | None = None,
+        metric_conditions: Mapping[str, Condition] | None = None,
+    ) -> Self:
+        """End the job after max_iterations, or as soon as one metric condition is met.
+
+        metric_conditions: e.g. {"accuracy": (">=", 0.97)}, for metrics that train or evaluate return.
+        max_iterations is required: admission plans for it.
+        """
+        if max_iterations is not None:
+            self.max_iterations = max_iterations
+        if metric_conditions is not None:
+            self.metric_conditions = metric_conditions
+        return self
+
+    def set_deadline(self, deadline: Moment | None = None, *, within: Duration | None = None) -> Self:
+        """The moment by which the job must be done: one of the two.
+
+        deadline: a datetime (without a time zone: local time) or seconds since 1970.
+        within: a timedelta, seconds, or a text like "10m", counted from the decision. Raises InvalidJob.
+        """
+        if (deadline is None) == (within is None):
+            raise InvalidJob("deadline: give either a datetime or within=...")
+        self._deadline_s = timestamp_of(deadline) if isinstance(deadline, datetime) else _as_float(deadline)
+        try:
+            is_parsed = isinstance(within, timedelta | str)
+            self._deadline_in_s = seconds_of(within) if is_parsed else _as_float(within)
+        except ValueError as error:
+            raise InvalidJob(f"deadline: {error}") from None
+        return self
+
+    def set_job_class(self, job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"]) -> Self:
+        """slo (default): admitted only if the deadline can be promised. soft: the scheduler tries to meet the
+        deadline, but breaks no promise for it. best_effort: no deadline, runs on GPUs that no promise needs.
+        padding: lowest priority, runs on GPUs that no other job uses."""
+        self.job_class = job_class
+        return self
+
+    def set_gpus(self, *, min_gpus: int | None = None, max_gpus: int | None = None) -> Self:
+        """Limit the number of GPUs if the job does not run, or does not converge, on others; powers of two."""
+        if min_gpus is not None:
+            self.min_gpus = min_gpus
+        if max_gpus is not None:
+            self.max_gpus = max_gpus
+        return self
+
+    def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
+        """The specification that is submitted. Raises InvalidJob, naming each wrong field.
+
+        training_function: module and class on the nodes; by default those of this class.
+        code_digest: SHA-256 of the packaged code (packaging.py), "" if the nodes can import it.
+        """
+        settings = dict(self.hyperparameters)
+        spec = JobSpec(
+            training_function=training_function or f"{type(self).__module__}:{type(self).__qualname__}",
+            code_digest=code_digest,
+            model_name=self.model_name,
+            global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]
+            hyperparameters=settings,
+            max_iterations=self.max_iterations,  # pyright: ignore[reportArgumentType]
+            metric_conditions=tuple(_metric_condition(*item) for item in self.metric_conditions.items()),
+            job_class=self.job_class,  # pyright: ignore[reportArgumentType]
+            deadline_s=self._deadline_s,
+            deadline_in_s=self._deadline_in_s,
+            seed=self.seed,
+            description=self.description,
+            min_gpus=self.min_gpus,
+            max_gpus=self.max_gpus,
+        )
+        has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
+        # Here: workers import this module but submit no job.
+        from elasticflow.sdk.job_validation import problems_of
+
+        problems = problems_of(spec, has_deadline=has_deadline)
+        if problems:
+            raise InvalidJob(*problems)
+        return spec
+
+
+def _metric_condition(metric: str, condition: Any) -> MetricCondition:
+    try:
+        comparison, value = condition
+    except (TypeError, ValueError) as error:
+        problem = f'metric_conditions.{metric}: must be like (">=", 0.97), not {condition!r:.80}'
+        raise InvalidJob(problem) from error
+    return MetricCondition(metric=metric, comparison=comparison, value=_as_float(value))
+
+
+def _as_float(value: Any) -> Any:
+    """An integer as a float; validation names any other wrong value."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

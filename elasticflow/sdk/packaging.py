@@ -1,0 +1,179 @@
+"""A user's code as an archive that nodes can import: the same files give the same bytes on every machine."""
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import io
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from elasticflow.shared.messages.job_spec import SCRIPT
+
+MAX_ARCHIVE_BYTES = 16 * 1024 * 1024
+_OURS = "elasticflow"
+_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
+
+
+class Package(NamedTuple):
+    training_function: str  # "package.module:Class", or "module:__main__" for a script
+    code_digest: str  # SHA-256 of the archive
+    archive: bytes  # zip
+
+
+class PackagingFailed(ValueError):
+    """The code cannot be sent; the message says why."""
+
+
+def package(source: type | str | Path) -> Package:
+    """The code of a job: its source file or, if a package holds that, the folder of the outermost package. What this
+    code imports from beside it (modules, packages) is part of the archive.
+
+    source: the class itself, "path/to/file.py:Class", or "path/to/file.py" with one subclass of ElasticJob or with a
+    call of `elasticflow.elastic`. A path is parsed, not imported. Raises PackagingFailed.
+    """
+    file, class_name = _located(source)
+    root = _import_root(file)
+    module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    if not module.replace(".", "_").isidentifier():
+        raise PackagingFailed(f"{file.name} cannot be imported: {module} is no module name")
+    _refuse_hidden_elasticflow(root, module)
+    archive = _archive(root, sorted(_with_local_imports(root, module.partition(".")[0])))
+    return Package(f"{module}:{class_name}", hashlib.sha256(archive).hexdigest(), archive)
+
+
+def _located(source: type | str | Path) -> tuple[Path, str]:
+    if isinstance(source, type):
+        module = sys.modules[source.__module__]
+        if "." in source.__qualname__ or not getattr(module, "__file__", None):
+            raise PackagingFailed(f"{source.__qualname__} must stand at the top of a source file")
+        return Path(inspect.getfile(source)).resolve(), source.__name__
+    path, separator, class_name = str(source).rpartition(".py:")
+    file = Path(f"{path}.py" if separator else source).resolve()
+    if not file.is_file():
+        raise PackagingFailed(f"there is no file {file}")
+    return file, class_name if separator else _what_to_run(file)
+
+
+def _what_to_run(file: Path) -> str:
+    """The only job class in it, or SCRIPT."""
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError) as error:
+        raise PackagingFailed(f"{file} is no Python source: {error}") from error
+    family = ["ElasticJob"]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(_last_name(base) in family for base in node.bases):
+            family.append(node.name)
+    names = [name for name in family[1:] if not name.startswith("_")]
+    if not names and _calls_elastic(tree):
+        return SCRIPT
+    if len(names) != 1:
+        found = ", ".join(names) or "none"
+        raise PackagingFailed(
+            f"{file} must hold one subclass of ElasticJob (found: {found}); or name it: {file.name}:Class. "
+            "A script must call elasticflow.elastic"
+        )
+    return names[0]
+
+
+def _calls_elastic(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.Call) and _last_name(node.func) == "elastic" for node in ast.walk(tree))
+
+
+def _last_name(base: ast.expr) -> str:
+    """Without the module that it is looked up in."""
+    return ast.unparse(base).rpartition(".")[2]
+
+
+def _import_root(file: Path) -> Path:
+    """The folder that must be on sys.path: above the outermost package that holds the file."""
+    folder = file.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _refuse_hidden_elasticflow(root: Path, module: str) -> None:
+    """On a user's path, a file or package named `elasticflow` hides the library."""
+    found = next((path for path in (root / _OURS, root / f"{_OURS}.py") if path.exists()), None)
+    is_library = (root / _OURS / "sdk" / "job.py").is_file()  # a checkout
+    if module.partition(".")[0] == _OURS or (found is not None and not is_library):
+        raise PackagingFailed(f"{found or root} hides the installed package elasticflow; rename it")
+
+
+def _with_local_imports(root: Path, name: str) -> set[Path]:
+    """The files of a top-level module, and of the modules beside it that it imports, directly or indirectly."""
+    names, done, files = [name], {_OURS}, set[Path]()
+    while names:
+        if (name := names.pop()) not in done:
+            done.add(name)
+            found = _files_of(root, name)
+            files.update(found)
+            names += [imported for file in found if file.suffix == ".py" for imported in _imports_of(file)]
+    return files
+
+
+def _files_of(root: Path, name: str) -> list[Path]:
+    """All files of the package, the module's file, or the sources in a folder without __init__.py; [] if this folder
+    has no such module."""
+    folder, file = root / name, root / f"{name}.py"
+    if (folder / "__init__.py").is_file():
+        return list(_sources(folder))
+    if file.is_file():
+        return [file]
+    if folder.is_dir() and not _is_installed(name):
+        return [source for source in _sources(folder) if source.suffix == ".py"]
+    return []
+
+
+def _is_installed(name: str) -> bool:
+    """Whether Python prefers another module to a folder without __init__.py."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
+
+
+def _imports_of(file: Path) -> set[str]:
+    """Top-level names that the file imports by absolute name."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # only the job's own file has to be valid
+        return set()
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        if path.is_file() and not hidden and path.suffix != ".pyc":
+            yield path
+
+
+def _archive(root: Path, files: list[Path]) -> bytes:
+    total = sum(file.stat().st_size for file in files)
+    if total > MAX_ARCHIVE_BYTES:
+        raise PackagingFailed(
+            f"the code in {root} is {total:,} bytes, at most {MAX_ARCHIVE_BYTES:,} can be sent; "
+            "keep data elsewhere"
+        )
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # compressors differ between machines
+        for file in files:
+            entry = zipfile.ZipInfo(file.relative_to(root).as_posix(), _TIMESTAMP)
+            entry.create_system = 3  # Unix, whatever this is
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, file.read_bytes())
+    return buffer.getvalue()

@@ -1,0 +1,133 @@
+"""User scripts: `elastic` lets workers join and leave a script's training loop; `Script` submits the script.
+
+Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+_WORKER = "__elastic_worker__"  # set in the script's main module by the worker that runs it
+
+
+class ElasticLoader(Protocol):
+    """Iterates like the loader that it wraps, and has its other attributes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches up to the end of the current epoch."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epoch numbers below `count`, from the job's current epoch."""
+        ...
+
+    def report(self, **metrics: float) -> None:
+        """Metrics of the trained model, for the job's end."""
+        ...
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps of the job so far."""
+        ...
+
+
+def elastic(
+    loader: Any, model: nn.Module, optimizer: Optimizer, *further: Any, virtual_nodes: int = 0
+) -> ElasticLoader:
+    """Make a script's training elastic: iterate over the returned loader instead of `loader`.
+
+        loader = elasticflow.elastic(loader, model, optimizer, scheduler)
+        for epoch in loader.epochs(20):
+            for batch in loader:
+                ...  # loss.backward(), clip, optimizer.step(), scheduler.step(): as for one device
+
+    loader: a `DataLoader` of a map-style data set; the job's global batch size replaces its batch size.
+    further: other state that survives a resize, with `state_dict()` and `load_state_dict()`, e.g. a schedule.
+    virtual_nodes: fixed parts of a global batch, thus the most useful GPUs; 0: up to 8, depending on the batch.
+
+    A worker runs the loop once for each of its virtual nodes. The code after the loop runs in one process. In a
+    script that runs outside a job, this changes nothing.
+    """
+    worker = getattr(sys.modules["__main__"], _WORKER, None)
+    if worker is None:
+        return _PlainLoader(loader)
+    return worker.attach(loader, model, optimizer, *further, virtual_nodes=virtual_nodes)
+
+
+class _PlainLoader:
+    """The loader of a script that runs outside a job."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.iteration = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            yield batch
+            self.iteration += 1
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        return iter(range(count))
+
+    def report(self, **metrics: float) -> None:
+        print(*(f"{name}={value:.6g}" for name, value in metrics.items()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class Script(ElasticJob):
+    """A job that runs a script which calls `elastic`. target: "path/to/train.py", or "package.module:__main__" if the
+    nodes can import it. arguments: the script's command line.
+
+        job = Script("train.py", "--epochs", "20").set_hyperparameter(global_batch_size=256)
+        elasticflow.submit(job.term_condition(max_iterations=2000).set_deadline(within=600))
+    """
+
+    _KNOWN = frozenset({"global_batch_size"})  # hyperparameters that are not arguments of the script
+
+    def __init__(self, target: str | Path, *arguments: str) -> None:
+        self.target = str(target)
+        self.arguments = arguments
+
+    def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
+        if settings := sorted(set(self.hyperparameters) - self._KNOWN):
+            raise InvalidJob(
+                f"hyperparameters: a script gets its settings ({', '.join(settings)}) as arguments, after --"
+            )
+        job = copy.copy(self)
+        numbered = {str(number): argument for number, argument in enumerate(self.arguments, start=1)}
+        job.hyperparameters = {**self.hyperparameters, **numbered}
+        return ElasticJob.spec(
+            job, training_function=training_function or self.target, code_digest=code_digest
+        )
+
+
+class TorchrunScript(Script):
+    """A job that runs an unchanged script; its workers start as under `torchrun` and restart at each resize.
+
+    target: as of a Script. The script saves its own snapshots with `torch.save` in its working directory.
+    hyperparameter batch_per_worker: samples of each worker in an optimizer step, if that does not depend on the number
+    of workers. An iteration of the job is then global_batch_size samples.
+    """
+
+    _KNOWN = Script._KNOWN | {"batch_per_worker"}
+
+    def __init__(self, target: str | Path, *arguments: str) -> None:
+        super().__init__(f"{str(target).removesuffix(f':{TORCHRUN}')}:{TORCHRUN}", *arguments)

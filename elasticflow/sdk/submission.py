@@ -1,0 +1,132 @@
+"""From a job, class or file of a user to what is submitted: a specification and its code."""
+
+import copy
+import importlib
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from elasticflow.errors import NotLoadable
+from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.packaging import Package, PackagingFailed, package
+from elasticflow.sdk.script import Script, TorchrunScript
+from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobClass, JobSpec
+
+_ANY_DEADLINE_S = 10 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """code: None if the nodes can import the class without it."""
+
+    spec: JobSpec
+    code: Package | None
+
+
+def submission_of(job: ElasticJob) -> Submission:
+    """The job with the source file or package of its class. Raises InvalidJob, PackagingFailed."""
+    if not isinstance(job, Script):
+        return with_code(job, package(type(job)))
+    return with_code(job, package(job.target) if ".py" in job.target else None)
+
+
+def with_code(job: ElasticJob, code: Package | None) -> Submission:
+    """Raises InvalidJob, naming each field that is wrong."""
+    if code is None:
+        return Submission(spec=job.spec(), code=None)
+    spec = job.spec(training_function=code.training_function, code_digest=code.code_digest)
+    return Submission(spec=spec, code=code)
+
+
+def quotable(job: ElasticJob) -> ElasticJob:
+    """The same job with a deadline, which a specification needs and a quote ignores."""
+    return copy.copy(job).set_job_class("slo").set_deadline(within=_ANY_DEADLINE_S)
+
+
+def profilable(submission: Submission) -> Submission:
+    """The same without a deadline: a profiling run has none."""
+    spec = replace(submission.spec, job_class=JobClass.BEST_EFFORT, deadline_s=None, deadline_in_s=None)
+    return replace(submission, spec=spec)
+
+
+def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Package | None]:
+    """The job that a command line names: "train.py", "train.py:Digits", or "package.module:Digits".
+
+    A file is packaged; a module must be importable on the nodes. The user's module is imported in this process
+    unless it is a script. arguments: of a script. Raises NotLoadable.
+    """
+    try:
+        code = package(target) if ".py" in target else None
+    except PackagingFailed as error:
+        raise NotLoadable(target, str(error)) from None
+    training_function = code.training_function if code else target
+    entry = training_function.partition(":")[2]
+    if entry in (SCRIPT, TORCHRUN):
+        return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
+    if arguments:
+        raise NotLoadable(
+            target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE"
+        )
+    if code is not None:
+        sys.path.insert(0, str(_import_root(target, code)))
+    job_class = _imported(target, training_function)
+    try:
+        return job_class(), code
+    except Exception as error:
+        raise NotLoadable(target, f"creating a {job_class.__name__} failed: {_in_a_line(error)}") from error
+
+
+def _imported(target: str, training_function: str) -> type[ElasticJob]:
+    module_name, separator, class_name = training_function.partition(":")
+    if not separator or not class_name:
+        raise NotLoadable(target, "name a file and a class, like train.py:Digits, or package.module:Digits")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        reason = f"importing {module_name} failed: {_in_a_line(error)}{_missing_init(target, error)}"
+        raise NotLoadable(target, reason) from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type) or not issubclass(found, ElasticJob):
+        what = (
+            f"has no class {class_name}" if found is None else f"{class_name} is not a subclass of ElasticJob"
+        )
+        raise NotLoadable(target, f"{module_name} {what}")
+    return found
+
+
+def _missing_init(target: str, error: Exception) -> str:
+    """What to do where the missing module lies above a folder that lacks __init__.py."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name or ".py" not in target:
+        return ""
+    name = error.name.partition(".")[0]
+    inner = Path(target.rpartition(".py")[0]).resolve().parent
+    while (inner / "__init__.py").is_file():
+        inner = inner.parent
+    for outer in inner.parents:
+        if (outer / name).is_dir() or (outer / f"{name}.py").is_file():
+            return f"; {name} is in {outer}: to import it, put __init__.py into {inner}"
+        inner = outer
+    return ""
+
+
+def _import_root(target: str, code: Package) -> Path:
+    """The folder from which the packaged module is imported: as many levels up as its name has parts."""
+    file = Path(target.rpartition(".py")[0] + ".py").resolve()
+    depth = code.training_function.partition(":")[0].count(".")
+    return file.parents[depth] if file.stem != "__init__" else file.parents[depth + 1]
+
+
+def _of_the_import(filename: str) -> bool:
+    return filename.startswith("<frozen importlib") or filename in (__file__, importlib.__file__)
+
+
+def _in_a_line(error: BaseException) -> str:
+    """The error, and where in the user's code it was raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _of_the_import(f.filename)]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError):
+        where = f" ({error.filename}, line {error.lineno})"
+    return f"{type(error).__name__}: {error}{where}".replace("\n", " ")

@@ -1,0 +1,223 @@
+"""The synchronous API for scripts and notebooks: each call connects to the pool, does one thing and returns.
+
+All functions find the pool alike: nats_url, else NATS_URL, else the pool that `eflow up` runs in data_dir or in the
+nearest `.eflow`. All raise NoPoolHere, UnknownPool, Unavailable, BadCredentials.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from elasticflow.client.client import REPLY_TIMEOUT_S, Client
+from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
+from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
+from elasticflow.history.pool_views import JobView, job_view, job_views
+from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.submission import profilable, quotable, submission_of
+from elasticflow.sdk.times import Duration, Moment
+from elasticflow.shared.messages.events import (
+    AmendRejected,
+    CancelRejected,
+    DeadlineQuoted,
+    GpuLimitsCleared,
+    GpuLimitsRejected,
+    GpuLimitsSet,
+    JobAmended,
+    JobCancelled,
+    QuoteRejected,
+    QuoteReserved,
+)
+
+T = TypeVar("T")
+
+
+def submit(
+    job: ElasticJob,
+    *,
+    job_id: str = "",
+    timeout: Duration = REPLY_TIMEOUT_S,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> Decision:
+    """Submit a job with its code and wait for the decision: `JobAdmitted`, or `JobRejected` with a reason and
+    counteroffers.
+
+    timeout: until the first reply. Raises InvalidJob, PackagingFailed, Undecided.
+    """
+    ready = submission_of(job)
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(
+        endpoint,
+        tenant,
+        lambda client: client.submit(ready.spec, job_id=job_id, code=ready.code, timeout=timeout),
+    )
+
+
+def quote(
+    job: ElasticJob, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> DeadlineQuoted:
+    """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
+    ready = submission_of(quotable(job))
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.quote(ready.spec))
+
+
+def profile(
+    job: ElasticJob, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> ProfileReply:
+    """The job's throughput on each number of GPUs in its range: `JobProfiled`. Unknown ones are measured in a
+    profiling run. Submits no job. Raises InvalidJob, Undecided."""
+    ready = profilable(submission_of(quotable(job)))
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.profile(ready.spec, code=ready.code))
+
+
+def reserve(
+    job: ElasticJob,
+    *,
+    duration: Duration = "60s",
+    job_id: str = "",
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> QuoteReserved | QuoteRejected:
+    """Quote a deadline and reserve what it needs for `duration`, 10 minutes at most.
+
+    To take the quote, submit the job with `set_deadline(reserved.deadline_s)` and `job_id=reserved.job_id`: it is
+    admitted whatever was promised meanwhile. Raises InvalidJob, Undecided.
+    """
+    ready = submission_of(quotable(job))
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(
+        endpoint, tenant, lambda client: client.reserve(ready.spec, duration=duration, job_id=job_id)
+    )
+
+
+def amend(
+    job_id: str,
+    *,
+    deadline: Moment | None = None,
+    within: Duration | None = None,
+    max_iterations: int | None = None,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> JobAmended | AmendRejected:
+    """Change the deadline or the iterations of an admitted job. `within` counts from now.
+
+    If that breaks a promise, admission rejects it and the existing promise is unchanged. Raises InvalidJob, Undecided.
+    """
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(
+        endpoint,
+        tenant,
+        lambda client: client.amend(job_id, deadline=deadline, within=within, max_iterations=max_iterations),
+    )
+
+
+def scale(
+    job_id: str,
+    *,
+    min_gpus: int | None = None,
+    max_gpus: int | None = None,
+    until: Moment | None = None,
+    duration: Duration | None = None,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> GpuLimitsSet | GpuLimitsRejected:
+    """Set an operator's GPU limits on a job. until, duration: when they end; without both they never expire.
+
+    Admission rejects limits that break a promise, and offers a number of GPUs. Raises InvalidJob, Undecided.
+    """
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(
+        endpoint,
+        tenant,
+        lambda client: client.scale(
+            job_id, min_gpus=min_gpus, max_gpus=max_gpus, until=until, duration=duration
+        ),
+    )
+
+
+def release(
+    job_id: str, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> GpuLimitsCleared | GpuLimitsRejected:
+    """Clear a job's GPU limits. Raises Undecided."""
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.release(job_id))
+
+
+def checkpoint(
+    job_id: str, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> CheckpointReply:
+    """Write a checkpoint of a job now: `CheckpointWritten` once it is complete on the disk. If the job does not train:
+    `CheckpointUpToDate`, its newest checkpoint."""
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.checkpoint(job_id))
+
+
+def cancel(
+    job_id: str,
+    *,
+    reason: str = "",
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> JobCancelled | CancelRejected:
+    """Stop a job and free its GPUs; its last checkpoint is kept. Raises Undecided."""
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    return _with_client(endpoint, tenant, lambda client: client.cancel(job_id, reason=reason))
+
+
+def jobs(
+    *, ended: bool = True, nats_url: str = "", pool: str = "", data_dir: Path | None = None
+) -> tuple[JobView, ...]:
+    """The pool's jobs in the order of their decisions. ended: include the jobs that have ended."""
+
+    async def look(client: Client) -> tuple[JobView, ...]:
+        return job_views(await client.state(), client.now_s(), ended=ended)
+
+    return _with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", look)
+
+
+def wait(
+    job_id: str,
+    *,
+    timeout: Duration | None = None,
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> JobView:
+    """The job, once it has ended; `activity` says how. Raises UnknownJob, NotEnded."""
+
+    async def ended(client: Client) -> JobView:
+        return job_view(await client.wait(job_id, timeout=timeout), client.now_s())
+
+    return _with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", ended)
+
+
+def _with_client(endpoint: Endpoint, tenant: str, call: Callable[[Client], Awaitable[T]]) -> T:
+    async def connected() -> T:
+        async with Client.connect(endpoint, tenant=tenant) as client:
+            return await call(client)
+
+    return _blocking(connected())
+
+
+def _blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, in another thread if this one runs an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

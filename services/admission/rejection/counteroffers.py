@@ -1,0 +1,222 @@
+"""The rejection of a deadline: why, a certificate that it is infeasible, and what would be promised instead now."""
+
+import math
+from dataclasses import dataclass, replace
+
+from elasticflow.services.admission.rejection.text import why_late, why_overpriced
+from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages.events import RejectionReason
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.rejection import InfeasibilityCertificate, Offer, Overpriced, Unproven
+from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
+from elasticflow.shared.scheduling.availability.earliest_completion import (
+    earliest_deadline_around_s,
+    most_iterations_alone_by,
+    most_iterations_by,
+)
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime, promised_deadline_s
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
+from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
+from elasticflow.shared.state.fold.profiles import with_range
+
+MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a rejection
+FEWEST_OFFERS = 3  # with each rejection, where any deadline is possible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """No promise, and what could be promised instead."""
+
+    reason: RejectionReason
+    explanation: str
+    infeasibility_certificate: InfeasibilityCertificate
+    offers: tuple[Offer, ...]
+    earliest_deadline_s: PlannedTime | None
+
+
+def rejection_of(
+    session: AdmissionSession, job: SchedulableJob, spec: JobSpec, *, is_overpriced: bool
+) -> tuple[AdmissionSession, Rejection]:
+    """Why a job is rejected, and offers. is_overpriced: it would fit, but displace more than it is worth."""
+    is_thorough = session.is_thorough and not is_overpriced
+    session = fast_replace(session, num_rejections=session.num_rejections + 1)
+    session = session.expecting_another().with_pricing()
+    if is_thorough:
+        session = session.with_search()
+    state, now_s = session.planned_state, session.now_s
+    if is_overpriced:
+        earliest_s = session.first_affordable_s(job, math.ceil(job.deadline_s), 1.0)
+        fitting = int(job.remaining_iterations)
+        least, most = least_gpu_seconds(job, now_s), session.price_limit_gpu_seconds(job)
+        why = why_overpriced(state, least, most, earliest_s, now_s)
+        certificate: InfeasibilityCertificate = _overpriced(least, most)
+    else:
+        earliest_s = session.earliest_deadline_s(job, tight=is_thorough)
+        fitting = _most_iterations(session, job, is_thorough=is_thorough)
+        why = why_late(state, spec, job, earliest_s, now_s)
+        certificate = _infeasibility_certificate(session, job, earliest_s, is_thorough=is_thorough)
+    return session, Rejection(
+        reason="price" if is_overpriced else "deadline",
+        explanation=why,
+        infeasibility_certificate=certificate,
+        offers=_offers(session, job, spec, earliest_s, _affordable(session, job, fitting)),
+        earliest_deadline_s=earliest_s,
+    )
+
+
+def _overpriced(gpu_seconds: float, most_gpu_seconds: float) -> Overpriced:
+    price = 1.0 / max(most_gpu_seconds, 1e-9)
+    return Overpriced(
+        gpu_seconds=gpu_seconds, price=price, value=1.0, price_limit=min(1.0 / gpu_seconds, price)
+    )
+
+
+def _infeasibility_certificate(
+    session: AdmissionSession, job: SchedulableJob, earliest_s: PlannedTime | None, *, is_thorough: bool
+) -> InfeasibilityCertificate:
+    if not is_thorough and math.isfinite(least_gpu_seconds(job, session.now_s)):
+        return Unproven(earliest_deadline_s=earliest_s)
+    return find_infeasibility_certificate(
+        job,
+        session.promised_jobs() if is_thorough else [],
+        session.plan.num_gpus,
+        session.now_s,
+        job.resize_cost,
+        earliest_deadline_s=earliest_s,
+        max_variables=MAX_PROGRAM_VARIABLES,
+    )
+
+
+def _offers(
+    session: AdmissionSession, job: SchedulableJob, spec: JobSpec, earliest_s: PlannedTime | None, fewer: int
+) -> tuple[Offer, ...]:
+    """A later deadline, fewer iterations, other batch sizes with a known curve: each would be promised if taken now.
+
+    Where these are too few, also fewer iterations by a later deadline, then still later deadlines.
+    """
+    offers = list[Offer]()
+    if earliest_s is not None:
+        offers.append(_offer(session, spec, earliest_s))
+    if fewer >= 1:
+        offers.append(_offer(session, spec, PlannedTime(job.deadline_s), max_iterations=fewer))
+    for batch_size, curve in _other_batch_sizes(session, spec):
+        iterations = max(
+            round(spec.max_iterations * spec.global_batch_size / batch_size), 1
+        )  # as many samples
+        other = replace(job, curve=curve, remaining_iterations=float(iterations))
+        deadline_s = session.earliest_deadline_s(other, tight=False)
+        if deadline_s is not None:
+            at_s = PlannedTime(max(deadline_s, job.deadline_s))
+            if not session.is_overpriced(replace(other, deadline_s=at_s)):
+                offers.append(_offer(session, spec, at_s, iterations, batch_size))
+    if earliest_s is not None:
+        missing = FEWEST_OFFERS - len(offers)
+        offers += _between(session, job, spec, earliest_s, fewer, missing)
+    if earliest_s is not None and len(offers) < FEWEST_OFFERS:
+        offers += _later(session, job, spec, earliest_s, FEWEST_OFFERS - len(offers))
+    return tuple(offers)
+
+
+def _between(
+    session: AdmissionSession,
+    job: SchedulableJob,
+    spec: JobSpec,
+    earliest_s: PlannedTime,
+    fewer: int,
+    most: int,
+) -> list[Offer]:
+    """Parts of the iterations that do not fit by the deadline, each by a deadline that moves no other job.
+
+    Fewer iterations have an earlier deadline.
+    """
+    found, sooner_than_s = list[Offer](), earliest_s
+    for part in range(most, 0, -1):
+        iterations = fewer + (spec.max_iterations - fewer) * part // (most + 1)
+        if fewer < iterations < spec.max_iterations:
+            shorter = replace(job, remaining_iterations=float(iterations))
+            deadline_s = session.earliest_deadline_s(shorter, tight=False)
+            if deadline_s is not None and job.deadline_s < deadline_s < sooner_than_s:
+                found.insert(0, _offer(session, spec, deadline_s, max_iterations=iterations))
+                sooner_than_s = deadline_s
+    return found
+
+
+def _later(
+    session: AdmissionSession, job: SchedulableJob, spec: JobSpec, earliest_s: PlannedTime, most: int
+) -> list[Offer]:
+    """Deadlines beyond the earliest that move no other job, for jobs of which no part ends much sooner."""
+    found = list[Offer]()
+    around_s = earliest_deadline_around_s(session.plan, job)
+    deadline_s = None if around_s is None else max(around_s, earliest_s)
+    while len(found) < most and deadline_s is not None:
+        window_s = math.ceil(deadline_s - session.now_s)
+        deadline_s = session.first_affordable_s(job, deadline_s + window_s, 1.0)
+        if deadline_s is not None:
+            found.append(_offer(session, spec, deadline_s))
+    return found
+
+
+def _most_iterations(session: AdmissionSession, job: SchedulableJob, *, is_thorough: bool) -> int:
+    """The most iterations that fit by the deadline, to one in a hundred; 0 if none does.
+
+    is_thorough: also where other jobs must move; no more than the job could do alone.
+    """
+    fitting = most_iterations_by(session.plan, job)
+    if not is_thorough:
+        return fitting
+    alone = most_iterations_alone_by(session.plan, job)
+    rejected = min(int(job.remaining_iterations), alone + _precision(alone))
+    while rejected - fitting > _precision(fitting):
+        middle = (fitting + rejected) // 2
+        is_kept = session.admission_search.fits(replace(job, remaining_iterations=float(middle)))
+        fitting, rejected = (middle, rejected) if is_kept else (fitting, middle)
+    return fitting
+
+
+def _precision(iterations: int) -> int:
+    """One in a hundred."""
+    return max(1, iterations // 100)
+
+
+def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int) -> int:
+    """How many of these iterations are not overpriced."""
+    shorter = replace(job, remaining_iterations=float(iterations))
+    if iterations < 1 or not session.is_overpriced(shorter):
+        return iterations
+    # In the same window, less work needs no more GPU-seconds for each iteration.
+    return int(iterations * session.price_limit_gpu_seconds(job) / least_gpu_seconds(shorter, session.now_s))
+
+
+def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
+    if not spec.model_name:
+        return []
+    prefix, state = f"{spec.model_name}/b", session.planned_state
+    found = list[tuple[int, ScalingCurve]]()
+    for key in state.curves:
+        size = key.removeprefix(prefix)
+        if key.startswith(prefix) and size.isdigit() and int(size) != spec.global_batch_size:
+            other = replace(spec, global_batch_size=int(size))
+            curve = known_curve(with_range(state, other), other, curves=session.cache.curves)
+            if curve is not None:
+                found.append((int(size), curve))
+    by_likeness = sorted(
+        found, key=lambda known: (abs(math.log(known[0] / spec.global_batch_size)), known[0])
+    )
+    return by_likeness[:2]  # of two equally far the smaller, because the map has no order
+
+
+def _offer(
+    session: AdmissionSession,
+    spec: JobSpec,
+    planned_s: PlannedTime,
+    max_iterations: int | None = None,
+    batch_size: int | None = None,
+) -> Offer:
+    return Offer(
+        deadline_s=promised_deadline_s(session.planned_state, planned_s),
+        max_iterations=max_iterations or spec.max_iterations,
+        global_batch_size=batch_size or spec.global_batch_size,
+    )

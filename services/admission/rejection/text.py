@@ -1,0 +1,114 @@
+"""Rejection texts: what is wrong with a command, and why a deadline cannot be promised, in sentences with numbers."""
+
+import math
+from datetime import UTC, datetime
+
+from elasticflow.shared.messages.gpu_limits import range_problem
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime, promised_deadline_s
+from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known, promisable_gpus
+from elasticflow.shared.state.pool import PoolState, largest_level
+
+_SPEED_UNKNOWN = (
+    "its speed is not known yet: `eflow profile` measures it, and so does a submission before it is decided"
+)
+
+
+RUNS_NOWHERE = "it runs on no number of GPUs that the pool has now"
+
+
+def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
+    """What no schedule can repair, for all fields together."""
+    problems = size_problems(state, spec)
+    deadline_s = spec.resolved_deadline_s(now_s)
+    if spec.deadline_s is not None and spec.deadline_in_s is not None:
+        problems.append("deadline_s and deadline_in_s: give one of them")
+    if spec.job_class is JobClass.SLO and deadline_s is None:
+        problems.append("deadline_s: a job of class slo needs a deadline; without one choose best_effort")
+    if deadline_s is not None and deadline_s <= now_s:
+        when, late_s = datetime.fromtimestamp(deadline_s, UTC).isoformat(" ", "seconds"), now_s - deadline_s
+        problems.append(f"deadline_s: {when} is {late_s:.0f} s in the past; choose a later one")
+    return problems
+
+
+def no_such_job(tenant: str) -> str:
+    return f"tenant {tenant} has no such job; `eflow jobs --all` lists them"
+
+
+def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
+    problems, batch_size = list[str](), spec.global_batch_size
+    if (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
+        problems.append(f"min_gpus: {wrong}")
+    elif spec.gpu_range.least > batch_size:
+        problems.append(
+            f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples; lower it"
+        )
+    measured = state.curves.get(spec.measured_key)
+    if measured is not None and measured.dataset_size is not None and batch_size > measured.dataset_size:
+        size = measured.dataset_size
+        problems.append(
+            f"global_batch_size: {batch_size} is more than the data set's {size} samples; lower it"
+        )
+    return problems
+
+
+def too_small(state: PoolState, spec: JobSpec) -> bool:
+    """The pool has GPUs, but not as many as the job asks for."""
+    return 0 < state.num_gpus < spec.gpu_range.least
+
+
+def why_unquotable(state: PoolState, spec: JobSpec) -> str:
+    """Why no scaling curve is known for the job."""
+    if state.num_gpus and not profile_known(state, spec):
+        return _SPEED_UNKNOWN
+    return why_unrunnable(state, spec)
+
+
+def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
+    """Why the job runs on no number of GPUs that the pool has."""
+    if too_small(state, spec):
+        return f"min_gpus: it needs at least {spec.gpu_range.least} GPUs, and the pool has {state.num_gpus}"
+    most = largest_level(state, spec)
+    if not most:
+        return "the pool has no GPUs now"
+    least, most = spec.gpu_range.least, min(most, spec.gpu_range.most or most)
+    return f"at this batch size it does not run on {least} to {most} GPUs"
+
+
+def why_late(
+    state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float
+) -> str:
+    """Why the deadline cannot be kept."""
+    window_s = promised_deadline_s(state, PlannedTime(job.deadline_s)) - now_s
+    most = job.curve.max_useful_gpus
+    gpus = "1 GPU" if most == 1 else f"{most} GPUs"
+    fastest = job.curve.throughput(most)
+    alone_s = spec.max_iterations / fastest + job.resize_cost.seconds(most)
+    return (
+        f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {gpus} they take "
+        f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {_offered(state, earliest_s, now_s)}"
+    )
+
+
+def why_overpriced(
+    state: PoolState, gpu_seconds: float, limit: float, earliest_s: PlannedTime | None, now_s: float
+) -> str:
+    """Why a job that would fit is rejected: it would displace more than it is worth."""
+    return (
+        f"it needs {gpu_seconds:.0f} GPU-seconds in its window, and recent demand fills the pool with jobs of up to "
+        f"{limit:.0f}: at this price of a GPU-second it displaces more than it is worth; "
+        f"{_offered(state, earliest_s, now_s)}"
+    )
+
+
+def _offered(state: PoolState, earliest_s: PlannedTime | None, now_s: float) -> str:
+    if earliest_s is None:
+        return no_deadline(state)
+    return f"a deadline in {math.ceil(promised_deadline_s(state, earliest_s) - now_s)} s would be met"
+
+
+def no_deadline(state: PoolState) -> str:
+    """Why no deadline at all can be promised."""
+    kept = "" if promisable_gpus(state)[0] else ", which are all kept in reserve (reserve_nodes)"
+    return f"no deadline is possible on {state.num_gpus} GPUs{kept}"

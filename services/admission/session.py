@@ -1,0 +1,255 @@
+"""The admission session: one decision of admission in the making, as a value.
+
+Each command is a function that takes a session and returns the next one, with its events in it. Two named policies
+(`PoolConfig.admission`): `first-come` rejects only what cannot be kept beside earlier promises; `selective` also
+rejects what would displace more than it is worth.
+Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages.events import AdmissionEvent
+from elasticflow.shared.messages.share_schedule import ShareSchedule
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, older_demand
+from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch
+from elasticflow.shared.scheduling.admission.proposal import Proposal
+from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, flat, planned_pool
+from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.ledger_fold import apply
+from elasticflow.shared.state.pool import PoolState, QuoteReservation
+
+MAX_THOROUGH_REJECTIONS = (
+    1  # of one decision: each costs as much as ten submissions, and all of them wait for it
+)
+MAX_FULL_SEARCHES = 16  # of one decision: with more submissions or rejections than that, searches are short
+FEW_FILLINGS = 256
+
+
+@dataclass(frozen=True, kw_only=True)  # not slotted, for `fast_replace`
+class AdmissionSession:
+    """What one decision has said so far, and the pool and the plan that it leaves.
+
+    state: with all events of this decision. planned_state: where the plan started; later promises are in the plan.
+    planned, search, pricing: None until a command needs them, see `with_plan`, `with_search`, `with_pricing`.
+    submitted_gpu_seconds: least GPU-seconds of the submissions at hand, all of which count as demand; inf: size
+    unknown.
+    rejected: jobs that did not fit this plan. changes_reported: whether an event already carries `changed_schedules`.
+
+    `accept` hands the plan's arrays on to the session that it returns; the earlier session must not plan again.
+    """
+
+    state: PoolState
+    planned_state: PoolState
+    now_s: float
+    cache: PlanningCache
+    events: tuple[AdmissionEvent, ...] = ()
+    planned: PlannedPool | None = None
+    search: AdmissionSearch | None = None
+    pricing: AdmissionPricing | None = None
+    submitted_gpu_seconds: tuple[float, ...] = ()
+    rejected: tuple[SchedulableJob, ...] = ()
+    num_accepted: int = 0
+    num_rejections: int = 0
+    changes_reported: bool = False
+
+    @staticmethod
+    def start(state: PoolState, now_s: float, cache: PlanningCache | None = None) -> "AdmissionSession":
+        """A session that has said nothing yet."""
+        cache = PlanningCache() if cache is None else cache
+        return AdmissionSession(state=state, planned_state=state, now_s=now_s, cache=cache)
+
+    # --- the next session -----------------------------------------------------------------------------------
+
+    def with_event(self, event: AdmissionEvent) -> "AdmissionSession":
+        """One event more, folded into the state; the plan stays."""
+        state = apply(self.state, event, self.state.sequence + 1)
+        return fast_replace(self, state=state, events=(*self.events, event))
+
+    def replanned(self) -> "AdmissionSession":
+        """Plan anew on the present state: something other than a new promise has changed the pool."""
+        return fast_replace(
+            self,
+            planned_state=self.state,
+            planned=None,
+            search=None,
+            rejected=(),
+            num_accepted=0,
+            changes_reported=False,
+        )
+
+    def with_plan(self) -> "AdmissionSession":
+        """With all promises laid out from now on."""
+        if self.planned is not None:
+            return self
+        return fast_replace(self, planned=planned_pool(self.planned_state, self.now_s, self.cache))
+
+    def with_search(self) -> "AdmissionSession":
+        """With a search for one more promise: a full one, unless many submissions wait for this decision."""
+        if self.search is not None:
+            return self
+        is_rush = (
+            len(self.submitted_gpu_seconds) > MAX_FULL_SEARCHES or self.num_rejections >= MAX_FULL_SEARCHES
+        )
+        ready = self.with_plan()
+        return fast_replace(
+            ready, search=AdmissionSearch(ready.plan, FEW_FILLINGS if is_rush else MANY_FILLINGS)
+        )
+
+    def with_pricing(self) -> "AdmissionSession":
+        """With the prices that follow from recent demand, where admission is selective."""
+        if self.pricing is not None or not self.is_selective:
+            return self
+        ready, demand = self.with_plan(), self.planned_state.demand
+        older = self.cache.last(older_demand, demand.full)
+        pricing = AdmissionPricing(demand, self.submitted_gpu_seconds, self.now_s, ready.plan.num_gpus, older)
+        return fast_replace(ready, pricing=pricing)
+
+    def expecting(self, gpu_seconds: Sequence[float]) -> "AdmissionSession":
+        """Count these submissions as demand from now on."""
+        return fast_replace(self, submitted_gpu_seconds=tuple(gpu_seconds), pricing=None)
+
+    def expecting_another(self) -> "AdmissionSession":
+        """Count one submission more: a user who takes an offer or a quote submits again, at the price of now."""
+        priced = self.with_pricing()
+        if priced.pricing is None or priced.pricing.knows_enough:
+            return priced
+        return priced.expecting((*self.submitted_gpu_seconds, math.inf))
+
+    def propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
+        """A way to keep this promise too; None without a search if a job that asks for less was rejected."""
+        ready = self.with_search()
+        if ready._is_hopeless(job):
+            return ready, None
+        proposal = ready.admission_search.propose(job)
+        return (ready._without_space_for(job) if proposal is None else ready), proposal
+
+    def fits(self, job: SchedulableJob) -> "tuple[AdmissionSession, bool]":
+        """Whether there is such a way, which is known sooner than the way."""
+        ready = self.with_search()
+        if ready._is_hopeless(job):
+            return ready, False
+        fits = ready.admission_search.fits(job)
+        return (ready if fits else ready._without_space_for(job)), fits
+
+    def accept(self, proposal: Proposal) -> "tuple[AdmissionSession, dict[str, ShareSchedule]]":
+        """Promise it. Also the schedules of other jobs that are no longer those of the ledger, by job."""
+        plan, replanned = self.plan, self.changed_schedules()
+        for row, schedule in proposal.moved.items():
+            replanned[plan.table.job_ids[row]] = flat(schedule)
+        plan.accept(proposal)
+        accepted = fast_replace(
+            self, num_accepted=self.num_accepted + 1, search=None, rejected=(), changes_reported=True
+        )
+        return accepted, replanned
+
+    def _is_hopeless(self, job: SchedulableJob) -> bool:
+        return any(asks_no_less(job, rejected) for rejected in self.rejected)
+
+    def _without_space_for(self, job: SchedulableJob) -> "AdmissionSession":
+        return fast_replace(self, rejected=(*self.rejected, job))
+
+    # --- what holds beside this plan ------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> AdmissionPlan:
+        plan = self.planned_pool.plan
+        assert len(plan.accepted) == self.num_accepted, "a later session has accepted a job on this plan"
+        return plan
+
+    @property
+    def planned_pool(self) -> PlannedPool:
+        assert self.planned is not None, "see with_plan"
+        return self.planned
+
+    @property
+    def admission_search(self) -> AdmissionSearch:
+        assert self.search is not None, "see with_search"
+        return self.search
+
+    @property
+    def quote_reservations(self) -> tuple[QuoteReservation, ...]:
+        """Those that the plan keeps."""
+        return self.planned_pool.held
+
+    @property
+    def is_thorough(self) -> bool:
+        """Whether the next rejection may take its time."""
+        return self.num_rejections < MAX_THOROUGH_REJECTIONS
+
+    def changed_schedules(self) -> dict[str, ShareSchedule]:
+        """The schedules with which the plan began that the ledger does not know yet, by job."""
+        return {} if self.changes_reported else self.planned_pool.changed_schedules()
+
+    def promised_jobs(self) -> list[SchedulableJob]:
+        """The promised jobs, one by one."""
+        plan, curves = self.plan, self.planned_pool.curves
+        jobs, found = plan.table.jobs, list[SchedulableJob]()
+        for row in map(int, plan.promised):
+            newly = plan.accepted.get(row)
+            found.append(
+                SchedulableJob(
+                    job_id=plan.table.job_ids[row],
+                    curve=newly.curve if newly else curves[row],
+                    remaining_iterations=float(jobs.remaining_J[row]),
+                    deadline_s=float(jobs.deadline_J[row]),
+                    current_num_gpus=int(jobs.held_J[row]),
+                    stalled_until_s=float(jobs.stalled_until_J[row]),
+                )
+            )
+        return found
+
+    # --- from when on, at what price ------------------------------------------------------------------------
+
+    def earliest_deadline_s(self, job: SchedulableJob, *, tight: bool = True) -> PlannedTime | None:
+        """The earliest that would be promised now, in whole seconds; None if none would be.
+
+        tight: one second less is rejected. Otherwise the earliest that moves no other job: mostly a little later
+        and much cheaper, for when many submissions come at once.
+        """
+        if tight:
+            earliest_s = self.admission_search.earliest_deadline_s(job)
+        else:
+            earliest_s = earliest_deadline_around_s(self.plan, job)
+        if earliest_s is None:
+            return None
+        return self.first_affordable_s(job, earliest_s, 1.0 if tight else math.inf)
+
+    @property
+    def is_selective(self) -> bool:
+        return self.state.config.admission == "selective"
+
+    def price_limit_gpu_seconds(self, job: SchedulableJob) -> float:
+        """The most GPU-seconds for which a job with such a window is taken."""
+        assert self.pricing is not None, "see with_pricing"
+        return self.pricing.price_limit_gpu_seconds(job.deadline_s - self.now_s)
+
+    def is_overpriced(self, job: SchedulableJob) -> bool:
+        """Whether selective admission keeps the GPUs for other jobs."""
+        if not self.is_selective:
+            return False
+        assert self.pricing is not None, "see with_pricing"
+        return self.pricing.is_overpriced(job, self.plan.availability)
+
+    def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> PlannedTime | None:
+        """The first deadline from this one on at which the job is not overpriced, to `within_s` seconds."""
+        if not self.is_selective:
+            return PlannedTime(from_s)
+        assert self.pricing is not None, "see with_pricing"
+        first_s = self.pricing.first_affordable_s(job, from_s, within_s, self.plan.availability)
+        return None if first_s is None else PlannedTime(first_s)
+
+
+def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:
+    """Whether `job` takes as long as `other` on any number of GPUs, and is due no later."""
+    return job.deadline_s <= other.deadline_s and all(
+        job.remaining_iterations * other.curve.throughput(level)
+        >= other.remaining_iterations * job.curve.throughput(level)
+        for level in job.curve.levels
+    )

@@ -1,0 +1,142 @@
+"""Profiling runs: which job's speed is measured now, on how many GPUs, and when its profile is complete.
+
+One run begins at a time, so that no other disturbs it: on 1, 2, 4, ... GPUs within the job's range, until more GPUs do
+not help or cannot be lent. A run that is slow or hangs blocks no other: the next one begins beside it, on the GPUs
+that it leaves. GPUs are taken from extra shares and best-effort jobs, never from a promise (docs/adr/0006).
+"""
+# pyright: strict
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache as remember
+
+from elasticflow.shared.messages.events import ProfileCompleted
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    next_level,
+    profile_known,
+    resize_cost,
+)
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState, largest_level, spec_of
+
+UNDISTURBED_S = 15.0  # some dozens of steps on one number of GPUs; then the next profiling run may begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingRuns:
+    """The promises on the GPUs that profiling runs leave, and the GPUs of these runs.
+
+    A run that is complete keeps its GPUs for the milliseconds until admission has decided on its job.
+    next_at_s: when the next run begins beside the present ones.
+    """
+
+    pool: PlannedPool
+    num_gpus_by_job: Mapping[str, int]
+    completed: tuple[ProfileCompleted, ...]
+    next_at_s: float
+
+
+def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> ProfilingRuns:
+    """Present runs continue; the next one begins, oldest job first, when all of them are slow."""
+    pool = whole = planned_pool(state, now_s, cache)
+
+    @remember  # many jobs may ask for the same number
+    def without(num_gpus: int) -> PlannedPool | None:
+        return _set_aside(state, whole, num_gpus, now_s, cache)
+
+    held, completed = dict[str, int](), list[ProfileCompleted]()
+    undisturbed_until_s, next_at_s = -math.inf, math.inf
+    for job in _candidates(state):
+        level = _next_level(state, job)
+        if level and level != job.num_gpus and now_s < undisturbed_until_s:
+            next_at_s = undisturbed_until_s
+            continue
+        lent = _lent(state, without, job, level, sum(held.values()))
+        if lent is not None:
+            pool, held[job.job_id] = lent, level
+            undisturbed_until_s = max(undisturbed_until_s, _undisturbed_until_s(state, job, level, now_s))
+        elif (profile := _completed_profile(state, job, now_s)) is not None:
+            completed.append(profile)
+            undisturbed_until_s = math.inf
+            kept = without(sum(held.values()) + job.num_gpus)
+            if kept is not None and job.num_gpus:
+                pool, held[job.job_id] = kept, job.num_gpus
+    return ProfilingRuns(pool=pool, num_gpus_by_job=held, completed=tuple(completed), next_at_s=next_at_s)
+
+
+def _candidates(state: PoolState) -> list[Job]:
+    """The oldest job of each unknown profile; those that are being measured come first."""
+    jobs = dict[str, Job]()
+    for job in state.profiling_jobs:
+        if not profile_known(state, spec_of(job)):
+            jobs.setdefault(spec_of(job).measured_key, job)
+    return sorted(jobs.values(), key=lambda job: not job.num_gpus or job.num_gpus != _next_level(state, job))
+
+
+def _next_level(state: PoolState, job: Job) -> int:
+    """GPUs of the next profiling run; 0 if this pool can measure no further level."""
+    spec = spec_of(job)
+    level = next_level(state, spec)
+    return level if level <= _largest_level(state, spec) else 0
+
+
+def _largest_level(state: PoolState, spec: JobSpec) -> int:
+    """The largest number of GPUs within the job's range and the pool."""
+    most = largest_level(state, spec)
+    return most if spec.gpu_range.most is None else min(most, spec.gpu_range.most)
+
+
+def _undisturbed_until_s(state: PoolState, job: Job, level: int, now_s: float) -> float:
+    placed_at_s = job.placed_at_s if len(job.gpus) == job.num_gpus == level else now_s
+    return placed_at_s + resize_cost(state).seconds(level) + UNDISTURBED_S
+
+
+def _lent(
+    state: PoolState, without: Callable[[int], PlannedPool | None], job: Job, level: int, num_held: int
+) -> PlannedPool | None:
+    """The promises beside a profiling run, if they can spare its GPUs; None if they cannot.
+
+    The most GPUs that the whole run may need are set aside at once, so that other jobs shrink once and not at each
+    level.
+    without: the promises on all GPUs less so many. num_held: GPUs of other profiling runs.
+    """
+    aside = _largest_level(state, spec_of(job)) if level else -1
+    while aside >= max(level, 1):
+        pool = without(num_held + aside)
+        if pool is not None:
+            return pool
+        aside //= 2
+    return None
+
+
+def _set_aside(
+    state: PoolState, whole: PlannedPool, num_gpus: int, now_s: float, cache: PlanningCache
+) -> PlannedPool | None:
+    """The promises on all GPUs less so many; None if that breaks one of them or a quote reservation."""
+    if num_gpus > state.num_gpus:  # possible after the loss of a node
+        return None
+    pool = planned_pool(state, now_s, cache, num_gpus=state.num_gpus - num_gpus)
+    keeps_as_much = set(pool.plan.late_jobs) <= set(whole.plan.late_jobs) and pool.held == whole.held
+    return pool if keeps_as_much else None
+
+
+def _completed_profile(state: PoolState, job: Job, now_s: float) -> ProfileCompleted | None:
+    """The profile of a run that gets no further level, because it is not worthwhile or cannot be lent.
+
+    None while no level is measured.
+    """
+    spec = spec_of(job)
+    measured = state.curves.get(spec.profile_key)
+    if measured is None or not measured.iterations_per_s or not state.num_gpus:
+        return None
+    rates = dict(measured.iterations_per_s)
+    return ProfileCompleted(
+        profile_key=spec.profile_key,
+        iterations_per_s=rates,
+        measured_to=max(rates) if next_level(state, spec) else None,
+        at_s=now_s,
+    )

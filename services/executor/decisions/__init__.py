@@ -1,0 +1,1 @@
+"""Pure decisions of the executor: its state, local events and actions, and the policy that derives actions."""

@@ -1,0 +1,177 @@
+"""How the state changes with what happens on this node: reports and ends of workers, and the executor's own actions.
+
+Pure. `state.evolve` is the other half: the messages of the ledger.
+"""
+
+from dataclasses import replace
+from typing import Any, assert_never, cast
+
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    Action,
+    ContactLost,
+    ContactRestored,
+    KillWorker,
+    LocalEvent,
+    SendToWorker,
+    ShutDown,
+    ShutDownRequested,
+    StartWorker,
+    WorkerEnded,
+    WorkerId,
+    WorkerReported,
+)
+from elasticflow.services.executor.decisions.state import State, without_unneeded
+from elasticflow.services.executor.decisions.worker_record import Switch, WorkerRecord
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.worker_protocol import from_worker
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    JoinRendezvous,
+    PeersLost,
+    PrepareSwitch,
+    StopAtBoundary,
+    WriteCheckpoint,
+)
+
+
+def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
+    """The state after a local event, or after an action that the executor has just taken."""
+    observed = cast(LocalEvent | Action, local_event_or_action)
+    match observed:
+        case WorkerReported():
+            worker = state.workers.get(observed.worker)
+            return state if worker is None else _reported(state, worker, observed.message, now_s)
+        case WorkerEnded():
+            worker = state.workers.get(observed.worker)
+            if worker is None:
+                return state
+            worker = replace(worker, ended=observed, ended_at_s=now_s)
+            return without_unneeded(state.with_worker(worker), worker)
+        case ContactLost():
+            explanation = f"ended because NATS was out of reach for {observed.silence_s:.1f} s"
+            state = replace(state, cut_off=True)
+            for worker in state.running:
+                state = state.with_worker(replace(worker, explanation=explanation))
+            return state
+        case ContactRestored():
+            return replace(state, cut_off=False)
+        case ShutDownRequested():
+            return replace(state, shutting_down=True)
+        case StartWorker():
+            return state.with_worker(_ordered(state, observed, now_s))
+        case SendToWorker():
+            return state.with_worker(_sent(state.workers[observed.worker], observed, now_s))
+        case KillWorker():
+            return state.with_worker(replace(state.workers[observed.worker], kill_requested=True))
+        case ShutDown():
+            return state
+        case _:
+            assert_never(observed)
+
+
+# --- actions --------------------------------------------------------------------------------------------
+
+
+def _ordered(state: State, action: StartWorker, now_s: float) -> WorkerRecord:
+    assignment = action.assignment
+    return WorkerRecord(
+        id=action.worker,
+        gpu=GpuId(state.node_id, assignment.gpu_index),
+        purpose=assignment.purpose,
+        start_ordered_at_s=now_s,
+        is_joining=assignment.rendezvous_size > 0,
+        rendezvous=assignment.rendezvous,
+    )
+
+
+def _sent(worker: WorkerRecord, action: SendToWorker, now_s: float) -> WorkerRecord:
+    match action.message:
+        case PrepareSwitch() as order:
+            switch = Switch(order=order, ordered_at_s=now_s)
+            return replace(worker, switch=switch, rendezvous=order.rendezvous, port=None)
+        case JoinRendezvous(address=address):
+            return replace(worker, rendezvous=address)
+        case PeersLost(generation=generation):
+            return replace(worker, peers_lost_sent=generation)
+        case WriteCheckpoint(request=request):
+            return replace(worker, checkpoint_request=request)
+        case StopAtBoundary():
+            return replace(worker, stop_requested_at_s=now_s)
+
+
+# --- reports of workers ---------------------------------------------------------------------------------
+
+
+def _reported(state: State, worker: WorkerRecord, message: from_worker.FromWorker, now_s: float) -> State:
+    match message:
+        case from_worker.RendezvousListening(generation=generation, port=port):
+            if generation == worker.newest_generation:
+                worker = replace(worker, port=port)
+        case from_worker.Started(iteration=iteration, resize=resize):
+            from_checkpoint = worker.id.rank == 0 and resize is None  # or from nothing
+            worker = replace(
+                _begun(worker, iteration, resize, now_s),
+                checkpoint_iteration=iteration if from_checkpoint else None,
+            )
+        case from_worker.Interrupted(iteration=iteration, micro_batch_size=micro_batch_size):
+            worker = replace(
+                worker,
+                interrupted_at_s=now_s,
+                exceeded_micro_batch_size=micro_batch_size,
+                iteration=iteration,
+                progressed_at_s=now_s,
+            )
+        case from_worker.Switched():
+            return _switched(state, worker, message, now_s)
+        case from_worker.Progressed(iteration=iteration, iterations_per_s=iterations_per_s, metrics=metrics):
+            worker = replace(
+                worker,
+                iteration=iteration,
+                iterations_per_s=iterations_per_s,
+                metrics=metrics,
+                progressed_at_s=now_s,
+            )
+        case from_worker.Lagged():
+            worker = replace(worker, lagged=message, lagged_at_s=now_s)
+        case from_worker.Alive(iteration=iteration, seconds_since_progress=silence_s):
+            worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
+        case from_worker.CheckpointWritten(iteration=iteration, request=request):
+            worker = replace(
+                worker,
+                checkpoint_iteration=max(iteration, worker.checkpoint_iteration or 0),
+                checkpoint_result=message if request else worker.checkpoint_result,
+            )
+        case from_worker.CheckpointFailed():
+            worker = replace(worker, checkpoint_result=message)
+        case from_worker.Profiled() | from_worker.Finished() | from_worker.Failed():
+            worker = replace(worker, outcome=worker.outcome or message)
+        case _:
+            assert_never(message)
+    return state.with_worker(worker)
+
+
+def _begun(worker: WorkerRecord, iteration: int, resize: ResizeTimeline | None, now_s: float) -> WorkerRecord:
+    return replace(
+        worker,
+        trains=True,
+        interrupted_at_s=None,
+        exceeded_micro_batch_size=0,
+        lagged=None,
+        first_iteration=iteration,
+        resize=resize,
+        iteration=iteration,
+        progressed_at_s=now_s,
+    )
+
+
+def _switched(state: State, worker: WorkerRecord, switched: from_worker.Switched, now_s: float) -> State:
+    """The process is another worker from now on. A switch to a still newer generation stays in progress."""
+    state = replace(state, workers=state.workers.delete(worker.id))
+    is_complete = worker.newest_generation <= switched.generation
+    worker = replace(
+        _begun(worker, switched.iteration, switched.resize, now_s),
+        id=WorkerId(worker.id.job_id, switched.generation, switched.rank),
+        switch=None if is_complete else worker.switch,
+        checkpoint_iteration=worker.checkpoint_iteration if switched.rank == 0 else None,
+    )
+    return state.with_worker(worker)

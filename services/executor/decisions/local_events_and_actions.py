@@ -1,0 +1,101 @@
+"""What the executor's policy observes on its own node (local events), and what it orders there (actions). Pure values.
+
+Each action concerns one worker process, or the executor itself.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    JoinRendezvous,
+    PeersLost,
+    PrepareSwitch,
+    StopAtBoundary,
+    WriteCheckpoint,
+)
+
+
+class WorkerId(NamedTuple):
+    """One worker of the whole pool. On one incarnation of a node no two processes ever have the same id."""
+
+    job_id: str
+    generation: int
+    rank: int
+
+
+# --- local events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReported:
+    """A worker sent this message."""
+
+    worker: WorkerId
+    message: FromWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnded:
+    """A worker's process is gone; or it could not be started, as explanation says."""
+
+    worker: WorkerId
+    exit_code: int | None = None
+    signal: int | None = None
+    explanation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContactLost:
+    """The executor could not read the end of the ledger for longer than a lease, and has killed all workers."""
+
+    silence_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContactRestored:
+    """The ledger is folded up to its end again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutDownRequested:
+    """The operator asks this executor to end."""
+
+
+# --- actions --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Start a process with this assignment, once the code of its job is on this node."""
+
+    assignment: Assignment
+
+    @property
+    def worker(self) -> WorkerId:
+        return WorkerId(self.assignment.job_id, self.assignment.generation, self.assignment.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToWorker:
+    worker: WorkerId
+    message: PrepareSwitch | JoinRendezvous | PeersLost | WriteCheckpoint | StopAtBoundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """End this worker now, with all processes that it has started."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutDown:
+    """No worker runs here and none will: end the executor. replaced: another executor joined under the node's name."""
+
+    replaced: bool
+
+
+LocalEvent = WorkerReported | WorkerEnded | ContactLost | ContactRestored | ShutDownRequested
+Action = StartWorker | SendToWorker | KillWorker | ShutDown

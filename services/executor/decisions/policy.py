@@ -1,0 +1,216 @@
+"""The executor's policy: compare what the ledger places on this node with what runs, and act on the difference. Pure.
+
+Level-triggered: it can begin from any state. An event is emitted until the ledger holds it, hence once. An action is
+taken for as long as the processes differ from what they should be.
+"""
+
+from functools import partial
+
+from elasticflow.services.executor.decisions.checkpoint_requests import requested_checkpoint
+from elasticflow.services.executor.decisions.crash_survivors import peers_lost, unnoticed_due_s
+from elasticflow.services.executor.decisions.exit_classification import crash_due_s, end_of_job, overdue_at_s
+from elasticflow.services.executor.decisions.local_event_fold import observe
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    Action,
+    KillWorker,
+    ShutDown,
+    WorkerId,
+)
+from elasticflow.services.executor.decisions.reconciler import ends, kill_due_s, starts
+from elasticflow.services.executor.decisions.state import (
+    NodeSpecification,
+    PoolMembership,
+    State,
+    can_train,
+    evolve,
+    start,
+)
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.events import (
+    GenerationStarted,
+    JobEvent,
+    NodeEvent,
+    NodeJoined,
+    NodeLost,
+    RendezvousOpened,
+    ThroughputMeasured,
+    WorkerLagged,
+    WorkersStopped,
+)
+from elasticflow.shared.messages.worker_protocol import from_worker
+from elasticflow.shared.state.fold.workers import is_new_slow_gpu
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.policy import Policy
+from elasticflow.shared.state.pool import spec_of
+
+Output = JobEvent | NodeEvent | Action
+
+
+def executor_policy(node_specification: NodeSpecification) -> Policy[State]:
+    """The policy of the executor of one node."""
+    return Policy(
+        service="executor",
+        start=partial(start, node_specification=node_specification),
+        pool=lambda state: state.pool,
+        evolve=evolve,
+        observe=observe,
+        decide=decide,
+        wake_at_s=wake_at_s,
+    )
+
+
+def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[Output, ...]:
+    """Events that the ledger does not hold yet, and actions on the processes of this node."""
+    if state.membership is not PoolMembership.MEMBER:
+        return _outside(state, now_s)
+    job_ids = sorted(state.job_ids | {worker.id.job_id for worker in state.running})
+    outputs = [output for job_id in job_ids for output in _for_job(state, job_id, now_s)]
+    outputs += starts(state)
+    if state.shutting_down and not state.running:
+        outputs.append(_deregister(state, now_s))
+    return tuple(outputs)
+
+
+def wake_at_s(state: State) -> float | None:
+    """When the next grace of a stop, wait of a survivor or profiling run ends."""
+    if state.membership is not PoolMembership.MEMBER:
+        return None
+    due_s: list[float | None] = []
+    for worker in state.workers.values():
+        job = state.pool.job(worker.id.job_id)
+        due_s += (
+            kill_due_s(state, worker),
+            unnoticed_due_s(state, job, worker),
+            crash_due_s(state, job, worker),
+            overdue_at_s(state, job, worker),
+        )
+    return min((at_s for at_s in due_s if at_s is not None), default=None)
+
+
+# --- the node -------------------------------------------------------------------------------------------
+
+
+def _outside(state: State, now_s: float) -> tuple[Output, ...]:
+    """A node outside the pool runs no worker. Once all have ended, it joins or shuts down."""
+    if state.running:
+        return tuple(KillWorker(worker=worker.id) for worker in state.running if not worker.kill_requested)
+    if state.shutting_down or state.membership is PoolMembership.REPLACED:
+        return (ShutDown(replaced=state.membership is PoolMembership.REPLACED),)
+    joined = NodeJoined(
+        node_id=state.node_id,
+        incarnation=state.incarnation,
+        num_gpus=state.node_specification.num_gpus,
+        device=state.node_specification.device,
+        sockets=state.node_specification.sockets,
+        rack=state.node_specification.rack,
+        at_s=now_s,
+    )
+    return (joined,)
+
+
+def _deregister(state: State, now_s: float) -> NodeLost:
+    """The last event of this incarnation. No `WorkersStopped` precedes it: the ledger has requested no stop, and the
+    progress of the jobs is in their checkpoints."""
+    return NodeLost(node_id=state.node_id, incarnation=state.incarnation, reason="left", at_s=now_s)
+
+
+# --- one job --------------------------------------------------------------------------------------------
+
+
+def _for_job(state: State, job_id: str, now_s: float) -> list[Output]:
+    job = state.pool.job(job_id)
+    workers = state.workers_of(job_id)
+    outputs: list[Output] = [*ends(state, job, workers, now_s)]
+    if job is None:
+        return outputs
+    outputs += peers_lost(state, job)
+    if can_train(job):
+        outputs += _milestones(state, job, now_s)
+    outputs += requested_checkpoint(job, workers, now_s)
+    if (end := end_of_job(state, job, workers, now_s)) is not None:
+        outputs.append(end)
+    still_here = {generation for worker in workers if worker.runs for generation in worker.generations}
+    outputs += [
+        _stopped(state, job, stopping.generation, now_s)
+        for stopping in job.stopping
+        if stopping.node_id == state.node_id and stopping.generation not in still_here
+    ]
+    return outputs
+
+
+def _stopped(state: State, job: Job, generation: int, now_s: float) -> WorkersStopped:
+    workers = (worker for worker in state.workers_of(job.job_id) if worker.id.generation == generation)
+    known = (worker.checkpoint_iteration for worker in workers)
+    return WorkersStopped(
+        job_id=job.job_id,
+        generation=generation,
+        node_id=state.node_id,
+        iteration=max((iteration for iteration in known if iteration is not None), default=None),
+        at_s=now_s,
+    )
+
+
+def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
+    """What rank 0 of the newest generation has reached, if it is here; it listens before it has switched."""
+    events: list[Output] = []
+    address = _rendezvous_address(state, job)
+    if address and not job.rendezvous:
+        events.append(RendezvousOpened(job_id=job.job_id, generation=job.generation, address=address))
+    rank0 = state.workers.get(WorkerId(job.job_id, job.generation, 0))
+    if rank0 is None:
+        return events
+    if rank0.trains and job.started_at_s is None:
+        events.append(
+            GenerationStarted(
+                job_id=job.job_id,
+                generation=job.generation,
+                num_gpus=len(job.gpus),
+                iteration=rank0.first_iteration,  # later iterations are not yet on disk
+                resize=rank0.resize,
+                at_s=now_s,
+            )
+        )
+    if rank0.lagged is not None and is_new_slow_gpu(state.pool, job, rank0.lagged.rank, rank0.lagged_at_s):
+        events.append(
+            WorkerLagged(
+                job_id=job.job_id,
+                generation=job.generation,
+                rank=rank0.lagged.rank,
+                slowdown=rank0.lagged.slowdown,
+                at_s=rank0.lagged_at_s,
+            )
+        )
+    if isinstance(rank0.outcome, from_worker.Profiled) and not _is_measured(state, job):
+        events.append(_measured(job, rank0.outcome, now_s))
+    return events
+
+
+def _rendezvous_address(state: State, job: Job) -> str:
+    """host:port of the rendezvous of the newest generation, if it is open on this node."""
+    for worker in state.workers_of(job.job_id):
+        is_rank0 = worker.newest_generation == job.generation and worker.rendezvous_rank == 0
+        if worker.runs and is_rank0:
+            return (
+                f"{state.node_specification.advertise_host}:{worker.port}" if worker.port is not None else ""
+            )
+    return ""
+
+
+def _is_measured(state: State, job: Job) -> bool:
+    """Its throughput on this many GPUs is known, or no longer needed."""
+    curve = state.pool.curves.get(spec_of(job).profile_key)
+    known = curve is not None and len(job.gpus) in curve.iterations_per_s
+    return known or job.phase is not Phase.PROFILING
+
+
+def _measured(job: Job, profiled: from_worker.Profiled, now_s: float) -> ThroughputMeasured:
+    return ThroughputMeasured(
+        profile_key=spec_of(job).measured_key,
+        num_gpus=len(job.gpus),
+        iterations_per_s=profiled.iterations_per_s,
+        dataset_size=profiled.dataset_size,
+        job_id=job.job_id,
+        generation=job.generation,
+        source="profile",
+        at_s=now_s,
+    )

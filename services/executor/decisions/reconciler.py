@@ -1,0 +1,146 @@
+"""Which worker processes this node must start, stop at a step boundary, or kill. Pure.
+
+Compares what the ledger places here with what runs here. `crash_survivors` decides for workers that switch.
+"""
+
+from collections.abc import Iterator
+
+from elasticflow.services.executor.decisions.crash_survivors import (
+    is_hopeless,
+    rendezvous_gpus,
+    switch_orders,
+)
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    KillWorker,
+    SendToWorker,
+    StartWorker,
+    WorkerId,
+)
+from elasticflow.services.executor.decisions.state import State, can_train
+from elasticflow.services.executor.decisions.worker_record import WorkerRecord
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous, StopAtBoundary
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import spec_of
+
+# --- ends -----------------------------------------------------------------------------------------------
+
+
+def ends(
+    state: State, job: Job | None, workers: tuple[WorkerRecord, ...], now_s: float
+) -> list[SendToWorker | KillWorker]:
+    """Stop the workers that should not run at a step boundary if that saves work; else kill them."""
+    hopeless = {worker.id for worker in workers if is_hopeless(state, job, worker, now_s)}
+    outputs: list[SendToWorker | KillWorker] = [
+        KillWorker(worker=worker_id) for worker_id in sorted(hopeless)
+    ]
+    for generation in sorted({worker.id.generation for worker in workers if worker.runs}):
+        group = [worker for worker in workers if worker.runs and worker.id.generation == generation]
+        # A worker that has switched with all others to the newest generation is about to report it.
+        if any(_should_run(state, job, wanted) for worker in group for wanted in worker.generations):
+            continue
+        alive = [worker for worker in group if not worker.kill_requested and worker.id not in hopeless]
+        overdue = any((at_s := kill_due_s(state, w)) is not None and at_s <= now_s for w in group)
+        if overdue or not _is_worth_a_stop(job, group):
+            outputs += (KillWorker(worker=worker.id) for worker in alive)
+        elif not all(worker.is_ending for worker in group):
+            outputs += (SendToWorker(worker=worker.id, message=StopAtBoundary()) for worker in alive)
+    return outputs
+
+
+def _should_run(state: State, job: Job | None, generation: int) -> bool:
+    """Workers of this generation should run here: it is the newest, or it holds the state of the job."""
+    if job is None or not job.live or state.shutting_down:
+        return False
+    before = job.previous_generation
+    if before is not None and generation == before.generation:
+        return True
+    return generation == job.generation and not job.broken
+
+
+def _is_worth_a_stop(job: Job | None, group: list[WorkerRecord]) -> bool:
+    """The workers have steps to save, also after the loss of a peer, or last log lines of a finished job to write."""
+    if job is None or not job.live:
+        return job is not None and job.phase is Phase.FINISHED
+    return any((worker.trains or worker.is_joining) and worker.purpose == "train" for worker in group)
+
+
+def kill_due_s(state: State, worker: WorkerRecord) -> float | None:
+    """When the grace of a worker that was sent a stop ends."""
+    if not worker.runs or worker.kill_requested or worker.stop_requested_at_s is None:
+        return None
+    return worker.stop_requested_at_s + state.node_specification.stop_grace_s
+
+
+# --- starts ---------------------------------------------------------------------------------------------
+
+
+def starts(state: State) -> list[StartWorker | SendToWorker]:
+    """Workers to start, workers to switch, and the address of the rendezvous for those that wait for it."""
+    outputs: list[StartWorker | SendToWorker] = []
+    occupied = {worker.gpu for worker in state.running}
+    for job_id in sorted(state.job_ids):
+        job = state.pool.live_jobs.get(job_id)
+        if job is None or not can_train(job) or state.shutting_down or state.cut_off:
+            continue
+        outputs += switch_orders(state, job)
+        for worker_id, gpu in _due_here(state, job):
+            if worker_id not in state.workers and gpu not in occupied:
+                occupied.add(gpu)
+                outputs.append(StartWorker(assignment=_assignment(state, job, worker_id, gpu)))
+        if job.rendezvous:
+            join = JoinRendezvous(generation=job.generation, address=job.rendezvous)
+            waiting = (w for w in state.workers_of(job_id) if _waits_for_address(job, w))
+            outputs += (SendToWorker(worker=worker.id, message=join) for worker in waiting)
+    return outputs
+
+
+def _due_here(state: State, job: Job) -> Iterator[tuple[WorkerId, GpuId]]:
+    """Workers of the newest generation that run on this node and are not there by a switch."""
+    if not _may_start(state, job):
+        return
+    switching = () if job.previous_generation is None else job.previous_generation.surviving
+    for rank, gpu in enumerate(job.gpus):
+        if gpu.node_id == state.node_id and gpu not in switching:
+            yield WorkerId(job.job_id, job.generation, rank), gpu
+
+
+def _may_start(state: State, job: Job) -> bool:
+    """The fence: no worker of an older generation runs on any node, unless it passes the state of the job on.
+
+    A generation that has started has met in full and gets no further worker. A worker may not join workers that have
+    an older spec.
+    """
+    if job.previous_generation is not None:
+        return not job.has_outdated_spec and job.started_at_s is None
+    older = any(w.runs and w.id.generation != job.generation for w in state.workers_of(job.job_id))
+    return not job.stopping and not older and job.started_at_s is None
+
+
+def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignment:
+    """All but code_path, which is known once the code is on this node."""
+    node = state.node_specification
+    return Assignment(
+        job_id=worker.job_id,
+        generation=worker.generation,
+        rank=worker.rank,
+        world_size=len(job.gpus),
+        spec=spec_of(job),
+        purpose="profile" if job.phase is Phase.PROFILING else "train",
+        checkpoint_dir=f"{node.data_dir}/checkpoints/{job.job_id}",
+        device=node.device,
+        gpu_index=gpu.gpu_index,
+        cpu_share=node.cpu_share,
+        advertise_host=node.advertise_host,
+        rendezvous=job.rendezvous if worker.rank else "",
+        rendezvous_size=len(rendezvous_gpus(job)),
+        checkpoint_iteration=job.checkpoint_iteration,
+        micro_batch_size=job.micro_batch_size or 0,
+        leased=True,
+        timeouts=state.pool.config.timeouts,
+    )
+
+
+def _waits_for_address(job: Job, worker: WorkerRecord) -> bool:
+    is_in_rendezvous = worker.runs and worker.newest_generation == job.generation
+    return is_in_rendezvous and worker.rendezvous_rank != 0 and not worker.rendezvous

@@ -1,0 +1,198 @@
+"""What an executor knows: the folded ledger, and the worker processes of its own node. Pure: State, evolve.
+
+`local_event_fold` folds what happens on the node itself. A worker's record is kept from the order to start it until the
+ledger needs nothing more of its generations.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Literal, cast
+
+from immutables import Map
+
+from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
+from elasticflow.services.executor.decisions.worker_record import WorkerRecord
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.job import Job, nodes_of
+from elasticflow.shared.state.policy import LedgerMessage
+from elasticflow.shared.state.pool import PoolState
+
+# --- state ----------------------------------------------------------------------------------------------
+
+
+class PoolMembership(Enum):
+    """What the ledger says of this executor."""
+
+    OUTSIDE = auto()  # not yet joined, or counted as lost
+    MEMBER = auto()
+    REPLACED = auto()  # another executor joined under the same name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpecification:
+    """What this node contributes to the pool, and what its workers need to know of it.
+
+    run_id: fresh for each executor process. advertise_host: where workers of other nodes reach its workers.
+    """
+
+    node_id: str
+    run_id: str
+    num_gpus: int
+    device: Literal["cpu", "cuda"]
+    advertise_host: str
+    sockets: int = 1
+    rack: str = ""
+    cpu_share: float = 1.0  # cores that one CPU slot may use
+    data_dir: str = ""
+    stop_grace_s: float = 10.0  # from the request to stop at a step boundary to the kill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The folded ledger, and what only this node knows."""
+
+    pool: PoolState
+    node_specification: NodeSpecification
+    membership: PoolMembership = PoolMembership.OUTSIDE
+    num_losses: int = 0  # how often the ledger has counted this process as lost
+    job_ids: frozenset[str] = (
+        frozenset()
+    )  # jobs with workers here, by the ledger, running or yet to be reported gone
+    workers: Map[WorkerId, WorkerRecord] = cast("Map[WorkerId, WorkerRecord]", Map())  # noqa: RUF009 - immutable
+    cut_off: bool = False  # the end of the ledger is out of reach: start no worker
+    shutting_down: bool = False
+
+    @property
+    def node_id(self) -> str:
+        return self.node_specification.node_id
+
+    @property
+    def incarnation(self) -> str:
+        """A node that was counted as lost joins under another incarnation: older events do not concern it."""
+        return f"{self.node_specification.run_id}-{self.num_losses}"
+
+    @property
+    def running(self) -> tuple[WorkerRecord, ...]:
+        """In the order of their ids."""
+        return tuple(sorted((w for w in self.workers.values() if w.runs), key=lambda w: w.id))
+
+    def workers_of(self, job_id: str) -> tuple[WorkerRecord, ...]:
+        """In the order of generations and ranks."""
+        return tuple(sorted((w for w in self.workers.values() if w.id.job_id == job_id), key=lambda w: w.id))
+
+    def with_worker(self, worker: WorkerRecord) -> "State":
+        return replace(self, workers=self.workers.set(worker.id, worker))
+
+
+def start(pool: PoolState, node_specification: NodeSpecification) -> State:
+    """An executor that has just begun: no worker runs."""
+    jobs = (*pool.live_jobs.values(), *pool.ended_jobs.values())
+    job_ids = frozenset(job.job_id for job in jobs if _concerns(node_specification.node_id, job))
+    return State(pool=pool, node_specification=node_specification, job_ids=job_ids)
+
+
+# --- evolve: the ledger ---------------------------------------------------------------------------------
+
+
+def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
+    """The state after one message of the ledger."""
+    if sequence <= state.pool.sequence:
+        return state
+    state = replace(state, pool=ledger_fold.evolve(state.pool, message, sequence))
+    for event in message.events if isinstance(message, PlanDecided) else (message,):
+        match event:
+            case events.NodeJoined() | events.NodeLost():
+                if event.node_id == state.node_id:
+                    state = _refreshed(_with_membership(state), state.job_ids)
+            case events.PlacementDecided():
+                state = _refreshed(state, (placed.job_id for placed in event.placements))
+            case events.AllocationDecided() | events.ProfileCompleted() | events.PoolConfigured() | None:
+                pass
+            case _:
+                state = _refreshed(state, (event.job_id,))
+    return state
+
+
+def _with_membership(state: State) -> State:
+    node = state.pool.nodes.get(state.node_id)
+    if node is not None and node.incarnation == state.incarnation:
+        if node.alive:
+            return replace(state, membership=PoolMembership.MEMBER)
+        return replace(state, membership=PoolMembership.OUTSIDE, num_losses=state.num_losses + 1)
+    if state.membership is PoolMembership.MEMBER:
+        return replace(state, membership=PoolMembership.REPLACED)
+    return state
+
+
+def _refreshed(state: State, job_ids: Iterable[str]) -> State:
+    """Update which of these jobs concern this node, and drop the records that nothing needs any more."""
+    for job_id in job_ids:
+        job = state.pool.job(job_id)
+        concerns = job is not None and _concerns(state.node_id, job)
+        if concerns != (job_id in state.job_ids):
+            state = replace(state, job_ids=state.job_ids ^ {job_id})
+        if concerns or state.workers:
+            for worker in state.workers_of(job_id):
+                state = without_unneeded(state, worker)
+    return state
+
+
+def _concerns(node_id: str, job: Job) -> bool:
+    return node_id in job.nodes or any(s.node_id == node_id for s in job.stopping)
+
+
+def without_unneeded(state: State, worker: WorkerRecord) -> State:
+    """Drop the record of a worker that has ended, unless the ledger still waits for its generation or its loss."""
+    job = state.pool.job(worker.id.job_id)
+    if worker.runs or any(is_awaited(state, job, generation) for generation in worker.generations):
+        return state
+    if job is not None and job.live and worker.previous_generation_id(job) is not None:
+        return state
+    return replace(state, workers=state.workers.delete(worker.id))
+
+
+def is_awaited(state: State, job: Job | None, generation: int) -> bool:
+    """The ledger waits for events of this node about the generation: the newest, the previous, or a stopping one."""
+    if job is None:
+        return False
+    before = job.previous_generation
+    newest = job.live and generation == job.generation and state.node_id in nodes_of(job.gpus)
+    previous = (
+        before is not None and generation == before.generation and state.node_id in nodes_of(before.gpus)
+    )
+    stopping = any((s.generation, s.node_id) == (generation, state.node_id) for s in job.stopping)
+    return newest or previous or stopping
+
+
+def can_train(job: Job) -> bool:
+    """The newest generation of the job has lost no worker, and the job is live."""
+    return job.live and not job.broken
+
+
+# --- heartbeat ------------------------------------------------------------------------------------------
+
+
+def node_report(state: State, now_s: float) -> events.NodeReported:
+    """The heartbeat: the progress of all workers that train, in profiling runs too."""
+    return events.NodeReported(
+        node_id=state.node_id,
+        incarnation=state.incarnation,
+        workers=tuple(
+            events.WorkerReport(
+                job_id=worker.id.job_id,
+                generation=worker.id.generation,
+                rank=worker.id.rank,
+                iteration=worker.iteration,
+                iterations_per_s=worker.iterations_per_s,
+                checkpoint_iteration=worker.checkpoint_iteration or 0,
+                seconds_since_progress=max(0.0, now_s - worker.progressed_at_s),
+                metrics=worker.metrics,
+            )
+            for worker in state.running
+            if worker.trains
+        ),
+        at_s=now_s,
+    )

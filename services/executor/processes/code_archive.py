@@ -1,0 +1,96 @@
+"""The code of jobs: fetched once per node, verified, and unpacked atomically into a folder."""
+
+import asyncio
+import hashlib
+import io
+import shutil
+import tempfile
+import time
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+from elasticflow.shared.errors import NotFound, Retry
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+
+MAX_UNPACKED_BYTES = 1 << 30
+MAX_FILES = 50_000
+UPLOAD_WAIT_S = 10.0  # for code that is still being uploaded when its job is placed
+_RETRY_S = 0.2
+
+
+class CodeUnusable(Exception):
+    """The code of this job cannot be used, now or later: the job fails with this message."""
+
+
+class CodeArchive:
+    """Folders by digest in <data_dir>/code. Executors with one data_dir share them."""
+
+    def __init__(self, bus: Bus, pool: str, data_dir: Path, *, upload_wait_s: float = UPLOAD_WAIT_S) -> None:
+        self._bus = bus
+        self._bucket = streams.code_bucket(pool)
+        self._root = data_dir / "code"
+        self._upload_wait_s = upload_wait_s
+        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def folder(self, digest: str) -> str:
+        """The folder with this code; "" for an empty digest. Raises CodeUnusable."""
+        if not digest:
+            return ""
+        folder = self._root / digest
+        async with self._fetching[digest]:
+            if not await asyncio.to_thread(folder.is_dir):
+                data = await self._fetch(digest)
+                await asyncio.to_thread(_unpack, data, folder)
+        return str(folder)
+
+    async def _fetch(self, digest: str) -> bytes:
+        give_up_s = time.monotonic() + self._upload_wait_s
+        while True:
+            try:
+                data = await self._bus.get_object(self._bucket, digest)
+                break
+            except NotFound:
+                if time.monotonic() > give_up_s:
+                    raise CodeUnusable(f"its code {digest} was not uploaded; submit the job again") from None
+            except Retry:  # NATS is out of reach: not the fault of the job
+                give_up_s = time.monotonic() + self._upload_wait_s
+            await asyncio.sleep(_RETRY_S)
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            raise CodeUnusable(f"its code {digest} is corrupt: the sha256 of the uploaded file is {found}")
+        return data
+
+
+def _unpack(data: bytes, folder: Path) -> None:
+    """Unpack all files or none: the folder appears only when it is complete."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:  # extractall keeps names inside the folder
+            _check_bounds(archive)
+            archive.extractall(unfinished)
+        unfinished.chmod(0o755)
+        _move(unfinished, folder)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        raise CodeUnusable(f"its code {folder.name} cannot be unpacked: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _move(unfinished: Path, folder: Path) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # otherwise another executor was faster, with the same files
+            raise
+
+
+def _check_bounds(archive: zipfile.ZipFile) -> None:
+    files = archive.infolist()
+    num_bytes = sum(file.file_size for file in files)
+    if num_bytes > MAX_UNPACKED_BYTES or len(files) > MAX_FILES:
+        raise ValueError(
+            f"{len(files):,} files of {num_bytes:,} bytes are above {MAX_FILES:,} and {MAX_UNPACKED_BYTES:,}"
+        )

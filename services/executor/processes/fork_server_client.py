@@ -1,0 +1,163 @@
+"""The launcher's client of the fork server, a process that forks workers and reports how each ended."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from elasticflow.services.executor.processes.reaper import wait_until_gone
+from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages.worker_protocol.forking import (
+    ForkFailed,
+    ForkServerReady,
+    ForkWorker,
+    WorkerForked,
+    WorkerReaped,
+)
+from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
+from elasticflow.shared.runtime.process.process_termination import kill_process_group
+from elasticflow.shared.runtime.process.run_module import module_command
+
+_LOAD_TIMEOUT_S = 120.0  # importing torch from a cold disk
+_END_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """The worker and its process group are gone; nothing follows. Either code or signal is None."""
+
+    code: int | None
+    signal: int | None
+
+
+@dataclass(eq=False)
+class LaunchFailed(Retry):
+    reason: str
+    log_file: str
+
+    MESSAGE: ClassVar[str] = "no worker process could be started: {reason}; see {log_file}"
+
+
+class Fork(NamedTuple):
+    """A new worker: its process id, and a future of its end."""
+
+    pid: int
+    exited: asyncio.Future[Exited]
+
+
+class ForkServer:
+    """The process that forks workers."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._ready = asyncio.get_running_loop().create_future()
+        self._requests = itertools.count()
+        self._replies: dict[int, asyncio.Future[Fork]] = {}
+        self._exits: dict[int, asyncio.Future[Exited]] = {}
+        self._reading = asyncio.create_task(self._read(), name="fork server control")
+
+    @classmethod
+    async def start(cls, marks: dict[str, str], log_file: Path, preload: Sequence[str]) -> "ForkServer":
+        """Return once the fork server has loaded its libraries. Raises LaunchFailed."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        await asyncio.to_thread(log_file.parent.mkdir, parents=True, exist_ok=True)
+        with theirs, log_file.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *module_command("elasticflow.services.executor.worker", str(theirs.fileno()), *preload),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_environment() | marks,
+                start_new_session=True,  # a Ctrl-C in the terminal reaches only the executor
+            )
+        server = cls(process, ours)
+        try:
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                await server._ready
+        except (TimeoutError, EOFError, asyncio.CancelledError) as error:
+            await server.end()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise LaunchFailed("the fork server did not start", str(log_file)) from error
+        return server
+
+    async def fork(self, channel: socket.socket) -> "Fork":
+        """Fork a worker that inherits this end of a channel. Raises EOFError, OSError."""
+        if self._reading.done():
+            raise EOFError("the fork server has died")
+        request = next(self._requests)
+        reply = self._replies[request] = asyncio.get_running_loop().create_future()
+        try:
+            frame = encode_frame(ForkWorker(request=request))
+            socket.send_fds(self._control, [frame], [channel.fileno()])
+            return await reply
+        finally:  # after a late reply, the worker ends with its channel
+            del self._replies[request]
+
+    async def ended(self) -> None:
+        await asyncio.wait({self._reading})
+
+    async def end(self) -> None:
+        """Kill the server and its workers, wait until they are gone, and resolve the futures of their ends."""
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+        pids = list(self._exits)
+        for pid in pids:
+            kill_process_group(pid)
+        self._control.close()  # the server reaps its workers and ends
+        try:
+            await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await asyncio.to_thread(wait_until_gone, pids)
+        for exited in self._exits.values():
+            exited.set_result(Exited(code=None, signal=9))
+        self._exits.clear()
+
+    async def _read(self) -> None:
+        frames = FrameReader()
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError):
+            while data := await loop.sock_recv(self._control, 65_536):
+                for message in frames.feed(data):
+                    self._take(message)
+        for waiting in (self._ready, *self._replies.values()):
+            if not waiting.done():
+                waiting.set_exception(EOFError("the fork server has died"))
+
+    def _take(self, message: object) -> None:
+        match message:
+            case ForkServerReady():
+                self._ready.set_result(None)
+            case WorkerForked(request=request, pid=pid):
+                exited = self._exits[pid] = asyncio.get_running_loop().create_future()
+                if reply := self._replies.get(request):
+                    reply.set_result(Fork(pid, exited))
+            case ForkFailed(request=request, reason=reason):
+                if reply := self._replies.get(request):
+                    reply.set_exception(OSError(reason))
+            case WorkerReaped(pid=pid, exit_code=code, signal=signal):
+                self._exits.pop(pid).set_result(Exited(code=code, signal=signal))
+            case _:
+                raise AssertionError(f"unexpected message of the fork server: {type(message).__name__}")
+
+
+def _environment() -> dict[str, str]:
+    """The environment of workers. It has no address or secret of the bus: users' code runs in it."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "EF_"))}
+    needed = {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",  # a process with threads must not fork
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # nor one that touched CUDA: torch.cuda.is_available() would
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, sums of products differ from call to call
+    }
+    return inherited | needed

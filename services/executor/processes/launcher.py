@@ -1,0 +1,208 @@
+"""Starts, signals and follows the worker processes of one node. Asynchronous; never imports torch.
+
+A fork server (`python -m elasticflow.services.executor.worker`) has the libraries loaded. Each worker is a fork of it
+with its own channel to the launcher. Three mechanisms end a worker and its descendants with its executor: the end of
+file on the fork server's socket, the end of file on the worker's channel, and at the next start the marks in the
+environment. If the fork server is killed, the kernel's parent death signal ends its workers.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from elasticflow.services.executor.processes.fork_server_client import Exited, ForkServer, LaunchFailed
+from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
+from elasticflow.services.executor.processes.warm_pool import WarmPool, WorkerProcess
+from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
+from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WriteLog
+from elasticflow.shared.runtime.process.process_termination import kill_process_group
+
+log = structlog.get_logger()
+
+_FORK_TIMEOUT_S = 20.0
+_LAST_MESSAGES_TIMEOUT_S = 1.0  # for a channel that another process holds open after its worker has ended
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
+
+
+class WorkerHandle:
+    """One worker process, leader of its own process group."""
+
+    def __init__(self, assignment: Assignment, pid: int, writer: asyncio.StreamWriter) -> None:
+        self.assignment = assignment
+        self.pid = pid
+        self.exited: Exited | None = None
+        self._writer = writer
+
+    def send(self, message: ToWorker) -> None:
+        """Does not wait. No effect if the worker is gone: `Exited` follows."""
+        if not self._writer.is_closing():
+            self._writer.write(encode_frame(message))
+
+    def ended(self, exited: Exited) -> None:
+        """Called by the launcher: the process is gone."""
+        self.exited = exited
+        self._writer.close()
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and its descendants."""
+        if self.exited is None:
+            kill_process_group(self.pid)
+
+
+WorkerEvent = FromWorker | Exited
+OnEvent = Callable[[WorkerHandle, WorkerEvent], None]
+
+
+class Launcher:
+    """All worker processes of one node.
+
+    on_event: called in the event loop for each message of a worker, in order, and last for its end.
+    preload: modules that many training functions import, e.g. sklearn.datasets; imported once for all workers.
+    warm_workers: the first so many GPUs have a warm worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path,
+        node_id: str,
+        on_event: OnEvent,
+        preload: Sequence[str] = (),
+        device: Literal["cpu", "cuda"] = "cpu",
+        warm_workers: int = 0,
+    ) -> None:
+        self._logs = data_dir.resolve() / "logs"
+        self._marks = {"EF_WORKER": "1", "EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir.resolve())}
+        self._on_event = on_event
+        self._preload = preload
+        self._server: ForkServer | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._server_ready = asyncio.Event()
+        self._forking = asyncio.Lock()
+        self._followers: set[asyncio.Task[None]] = set()
+        self.warm_pool = WarmPool(self._fork, device=device, num_gpus=warm_workers)
+        self._warming: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Kill the processes of earlier incarnations of this node, then start the fork server."""
+        if killed := await asyncio.to_thread(kill_marked, self._marks):
+            log.warning("leftover_workers_killed", pids=killed)
+        await self._start_server()
+        self._keeper = asyncio.create_task(self._keep_server(), name="fork server")
+        self._warming = asyncio.create_task(self.warm_pool.run(), name="warm_pool")
+
+    async def launch(self, assignment: Assignment) -> WorkerHandle:
+        """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed."""
+        process = self.warm_pool.take(assignment.gpu_index) or await self._fork()
+        handle = WorkerHandle(assignment, process.pid, process.writer)
+        log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
+        handle.send(WriteLog(file=str(log_file)))
+        handle.send(assignment)
+        following = self._follow(handle, process.reader, process.exited)
+        follower = asyncio.create_task(following, name=f"worker {process.pid}")
+        self._followers.add(follower)
+        follower.add_done_callback(self._followers.discard)
+        return handle
+
+    async def _fork(self) -> WorkerProcess:
+        """Raises LaunchFailed."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
+            try:
+                async with asyncio.timeout(_FORK_TIMEOUT_S), self._forking:
+                    await self._server_ready.wait()
+                    assert self._server is not None
+                    pid, exited = await self._server.fork(theirs)
+            except (TimeoutError, OSError, EOFError) as error:
+                reason = f"{type(error).__name__} {error}".strip()
+                raise LaunchFailed(reason, str(self._server_log)) from error
+            on_failure.pop_all()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return WorkerProcess(pid=pid, exited=exited, reader=reader, writer=writer)
+
+    def log_file(self, job_id: str, generation: int, rank: int) -> Path:
+        """The file of a worker's output; it is never deleted."""
+        return self._logs / job_id / f"g{generation}-r{rank}.log"
+
+    async def close(self) -> None:
+        """Kill all workers and the fork server; return when none of their processes is left."""
+        for task in (self._keeper, self._warming):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+        if self._server is not None:
+            await self._server.end()
+        if self._followers:
+            await asyncio.wait(self._followers)
+        await asyncio.to_thread(kill_marked, self._marks)
+
+    async def _follow(
+        self, handle: WorkerHandle, reader: asyncio.StreamReader, exited: "asyncio.Future[Exited]"
+    ) -> None:
+        """Pass on the worker's messages until it has ended and its last ones are read."""
+        listening = asyncio.create_task(self._listen(handle, reader))
+        watching = asyncio.create_task(_kill_if_stopped(handle))
+        end = await exited
+        watching.cancel()
+        await asyncio.wait({listening}, timeout=_LAST_MESSAGES_TIMEOUT_S)
+        listening.cancel()
+        handle.ended(end)
+        self._on_event(handle, end)
+
+    async def _listen(self, handle: WorkerHandle, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader()
+        try:
+            while data := await reader.read(65_536):
+                for message in frames.feed(data):
+                    self._on_event(handle, message)  # pyright: ignore[reportArgumentType]
+        except BrokenChannel as error:
+            log.error("worker_channel_broken", pid=handle.pid, reason=str(error))
+            handle.kill()
+        except ConnectionError:  # it ended with unread messages
+            handle.kill()
+
+    @property
+    def _server_log(self) -> Path:
+        return self._logs / "fork-server.log"
+
+    async def _start_server(self) -> None:
+        self._server = await ForkServer.start(self._marks, self._server_log, self._preload)
+        self._server_ready.set()
+
+    async def _keep_server(self) -> None:
+        """Restart a fork server that dies; its workers die with it."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            if self._server is not None:
+                await self._server.ended()
+                self._server_ready.clear()
+                log.error("fork_server_died", log_file=str(self._server_log))
+                await self._server.end()
+                self._server = None
+            try:
+                await self._start_server()
+                retry_s = _FIRST_RETRY_S
+            except LaunchFailed as error:
+                log.error("fork_server_not_started", reason=str(error), retry_s=retry_s)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _LAST_RETRY_S)
+
+
+async def _kill_if_stopped(handle: WorkerHandle) -> None:
+    """Kill a worker that a signal has stopped: its peers would wait for it, but notice a killed worker at once.
+
+    It must be stopped at two polls in a row with the same CPU time; otherwise it ran in between.
+    """
+    before_s = cpu_s = None
+    while cpu_s is None or cpu_s != before_s:
+        await asyncio.sleep(handle.assignment.timeouts.heartbeat_interval_s)
+        before_s, cpu_s = cpu_s, cpu_s_if_stopped(handle.pid)
+    log.warning("stopped_worker_killed", pid=handle.pid, job_id=handle.assignment.job_id)
+    handle.kill()

@@ -1,0 +1,174 @@
+"""The worker processes of this node: carries out the policy's actions, reports what workers send and how they end."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    Action,
+    KillWorker,
+    LocalEvent,
+    SendToWorker,
+    ShutDown,
+    StartWorker,
+    WorkerEnded,
+    WorkerId,
+    WorkerReported,
+)
+from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
+from elasticflow.services.executor.processes.fork_server_client import Exited
+from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, ToWorker
+
+
+class Launching(Protocol):
+    """What starts processes; in production `launcher.Launcher`."""
+
+    async def start(self) -> None: ...
+    async def launch(self, assignment: Assignment) -> WorkerHandle: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _WorkerSlot:
+    """A worker from the order to start it to its end. unsent: messages for it until it has a channel."""
+
+    handle: WorkerHandle | None = None
+    is_launching: bool = False
+    is_killed: bool = False
+    unsent: list[ToWorker] = field(default_factory=list)
+    starting: asyncio.Task[None] | None = None
+
+
+class WorkerManager:
+    """note: receives local events. shut_down: called when nothing is left to do."""
+
+    def __init__(
+        self,
+        code: CodeArchive,
+        *,
+        make_launcher: Callable[[OnEvent], Launching],
+        note: Callable[[LocalEvent], None],
+        shut_down: Callable[[ShutDown], None],
+        log: Any,
+    ) -> None:
+        self._code = code
+        self._launcher = make_launcher(self._on_event)
+        self._note, self._shut_down, self._log = note, shut_down, log
+        self._slots: dict[WorkerId, _WorkerSlot] = {}
+        self._lease: LeaseExtended | None = None  # the newest; None: the ledger's end was not yet in reach
+        self._tasks = asyncio.TaskGroup()
+
+    async def open(self) -> None:
+        """Return once no worker of an earlier incarnation is left, and new ones can be started."""
+        await self._launcher.start()
+
+    async def run(self) -> None:
+        """Start workers as `act` orders, until cancelled."""
+        async with self._tasks:
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Kill all workers; return when they are gone."""
+        self.kill_all()
+        await self._launcher.close()
+
+    def act(self, action: Action) -> None:
+        """Carry out one action of the policy; does not block."""
+        match action:
+            case StartWorker():
+                slot = self._slots[action.worker] = _WorkerSlot()
+                slot.starting = self._tasks.create_task(self._start(action, slot))
+            case SendToWorker():
+                self._log.info("SendToWorker", **action.worker._asdict(), message=str(action.message))
+                self._send(action.worker, action.message)
+            case KillWorker():
+                self._log.info("KillWorker", **action.worker._asdict())
+                self._kill(action.worker)
+            case ShutDown():
+                self._shut_down(action)
+
+    def kill_all(self) -> None:
+        for worker in tuple(self._slots):
+            self._kill(worker)
+
+    def extend_leases(self, until_s: float) -> None:
+        """Let all workers train until then (boot clock), and those that start in the meantime."""
+        self._lease = LeaseExtended(until_s=until_s)
+        for slot in self._slots.values():
+            if slot.handle is not None:
+                slot.handle.send(self._lease)
+
+    def _send(self, worker: WorkerId, message: ToWorker) -> None:
+        slot = self._slots.get(worker)
+        if slot is None:
+            return  # an earlier action of the same decision killed it before it had a process
+        if slot.handle is not None:
+            slot.handle.send(message)
+        else:
+            slot.unsent.append(message)
+
+    def _kill(self, worker: WorkerId) -> None:
+        slot = self._slots.get(worker)
+        if slot is None or slot.is_killed:
+            return
+        slot.is_killed = True
+        if slot.handle is not None:
+            slot.handle.kill()
+        elif (
+            not slot.is_launching and slot.starting is not None
+        ):  # it waits for code; there is no process yet
+            slot.starting.cancel()
+            self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.DONE))
+
+    # -- starting ----------------------------------------------------------------------------------------
+
+    async def _start(self, action: StartWorker, slot: _WorkerSlot) -> None:
+        worker, assignment = action.worker, action.assignment
+        try:
+            code_path = await self._code.folder(assignment.spec.code_digest)
+            slot.is_launching = True  # from here on a process may exist: it is killed once it is known
+            handle = await self._launcher.launch(replace(assignment, code_path=code_path))
+        except CodeUnusable as error:
+            self._note(WorkerReported(worker=worker, message=Failed(error=str(error))))
+            self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.FAILED))
+        except (ElasticFlowError, OSError) as error:  # no process, no disk: another attempt may succeed
+            self._ended(WorkerEnded(worker=worker, explanation=str(error)))
+        else:
+            self._log.info("StartWorker", **worker._asdict(), pid=handle.pid, purpose=assignment.purpose)
+            slot.handle = handle
+            if self._lease is not None:
+                handle.send(self._lease)
+            for message in slot.unsent:
+                handle.send(message)
+            if slot.is_killed:
+                handle.kill()
+
+    # -- what workers send -------------------------------------------------------------------------------
+
+    def _on_event(self, handle: WorkerHandle, event: WorkerEvent) -> None:
+        assignment = handle.assignment
+        worker = WorkerId(assignment.job_id, assignment.generation, assignment.rank)
+        if isinstance(event, Exited):
+            self._log.info("WorkerEnded", **worker._asdict(), exit_code=event.code, signal=event.signal)
+            self._ended(WorkerEnded(worker=worker, exit_code=event.code, signal=event.signal))
+        else:
+            self._note(WorkerReported(worker=worker, message=event))
+            if isinstance(event, Switched):
+                self._switched(worker, handle, event)
+
+    def _switched(self, worker: WorkerId, handle: WorkerHandle, switched: Switched) -> None:
+        """The process is another worker from now on."""
+        handle.assignment = replace(handle.assignment, generation=switched.generation, rank=switched.rank)
+        target = WorkerId(worker.job_id, switched.generation, switched.rank)
+        self._slots[target] = self._slots.pop(worker)
+        self._log.info("WorkerSwitched", **target._asdict(), previous=worker.generation, pid=handle.pid)
+
+    def _ended(self, event: WorkerEnded) -> None:
+        with contextlib.suppress(KeyError):  # it was killed while its process started, and has been reported
+            del self._slots[event.worker]
+            self._note(event)

@@ -1,0 +1,115 @@
+"""The user's data set as the worker sees it: the number of samples, their partitions, and how they are read.
+
+Map-style: `len()` and `[]`, and optionally `partition_sizes`, so that reads stay within few partitions. Streamed:
+`partition_sizes` and `read_partition(partition, start)`, which iterates over samples from an offset on; or any iterable
+with a `len()`, such as a torch IterableDataset, which is one partition.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, cast
+
+from torch.utils.data import IterableDataset
+
+from elasticflow.services.executor.worker.data.sample_order import Partitions, SampleOrder
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
+from elasticflow.services.executor.worker.steps.virtual_nodes import default_count
+from elasticflow.shared.messages.job_spec import JobSpec
+
+_MAX_WINDOW = 1 << 20  # samples; permutations of many windows are cached
+
+_WHAT_IS_NEEDED = (
+    "init_dataset() must return a map-style data set with a length, or a streamed one with a number of samples: len(), "
+    "or partition_sizes and read_partition(partition, start)"
+)
+
+
+class Streamed(Protocol):
+    def read_partition(self, partition: int, start: int) -> Iterable[Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """streamed: a data set that is read in order; None for a map-style one, which is `samples`."""
+
+    partitions: Partitions
+    streamed: Streamed | None = None
+    samples: Any = None
+
+    @property
+    def samples_digest(self) -> str:
+        """The size and the partitions, which all workers of a job must always find equal."""
+        digest, num_partitions = str(self.partitions.num_samples), len(self.partitions)
+        if num_partitions > 1:
+            digest += f" in {num_partitions} partitions #{zlib.crc32(self.partitions.sizes_P.tobytes()):08x}"
+        return digest
+
+
+class _Iterable:
+    """A streamed data set of one partition."""
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self._iterable = iterable
+
+    def read_partition(self, partition: int, start: int) -> Iterator[Any]:
+        assert partition == 0
+        return islice(self._iterable, start, None)
+
+
+def recognize(dataset: Any) -> DataSet:
+    """Raises TrainingFailed for an unsupported data set, naming what is missing."""
+    sizes = getattr(dataset, "partition_sizes", None)
+    if hasattr(dataset, "read_partition"):
+        if sizes is None:
+            raise TrainingFailed(
+                "the data set has read_partition, but no partition_sizes: add the samples in each partition"
+            )
+        return DataSet(partitions=_checked(sizes), streamed=cast(Streamed, dataset))
+    try:
+        size = len(dataset)
+    except TypeError as error:
+        raise TrainingFailed(_WHAT_IS_NEEDED) from error
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return DataSet(partitions=Partitions([size]), streamed=_Iterable(dataset))
+    partitions = Partitions([size]) if sizes is None else _checked(sizes)
+    if partitions.num_samples != size:
+        raise TrainingFailed(
+            f"partition_sizes: {partitions.num_samples} samples in all, but len() of the data set is {size}: "
+            "correct one of them"
+        )
+    return DataSet(partitions=partitions, samples=dataset)
+
+
+def _checked(sizes: Sequence[int]) -> Partitions:
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise TrainingFailed("partition_sizes: must be whole numbers, the samples in each partition")
+    return Partitions(sizes)
+
+
+def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) -> SampleOrder:
+    """The order in which the job reads its data set, fixed for the job's life."""
+    size = dataset.partitions.num_samples
+    if spec.global_batch_size > size:
+        raise TrainingFailed(
+            f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
+        )
+    if not 1 <= function.shuffle_window <= _MAX_WINDOW:
+        raise TrainingFailed(
+            f"shuffle_window: must be from 1 to {_MAX_WINDOW} samples, not {function.shuffle_window}"
+        )
+    num_lanes = min(function.virtual_nodes or default_count(spec.global_batch_size), len(dataset.partitions))
+    window_size = max(function.shuffle_window // num_lanes, 1)
+    if not function.shuffle:
+        num_lanes, window_size = 1, spec.global_batch_size
+    elif dataset.streamed is None and len(dataset.partitions) == 1:
+        window_size = size
+    return SampleOrder(
+        seed=spec.seed,
+        partitions=dataset.partitions,
+        global_batch_size=spec.global_batch_size,
+        num_lanes=num_lanes,
+        window_size=window_size,
+        is_shuffled=function.shuffle,
+    )

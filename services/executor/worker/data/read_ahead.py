@@ -1,0 +1,160 @@
+"""Reads the batches of coming steps, and copies them to the device, while the present step computes.
+
+Reading may draw random numbers, for example to augment, from the same generators as training; all threads of a process
+share them. A reading thread would change the bits of the training, so processes read (decision record 0019). The result
+does not depend on them: if a process fails, the worker reads.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+import torch
+
+from elasticflow.services.executor.worker.data.reader_process import NotRead, ReaderProcess, ReadPart
+from elasticflow.services.executor.worker.data.sample_order import Part, SampleOrder
+from elasticflow.services.executor.worker.data.sample_readers import Reader
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
+
+_READ_TIMEOUT_S = 60.0  # for one part: a forked process may hang, e.g. in a lock that a thread had held
+
+log = structlog.get_logger()
+
+
+class ReadAhead:
+    """num_processes: 0 reads nothing ahead."""
+
+    def __init__(
+        self,
+        read: Reader,
+        order: SampleOrder,
+        *,
+        num_processes: int,
+        device: torch.device,
+        cpu_throttle: CpuThrottle,
+    ) -> None:
+        self._read = read
+        self._order = order
+        self._copies = Copies(device)
+        self._cpu_throttle = cpu_throttle
+        self._pending: dict[Part, Future[ReadPart]] = {}
+        self._processes = [
+            ReaderProcess(read, pin_memory=device.type == "cuda", on_arrival=self._copies.begin)
+            for _ in range(num_processes)
+        ]
+
+    def prepare(self, micro_batches: Sequence[MicroBatch], iteration: int) -> None:
+        """Begin to read for a worker that joins at about this step."""
+        self._request(self._due(micro_batches, iteration))
+
+    def take(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        iteration: int,
+        next_micro_batches: Sequence[MicroBatch] = (),
+    ) -> list[Any]:
+        """The batches of one step, on the device, each for one use: training may change it in place.
+
+        next_micro_batches: those of the next step if the worker may switch generations before it.
+        """
+        due = self._due(micro_batches, iteration)
+        self._request(
+            [*due, *(self._order.parts(next_micro_batches, iteration + 1) if self._processes else [])]
+        )
+        return [self._copies.finish(self._batch(part)) for part in due[: len(micro_batches)]]
+
+    def _due(self, micro_batches: Sequence[MicroBatch], iteration: int) -> list[Part]:
+        """In this step and in the next, or in as many as keep all processes busy."""
+        ahead = -(-len(self._processes) // len(micro_batches))
+        steps = range(iteration, iteration + ahead + 1)
+        return [part for step in steps for part in self._order.parts(micro_batches, step)]
+
+    def _request(self, parts: Sequence[Part]) -> None:
+        """Begin to read these, in this order; forget all others."""
+        self._pending = {part: self._pending[part] for part in parts if part in self._pending}
+        new = dict.fromkeys(part for part in parts if part not in self._pending)
+        for index, process in enumerate(self._processes):
+            theirs = [part for part in new if self._read.process_key(part) % len(self._processes) == index]
+            if theirs:
+                self._pending.update(zip(theirs, process.read(theirs), strict=True))
+
+    def close(self) -> None:
+        """End the processes, and forget what they have read."""
+        for process in self._processes:
+            process.close()
+        self._processes, self._pending = [], {}
+
+    def _batch(self, part: Part) -> Any:
+        """As `Copies.begin` returns it."""
+        if (future := self._pending.pop(part, None)) is not None:
+            try:
+                arrived = future.result(_READ_TIMEOUT_S)
+            except (NotRead, TimeoutError) as why:
+                self._fall_back(why)
+            else:
+                self._cpu_throttle.charge(arrived.cpu_s)
+                return arrived.batch
+        return self._copies.begin(self._read(part))
+
+    def _fall_back(self, why: Exception) -> None:
+        """From now on the worker reads. If the data set itself fails, so does the worker."""
+        log.warning("reading_ahead_ended", reason=str(why) or type(why).__name__)
+        self.close()
+
+
+class Copies:
+    """Copies batches to the device beside its work: any thread begins, the user of the batch finishes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def begin(self, batch: Any) -> Any:
+        """The input of `finish`. Copies from pinned memory run in the background."""
+        if self._stream is None:
+            return batch
+        with torch.cuda.stream(self._stream):
+            return moved(batch, self._device), self._stream.record_event()
+
+    def finish(self, begun: Any) -> Any:
+        """The batch with all its tensors on the device; later device work waits for the copy."""
+        if self._stream is None:
+            return begun
+        batch, copied = begun
+        here = torch.cuda.current_stream(self._device)
+        here.wait_event(copied)
+        for tensor in tensors_in(batch):
+            tensor.record_stream(
+                here
+            )  # otherwise the allocator could reuse its memory during this stream's work
+        return batch
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with all its tensors on the device."""
+    match batch:
+        case torch.Tensor():
+            return batch.to(device, non_blocking=True)
+        case Mapping():
+            return {key: moved(value, device) for key, value in batch.items()}
+        case list() | tuple():
+            return [moved(value, device) for value in batch]
+        case _:
+            return batch
+
+
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """batch: as `moved` returns it."""
+    match batch:
+        case torch.Tensor():
+            yield batch
+        case dict():
+            for value in batch.values():
+                yield from tensors_in(value)
+        case list():
+            for value in batch:
+                yield from tensors_in(value)
+        case _:
+            pass

@@ -1,0 +1,98 @@
+"""Finds and shuts down TCP connections of this process; gloo opens and closes its own without exposing them.
+
+When gloo closes a descriptor in its thread, the next socket may receive the same number. So each operation works on a
+duplicate of the descriptor, after a check that it is still the same socket.
+"""
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+
+class Connection(NamedTuple):
+    """inode: of the socket; no later socket has it while this one is open."""
+
+    descriptor: int
+    inode: int
+
+
+def connections() -> set[Connection]:
+    """Connected TCP sockets of this process."""
+    found: set[Connection] = set()
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed by another thread
+            status = os.fstat(int(name))
+            connection = Connection(int(name), status.st_ino)
+            if stat.S_ISSOCK(status.st_mode) and _is_tcp(connection):
+                found.add(connection)
+    return found
+
+
+def connections_to(port: int) -> set[Connection]:
+    """Those whose peer has this port."""
+    return {
+        connection for connection in connections() if (ends := _ends(connection)) and ends[1].port == port
+    }
+
+
+def connections_at(addresses: bytes) -> set[Connection]:
+    """Those with an end at one of the addresses, given as system addresses (sockaddr) among other bytes."""
+    return {
+        connection
+        for connection in connections()
+        if any(end.as_written in addresses for end in _ends(connection))
+    }
+
+
+def limit_reply_time(connection: Connection, seconds: float) -> None:
+    """Make waits for bytes on it fail after this time; no effect if it was closed meanwhile."""
+    timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    with suppress(OSError), _copied(connection) as copy:
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+
+
+def shut_down(connection: Connection) -> None:
+    """For both ends; no effect if it was closed meanwhile."""
+    with suppress(OSError), _copied(connection) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
+def _is_tcp(connection: Connection) -> bool:
+    with _copied(connection) as copy:
+        listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return copy.family in (socket.AF_INET, socket.AF_INET6) and not listens
+
+
+class _End(NamedTuple):
+    port: int
+    as_written: bytes  # port and address, of a sockaddr
+
+
+def _ends(connection: Connection) -> tuple[_End, ...]:
+    """Its own end and its peer's; empty if it was closed meanwhile."""
+    with suppress(OSError), _copied(connection) as copy:
+        return tuple(_end(copy.family, name) for name in (copy.getsockname(), copy.getpeername()))
+    return ()
+
+
+def _end(family: int, name: tuple[Any, ...]) -> _End:
+    """name: Python's tuple: host, port, and for IPv6 flow and scope."""
+    host, port, *flow_and_scope = name
+    flow = struct.pack("!I", flow_and_scope[0]) if flow_and_scope else b""
+    address = socket.inet_pton(family, host.partition("%")[0])
+    return _End(port, struct.pack("!H", port) + flow + address)
+
+
+@contextmanager
+def _copied(connection: Connection) -> Iterator[socket.socket]:
+    """A duplicate of the same socket. Raises OSError if it was closed meanwhile."""
+    number = os.dup(connection.descriptor)
+    if os.fstat(number).st_ino != connection.inode:
+        os.close(number)
+        raise OSError(f"descriptor {connection.descriptor} belongs to another socket now")
+    with socket.socket(fileno=number) as copy:
+        yield copy

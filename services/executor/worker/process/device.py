@@ -1,0 +1,186 @@
+"""The one device of a worker: its share of the cores, or one GPU of the node; its memory, its errors, its timing."""
+
+import ctypes
+import gc
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from elasticflow.shared.errors import Retry
+
+_MALLOC_OPTIONS = (  # from glibc's malloc.h
+    (-4, 0),  # M_MMAP_MAX: no memory outside the heap
+    (-1, 2**31 - 1),  # M_TRIM_THRESHOLD: free bytes at the heap's end before it shrinks
+    (-8, 1),  # M_ARENA_MAX: one heap for all threads
+)
+
+
+_NO_MEMORY = (  # in messages of plain RuntimeErrors that torch's allocators and libraries raise
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+_DEVICE_LOST = (  # in messages of the CUDA runtime
+    "no CUDA-capable device is detected",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "hardware stack error",
+    "unknown error",
+)
+
+
+@dataclass(eq=False)
+class DeviceLost(Retry):
+    """Not the job's fault. reason: CUDA's message."""
+
+    reason: str
+
+    MESSAGE: ClassVar[str] = "the GPU was lost: {reason}; look for Xid in the node's kernel log"
+
+
+@dataclass(eq=False)
+class MemoryExceeded(Retry):
+    """No state has changed; smaller micro-batches may fit. micro_batch_size: samples."""
+
+    micro_batch_size: int
+    reason: str
+
+    MESSAGE: ClassVar[str] = "a micro-batch of {micro_batch_size} samples exceeds the memory: {reason}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the node ran out of memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def release_memory(device: torch.device) -> None:
+    """Return unused memory to the device, as large blocks."""
+    gc.collect()  # an error and the frames of its traceback refer to each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass(eq=False)
+class DeviceUnusable(Retry):
+    """Not the job's fault: the executor may restart it, here or elsewhere. gpu_index: as this process counts GPUs."""
+
+    gpu_index: int
+    reason: str
+    torch_version: str = torch.__version__
+
+    MESSAGE: ClassVar[str] = (
+        "torch {torch_version} cannot use GPU {gpu_index}, which nvidia-smi lists: {reason}; install a build of torch "
+        "that fits the node's driver, or start its executor with EF_DEVICE=cpu"
+    )
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the device itself has failed, independently of the operation."""
+    return isinstance(error, torch.AcceleratorError) and any(text in str(error) for text in _DEVICE_LOST)
+
+
+def claim(kind: str, gpu_index: int) -> torch.device:
+    """The device of this process from now on, also for code that only says "cuda". Raises DeviceUnusable."""
+    if kind == "cpu":
+        torch.set_num_threads(1)  # a slot is at most one core
+        _keep_freed_memory()
+        return torch.device("cpu")
+    try:
+        torch.cuda.init()
+        torch.cuda.set_device(gpu_index)
+    except (
+        AssertionError,
+        RuntimeError,
+    ) as error:  # torch without CUDA; no driver, no such GPU, a broken one
+        raise DeviceUnusable(gpu_index, str(error).partition("\n")[0]) from error
+    return torch.device("cuda", gpu_index)
+
+
+def warm_up(kind: str, gpu_index: int) -> None:
+    """Create the CUDA context and load the matrix library, so that the first step does not wait for them. Raises
+    DeviceUnusable."""
+    device = claim(kind, gpu_index)
+    if device.type == "cuda":
+        square = torch.zeros(16, 16, device=device)
+        torch.mm(square, square)
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse the memory of freed large tensors, instead of returning it to the kernel, which clears new pages.
+
+    Every virtual node allocates and frees gradients: at 25 million parameters, new pages take a quarter of a step.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for parameter, value in _MALLOC_OPTIONS:
+            libc.mallopt(parameter, value)
+
+
+def choose_repeatable_kernels(device: torch.device) -> None:
+    """Make GPU libraries choose kernels that give the same bits each time; some convolutions become slower.
+
+    torch warns of operations that have no such kernel. One CPU thread is always repeatable.
+    """
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # it would find mistakes in kernels, but costs time
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+        torch.backends.cudnn.benchmark = False  # it would choose the kernel that is fastest at the moment
+
+
+def prepare_thread(device: torch.device) -> None:
+    """Let another thread compute on the device that this process has claimed."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(torch.get_num_threads())  # otherwise a new thread may use all cores
+
+
+def finish_work(device: torch.device) -> None:
+    """Return when the device has finished all work; raises its errors.
+
+    CUDA calls return early. A worker that ended during its last sum would block its peers' GPUs.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Stopwatch:
+    """Time from `start` to the last `lap`; on a GPU, the device's own time between the two."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._began_s = self._lap_s = 0.0
+        self.start()
+
+    def start(self) -> None:
+        self._lapped = False
+        self._began_s = time.monotonic()
+        if self._events is not None:
+            self._events[0].record()
+
+    def lap(self) -> None:
+        self._lapped = True
+        self._lap_s = time.monotonic()
+        if self._events is not None:
+            self._events[1].record()
+
+    def seconds(self) -> float:
+        """After the device has reached the lap; up to now if there was no lap."""
+        if not self._lapped:
+            self.lap()
+        if self._events is None:
+            return self._lap_s - self._began_s
+        began, ended = self._events
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1000

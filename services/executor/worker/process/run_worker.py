@@ -1,0 +1,99 @@
+"""A worker process from the fork to its exit code: channel, warm-up, training, report of an error."""
+
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+
+from elasticflow.services.executor.worker.checkpoint.store import Superseded
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.device import (
+    DeviceLost,
+    DeviceUnusable,
+    MemoryExceeded,
+    warm_up,
+)
+from elasticflow.services.executor.worker.steps import training_loop
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
+
+_MAX_TEXT = 16_000  # characters of an error or traceback that are sent; the log has all of it
+
+log = structlog.get_logger()
+
+
+def run_worker(sock: socket.socket) -> NoReturn:
+    """Wait for the assignment, train, and exit with an `ExitCode`. A warm worker prepares its device first."""
+    channel = Channel(sock)
+    signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
+    # A forked reader process inherits connections, but not their threads: collecting one of them would crash it.
+    os.register_at_fork(after_in_child=gc.freeze)
+
+    def elsewhere(work: Callable[[], None]) -> None:
+        threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
+
+    _end_with(lambda: training_loop.run(_assigned(channel), channel, elsewhere), channel)
+
+
+def _assigned(channel: Channel) -> Assignment:
+    """The assignment, after any warm-up."""
+    order = channel.receive_command()
+    while isinstance(order, WarmUp):
+        warm_up(order.device, order.gpu_index)
+        order = channel.receive_command()
+    return order
+
+
+def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
+    """The process ends after the work, in whichever thread it runs."""
+    code = _exit_code_of(work, channel)
+    log.info("worker_ended", exit_code=code.name)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a broken process group may hang in its destructors
+
+
+def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
+    try:
+        work()
+    except PeerLost as error:
+        log.warning("peer_lost", reason=str(error))
+        return ExitCode.PEER_LOST
+    except MemoryExceeded as error:
+        log.warning("memory_exceeded", reason=str(error))
+        return ExitCode.OUT_OF_MEMORY
+    except (DeviceUnusable, DeviceLost) as error:
+        log.error("device_unusable", reason=str(error))
+        return ExitCode.DEVICE_UNUSABLE
+    except Superseded as error:
+        log.warning("superseded", reason=str(error))
+        return ExitCode.SUPERSEDED
+    except TrainingFailed as error:
+        log.error("training_failed", reason=str(error))
+        channel.send(Failed(error=str(error)[:_MAX_TEXT], traceback=_cause_of(error)))
+        return ExitCode.FAILED
+    except BaseException as error:  # any error of the user's code, including SystemExit
+        text = traceback.format_exc()
+        print(text, file=sys.stderr)
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        message = ": ".join(filter(None, (type(error).__name__, str(error))))
+        channel.send(Failed(error=message[:_MAX_TEXT] + notes, traceback=text[-_MAX_TEXT:]))
+        return ExitCode.FAILED
+    return ExitCode.DONE
+
+
+def _cause_of(error: BaseException) -> str:
+    if error.__cause__ is None:
+        return ""
+    text = "".join(traceback.format_exception(error.__cause__))
+    print(text, file=sys.stderr)
+    return text[-_MAX_TEXT:]

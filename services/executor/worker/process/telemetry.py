@@ -1,0 +1,86 @@
+"""Reports progress and speed to the executor, from a thread of its own.
+
+The thread reports even while the training makes no progress, for example in a step that never returns. So silence means
+a dead process, and `Alive` means a stuck one.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+
+from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed
+
+_PERIOD_S = 0.5
+_RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change
+
+
+class Telemetry:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._step_ends: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW)  # (iteration, monotonic s)
+        self._iteration = 0
+        self._metrics: dict[str, float] = {}
+        self._progressed_at_s = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._report, name="telemetry", daemon=True)
+
+    def __enter__(self) -> "Telemetry":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def training_began(self, iteration: int) -> None:
+        """Training starts at this iteration; earlier steps do not count for the speed."""
+        with self._lock:
+            self._step_ends.clear()
+            self._iteration = iteration
+            self._progressed_at_s = time.monotonic()
+
+    def step_ended(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """iteration: steps done."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._iteration = iteration
+            self._metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            self._progressed_at_s = now_s
+            self._step_ends.append((iteration, now_s))
+
+    def report_straggler(self, rank: int, slowdown: float) -> None:
+        """rank: of a straggler in this generation, which rank 0 has detected."""
+        self._channel.send(Lagged(rank=rank, slowdown=slowdown))
+
+    def progressed(self) -> None:
+        """Progress without a completed iteration."""
+        with self._lock:
+            self._progressed_at_s = time.monotonic()
+
+    def _report(self) -> None:
+        reported = 0
+        while not self._closed.wait(_PERIOD_S):
+            with self._lock:
+                iteration, metrics = self._iteration, self._metrics
+                rate = _rate(self._step_ends)
+                idle_s = time.monotonic() - self._progressed_at_s
+            if self._step_ends and iteration != reported:
+                self._channel.send(Progressed(iteration=iteration, iterations_per_s=rate, metrics=metrics))
+                reported = iteration
+            else:
+                self._channel.send(Alive(iteration=iteration, seconds_since_progress=idle_s))
+
+
+def _rate(step_ends: deque[tuple[int, float]]) -> float | None:
+    """Iterations per second between the oldest and the newest step end; None if there are fewer than two."""
+    if len(step_ends) < 2:
+        return None
+    (first, first_s), (last, last_s) = step_ends[0], step_ends[-1]
+    return (last - first) / max(last_s - first_s, 1e-6)

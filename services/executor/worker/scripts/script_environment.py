@@ -1,0 +1,138 @@
+"""The environment of a script: its folder, its arguments, and the variables that torchrun would set."""
+
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
+from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+
+
+@contextmanager
+def in_job_folder(assignment: Assignment) -> Iterator[None]:
+    """A script works in the folder of its job; the files of a profiling run are deleted."""
+    if assignment.spec.entry not in (SCRIPT, TORCHRUN):
+        yield
+        return
+    sys.path.insert(0, assignment.code_path or os.getcwd())
+    with _folder_of(assignment) as folder:
+        os.chdir(folder)
+        yield
+
+
+@contextmanager
+def _folder_of(assignment: Assignment) -> Iterator[Path]:
+    home = Path(assignment.checkpoint_dir)
+    profiling_runs = home / "profiling-run"
+    if assignment.purpose == "train":
+        shutil.rmtree(profiling_runs, ignore_errors=True)  # of killed workers
+        folder = home / "files"
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    folder = profiling_runs / str(assignment.rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # other workers still use it
+            profiling_runs.rmdir()
+            home.rmdir()
+
+
+def single_process_environment(gpu_index: int) -> dict[str, str]:
+    """For a script that does not see its peers."""
+    return {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": str(gpu_index),
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+
+
+def run_script(spec: JobSpec, environment: Mapping[str, str], **main_module: Any) -> None:
+    """As `python -m` does, with the job's arguments. main_module: names that the script finds in its main module.
+
+    If the script exits with a bare number, its last line of output explains it, e.g. argparse's message.
+    """
+    before = size_of_output()
+    name = module_of(spec)
+    os.environ.update(environment)
+    sys.argv = [name, *spec.arguments]
+    try:
+        runpy.run_module(name, init_globals=main_module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code:
+            if isinstance(ended.code, int) and (said := last_line_since(before)):
+                ended.add_note(said)
+            raise
+
+
+def module_of(spec: JobSpec) -> str:
+    return spec.training_function.partition(":")[0]
+
+
+_UNLIMITED = 2**31 - 1  # restarts; the script cannot decide whether to continue
+
+
+class GpuSlot(NamedTuple):
+    node_id: str
+    gpu_index: int  # on its node
+
+
+def torchrun_environment(
+    assignment: Assignment,
+    slots: Sequence[GpuSlot],
+    address: str,
+    inherited: Mapping[str, str] = os.environ,
+    *,
+    sees_all_gpus: bool = False,
+) -> dict[str, str]:
+    """slots: of all workers, by rank. address: host:port of rank 0's store, unused by a worker that is alone.
+
+    The script sees only the GPUs of its node's workers, numbered from 0. sees_all_gpus: a warm worker has initialized
+    CUDA before, so its local rank is the number of its GPU.
+    """
+    host, _, port = address.rpartition(":")
+    rank, world_size = assignment.rank, len(slots)
+    nodes = list(dict.fromkeys(slot.node_id for slot in slots))
+    local = [r for r, slot in enumerate(slots) if slot.node_id == slots[rank].node_id]
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": slots[rank].gpu_index if sees_all_gpus else local.index(rank),
+        "LOCAL_WORLD_SIZE": len(local),
+        "GROUP_RANK": nodes.index(slots[rank].node_id),
+        "GROUP_WORLD_SIZE": len(nodes),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_PORT": int(port),
+        "TORCHELASTIC_RESTART_COUNT": max(assignment.generation - 1, 0),
+        "TORCHELASTIC_MAX_RESTARTS": _UNLIMITED,
+    }
+    words = {
+        "MASTER_ADDR": host,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": assignment.job_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
+    }
+    if assignment.device == "cpu":
+        words["CUDA_VISIBLE_DEVICES"] = ""
+    elif not sees_all_gpus:
+        words["CUDA_VISIBLE_DEVICES"] = _visible([slots[r].gpu_index for r in local], inherited)
+    return {name: str(number) for name, number in numbers.items()} | words
+
+
+def _visible(gpu_indices: Sequence[int], inherited: Mapping[str, str]) -> str:
+    """In CUDA's naming, if the executor itself sees only some GPUs."""
+    names = inherited.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return ",".join(names[i] if i < len(names) and names[i] else str(i) for i in gpu_indices)

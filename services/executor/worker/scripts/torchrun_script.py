@@ -1,0 +1,168 @@
+"""Runs a torchrun script unchanged, in the environment that torchrun gives its workers; each resize restarts it.
+
+Its workers share a store on rank 0, which the script's `init_process_group` uses, too. A stop arrives as SIGTERM, soon
+after a snapshot if the next one is near. The job is done when the script ends by itself on all workers.
+"""
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (torch.distributed documents its stores and groups, but does not export all of them)
+
+import os
+import queue
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import wraps
+from pathlib import Path
+
+import structlog
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
+
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, raising_peer_lost
+from elasticflow.services.executor.worker.elastic.rendezvous import (
+    bind_to_host,
+    connect,
+    open_rendezvous,
+    rendezvous_specification,
+)
+from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
+from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.device import claim
+from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.scripts.script_environment import (
+    GpuSlot,
+    run_script,
+    torchrun_environment,
+)
+from elasticflow.services.executor.worker.scripts.torchrun_progress import (
+    ProfilingCompleted,
+    TorchrunProgress,
+)
+from elasticflow.services.executor.worker.steps.training_function import in_users_code
+from elasticflow.services.executor.worker.steps.worker_setup import newest_checkpoint
+from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+
+_groups: list[object] = []  # those that existed when the script destroyed some
+_SNAPSHOT_TIMEOUT_S = 5.0  # for the next snapshot: half of the executor's usual grace
+
+log = structlog.get_logger()
+
+
+def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profiled | None:
+    """The speed of a profiling run, on rank 0. Raises the script's errors, PeerLost, Superseded, TrainingFailed."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the script may handle it
+    if assignment.device == "cpu":
+        claim(assignment.device, assignment.gpu_index)
+    world = _rendezvous(assignment, channel)
+    progress = TorchrunProgress(
+        assignment, channel, telemetry, CpuThrottle(assignment.cpu_share), done=world.done
+    )
+    progress.watch()
+    _keep_groups()
+    threading.Thread(target=_end_when_asked, args=(channel, progress), name="end", daemon=True).start()
+    try:
+        with in_users_code("in the script"):
+            run_script(assignment.spec, world.environment)
+        if not channel.stop_requested:
+            world.wait_for_all(assignment.rank, assignment.timeouts.collective_timeout_s)
+            progress.finish()
+    except ProfilingCompleted as measured:
+        return measured.speed
+    except PeerLost:
+        if not (channel.stop_requested or assignment.purpose == "profile"):  # rank 0 ends first then
+            raise
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """done: iterations that earlier generations have recorded. store: None for a worker that is alone."""
+
+    environment: dict[str, str]
+    done: float
+    store: dist.Store | None
+    size: int
+
+    def wait_for_all(self, rank: int, timeout_s: float) -> None:
+        """The script has ended here; rank 0 returns when it has ended everywhere."""
+        if self.store is None:
+            return
+        with raising_peer_lost():
+            self.store.set(f"ended/{rank}", "")
+            if rank == 0:
+                self.store.wait(
+                    [f"ended/{other}" for other in range(self.size)], timedelta(seconds=timeout_s)
+                )
+
+
+def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
+    """Return when all workers have arrived, and know each other's GPU slots."""
+    specification = rendezvous_specification(assignment, torch.device("cpu"))
+    slot = GpuSlot(os.environ.get("EF_NODE_ID", ""), assignment.gpu_index)
+    if assignment.world_size == 1:
+        done, address, slots, store = _iterations_done(assignment), "127.0.0.1:0", [slot], None
+    else:
+        try:
+            store = open_rendezvous(specification, channel) or connect(
+                specification, channel, threading.Event()
+            )
+            address = f"{store.host}:{store.port}"
+            abortable = RendezvousStore(store, threading.Event(), wait_s=specification.wait_s)
+            done, slots = _exchange(assignment, abortable, slot)
+        except (RuntimeError, queue.Empty) as error:
+            raise PeerLost(f"the rendezvous of generation {assignment.generation} failed: {error}") from error
+        bind_to_host(assignment.advertise_host)
+    return _World(
+        environment=torchrun_environment(
+            assignment, slots, address, sees_all_gpus=torch.cuda.is_initialized()
+        ),
+        done=done,
+        store=store,
+        size=len(slots),
+    )
+
+
+def _exchange(assignment: Assignment, store: dist.Store, slot: GpuSlot) -> tuple[float, list[GpuSlot]]:
+    if assignment.rank == 0:
+        store.set("done", repr(_iterations_done(assignment)))
+    store.set(f"slot/{assignment.rank}", f"{slot.gpu_index} {slot.node_id}")
+    received = [store.get(f"slot/{rank}").decode().partition(" ") for rank in range(assignment.world_size)]
+    return float(store.get("done")), [GpuSlot(node_id, int(gpu_index)) for gpu_index, _, node_id in received]
+
+
+def _iterations_done(assignment: Assignment) -> float:
+    if assignment.purpose == "profile":
+        return 0.0
+    checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
+    state = newest_checkpoint(checkpoints, assignment)
+    return float(state["iterations"]) if state else 0.0
+
+
+def _keep_groups() -> None:
+    """Keep groups that a script destroys until the process ends: gloo's groups wait for each other when they close,
+    sometimes forever."""
+    destroy = dist.destroy_process_group
+
+    @wraps(destroy)
+    def destroy_and_keep(group: dist.ProcessGroup | None = None) -> None:
+        _groups.extend(_world.pg_map)  # without a group, it destroys all
+        destroy(group)
+
+    dist.destroy_process_group = destroy_and_keep
+
+
+def _end_when_asked(channel: Channel, progress: TorchrunProgress) -> None:
+    """In a thread. Other ranks lose rank 0, or end shortly after it."""
+    channel.wait_for_stop()
+    if progress.records_snapshots:
+        progress.wait_for_snapshot(_SNAPSHOT_TIMEOUT_S)
+    else:
+        time.sleep(_SNAPSHOT_TIMEOUT_S)
+    log.info("stopped", iteration=progress.iteration)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,223 @@
+"""A step that gives the same bits at any number of workers: one call of the user's train() for each micro-batch.
+
+A micro-batch is a virtual node, or a part of one that exceeds the memory. The scheduler synchronizes the calls. After
+each backward pass its gradients are added to the summation tree, and the next call runs. After the last one the workers
+finish the sum, and all calls continue with the gradient of the global batch, as on one device. The optimizer's step
+runs once, when all calls have requested it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, SharedGradients
+from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.steps.tree_reduce import Tensors, TensorSum
+from elasticflow.services.executor.worker.steps.virtual_node_scheduler import MakeScheduler
+
+_BACKWARD = "backward()"
+_STEP = "optimizer.step()"
+SYNC_POINTS = (_BACKWARD, _STEP)
+
+
+class BitwiseSteps:
+    """Replaces torch's backward() and the optimizer's step() in this process, until `close`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        members: GenerationMembers,
+        job_seed: int,
+        cpu_throttle: CpuThrottle,
+        stopwatch: Stopwatch,
+        make_scheduler: MakeScheduler,
+    ) -> None:
+        self.model = model
+        self._job_seed = job_seed
+        self._cpu_throttle = cpu_throttle
+        self._stopwatch = stopwatch
+        self._all_parameters = _parameters(model, optimizer)
+        self._trained: list[torch.Tensor] = []  # those of them that are not frozen
+        self._iteration = 0
+        self._num_synchronizations = 0
+        self._shared_seed = 0  # of all calls, since the last synchronization
+        self._is_hooked = False  # the user's hooks must see the gradient of one virtual node
+        self._in_backward = False
+        self._gradients_before: Tensors = []  # that train() has not set to zero
+        self._shared = SharedGradients()
+        self._optimizer = optimizer
+        self._backward_of_torch = torch.autograd.backward
+        self._step_of_optimizer = optimizer.step
+        torch.autograd.backward = self._backward  # Tensor.backward calls it, too
+        optimizer.step = self._synchronized(optimizer.step)
+        self.computed = members.computed
+        self._group = members.group
+        self._gradients = TensorSum(members.virtual_nodes, members.group)
+        self._buffers = Buffers(self.model, self.computed)
+        self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
+        self._scheduler = make_scheduler(
+            len(self.computed), before_resume=self._before_resume, at_point=self._at_point
+        )
+
+    def close(self) -> None:
+        """Between two steps: restore torch's functions."""
+        self._scheduler.close()
+        del self._scheduler  # it refers back: buffers and group would wait for the garbage collector
+        torch.autograd.backward = self._backward_of_torch
+        self._optimizer.step = self._step_of_optimizer
+
+    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Results of train(), one for each micro-batch."""
+        self._iteration = iteration
+        self._num_synchronizations = 0
+        results = self._scheduler.run(calls)
+        self._buffers.activate(None)
+        return results
+
+    def roll_back(self) -> None:
+        """Undo a step that failed before the optimizer's step."""
+        self._scheduler.abandon()
+        self._buffers.roll_back()
+        self._shared.clear()
+        self._gradients_before = []
+
+    def changed_buffers(self) -> list[list[float]]:
+        """For each micro-batch computed here and each buffer of the model: 1 if it was changed, else 0."""
+        return self._buffers.changes()
+
+    def combine_buffers(self, changed: Sequence[int]) -> None:
+        self._buffers.combine(changed, self._buffer_sum)
+
+    # --- between the calls ---
+
+    def _before_resume(self, index: int) -> None:
+        self._buffers.activate(index)
+        if self._num_synchronizations == 0:
+            if self._group is not None:
+                self._group.check_open()  # after a reported loss the rest of the step is useless
+            mine = self.computed[index]
+            part = {"virtual_node": mine.virtual_node, "micro_batch": mine.index}
+            seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=self._iteration, **part))
+        else:  # from here on all calls do the same, to the same gradients
+            self._shared.restore()
+            seed_generators(self._shared_seed)
+
+    def _at_point(self, point: str) -> None:
+        phase = Phase.AFTER_SYNCHRONIZATION + self._num_synchronizations
+        self._shared_seed = seed_of(self._job_seed, phase, iteration=self._iteration)
+        self._num_synchronizations += 1
+        if self._num_synchronizations == 1:
+            self._stopwatch.lap()
+        if point == _BACKWARD:
+            self._cpu_throttle.sleep_off_excess()
+            self._shared.share(
+                self._trained,
+                self._gradients.finish(self._trained),
+                before=self._gradients_before,
+                num_calls=self._scheduler.num_resumed,
+            )
+            self._gradients_before = []
+        else:
+            self._shared.clear()
+            self._combine_changed_buffers()
+            self._step_of_optimizer()
+
+    def _combine_changed_buffers(self) -> None:
+        """Before the first permanent change: from here on only buffers that train() changes later need the peers."""
+        self._buffers.activate(None)
+        changed = torch.tensor(self._buffers.changes(), dtype=torch.uint8).amax(0)
+        if changed.numel() and self._group is not None:
+            changed = torch.stack(self._group.all_gather(changed)).amax(0)
+        self.combine_buffers(changed.nonzero().flatten().tolist())
+
+    # --- within a call ---
+
+    def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        running = self._scheduler.running
+        if running is None or self._in_backward:  # e.g. in evaluate, or within a backward pass
+            self._backward_of_torch(tensors, grad_tensors, *args, **kwargs)
+            return
+        if running == 0:
+            self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
+            self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
+        before = [parameter.grad for parameter in self._trained]
+        micro_batch = self.computed[running]
+        partial_sum = None if self._is_hooked else self._gradients.take_partial_sum(micro_batch)
+        for parameter, gradient in zip(self._trained, partial_sum or repeat(None), strict=False):
+            parameter.grad = gradient  # autograd adds to it, while the addend is in the cache
+        self._in_backward = True
+        try:
+            weighted = _weighted(tensors, grad_tensors, micro_batch.weight)
+            self._backward_of_torch(tensors, weighted, *args, **kwargs)
+            with torch.no_grad():
+                self._gradients.push(micro_batch, [_dense_gradient(p) for p in self._trained])
+        finally:
+            self._in_backward = False
+            for parameter, gradient in zip(self._trained, before, strict=True):
+                parameter.grad = gradient
+        if running == 0:
+            self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]
+        self._scheduler.synchronize(_BACKWARD)
+
+    def _synchronized(self, step: Callable[..., Any]) -> Any:
+        @wraps(step)  # torch's schedules look for their mark on it
+        def synchronized_step(closure: Any = None) -> None:
+            self._step(closure)
+
+        return synchronized_step
+
+    def _step(self, closure: Any = None) -> None:
+        if closure is not None:
+            raise TrainingFailed(
+                "optimizer.step(closure) runs more than one backward pass, which the bitwise mode does not support: "
+                'set reproducible = "fast"'
+            )
+        if self._scheduler.running is None:
+            self._step_of_optimizer()
+        else:
+            self._scheduler.synchronize(_STEP)
+
+
+def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All parameters of the model, then those that only the optimizer has, each once."""
+    groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list({id(p): p for p in (*model.parameters(), *groups)}.values())
+
+
+def _dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    if parameter.grad is None:
+        return None
+    if parameter.grad.layout is not torch.strided:
+        raise TrainingFailed(
+            "the model has sparse gradients, which the bitwise mode does not support: make them dense, or set "
+            'reproducible = "fast"'
+        )
+    return parameter.grad.detach()
+
+
+def _weighted(tensors: Any, grad_tensors: Any, weight: float) -> Any:
+    """Initial gradients of the backward pass, so that a mean over a part is weighted by its size."""
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = (
+        [grad_tensors]
+        if isinstance(grad_tensors, torch.Tensor)
+        else list(grad_tensors or [None] * len(roots))
+    )
+    return [
+        torch.full_like(root, weight)
+        if grad is None and root.numel() == 1
+        else grad
+        if grad is None
+        else grad * weight
+        for root, grad in zip(roots, given, strict=True)
+    ]

@@ -1,0 +1,141 @@
+"""What the calls of train() in one bitwise step share and what they do not: gradients and the model's buffers.
+
+Buffers are for example the statistics of a BatchNorm. Every micro-batch starts a step with the same buffers. Changed
+floating-point buffers are averaged, weighted by samples; other changed buffers come from the first micro-batch of
+virtual node 0. They are combined at the optimizer's step and at the end of the step. Unchanged buffers keep their bits.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+
+from elasticflow.services.executor.worker.steps.tree_reduce import Tensors, TensorSum
+from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
+
+
+class SharedGradients:
+    """The gradient of the global batch after a backward pass, for one call after another.
+
+    A call may change gradients in place, for example clip them; the next call must not see that.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._gradients: Tensors = []
+        self._untouched: Tensors = []  # copies, for the calls after the first
+        self._versions: list[int] = []  # torch's counts of changes in place
+
+    def share(
+        self, parameters: Sequence[torch.Tensor], gradients: Tensors, *, before: Tensors, num_calls: int
+    ) -> None:
+        """before: gradients from before the backward pass, which are added. num_calls: that will be resumed."""
+        with torch.no_grad():
+            for earlier, gradient in zip(before, gradients, strict=True):
+                if earlier is not None and gradient is not None:
+                    gradient.add_(earlier)
+        self._parameters = parameters
+        self._gradients = [
+            earlier if gradient is None else gradient
+            for earlier, gradient in zip(before, gradients, strict=True)
+        ]
+        if num_calls > 1:
+            self._untouched = [None if g is None else g.detach().clone() for g in self._gradients]
+        self._versions = [0 if g is None else g._version for g in self._gradients]
+
+    def restore(self) -> None:
+        """Before a call resumes: give every parameter the shared gradient."""
+        for i, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
+            parameter.grad = gradient
+            if gradient is not None and gradient._version != self._versions[i]:
+                untouched = self._untouched[i]
+                assert untouched is not None
+                gradient.copy_(untouched)
+                self._versions[i] = gradient._version
+
+    def clear(self) -> None:
+        """After the optimizer's step, or after a failed step."""
+        self._parameters, self._gradients, self._untouched = (), [], []
+
+
+class Buffers:
+    """The buffers of one model, on which several micro-batches work alternately."""
+
+    def __init__(self, model: nn.Module, computed: Sequence[MicroBatch]) -> None:
+        found = {
+            id(buffer): (module, name, buffer)
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        }
+        self._owners = [(module, name) for module, name, _ in found.values()]
+        self._working = [buffer for _, _, buffer in found.values()]
+        self._common = [buffer.detach().clone() for buffer in self._working]
+        self._versions = [buffer._version for buffer in self._working]
+        self._computed = computed
+        self._changed: list[dict[int, torch.Tensor]] = [{} for _ in computed]  # by micro-batch, in this step
+        self._active: int | None = None
+
+    def activate(self, index: int | None) -> None:
+        """Give the model the buffers of one micro-batch computed here. None: the common ones."""
+        if self._active is not None:
+            self._keep(self._changed[self._active])
+        if index != self._active:
+            before = self._changed[self._active] if self._active is not None else {}
+            after = self._changed[index] if index is not None else {}
+            self._write(before.keys() | after.keys(), after)
+        self._active = index
+
+    def roll_back(self) -> None:
+        """Undo all changes of this step."""
+        self.activate(None)
+        touched = {i for changed in self._changed for i in changed}
+        self._changed = [{} for _ in self._computed]
+        self._write(touched, {})
+
+    def changes(self) -> list[list[float]]:
+        """For each micro-batch computed here and each buffer: 1 if it was changed, else 0."""
+        return [[float(i in changed) for i in range(len(self._working))] for changed in self._changed]
+
+    def combine(self, indices: Sequence[int], summed: TensorSum) -> None:
+        """A collective if indices is not empty: give all workers the same buffers.
+
+        indices: of the buffers that any micro-batch on any worker has changed.
+        """
+        if indices:
+            for micro_batch, changed in zip(self._computed, self._changed, strict=True):
+                values = [changed.get(i, self._common[i]) for i in indices]
+                summed.push(micro_batch, [_weighted(value, micro_batch) for value in values])
+            for i, value in zip(indices, summed.finish([self._common[i] for i in indices]), strict=True):
+                assert value is not None
+                self._common[i].copy_(value)
+        self._changed = [{} for _ in self._computed]
+        self._write(indices, {})
+
+    def _keep(self, changed: dict[int, torch.Tensor]) -> None:
+        for i, (module, name) in enumerate(self._owners):
+            current = module._buffers[name]
+            assert current is not None
+            if self._is_changed(i, module, current, changed):
+                changed[i] = current.detach().clone()
+                module._buffers[name] = self._working[i]
+
+    def _is_changed(
+        self, i: int, module: nn.Module, current: torch.Tensor, changed: dict[int, torch.Tensor]
+    ) -> bool:
+        if i in changed or current is not self._working[i] or current._version != self._versions[i]:
+            return True
+        # torch's kernels write the statistics of these layers without counting a version
+        return isinstance(module, _NormBase) and not torch.equal(current, self._common[i])
+
+    def _write(self, indices: Iterable[int], changed: dict[int, torch.Tensor]) -> None:
+        for i in indices:
+            self._working[i].copy_(changed.get(i, self._common[i]))
+            self._versions[i] = self._working[i]._version
+
+
+def _weighted(value: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    if value.is_floating_point() or value.is_complex():
+        return value * micro_batch.weight
+    is_first = micro_batch.virtual_node == micro_batch.index == 0
+    return value.clone() if is_first else torch.zeros_like(value)

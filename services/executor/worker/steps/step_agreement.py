@@ -1,0 +1,128 @@
+"""What the workers of a generation agree on at each step boundary: stop, switch, metrics, state fingerprint.
+
+All agreed numbers are combined in the order of virtual nodes, so that every worker computes the same bits.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+
+_HEAD = 5  # numbers of a worker before those of its virtual nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The same bits on all workers."""
+
+    stop: bool  # at least one worker was asked to
+    over: bool  # at least one training function ended the job
+    switch: bool  # all are ready for the same new generation
+    same: bool  # all have the same fingerprint
+    compute_s: tuple[float, ...]  # by rank: time before the first wait for peers, per unit of batch weight
+    means: tuple[float, ...]  # over the global batch
+
+
+class GenerationMembers:
+    """One worker among those of its generation. group: None for a worker that is alone."""
+
+    def __init__(self, group: Group | None, virtual_nodes: VirtualNodes) -> None:
+        self.group = group
+        self.rank, self.world_size = (group.rank, group.size) if group else (0, 1)
+        self.virtual_nodes = virtual_nodes
+        self.computed = virtual_nodes.computed_by(self.rank, self.world_size)
+        self._weight_computed = sum(micro_batch.weight for micro_batch in self.computed)
+        self._blocks = [virtual_nodes.block(rank, self.world_size) for rank in range(self.world_size)]
+        self._weights = [virtual_nodes.weight(virtual_node) for virtual_node in range(virtual_nodes.count)]
+
+    @property
+    def weights_by_rank(self) -> list[float]:
+        """Each worker's part of the global batch."""
+        return [sum(self._weights[v] for v in block) for block in self._blocks]
+
+    def agree(
+        self,
+        *,
+        stop: bool,
+        over: bool,
+        ready_generation: int,
+        fingerprint: int,
+        compute_s: float,
+        rows: Sequence[Sequence[float]],
+    ) -> Agreement:
+        """A collective, once a step.
+
+        ready_generation: the generation to which this worker could switch now, 0 if there is none. compute_s: time
+        before this worker's first wait for peers. rows: numbers of each micro-batch computed here, all equally many.
+        """
+        block = self._blocks[self.rank]
+        rows = self._by_virtual_node(rows)
+        width = len(rows[0]) if rows else 0
+        longest = max(map(len, self._blocks))
+        compute_s /= self._weight_computed
+        mine = [
+            stop,
+            over,
+            ready_generation,
+            fingerprint,
+            compute_s,
+            *chain.from_iterable(rows[: len(block)]),
+        ]
+        gathered = self._all_gather(mine, length=_HEAD + longest * width)
+        all_rows = [
+            theirs[_HEAD + i * width : _HEAD + (i + 1) * width]
+            for theirs, block in zip(gathered, self._blocks, strict=True)
+            for i in range(len(block))
+        ]
+        return Agreement(
+            stop=any(theirs[0] for theirs in gathered),
+            over=any(theirs[1] for theirs in gathered),
+            switch=ready_generation > 0 and all(theirs[2] == ready_generation for theirs in gathered),
+            same=all(theirs[3] == fingerprint for theirs in gathered),
+            compute_s=tuple(theirs[4] for theirs in gathered),
+            means=tuple(map(self._mean, zip(*all_rows, strict=True))),
+        )
+
+    def _all_gather(self, mine: list[float], *, length: int) -> list[list[float]]:
+        """The numbers of all workers, by rank, padded with zeros to the length."""
+        if self.group is None:
+            return [mine]
+        padded = torch.tensor(mine + [0.0] * (length - len(mine)), dtype=torch.float64)
+        return [theirs.tolist() for theirs in self.group.all_gather(padded)]
+
+    def _by_virtual_node(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Means over the micro-batches of each virtual node, added in order."""
+        means: dict[int, list[float]] = {}
+        for micro_batch, row in zip(self.computed, rows, strict=True):
+            part = micro_batch.weight / self._weights[micro_batch.virtual_node]
+            before = means.get(micro_batch.virtual_node, [0.0] * len(row))
+            means[micro_batch.virtual_node] = [
+                mean + part * value for mean, value in zip(before, row, strict=True)
+            ]
+        return list(means.values())
+
+    def _mean(self, values: Sequence[float]) -> float:
+        return tree_sum([weight * value for weight, value in zip(self._weights, values, strict=True)])
+
+    def from_rank_0(self, value: Any) -> Any:
+        """A collective: rank 0's value, on all ranks."""
+        return value if self.group is None else self.group.broadcast_object(value, source=0)
+
+    def check_received(self) -> None:
+        """Before received data changes anything permanently. Raises PeerLost if a peer is gone."""
+        if self.group is not None:
+            self.group.check_received()
+
+    def leave(self) -> None:
+        """Wait for all peers, before this worker ends."""
+        if self.group is not None:
+            with suppress(PeerLost):  # a peer that ended already knows the same
+                self.group.barrier()

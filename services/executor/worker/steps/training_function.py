@@ -1,0 +1,130 @@
+"""The interface of a training function (ElasticFlow, Table 1), and how the worker imports it by name.
+
+The users' base class, `elasticflow.ElasticJob`, implements this protocol; the worker does not import it.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, is_communication_error
+from elasticflow.services.executor.worker.process.device import DeviceLost, is_device_lost
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes, default_count
+from elasticflow.shared.errors import Stop
+from elasticflow.shared.messages.job_spec import JobSpec, Scalar
+
+
+@dataclass(eq=False)
+class TrainingFailed(Stop):
+    """The job cannot continue; the reason tells the user what to change."""
+
+    reason: str
+
+    MESSAGE: ClassVar[str] = "{reason}"
+
+
+class Stateful(Protocol):
+    """A part of a job's state: a model, an optimizer, a schedule."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class TrainingFunction(Protocol):
+    hyperparameters: Mapping[str, Scalar]
+    iteration: int  # completed steps; set before each call of train
+    is_over: bool  # set by train: the job ends after this step
+    evaluate_every: int  # iterations; 0: only at the end
+
+    @property
+    def data_workers(
+        self,
+    ) -> int: ...  # processes that read ahead for one worker; 0: the worker reads
+
+    shuffle: bool
+    shuffle_window: int  # samples of partitioned data that are shuffled among each other
+    reproducible: str  # "bitwise" or "fast"
+    virtual_nodes: int  # 0: chosen by the batch
+    find_unused_parameters: bool  # as in DistributedDataParallel
+
+    def init_model(self) -> nn.Module: ...
+    def init_dataset(self) -> Any: ...
+    def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
+    def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any: ...
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]: ...
+    def collate(self, samples: list[Any]) -> Any: ...
+
+
+_WHERE_MODULES_ARE = (
+    "; install it on the nodes, or put it beside your file: modules that its imports name are sent with it"
+)
+_METHODS = ("init_model", "init_dataset", "init_optimizer", "train", "evaluate", "collate")
+
+
+def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
+    """An instance of the job's class, with its hyperparameters. Raises TrainingFailed if it cannot be loaded."""
+    sys.path.insert(0, code_path or os.getcwd())
+    module_name, _, class_name = spec.training_function.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except BaseException as error:  # a module may raise anything while it is imported
+        what_to_do = _WHERE_MODULES_ARE if isinstance(error, ModuleNotFoundError) else ""
+        raise TrainingFailed(
+            f"cannot import {module_name}: {type(error).__name__}: {error}{what_to_do}"
+        ) from error
+    job_class = getattr(module, class_name, None)
+    if job_class is None:
+        raise TrainingFailed(
+            f"module {module_name} has no class {class_name}: correct the training function's name"
+        )
+    missing = [name for name in _METHODS if not callable(getattr(job_class, name, None))]
+    if missing:
+        raise TrainingFailed(
+            f"{spec.training_function} lacks {', '.join(missing)}: let it subclass ElasticJob"
+        )
+    job = cast(TrainingFunction, job_class())
+    job.hyperparameters = {
+        **job.hyperparameters,
+        **spec.hyperparameters,
+        "global_batch_size": spec.global_batch_size,
+    }
+    return job
+
+
+def virtual_nodes_of(
+    function: TrainingFunction, spec: JobSpec, world_size: int, micro_batch_size: int
+) -> VirtualNodes:
+    """How the job's batch is cut: fixed for life, except that the fast mode cuts it for each number of workers."""
+    cut = partial(VirtualNodes, global_batch_size=spec.global_batch_size, micro_batch_size=micro_batch_size)
+    if function.reproducible == "fast":
+        return cut(count=world_size)
+    if function.reproducible != "bitwise":
+        raise TrainingFailed(f'reproducible: must be "bitwise" or "fast", not {function.reproducible!r:.80}')
+    count = function.virtual_nodes or default_count(spec.global_batch_size)
+    if not 1 <= count <= spec.global_batch_size:
+        raise TrainingFailed(
+            f"virtual_nodes: must be from 1 to global_batch_size ({spec.global_batch_size}), not {count}"
+        )
+    return cut(count=count)
+
+
+@contextmanager
+def in_users_code(where: str) -> Iterator[None]:
+    """Errors raised in here are the user's, and get a note with the location; except those of a peer or device loss."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if is_communication_error(error):
+            raise PeerLost(f"a collective failed {where}: {error}") from error
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0]) from error
+        error.add_note(where)
+        raise

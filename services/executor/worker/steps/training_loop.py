@@ -1,0 +1,253 @@
+"""The training loop of one worker, from its assignment to its end; read it from top to bottom.
+
+training_step.py has one step, and what the workers agree on in it.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import structlog
+
+from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
+from elasticflow.services.executor.worker.elastic.peer_loss import (
+    PeerLossWatchdog,
+    PeerLost,
+    ThreadAbandoned,
+)
+from elasticflow.services.executor.worker.elastic.state_transfer import StateTransfer
+from elasticflow.services.executor.worker.elastic.switch import GenerationSwitcher
+from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.device import MemoryExceeded, prepare_thread
+from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.scripts import torchrun_script
+from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
+from elasticflow.services.executor.worker.scripts.script_environment import in_job_folder
+from elasticflow.services.executor.worker.steps.repeatability_check import run_first_step_twice
+from elasticflow.services.executor.worker.steps.training_step import Trainer
+from elasticflow.services.executor.worker.steps.worker_setup import set_up
+from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Interrupted, Profiled, Started
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+
+log = structlog.get_logger()
+
+_MIN_MEASURED_ITERATIONS = 3
+_LONG_ITERATIONS = 100  # one more is far less than the margin of a promise
+_RANK_DELAY_S = 0.1  # between two survivors that would write the same checkpoint
+
+RunInNewThread = Callable[[Callable[[], None]], None]  # the process ends when the work does
+
+
+def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThread) -> None:
+    """Train, or measure the speed, until the job ends, or the executor stops or switches this worker away.
+
+    Raises TrainingFailed, PeerLost, Superseded or any error of the user's code.
+    """
+    with in_job_folder(assignment), Telemetry(channel) as telemetry:
+        if assignment.spec.entry == TORCHRUN:
+            speed = torchrun_script.run(assignment, channel, telemetry)
+        elif assignment.purpose == "profile":
+            speed = _profile(assignment, channel, telemetry)
+        else:
+            speed = None
+            _train(assignment, channel, telemetry, run_in_new_thread)
+    if speed is not None:  # the files of the profiling run are deleted: the executor may kill it now
+        channel.send(speed)
+
+
+def _begin(
+    assignment: Assignment, channel: Channel, telemetry: Telemetry
+) -> tuple[Trainer, StateTransfer | None]:
+    trainer, transfer = set_up(assignment, channel, telemetry)
+    channel.begin_training()
+    if transfer is None:
+        channel.send(Started(iteration=trainer.iteration))
+    log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
+    return trainer, transfer
+
+
+def _profile(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profiled | None:
+    """The speed, on rank 0."""
+    trainer, _ = _begin(assignment, channel, telemetry)
+    try:
+        return _measure_speed(trainer, assignment, channel)
+    except MemoryExceeded as exceeded:  # no state is kept: another generation measures smaller micro-batches
+        log.warning("interrupted", reason=str(exceeded))
+        size = exceeded.micro_batch_size
+        channel.send(Interrupted(iteration=trainer.iteration, micro_batch_size=size))
+        channel.wait_for_stop()
+        return None
+
+
+def _train(
+    assignment: Assignment, channel: Channel, telemetry: Telemetry, run_in_new_thread: RunInNewThread
+) -> None:
+    began_s = time.monotonic()
+    trainer, transfer = _begin(assignment, channel, telemetry)
+    switcher = GenerationSwitcher(trainer, channel, transfer, began_s=began_s)
+    loop = _TrainingLoop(trainer, channel, switcher, transfer is None and _needs_repeatability_check(trainer))
+
+    def resume(lost: PeerLost) -> None:
+        run_in_new_thread(partial(loop.resume_in_new_thread, lost))
+
+    PeerLossWatchdog(
+        channel, lambda: switcher.groups, resume, grace_s=assignment.timeouts.poll_interval_s
+    ).start()
+    loop.run()
+
+
+@dataclass
+class _TrainingLoop:
+    trainer: Trainer
+    channel: Channel
+    switcher: GenerationSwitcher
+    checks_repeatability: bool  # runs the first step twice
+
+    def __post_init__(self) -> None:
+        self._writer = CheckpointWriter(self.channel)
+        self._checkpointed_at_s = time.monotonic()
+        self._first = self.trainer.iteration
+
+    def run(self, cause: PeerLost | MemoryExceeded | None = None) -> None:
+        """To the end. cause: why this worker is at a step boundary and waits for a switch."""
+        is_done = False
+        while not is_done:
+            try:
+                is_done = self._step() if cause is None else self._await_switch(cause)
+                cause = None
+            except (PeerLost, MemoryExceeded) as error:
+                if not self.trainer.roll_back():
+                    raise
+                if isinstance(error, MemoryExceeded) and isinstance(self.trainer.function, ElasticScript):
+                    self._stop_failed_script(error)
+                    raise
+                cause = error.with_traceback(None)  # its frames hold the step's memory
+            except ThreadAbandoned:
+                threading.Event().wait()  # forever: another thread ends the process
+
+    def resume_in_new_thread(self, lost: PeerLost) -> None:
+        """Replaces a thread that the watchdog has abandoned."""
+        prepare_thread(self.trainer.device)
+        if not self.trainer.roll_back():
+            raise lost
+        self.run(lost)
+
+    def _step(self) -> bool:
+        """Evaluate and checkpoint if due, then one step. Returns whether this worker is done."""
+        trainer = self.trainer
+        if trainer.evaluation_is_due():
+            trainer.evaluate()
+        if (condition := trainer.condition_met()) is not None:
+            _finish(trainer, self._writer, self.channel, condition)
+            return True
+        if trainer.checkpoints and trainer.iteration > self._first and self._checkpoint_is_due():
+            self._writer.write_in_background(trainer.checkpoints, trainer.iteration, trainer.state())
+            self._checkpointed_at_s = time.monotonic()
+        if self.checks_repeatability:
+            self.checks_repeatability = False
+            stop, switch = run_first_step_twice(trainer, stop=self.channel.stop_requested), False
+        else:
+            stop, switch = self.switcher.step(stop=self.channel.stop_requested)
+        if trainer.iteration == self._first + 1:  # optimizers create their state in the first step
+            trainer.check_state()
+        if stop:
+            _stop(trainer, self._writer)
+            return True
+        if switch:
+            self.switcher.switch()
+        return self._has_left()
+
+    def _checkpoint_is_due(self) -> bool:
+        elapsed_s = time.monotonic() - self._checkpointed_at_s
+        return self._writer.is_due or elapsed_s >= self.trainer.assignment.checkpoint_every_s
+
+    def _await_switch(self, cause: PeerLost | MemoryExceeded) -> bool:
+        """Returns whether this worker is done."""
+        self.switcher.report_interrupted(cause)
+        if self.switcher.await_switch():
+            return self._has_left()
+        _stop_without_peers(self.trainer, self._writer)
+        return True
+
+    def _stop_failed_script(self, cause: MemoryExceeded) -> None:
+        """An error in its loop ended the script, so another process must continue."""
+        self.switcher.report_interrupted(cause)
+        _stop_without_peers(self.trainer, self._writer)
+
+    def _has_left(self) -> bool:
+        if self.switcher.has_left:
+            log.info("left_at_boundary", iteration=self.trainer.iteration)
+        return self.switcher.has_left
+
+
+def _needs_repeatability_check(trainer: Trainer) -> bool:
+    """Whether no profiling run may have checked this code: a job with a model name may have a known speed.
+
+    A script keeps state of a step that cannot be rolled back, and a short job's promise has no time for another step.
+    """
+    if isinstance(trainer.function, ElasticScript) or trainer.spec.max_iterations < _LONG_ITERATIONS:
+        return False
+    return trainer.iteration == 0 and bool(trainer.spec.model_name)
+
+
+def _stop(trainer: Trainer, writer: CheckpointWriter) -> None:
+    trainer.members.leave()
+    if trainer.checkpoints:
+        writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state())
+    log.info("stopped_at_boundary", iteration=trainer.iteration)
+
+
+def _stop_without_peers(trainer: Trainer, writer: CheckpointWriter) -> None:
+    """After the loss of peers: the first survivor writes the state that all survivors have."""
+    checkpoints = trainer.checkpoint_store()
+    time.sleep(_RANK_DELAY_S * trainer.members.rank)
+    if checkpoints.newest_iteration() < trainer.iteration:
+        writer.write_now(checkpoints, trainer.iteration, trainer.state())
+    log.info("stopped_without_peers", iteration=trainer.iteration)
+
+
+def _finish(
+    trainer: Trainer,
+    writer: CheckpointWriter,
+    channel: Channel,
+    condition: Literal["max_iterations", "metric"],
+) -> None:
+    trainer.members.leave()
+    if not trainer.checkpoints:
+        return
+    trainer.evaluate_here()
+    writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state())
+    metrics = trainer.finite_metrics()
+    channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))
+    log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)
+
+
+def _measure_speed(trainer: Trainer, assignment: Assignment, channel: Channel) -> Profiled | None:
+    """Median speed after a short warm-up. Rank 0's clock decides when the measurement suffices."""
+
+    def is_enough() -> bool:
+        return len(step_times_s) >= _MIN_MEASURED_ITERATIONS and (
+            sum(step_times_s) >= assignment.profile_min_s
+            or len(step_times_s) >= assignment.profile_max_iterations
+        )
+
+    step_times_s: list[float] = []
+    if run_first_step_twice(trainer, stop=channel.stop_requested):  # also the warm-up
+        return None
+    trainer.check_state()
+    stopping = False
+    while not stopping:
+        began_s = time.monotonic()
+        stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and is_enough())).stop
+        step_times_s.append(time.monotonic() - began_s)
+    trainer.members.leave()
+    if not (trainer.is_rank_0 and is_enough()):
+        return None
+    rate = 1 / max(statistics.median(step_times_s), 1e-6)
+    log.info("profiled", iterations_per_s=round(rate, 3), iterations=len(step_times_s))
+    return Profiled(iterations_per_s=rate, dataset_size=trainer.dataset.partitions.num_samples)

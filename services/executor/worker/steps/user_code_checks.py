@@ -1,0 +1,87 @@
+"""Checks of what user code returns and does; a violation fails the job with a message that says what to change."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.checkpoint.store import unreadable_types
+from elasticflow.services.executor.worker.steps.training_function import Stateful, TrainingFailed
+
+
+def require_same_metrics(
+    expected: tuple[str, ...], returned: Sequence[tuple[str, ...]], iteration: int
+) -> None:
+    """Of all calls of train(): workers that exchanged vectors of different lengths would fail obscurely."""
+    for names in returned:
+        if names != expected:
+            raise TrainingFailed(
+                f"train() returned the metrics {', '.join(names)} in iteration {iteration}, "
+                f"but {', '.join(expected)} in the first; return the same metrics in each call"
+            )
+
+
+def require_finite_loss(
+    metrics: Mapping[str, float], hyperparameters: Mapping[str, Any], iteration: int
+) -> None:
+    loss = metrics.get("loss", 0.0)
+    if not math.isfinite(loss):
+        rate = hyperparameters.get("learning_rate", "not set")
+        raise TrainingFailed(
+            f"the loss is {loss} in iteration {iteration}: lower the learning rate (it is {rate}), "
+            "clip the gradients, or look for bad samples"
+        )
+
+
+def require_readable_state(stateful: Mapping[str, Stateful]) -> None:
+    """An unreadable state must fail the job now, not at its first resize."""
+    for part, each in stateful.items():
+        if names := unreadable_types(each.state_dict()):
+            raise TrainingFailed(
+                f"the {part}'s state holds {', '.join(sorted(names))}: checkpoints hold tensors and "
+                "plain numbers only; use float(...) or int(...)"
+            )
+
+
+def sample_too_large(reason: str, iteration: int) -> TrainingFailed:
+    return TrainingFailed(
+        f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
+        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory"
+    )
+
+
+def require_model(made: Any) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise TrainingFailed(f"init_model() must return a torch.nn.Module, not {_kind_of(made)}")
+    return made
+
+
+def require_optimizer(made: Any) -> torch.optim.Optimizer:
+    """Anything with the methods of an optimizer."""
+    if not (hasattr(made, "param_groups") and callable(getattr(made, "step", None))):
+        raise TrainingFailed(
+            f"init_optimizer() must return a torch.optim.Optimizer, not {_kind_of(made)}; "
+            "to combine several optimizers, as in a GAN, return one with a parameter group for each"
+        )
+    return made
+
+
+def _kind_of(made: Any) -> str:
+    return "None" if made is None else f"a {type(made).__name__}"
+
+
+def as_metrics(returned: Any) -> dict[str, float]:
+    """The result of `train` as numbers by name, in the order of names."""
+    values = returned if isinstance(returned, Mapping) else {"loss": returned}
+    try:
+        return {str(name): _as_float(value) for name, value in sorted(values.items())}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TrainingFailed(
+            f"train() returned {type(returned).__name__}: return the loss, or a mapping of names to numbers"
+        ) from error
+
+
+def _as_float(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)

@@ -1,0 +1,48 @@
+"""Survivors of a loss train on without the lost workers, and replacements join later (docs/adr/0025).
+
+The survivors of a broken generation form a generation of their own. No worker has to start for it, so it trains as
+soon as the rendezvous is complete. Until the share is complete again, placement counts all of the job's reserved GPUs
+as its own.
+"""
+
+from collections.abc import Iterator
+
+from elasticflow.shared.messages.events import PlacedJob
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold.jobs import alive
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState, spec_of
+
+
+def shrunk_to_survivors(state: PoolState) -> Iterator[PlacedJob]:
+    """For each job whose workers wait after a loss, a generation of the survivors on their GPUs."""
+    broken = [job for job in state.live_jobs.values() if job.broken]
+    for job in sorted(broken, key=lambda job: job.job_id):
+        if remaining := _remaining(job):
+            yield PlacedJob(job_id=job.job_id, generation=job.generation + 1, gpus=remaining)
+
+
+def _remaining(job: Job) -> tuple[GpuId, ...]:
+    """GPUs of the present generation on which a worker holds the job's state, in rank order.
+
+    None if the share is smaller, or if the job cannot run on so few: then it is placed like any other. A leaving
+    worker's GPU is not among them, because it belongs to another job by now.
+    """
+    before = job.previous_generation
+    if before is None or before.trains or job.has_outdated_spec:
+        return ()
+    surviving = set(before.surviving)
+    gpus = tuple(gpu for gpu in job.gpus if gpu in surviving)
+    return gpus if spec_of(job).gpu_range.least <= len(gpus) <= job.num_gpus else ()
+
+
+def waits_to_shrink(job: Job) -> bool:
+    """Whether workers will join as soon as the survivors train: placing the job before that gains nothing."""
+    return job.shrinks_to_survivors and job.num_gpus > len(job.gpus)
+
+
+def counted_gpus(state: PoolState, job: Job) -> tuple[GpuId, ...]:
+    """The GPUs that count as the job's and are on live nodes."""
+    if not job.reserved_gpus and not job.broken:
+        return job.gpus
+    return tuple(gpu for gpu in job.reserved_gpus or job.gpus if alive(state, gpu.node_id))

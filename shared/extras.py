@@ -1,0 +1,65 @@
+"""The installation of `elasticflow`: which extra installs which library, and errors for missing or mixed parts."""
+
+import importlib.metadata
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+from elasticflow.shared.errors import Stop
+
+_EXTRAS = {
+    "server": ("highspy", "numba", "numpy", "prometheus_client", "psutil"),
+    "train": ("torch",),
+    "plot": ("matplotlib",),
+    "examples": ("sklearn",),
+}
+
+
+@dataclass(eq=False)
+class MissingExtra(Stop):
+    """what: a command or process."""
+
+    what: str
+    extra: str
+    library: str
+
+    MESSAGE: ClassVar[str] = (
+        "{what} needs the extra `{extra}`: pip install 'elasticflow[{extra}]' ({library} is not installed)"
+    )
+
+
+@dataclass(eq=False)
+class MixedInstallation(Stop):
+    """The files of one version may have overwritten those of another."""
+
+    folder: str
+    versions: str
+
+    MESSAGE: ClassVar[str] = (
+        "several versions of elasticflow are installed in {folder}: {versions}; repeat `pip uninstall elasticflow` "
+        "until none is left, then install one"
+    )
+
+
+def require_one_version() -> None:
+    """Raises MixedInstallation. A version in another folder of `sys.path` is no problem: all processes run this one."""
+    folder = Path(__file__).absolute().parents[2]
+    found = importlib.metadata.distributions(name="elasticflow", path=[str(folder)])
+    versions = sorted(distribution.version for distribution in found)
+    if len(versions) > 1:
+        raise MixedInstallation(str(folder), ", ".join(versions))
+
+
+def require_extra(extra: str, what: str) -> None:
+    """Raises MissingExtra. Imports no library."""
+    for library in _EXTRAS[extra]:
+        if find_spec(library) is None:
+            raise MissingExtra(what, extra, library)
+
+
+def missing_extra(error: ModuleNotFoundError, what: str) -> MissingExtra | None:
+    """The extra that installs what was not found; None for any other module."""
+    library = (error.name or "").partition(".")[0]
+    found = (extra for extra, libraries in _EXTRAS.items() if library in libraries)
+    return next((MissingExtra(what, extra, library) for extra in found), None)

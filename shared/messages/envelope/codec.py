@@ -1,0 +1,246 @@
+"""Bytes exist only here: a msgpack envelope around one message, checked field by field on the way in.
+
+    {id, cause_id, type, version, recorded_at_s, payload}
+
+A type is a name in the registry. It grows by fields with defaults (old readers pass over what they do not know);
+any other change is a new VERSION, an upcaster, and an old message kept as bytes in the tests.
+JSON is accepted as well, so that any NATS client can publish a wish by hand; only msgpack is ever written.
+"""
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast, get_args
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import TypeAdapter, ValidationError
+
+from elasticflow.shared.errors import TooLarge
+from elasticflow.shared.frozen_values import memoize_last
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES, UPCASTERS, Fields, Message
+from elasticflow.shared.messages.events import PlanDecided, PlanEvent
+from elasticflow.shared.messages.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_TIME_S,
+    PATTERNS_IN_WORDS,
+    TOKEN_PATTERN,
+    Sequence,
+    TimeS,
+    Token,
+)
+
+_pack = cast(Callable[[Fields], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_unpackb = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
+
+_COMMANDS = {message_type.__name__: message_type for message_type in get_args(Command)}
+_PLAN_EVENTS = {message_type.__name__: message_type for message_type in get_args(PlanEvent)}
+_MAX_PROBLEMS = 100  # that one refusal names
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = 80
+
+
+class Undecodable(ValueError):
+    """These bytes are no message of ours. problems: one line for each thing that is wrong."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message with its birth certificate. cause_id: id of the message that led to it, "" if none did."""
+
+    id: str
+    cause_id: str
+    recorded_at_s: float
+    message: Message
+
+
+def encode(
+    message: Message,
+    *,
+    id: str,
+    cause_id: str = "",
+    recorded_at_s: float,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> bytes:
+    """The message in its envelope, as msgpack. Raises TooLarge above max_bytes."""
+    envelope = _tagged(message) | {"id": id, "cause_id": cause_id, "recorded_at_s": recorded_at_s}
+    data = _pack(envelope)
+    if len(data) > max_bytes:
+        raise TooLarge(type(message).__name__, len(data), max_bytes)
+    return data
+
+
+def decode(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Envelope:
+    """The envelope in these bytes, every field checked. Raises Undecodable, naming each bad field."""
+    if len(data) > max_bytes:
+        raise Undecodable(f"message of {len(data):,} bytes is above {max_bytes:,}")
+    envelope = _unpack(data)
+    header = [_header(envelope, name) for name in ("id", "cause_id")]
+    recorded_at_s = envelope.get("recorded_at_s", 0.0)
+    if isinstance(recorded_at_s, bool) or not isinstance(recorded_at_s, int | float):
+        raise Undecodable("recorded_at_s: must be a number of seconds since 1970")
+    if not 0 <= recorded_at_s <= MAX_TIME_S:
+        raise Undecodable(f"recorded_at_s: {recorded_at_s} is no time in seconds since 1970")
+    return Envelope(
+        id=header[0],
+        cause_id=header[1],
+        recorded_at_s=float(recorded_at_s),
+        message=_from_tagged(envelope),
+    )
+
+
+def validate(message: Message) -> tuple[str, ...]:
+    """What is wrong with a message built in Python, one line for each field; () if nothing is."""
+    try:
+        _from_tagged(_tagged(message))
+    except Undecodable as error:
+        return error.problems
+    return ()
+
+
+def _unpack(data: bytes) -> Fields:
+    try:
+        if data[:1] == b"{":  # in msgpack a lone positive integer, never one of our envelopes
+            data = _pack(json.loads(data))  # so that nothing passes which could not be passed on
+        unpacked = _unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise Undecodable(f"neither msgpack nor JSON: {type(error).__name__}: {error}"[:300]) from error
+    if not isinstance(unpacked, dict):
+        raise Undecodable("an envelope is a map of id, type, version and payload")
+    return cast(Fields, unpacked)
+
+
+def _header(envelope: Fields, name: str) -> str:
+    value = envelope.get(name, "")
+    if not isinstance(value, str) or len(value) > 300:
+        raise Undecodable(f"{name}: must be text of at most 300 characters")
+    return value
+
+
+@cache
+def _adapter(message_type: type[Any]) -> TypeAdapter[Any]:
+    """Made when it is first asked for: no process reads and writes messages of all types."""
+    assert MESSAGE_TYPES[message_type.__name__] is message_type
+    return TypeAdapter(message_type)
+
+
+def _tagged(message: Message) -> Fields:
+    if isinstance(message, PlanDecided):
+        payload = _plan_payload(message)
+    else:
+        payload = _adapter(type(message)).dump_python(message, warnings=False)
+    return {"type": type(message).__name__, "version": message.VERSION, "payload": payload}
+
+
+@memoize_last  # it is asked for twice: for the id that is made of it, and for the bytes
+def _plan_payload(decision: PlanDecided) -> Fields:
+    return {
+        "service": decision.service,
+        "based_on": decision.based_on,
+        "now_s": decision.now_s,
+        "commands": [_tagged(command) for command in decision.commands],
+        "events": [_tagged(event) for event in decision.events],
+    }
+
+
+def _from_tagged(tagged: object, known: Mapping[str, type[Any]] = MESSAGE_TYPES) -> Any:
+    if not isinstance(tagged, dict):
+        raise Undecodable("must be a map of type, version and payload")
+    fields = cast(Fields, tagged)
+    name, version, payload = fields.get("type"), fields.get("version", 1), fields.get("payload")
+    message_type = known.get(name) if isinstance(name, str) else None
+    if message_type is None:
+        raise Undecodable(f"type: {_shown(name)} is unknown here; known are {', '.join(sorted(known))}")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise Undecodable(f"version: {_shown(version)} is not a version of {name}")
+    if version > message_type.VERSION:
+        raise Undecodable(
+            f"version: {name} {version} is newer than {message_type.VERSION}, upgrade this reader"
+        )
+    if not isinstance(payload, dict):
+        raise Undecodable("payload: must be a map of the message's fields")
+    payload = cast(Fields, payload)
+    for old in range(version, message_type.VERSION):
+        payload = _upcast(message_type.__name__, old, payload)
+    return _plan(payload) if message_type is PlanDecided else _validated(_adapter(message_type), payload)
+
+
+def _upcast(name: str, old: int, payload: Fields) -> Fields:
+    upcaster = UPCASTERS[name, old]
+    try:
+        return upcaster(payload)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Undecodable(f"payload: no {name} of version {old}: {type(error).__name__}: {error}") from error
+
+
+def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
+    try:
+        return adapter.validate_python(payload)
+    except ValidationError as error:
+        if error.error_count() > _MAX_PROBLEMS:  # millions of them would take minutes to spell out
+            raise Undecodable(f"payload: wrong in {error.error_count():,} places") from error
+        raise Undecodable(*(problem_in(details) for details in error.errors(include_url=False))) from error
+
+
+def problem_in(details: Any) -> str:
+    """What pydantic found wrong in one field, in a line: "spec.seed: must be ..., not ..."."""
+    place = ".".join(str(part) for part in details["loc"])
+    given = "" if details["type"] == "missing" else f", not {_shown(details['input'])}"
+    if details["type"] == "string_pattern_mismatch":
+        said = PATTERNS_IN_WORDS[details["ctx"]["pattern"]]
+    else:
+        said = details["msg"].replace("Input should be", "must be")
+    return f"{place}: {said}{given}"
+
+
+def _shown(value: object) -> str:
+    """A value of any size and depth, short."""
+    return f"{_REPR.repr(value):.80}"
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanHeader:
+    service: Token
+    based_on: Sequence
+    now_s: TimeS
+
+
+_PLAN_HEADER = TypeAdapter(_PlanHeader)
+
+
+def _plan(payload: Fields) -> PlanDecided:
+    header = _validated(_PLAN_HEADER, payload)
+    return PlanDecided(
+        service=header.service,
+        based_on=header.based_on,
+        now_s=header.now_s,
+        commands=_each(payload, "commands", _COMMANDS),
+        events=_each(payload, "events", _PLAN_EVENTS),
+    )
+
+
+def _each(payload: Fields, name: str, known: Mapping[str, type[Any]]) -> tuple[Any, ...]:
+    """The messages under this name; only known ones are looked into, so a decision never nests."""
+    items = payload.get(name, [])
+    if not isinstance(items, list):
+        raise Undecodable(f"{name}: must be a list of messages")
+    return tuple(_from_tagged(item, known) for item in cast(list[object], items))
+
+
+def job_id_in(data: bytes) -> str:
+    """The job_id of a message that may be wrong otherwise, so that its sender can be told; else ""."""
+    try:
+        envelope = _unpack(data)
+    except Undecodable:
+        return ""
+    payload = envelope.get("payload")
+    job_id = cast(Fields, payload).get("job_id") if isinstance(payload, dict) else None
+    return job_id if isinstance(job_id, str) and re.fullmatch(TOKEN_PATTERN, job_id) else ""

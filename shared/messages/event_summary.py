@@ -1,0 +1,84 @@
+"""An event in a line: the keys and numbers that a log, a table or `eflow events` shows of it."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from itertools import islice
+from typing import Any, cast
+
+from elasticflow.shared.messages.events import PlacedJob
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule, segments
+
+_LONG = 200
+_MANY = 32
+
+
+def summary(message: Any) -> dict[str, Any]:
+    """The message's fields, each short: a spec as what it asks for, GPUs as node:0,1, schedules as steps."""
+    shown: dict[str, Any] = {}
+    for field in fields(message):
+        value = getattr(message, field.name)
+        if value is None or value == () or value == "":
+            continue
+        if isinstance(value, JobSpec):
+            shown |= _asked_for(value)
+        elif field.name == "minimum_satisfactory_share":
+            shown[field.name] = _steps(value)
+        elif field.name in ("replanned", "planned"):
+            shown[field.name] = _few(
+                {job_id: _steps(value[job_id]) for job_id in islice(value, _MANY)}, value
+            )
+        else:
+            shown[field.name] = _short(value)
+    return shown
+
+
+def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
+    """GPUs by node, in rank order: "a:0,1 b:2"."""
+    by_node: dict[str, list[int]] = {}
+    for gpu in gpus:
+        by_node.setdefault(gpu.node_id, []).append(gpu.gpu_index)
+    return " ".join(f"{node}:{','.join(map(str, indices))}" for node, indices in by_node.items())
+
+
+def _steps(schedule: ShareSchedule) -> list[str]:
+    return [
+        f"{s.num_gpus} GPU{'' if s.num_gpus == 1 else 's'} for {s.end_s - s.start_s:.1f} s"
+        for s in islice(segments(schedule), _MANY)
+    ]
+
+
+def _few(shown: dict[str, Any], items: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of a map, and how much is not."""
+    return shown if len(shown) == len(items) else {**shown, "...": f"{len(items) - len(shown)} more"}
+
+
+def _asked_for(spec: JobSpec) -> dict[str, Any]:
+    return {
+        "training_function": spec.training_function,
+        "global_batch_size": spec.global_batch_size,
+        "max_iterations": spec.max_iterations,
+        "job_class": spec.job_class.value,
+    }
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, PoolConfig):
+        names = ("resize_cost_s", "throughput_margin", "confidence", "reserve_nodes")
+        return {name: known for name in names if (known := getattr(value, name))}
+    if isinstance(value, PlacedJob):
+        return f"{value.job_id} g{value.generation} on {gpus_in_words(value.gpus) or 'nothing'}"
+    if isinstance(value, ResizeTimeline):
+        return summary(value)
+    if isinstance(value, tuple):
+        return [_short(item) for item in cast(tuple[Any, ...], value)[:_MANY]]
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value)
+        return _few({key: _short(items[key]) for key in islice(items, _MANY)}, items)
+    if isinstance(value, str) and len(value) > _LONG:
+        return f"{value[:_LONG]}..."
+    return value

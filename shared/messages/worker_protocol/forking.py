@@ -1,0 +1,52 @@
+"""Messages between an executor and its fork server: one request at a time, and the end of each process. Pure."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+from pydantic import Strict
+
+from elasticflow.shared.messages.limits import Text
+
+Pid = Annotated[int, Strict(), Gt(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkServerReady:
+    """The libraries are loaded: a fork takes milliseconds now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkWorker:
+    """Fork a worker. A file descriptor comes with this message: the worker's end of its channel."""
+
+    request: Annotated[int, Strict(), Ge(0)]  # repeated in the reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerForked:
+    """The reply: a process, the leader of its own process group."""
+
+    request: Annotated[int, Strict(), Ge(0)]
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkFailed:
+    """The other reply: no process, e.g. for lack of memory."""
+
+    request: Annotated[int, Strict(), Ge(0)]
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReaped:
+    """A worker and its whole process group are gone. Either exit_code or signal is None."""
+
+    pid: Pid
+    exit_code: int | None
+    signal: int | None
+
+
+ToForkServer = ForkWorker
+FromForkServer = ForkServerReady | WorkerForked | ForkFailed | WorkerReaped

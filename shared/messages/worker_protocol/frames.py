@@ -1,0 +1,70 @@
+"""The bytes between an executor, its fork server and its workers: frames of msgpack. Pure.
+
+Two kinds of stream socket, both private to one machine:
+
+    executor <-> fork server    `forking`
+    executor <-> worker         `to_worker`, `from_worker`
+
+A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, cast, get_args
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import TypeAdapter, ValidationError
+
+from elasticflow.shared.messages.worker_protocol.forking import FromForkServer, ToForkServer
+from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
+from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
+
+ChannelMessage = ToWorker | FromWorker | ToForkServer | FromForkServer
+MAX_FRAME_BYTES = 1024 * 1024
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {t.__name__: TypeAdapter(t) for t in get_args(ChannelMessage)}
+_LENGTH = struct.Struct(">I")
+_pack = cast(Callable[[object], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_unpack = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
+
+
+class BrokenChannel(ValueError):
+    """The other end sent bytes that are no message; nothing after them can be read."""
+
+
+def encode_frame(message: ChannelMessage) -> bytes:
+    """The message as one frame. Raises ValueError above MAX_FRAME_BYTES."""
+    name = type(message).__name__
+    body = _pack([name, _ADAPTERS[name].dump_python(message, warnings=False)])
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"{name} of {len(body):,} bytes is above {MAX_FRAME_BYTES:,}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Splits a stream of bytes, as it arrives, into messages."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[ChannelMessage]:
+        """The messages that are complete now, one by one. Raises BrokenChannel after the last readable one."""
+        self._pending += data
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > MAX_FRAME_BYTES:
+                raise BrokenChannel(f"a frame of {length:,} bytes is above {MAX_FRAME_BYTES:,}")
+            end = _LENGTH.size + length
+            if len(self._pending) < end:
+                break
+            body = bytes(self._pending[_LENGTH.size : end])
+            del self._pending[:end]
+            yield _decode(body)
+
+
+def _decode(body: bytes) -> ChannelMessage:
+    try:
+        name, fields = cast(tuple[str, object], _unpack(body))
+        return _ADAPTERS[name].validate_python(fields)
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
+        raise BrokenChannel(f"unreadable message: {type(error).__name__}: {error}"[:500]) from error

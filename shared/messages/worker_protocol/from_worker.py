@@ -1,0 +1,174 @@
+"""Messages of a worker to its executor, and its exit codes. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
+from pydantic import Strict
+
+from elasticflow.shared.messages.limits import (
+    DurationS,
+    FewItems,
+    Finite,
+    Generation,
+    Index,
+    Iterations,
+    Name,
+    NumBytes,
+    NumSamples,
+    Rate,
+    Sequence,
+    Text,
+)
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+
+Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
+Metrics = Annotated[Mapping[Name, Finite], FewItems]
+
+
+class ExitCode(IntEnum):
+    """How a worker ended without a signal. services/executor/decisions/exit_classification.py decides what follows."""
+
+    DONE = 0  # finished, stopped or profiled, as requested
+    FAILED = 70  # the job cannot go on; `Failed` says why
+    PEER_LOST = 71  # another worker of the generation is gone: a new generation can continue
+    SUPERSEDED = 72  # a newer generation of the job has written a checkpoint
+    DEVICE_UNUSABLE = 73  # a fault of the node; the worker's log says which
+    OUT_OF_MEMORY = (
+        74  # a script ends with it; `Interrupted` reported before that smaller micro-batches may fit
+    )
+    UNREADABLE = 75  # it could not read a message of its executor; its log has the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousListening:
+    """Rendezvous rank 0 of this generation listens on this port of its advertise_host. A single worker sends none."""
+
+    generation: Generation
+    port: Port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All workers of the generation have met and hold the same state; the first step is `iteration`.
+
+    resize: how this worker joined workers that trained; None: all started from the checkpoint of `iteration`, or from
+        nothing.
+    """
+
+    iteration: Iterations
+    resize: ResizeTimeline | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switched:
+    """This worker has switched to another generation, has this rank there, and has done its first step.
+
+    A leaving worker sends none and ends with `ExitCode.DONE`. iteration: the first of the new generation.
+    """
+
+    generation: Generation
+    rank: Index
+    iteration: Iterations
+    resize: ResizeTimeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """The worker has rolled back to the step boundary after `iteration` steps: it lost a peer, or exceeded its memory.
+
+    It waits for `PrepareSwitch`, or for `StopAtBoundary` and then writes a checkpoint.
+    micro_batch_size: samples that exceeded the memory; 0: a peer is gone.
+    """
+
+    iteration: Iterations
+    micro_batch_size: NumSamples = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """At most every 0.5 s. iterations_per_s: over recent steps, without the start; None: too few steps so far."""
+
+    iteration: Iterations  # steps done
+    iterations_per_s: Rate | None
+    metrics: Metrics = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lagged:
+    """A worker of the generation has been slower than its peers for many steps in a row. From rank 0."""
+
+    rank: Index
+    slowdown: Rate  # its time for its own part of a step, divided by its peers' median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """Instead of `Progressed` while no step ends: the process runs, its training may hang."""
+
+    iteration: Iterations
+    seconds_since_progress: DurationS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointWritten:
+    """A complete checkpoint of so many steps is on the disk. From rank 0.
+
+    request: that of `WriteCheckpoint`; 0: the checkpoint was not requested, and num_bytes and file are not set.
+    """
+
+    iteration: Iterations
+    request: Sequence = 0
+    num_bytes: NumBytes = 0
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """The requested checkpoint could not be written. The training continues."""
+
+    request: Sequence
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """Median throughput of a profiling run with this number of workers. From rank 0."""
+
+    iterations_per_s: Rate
+    dataset_size: Iterations | None  # samples; None: unknown, in a script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The termination condition is met, and the trained model is saved. From rank 0."""
+
+    iteration: Iterations
+    condition: Literal["max_iterations", "metric"]
+    metrics: Metrics = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """This job cannot continue, on any number of GPUs or any node. From the worker that found out."""
+
+    error: Text
+    traceback: Text = ""
+
+
+FromWorker = (
+    RendezvousListening
+    | Started
+    | Switched
+    | Interrupted
+    | Progressed
+    | Lagged
+    | Alive
+    | CheckpointWritten
+    | CheckpointFailed
+    | Profiled
+    | Finished
+    | Failed
+)

@@ -1,0 +1,150 @@
+"""Messages of an executor to one of its workers, each on a channel of its own. Pure.
+
+The end of file on a channel means that the executor is gone: the worker ends at once.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+from pydantic import Strict
+
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.limits import (
+    DurationS,
+    Generation,
+    Index,
+    Iterations,
+    Name,
+    NumSamples,
+    PositiveDurationS,
+    Sequence,
+    Token,
+)
+from elasticflow.shared.messages.timeouts import FailureTimeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """Prepare for an `Assignment` to this GPU, which may come much later or never. For workers of the warm pool."""
+
+    device: Literal["cpu", "cuda"]
+    gpu_index: Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteLog:
+    """Write all output to this file from now on. Sent before the `Assignment`, so that errors in it are logged."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """All that a worker needs to train. A process serves one job only.
+
+    code_path: folder (or zip) with the training function; "" if it is importable without.
+    gpu_index: number of the GPU on this node.
+    cpu_share: cores that a CPU slot may use, e.g. 0.2; 1 or more: no limit.
+    rendezvous: host:port of rendezvous rank 0; "" if `JoinRendezvous` follows. Rank 0 listens on advertise_host.
+    rendezvous_size: number of workers in the rendezvous, if this worker joins workers that train and receives the state
+        of the job from them; 0: all workers are new, and the state is in the checkpoint.
+    checkpoint_iteration: a complete checkpoint of so many steps exists; a start from an older one would lose work.
+    micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
+    leased: the worker ends itself after `timeouts.lease_s` without `LeaseExtended`; else it has no lease.
+    """
+
+    job_id: Token
+    generation: Generation
+    rank: Index
+    world_size: Annotated[int, Strict(), Gt(0)]
+    spec: JobSpec
+    checkpoint_dir: str
+    purpose: Literal["train", "profile"] = "train"
+    code_path: str = ""
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpu_index: Index = 0
+    cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
+    advertise_host: str = "127.0.0.1"
+    rendezvous: str = ""
+    rendezvous_size: Annotated[int, Strict(), Ge(0)] = 0
+    checkpoint_iteration: Iterations = 0
+    micro_batch_size: NumSamples = 0
+    leased: bool = False
+    timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)
+    checkpoint_every_s: PositiveDurationS = 30.0
+    profile_min_s: PositiveDurationS = 0.6
+    profile_max_iterations: Annotated[int, Strict(), Ge(3)] = 30
+    checkpoint_wait_s: DurationS = 60.0  # NFS may show a new file in a folder so much later (acdirmax)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareSwitch:
+    """Train on, prepare another generation in the background, and switch at the step boundary where all are ready.
+
+    rendezvous_rank: the rank in the new generation; world_size or more for a worker that leaves with the switch.
+    rendezvous_size: staying, joining and leaving workers.
+    rendezvous: host:port of rendezvous rank 0, which listens as rank 0 of a start does; "" if `JoinRendezvous` follows.
+    micro_batch_size: as in `Assignment`, from the switch on.
+    """
+
+    generation: Generation
+    rendezvous_rank: Index
+    world_size: Annotated[int, Strict(), Gt(0)]
+    rendezvous_size: Annotated[int, Strict(), Gt(0)]
+    rendezvous: str = ""
+    micro_batch_size: NumSamples = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRendezvous:
+    """Rendezvous rank 0 of this generation listens here. Sent if the assignment or the switch had no address."""
+
+    generation: Generation
+    address: Name  # host:port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersLost:
+    """Workers of this generation are lost: stop waiting for peers of it or of an older one.
+
+    A worker of such a generation rolls back to its step boundary and reports `Interrupted`.
+    """
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAtBoundary:
+    """Write a checkpoint at the next step boundary on which all workers agree, then exit. As SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCheckpoint:
+    """Write a checkpoint at the next step boundary, and train on. For rank 0, which reports `CheckpointWritten` or
+    `CheckpointFailed` with this request."""
+
+    request: Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseExtended:
+    """The executor has contact with the ledger: train until this time, or a later extension.
+
+    Times are of the boot clock (shared/runtime/process/boot_clock.py), which both processes share.
+    """
+
+    until_s: DurationS
+
+
+ToWorker = (
+    WarmUp
+    | WriteLog
+    | Assignment
+    | PrepareSwitch
+    | JoinRendezvous
+    | PeersLost
+    | StopAtBoundary
+    | WriteCheckpoint
+    | LeaseExtended
+)

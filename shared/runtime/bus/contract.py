@@ -1,0 +1,218 @@
+"""The bus as the rest of the house sees it: bytes on subjects, kept or not. It knows no message of ours.
+
+Two adapters keep this contract, and one test suite holds them to it: `nats_bus.NatsBus` and
+`memory_bus.MemoryBus`. Failures are those of `elasticflow.shared.errors`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from elasticflow.shared.errors import MaybeStored, StorageFull, Unavailable
+from elasticflow.shared.messages.export import LedgerRecord
+
+MAX_BATCH = 512  # messages that `follow` hands over at once
+DEFAULT_TIMEOUT_S = 5.0
+ACK_WAIT_S = 30.0  # a message that nobody settled for so long goes to another replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message that nobody keeps. reply: where its sender waits for an answer, "" if nowhere."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """What a key holds. revision: for the next `put_value` by compare-and-set."""
+
+    data: bytes
+    revision: int
+
+
+class WorkItem(Protocol):
+    """A message of a work queue, to be settled by exactly one of ack, nak, term.
+
+    Settling is best effort: if it gets lost, the message comes again (num_delivered counts from 1).
+    """
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def num_delivered(self) -> int: ...
+
+    async def ack(self) -> None:
+        """Done: never again."""
+        ...
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Not now: again after delay_s, to whoever asks then."""
+        ...
+
+    async def in_progress(self) -> None:
+        """Still at it: count the ack wait from now."""
+        ...
+
+    async def term(self) -> None:
+        """Hopeless: never again."""
+        ...
+
+
+class WorkQueue(Protocol):
+    """One replica's hands on a queue that all replicas of a consumer share."""
+
+    async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
+        """At least one, as soon as there is one, then what else is there; [] after timeout_s."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what arrived unasked."""
+        ...
+
+
+class Subscription(Protocol):
+    """Messages from the moment `subscribe` returned."""
+
+    def __aiter__(self) -> AsyncIterator[Message]: ...
+    async def __anext__(self) -> Message: ...
+    async def close(self) -> None: ...
+
+
+class Bus(Protocol):
+    """See the module. Sequences start at 1; 0 means "nothing yet"."""
+
+    FIRST_RETRY_S: ClassVar[float] = 0.02
+    LAST_RETRY_S: ClassVar[float] = 1.0
+
+    # -- pools
+
+    async def ensure_pool(self, pool: str) -> None:
+        """Make what the pool keeps, unless it is there; many may do so at once. Raises BadSettings."""
+        ...
+
+    async def pool_exists(self, pool: str) -> bool: ...
+
+    async def pools(self) -> tuple[str, ...]:
+        """Sorted by name."""
+        ...
+
+    # -- kept messages
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str,
+        expected_last_subject_sequence: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        """Store for good; the sequence it got. A message_id of the last two minutes is not stored again.
+
+        expected_last_subject_sequence: store only if the subject's last message has this sequence (0: none); so
+        a repeat of what is stored already is a conflict, like any other.
+        Raises WrongExpectedSequence, MaybeStored, Unavailable, StorageFull, UnknownStream, TooLarge.
+        """
+        ...
+
+    async def append_event(
+        self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
+    ) -> int:
+        """Store, however long it takes. A repeat does no harm: ids are derived, readers apply each once."""
+        wait_s = self.FIRST_RETRY_S
+        while True:
+            try:
+                return await self.append(subject, data, message_id=message_id, headers=headers)
+            except (MaybeStored, Unavailable, StorageFull):
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, self.LAST_RETRY_S)
+
+    def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+        """The ledger in order, without gaps, for ever: what has arrived, as one batch of at most MAX_BATCH.
+
+        Waits out a server that is away. Raises UnknownStream, LedgerBroken.
+        """
+        ...
+
+    async def read(
+        self, pool: str, *, after_sequence: int, up_to: int
+    ) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+        """The ledger from after_sequence + 1 to up_to, both included; waits for what is not there yet."""
+        if after_sequence >= up_to:
+            return
+        async for batch in self.follow(pool, after_sequence=after_sequence):
+            if batch[-1].sequence < up_to:
+                yield batch
+                continue
+            yield batch[: len(batch) - (batch[-1].sequence - up_to)]
+            return
+
+    async def last_sequence(self, pool: str) -> int:
+        """Of the pool's ledger; 0 if it is empty."""
+        ...
+
+    async def last_subject_sequence(self, subject: str) -> int:
+        """Of one subject of a ledger; 0 if it has none."""
+        ...
+
+    async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
+        """The pool's submissions, shared by all who name the same consumer."""
+        ...
+
+    # -- messages that nobody keeps
+
+    async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        """To whoever listens now. Raises Unavailable, TooLarge."""
+        ...
+
+    async def subscribe(self, subject: str, queue: str = "") -> Subscription:
+        """queue: each message goes to one of those who name the same queue."""
+        ...
+
+    async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """The first answer. Raises NoResponder, RequestTimeout, Unavailable, TooLarge."""
+        ...
+
+    # -- objects and values
+
+    async def put_object(self, bucket: str, name: str, data: bytes) -> None:
+        """Tens of megabytes are fine; replaces an older object of that name."""
+        ...
+
+    async def get_object(self, bucket: str, name: str) -> bytes:
+        """Raises NotFound, Unavailable."""
+        ...
+
+    async def get_value(self, bucket: str, key: str) -> Value | None: ...
+
+    async def put_value(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        *,
+        expected_revision: int | None = None,
+        ttl_s: int | None = None,
+    ) -> int:
+        """The new revision. expected_revision: only if the key is at it (0: only if there is no such key).
+
+        ttl_s: forget the key after so many whole seconds.
+        Raises WrongExpectedSequence, MaybeStored, Unavailable.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Send what is under way, then let go; closing twice is fine."""
+        ...

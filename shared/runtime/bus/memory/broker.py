@@ -1,0 +1,242 @@
+"""What a NATS server would remember, in plain Python values; `memory_bus.MemoryBus` are its clients.
+
+Time is the clock's, order is that of the calls: the same calls give the same history.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticflow.shared.errors import UnknownStream, WrongExpectedSequence
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Message, Value
+from elasticflow.shared.runtime.bus.memory.link import Link
+from elasticflow.shared.runtime.process.clock import Clock
+
+DUPLICATE_WINDOW_S = 120.0
+
+
+class Bell:
+    """Wakes everyone who waits."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def ring(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for rung in waiting:
+            if not rung.done():
+                rung.set_result(None)
+
+    async def wait(self, clock: Clock, until_s: float | None = None) -> None:
+        """Until the next ring, or until_s."""
+        rung = asyncio.get_running_loop().create_future()
+        self._waiting.append(rung)
+        if until_s is None:
+            await rung
+            return
+        timer = asyncio.ensure_future(clock.sleep_until(until_s))
+        try:
+            await asyncio.wait({rung, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rung.cancel()
+            timer.cancel()
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """NATS' wildcards: * is one token, > all that follow (at least one)."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    for index, want in enumerate(wanted):
+        if want == ">":
+            return len(tokens) > index
+        if index >= len(tokens) or want not in ("*", tokens[index]):
+            return False
+    return len(tokens) == len(wanted)
+
+
+@dataclass(slots=True)
+class Stream:
+    """Messages in order; those of a work queue leave it once settled."""
+
+    subjects: str
+    messages: dict[int, LedgerRecord] = field(default_factory=dict)
+    headers: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    last_sequence: int = 0
+    last_of_subject: dict[str, int] = field(default_factory=dict)
+    known_ids: dict[str, tuple[int, float]] = field(default_factory=dict)
+    bell: Bell = field(default_factory=Bell)
+
+    def append(
+        self,
+        subject: str,
+        data: bytes,
+        message_id: str,
+        headers: Mapping[str, str],
+        expected: int | None,
+        now_s: float,
+    ) -> int:
+        """In JetStream's order: first the expectation, then the id."""
+        if expected is not None and (found := self.last_of_subject.get(subject, 0)) != expected:
+            raise WrongExpectedSequence(subject, expected, found)
+        sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
+        if sequence and now_s < stored_at_s + DUPLICATE_WINDOW_S:
+            return sequence
+        self.last_sequence += 1
+        self.messages[self.last_sequence] = LedgerRecord(
+            subject=subject,
+            sequence=self.last_sequence,
+            data=data,
+            message_id=message_id,
+            stored_at_s=now_s,
+        )
+        self.headers[self.last_sequence] = {**headers, "Nats-Msg-Id": message_id}
+        self.last_of_subject[subject] = self.last_sequence
+        self.known_ids[message_id] = (self.last_sequence, now_s)
+        self.bell.ring()
+        return self.last_sequence
+
+    def settle(self, sequence: int) -> None:
+        """Take a message out of the work queue."""
+        self.messages.pop(sequence, None)
+        self.headers.pop(sequence, None)
+
+
+@dataclass(slots=True)
+class Consumer:
+    """Who has got which message of a work queue, and when it may be given to the next."""
+
+    stream: Stream
+    ack_wait_s: float
+    next_sequence: int = 1
+    due_s: dict[int, float] = field(default_factory=dict)
+    num_delivered: dict[int, int] = field(default_factory=dict)
+
+    def take(self, max_messages: int, now_s: float) -> list[int]:
+        """Messages to deliver: those that come again, then new ones."""
+        again = sorted(sequence for sequence, due_s in self.due_s.items() if due_s <= now_s)
+        taken = [sequence for sequence in again if sequence in self.stream.messages][:max_messages]
+        while len(taken) < max_messages and self.next_sequence <= self.stream.last_sequence:
+            taken.append(self.next_sequence)
+            self.next_sequence += 1
+        for sequence in taken:
+            self.num_delivered[sequence] = self.num_delivered.get(sequence, 0) + 1
+            self.due_s[sequence] = now_s + self.ack_wait_s
+        return taken
+
+    def next_due_s(self) -> float:
+        return min(self.due_s.values(), default=float("inf"))
+
+    def postpone(self, sequence: int, due_s: float) -> None:
+        """Deliver it again at due_s, unless it is settled."""
+        if sequence in self.stream.messages:
+            self.due_s[sequence] = due_s
+            self.stream.bell.ring()
+
+    def settle(self, sequence: int) -> None:
+        self.stream.settle(sequence)
+        self.due_s.pop(sequence, None)
+        self.num_delivered.pop(sequence, None)
+
+
+class Listener:
+    """A subscription's end at the server. link: to its client."""
+
+    def __init__(self, pattern: str, queue: str, link: Link) -> None:
+        self.pattern = pattern
+        self.queue = queue
+        self.link = link
+        self.messages: list[Message] = []
+        self.closed = False
+        self.bell = Bell()
+
+    def put(self, message: Message, position: int | None = None) -> None:
+        """position: before which of the waiting messages; None is the end."""
+        self.messages.insert(len(self.messages) if position is None else position, message)
+        self.bell.ring()
+
+    def close(self) -> None:
+        self.closed = True
+        self.bell.ring()
+
+
+class MemoryBroker:
+    """The state that the clients of one bus share."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.objects: dict[str, dict[str, bytes]] = {}
+        self._streams: dict[str, Stream] = {}
+        self._consumers: dict[tuple[str, str], Consumer] = {}
+        self._values: dict[str, dict[str, tuple[Value, float]]] = {}
+        self._revisions: dict[str, int] = {}
+        self._route: dict[str, Stream] = {}
+        self._turn = 0
+
+    def ensure_pool(self, pool: str) -> None:
+        if streams.ledger_stream(pool) in self._streams:
+            return
+        self._streams[streams.submit_stream(pool)] = Stream(streams.submit_subjects(pool))
+        self._streams[streams.dead_letter_stream(pool)] = Stream(streams.dead_letter_subjects(pool))
+        self._streams[streams.ledger_stream(pool)] = Stream(streams.ledger_subjects(pool))
+        self.objects[streams.code_bucket(pool)] = {}
+        self.objects[streams.snapshot_bucket(pool)] = {}
+        self._values[streams.state_bucket(pool)] = {}
+
+    def pools(self) -> tuple[str, ...]:
+        prefix = streams.LEDGER_PREFIX
+        return tuple(sorted(name.removeprefix(prefix) for name in self._streams if name.startswith(prefix)))
+
+    def stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            raise UnknownStream(name)
+        return self._streams[name]
+
+    def ledger(self, pool: str) -> Stream:
+        return self.stream(streams.ledger_stream(pool))
+
+    def route(self, subject: str) -> Stream:
+        """The stream that takes a subject."""
+        if subject not in self._route:
+            takers = [stream for stream in self._streams.values() if matches(stream.subjects, subject)]
+            if not takers:
+                raise UnknownStream(subject)
+            self._route[subject] = takers[0]
+        return self._route[subject]
+
+    def consumer(self, pool: str, name: str, ack_wait_s: float) -> Consumer:
+        stream = self.stream(streams.submit_stream(pool))
+        consumer = self._consumers.setdefault((pool, name), Consumer(stream, ack_wait_s))
+        consumer.ack_wait_s = ack_wait_s
+        return consumer
+
+    def receivers(self, subject: str) -> list[Listener]:
+        """Everyone who listens without a queue, and one of each queue, in turn."""
+        listening = [listener for listener in self.listeners if matches(listener.pattern, subject)]
+        chosen = [listener for listener in listening if not listener.queue]
+        self._turn += 1
+        for queue in sorted({listener.queue for listener in listening} - {""}):
+            members = [listener for listener in listening if listener.queue == queue]
+            chosen.append(members[self._turn % len(members)])
+        return chosen
+
+    def wake_everyone(self) -> None:
+        """A client has closed: whoever waits on its behalf looks around."""
+        for stream in self._streams.values():
+            stream.bell.ring()
+
+    def value(self, bucket: str, key: str, now_s: float) -> Value | None:
+        if bucket not in self._values:
+            raise UnknownStream(streams.value_subject(bucket, key))
+        value, expires_s = self._values[bucket].get(key, (None, 0.0))
+        return value if now_s < expires_s else None
+
+    def put_value(
+        self, bucket: str, key: str, data: bytes, expected: int | None, expires_s: float, now_s: float
+    ) -> int:
+        current = self.value(bucket, key, now_s)
+        if expected is not None and expected != (current.revision if current else 0):
+            raise WrongExpectedSequence(streams.value_subject(bucket, key), expected)
+        revision = self._revisions[bucket] = self._revisions.get(bucket, 0) + 1
+        self._values[bucket][key] = (Value(data=data, revision=revision), expires_s)
+        return revision

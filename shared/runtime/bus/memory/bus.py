@@ -1,0 +1,276 @@
+"""The bus within one process: for tests and for simulations, with faults drawn from a seed.
+
+Many `MemoryBus` may share one broker, as processes share a server: closing one is the death of that process.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from elasticflow.shared.errors import (
+    BusClosed,
+    LedgerBroken,
+    MaybeStored,
+    NoResponder,
+    NotFound,
+    RequestTimeout,
+    TooLarge,
+    Unavailable,
+)
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import (
+    ACK_WAIT_S,
+    DEFAULT_TIMEOUT_S,
+    MAX_BATCH,
+    Bus,
+    Message,
+    Value,
+    WorkQueue,
+)
+from elasticflow.shared.runtime.bus.memory.broker import Listener, MemoryBroker
+from elasticflow.shared.runtime.bus.memory.faults import Faults, FaultSource
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, Link
+from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkQueue
+from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+
+T = TypeVar("T")
+
+_URL = "memory://"
+
+
+class MemoryBus(Bus):
+    """See `Bus`. rng: where faults come from; no faults without it.
+
+    delayed: the client reaches the broker over a `DelayedLink`, on the time of the event loop.
+    """
+
+    FIRST_RETRY_S: ClassVar[float] = 0.0
+    LAST_RETRY_S: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        broker: MemoryBroker | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: np.random.Generator | None = None,
+        faults: Faults | None = None,
+        delayed: bool = False,
+    ) -> None:
+        self.broker = broker or MemoryBroker()
+        self._clock = clock or SystemClock()
+        self._faults = FaultSource(faults or Faults(), rng)
+        self.link: Link = DelayedLink(self._faults) if delayed else DirectLink(self._faults)
+        self._listeners: list[Listener] = []
+        self._inboxes = itertools.count()
+        self._closed = False
+
+    # -- pools
+
+    async def ensure_pool(self, pool: str) -> None:
+        self._check_open()
+        streams.check_pool(pool)
+        self.broker.ensure_pool(pool)
+
+    async def pool_exists(self, pool: str) -> bool:
+        return pool in self.broker.pools()
+
+    async def pools(self) -> tuple[str, ...]:
+        return self.broker.pools()
+
+    # -- kept messages
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str,
+        expected_last_subject_sequence: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        self._check_size(subject, data)
+        store = partial(self._store, subject, data, message_id, headers or {}, expected_last_subject_sequence)
+        return await self.link.call(store, timeout_s, MaybeStored(subject, message_id), fallible=True)
+
+    def _store(
+        self, subject: str, data: bytes, message_id: str, headers: Mapping[str, str], expected: int | None
+    ) -> int:
+        stream = self.broker.route(subject)
+        sequence = stream.append(subject, data, message_id, headers, expected, self._clock.now_s())
+        if expected is None and self._faults.is_duplicated():
+
+            def store_again() -> None:
+                stream.known_ids.pop(message_id, None)
+                stream.append(subject, data, message_id, headers, None, self._clock.now_s())
+
+            self.link.send_again(store_again)
+        return sequence
+
+    async def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+        stream = self.broker.ledger(pool)
+        if after_sequence > stream.last_sequence:
+            raise LedgerBroken(pool, after_sequence + 1, stream.last_sequence)
+        last = after_sequence
+        while True:
+            await asyncio.sleep(0)  # as over a network, others get their turn
+            self._check_open()
+            up_to = min(stream.last_sequence, last + MAX_BATCH)
+            if up_to > last:
+                batch = tuple(stream.messages[sequence] for sequence in range(last + 1, up_to + 1))
+                last = up_to
+                await self.link.delivery()
+                yield batch
+            else:
+                await stream.bell.wait(self._clock)
+
+    async def last_sequence(self, pool: str) -> int:
+        self._check_open()
+        return await self._ask(lambda: self.broker.ledger(pool).last_sequence)
+
+    async def last_subject_sequence(self, subject: str) -> int:
+        self._check_open()
+        return await self._ask(lambda: self.broker.route(subject).last_of_subject.get(subject, 0))
+
+    async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
+        self._check_open()
+        consumer = self.broker.consumer(pool, consumer_name, ack_wait_s)
+        return MemoryWorkQueue(consumer, self._clock, self._check_open, self._faults, self.link)
+
+    # -- messages that nobody keeps
+
+    async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        self._check_size(subject, data)
+        message = Message(subject=subject, data=data, reply=reply)
+        self.link.send(lambda: self._deliver(message))
+
+    async def subscribe(self, subject: str, queue: str = "") -> "_MemorySubscription":
+        self._check_open()
+        return _MemorySubscription(self, self._listen(subject, queue))
+
+    async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        self._check_size(subject, data)
+        inbox = self._listen(f"_INBOX.{id(self)}.{next(self._inboxes)}", "")
+        deadline_s = self._clock.now_s() + timeout_s
+        try:
+            if not self._deliver(Message(subject=subject, data=data, reply=inbox.pattern)):
+                raise NoResponder(subject)
+            while not inbox.messages:
+                if self._clock.now_s() >= deadline_s:
+                    raise RequestTimeout(subject, timeout_s)
+                await inbox.bell.wait(self._clock, deadline_s)
+                self._check_open()
+            return inbox.messages[0].data
+        finally:
+            self._ignore(inbox)
+
+    # -- objects and values
+
+    async def put_object(self, bucket: str, name: str, data: bytes) -> None:
+        self._check_open()
+        if bucket not in self.broker.objects:
+            raise NotFound(bucket, name)
+        self.broker.objects[bucket][name] = data
+
+    async def get_object(self, bucket: str, name: str) -> bytes:
+        self._check_open()
+        data = self.broker.objects.get(bucket, {}).get(name)
+        if data is None:
+            raise NotFound(bucket, name)
+        return data
+
+    async def get_value(self, bucket: str, key: str) -> Value | None:
+        self._check_open()
+        return await self._ask(lambda: self.broker.value(bucket, key, self._clock.now_s()))
+
+    async def put_value(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        *,
+        expected_revision: int | None = None,
+        ttl_s: int | None = None,
+    ) -> int:
+        self._check_open()
+
+        def put() -> int:
+            now_s = self._clock.now_s()
+            expires_s = float("inf") if ttl_s is None else now_s + ttl_s
+            return self.broker.put_value(bucket, key, data, expected_revision, expires_s, now_s)
+
+        return await self.link.call(
+            put, DEFAULT_TIMEOUT_S, MaybeStored(streams.value_subject(bucket, key), "")
+        )
+
+    async def close(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """The process of this client ends without a word."""
+        self._closed = True
+        self.link.close()
+        for listener in list(self._listeners):
+            self._ignore(listener)
+        self.broker.wake_everyone()
+
+    # -- inside
+
+    async def _ask(self, operation: Callable[[], T]) -> T:
+        return await self.link.call(operation, DEFAULT_TIMEOUT_S, Unavailable(_URL, "no answer"))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusClosed("by us")
+
+    def _check_size(self, subject: str, data: bytes) -> None:
+        self._check_open()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise TooLarge(subject, len(data), MAX_MESSAGE_BYTES)
+
+    def _listen(self, pattern: str, queue: str) -> Listener:
+        listener = Listener(pattern, queue, self.link)
+        self.broker.listeners.append(listener)
+        self._listeners.append(listener)
+        return listener
+
+    def _ignore(self, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+            self.broker.listeners.remove(listener)
+            listener.close()
+
+    def _deliver(self, message: Message) -> int:
+        """Hand the message to the subscribers that can be reached. Returns their number."""
+        receivers = [each for each in self.broker.receivers(message.subject) if each.link.up]
+        for listener in receivers:
+            for _ in range(2 if self._faults.is_duplicated() else 1):
+                listener.put(message, self._faults.position(len(listener.messages)))
+        return len(receivers)
+
+
+class _MemorySubscription:
+    """See `bus.Subscription`."""
+
+    def __init__(self, bus: MemoryBus, listener: Listener) -> None:
+        self._bus = bus
+        self._listener = listener
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._listener.messages:
+            if self._listener.closed:
+                raise StopAsyncIteration
+            await self._listener.bell.wait(self._bus._clock)
+        return self._listener.messages.pop(0)
+
+    async def close(self) -> None:
+        self._bus._ignore(self._listener)

@@ -1,0 +1,64 @@
+"""What goes wrong on the in-memory bus, drawn from a seed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Probabilities, for each message.
+
+    maybe_stored: an append raises MaybeStored, stored or not. duplicate: an event is stored twice, a work item or a
+    plain
+    message is delivered twice. reorder: a plain message overtakes others.
+    max_delay_turns: an append takes at most so many turns of the event loop (`DirectLink`).
+    max_delay_s: each way between a client and the broker takes at most so long (`DelayedLink`).
+    duplicate_within_s: the second copy of an event arrives at most so much later (`DelayedLink`).
+    """
+
+    maybe_stored: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    max_delay_turns: int = 1
+    max_delay_s: float = 0.0
+    duplicate_within_s: float = 0.0
+
+
+class FaultSource:
+    """rng: nothing goes wrong without it."""
+
+    def __init__(self, faults: Faults, rng: np.random.Generator | None) -> None:
+        self._faults, self._rng = faults, rng
+
+    def is_answer_lost(self) -> bool:
+        return self._happens(self._faults.maybe_stored)
+
+    def is_request_lost(self) -> bool:
+        """The request of a lost answer did not arrive either."""
+        return self._happens(0.5)
+
+    def is_duplicated(self) -> bool:
+        return self._happens(self._faults.duplicate)
+
+    def delay_turns(self) -> int:
+        return self._below(self._faults.max_delay_turns)
+
+    def delay_s(self) -> float:
+        return self._up_to(self._faults.max_delay_s)
+
+    def duplicate_delay_s(self) -> float:
+        return self._up_to(self._faults.duplicate_within_s)
+
+    def position(self, num_waiting: int) -> int | None:
+        """Before which of the waiting messages a new one is delivered; None: behind all of them."""
+        return self._below(num_waiting + 1) if self._happens(self._faults.reorder) else None
+
+    def _happens(self, probability: float) -> bool:
+        return self._rng is not None and probability > 0 and self._rng.random() < probability
+
+    def _below(self, limit: int) -> int:
+        return int(self._rng.integers(limit)) if self._rng is not None and limit > 1 else 0
+
+    def _up_to(self, longest_s: float) -> float:
+        return longest_s * self._rng.random() if self._rng is not None else 0.0

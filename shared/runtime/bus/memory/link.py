@@ -1,0 +1,171 @@
+"""How a client reaches the broker of an in-memory bus: at once, or over a network that delays, loses and is cut."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from elasticflow.shared.errors import BusClosed, ElasticFlowError
+from elasticflow.shared.runtime.bus.memory.faults import FaultSource
+
+T = TypeVar("T")
+
+
+class Link(Protocol):
+    """A client's connection. up: messages pass in both directions."""
+
+    up: bool
+
+    async def call(
+        self,
+        operation: Callable[[], T],
+        timeout_s: float,
+        no_answer: ElasticFlowError,
+        *,
+        fallible: bool = False,
+    ) -> T:
+        """Run the operation at the broker and return its result. Raises what it raises; no_answer after timeout_s.
+
+        fallible: the answer may be lost to a drawn fault, with the request or without.
+        """
+        ...
+
+    async def delivery(self) -> None:
+        """Return when what the broker sends now has arrived here."""
+        ...
+
+    def send(self, operation: Callable[[], object]) -> None:
+        """Run the operation at the broker, best effort: it is lost while the link is cut."""
+        ...
+
+    def send_again(self, operation: Callable[[], object]) -> None:
+        """Run the operation at the broker once more, some time later: a writer without an answer repeats itself."""
+        ...
+
+    def close(self) -> None:
+        """The client ends. What it sent already still arrives."""
+        ...
+
+
+class DirectLink:
+    """The broker in the same process: an operation runs after some turns of the event loop."""
+
+    def __init__(self, faults: FaultSource) -> None:
+        self._faults = faults
+        self.up = True
+        self._closed = False
+
+    async def call(
+        self,
+        operation: Callable[[], T],
+        timeout_s: float,
+        no_answer: ElasticFlowError,
+        *,
+        fallible: bool = False,
+    ) -> T:
+        if not fallible:
+            return operation()
+        for _ in range(1 + self._faults.delay_turns()):
+            await asyncio.sleep(0)
+        if self._closed:
+            raise BusClosed("by this client")
+        is_lost = self._faults.is_answer_lost()
+        if is_lost and self._faults.is_request_lost():
+            raise no_answer
+        result = operation()
+        if is_lost:
+            raise no_answer
+        return result
+
+    async def delivery(self) -> None:
+        return
+
+    def send(self, operation: Callable[[], object]) -> None:
+        operation()
+
+    def send_again(self, operation: Callable[[], object]) -> None:
+        operation()
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class DelayedLink:
+    """A network: each way takes a drawn delay. While it is cut, requests and answers wait for its repair.
+
+    A request that waited longer than its timeout still arrives afterwards: its sender has heard no answer, and the
+    message is stored late. A closed link is never repaired: then what waits in it is lost.
+    """
+
+    def __init__(self, faults: FaultSource) -> None:
+        self._faults = faults
+        self.up = True
+        self._closed = False
+        self._waiting: list[Callable[[], None]] = []
+
+    async def call(
+        self,
+        operation: Callable[[], T],
+        timeout_s: float,
+        no_answer: ElasticFlowError,
+        *,
+        fallible: bool = False,
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[T | None, ElasticFlowError | None]] = loop.create_future()
+        is_lost = fallible and self._faults.is_answer_lost()
+
+        def arrive() -> None:
+            result, error = None, None
+            try:
+                result = operation()
+            except ElasticFlowError as failed:
+                error = failed
+            if not is_lost:
+                self._carry(lambda: answer.done() or answer.set_result((result, error)))
+
+        if not (is_lost and self._faults.is_request_lost()):
+            self._carry(arrive)
+        timer = loop.call_later(timeout_s, lambda: answer.done() or answer.set_result((None, no_answer)))
+        try:
+            result, error = await answer
+        finally:
+            timer.cancel()
+        if error is not None:
+            raise error
+        return result  # pyright: ignore[reportReturnType] - of an operation that has succeeded
+
+    async def delivery(self) -> None:
+        arrived = asyncio.get_running_loop().create_future()
+        self._carry(lambda: arrived.done() or arrived.set_result(None))
+        await arrived
+
+    def send(self, operation: Callable[[], object]) -> None:
+        if self.up and not self._closed:
+            asyncio.get_running_loop().call_later(self._faults.delay_s(), operation)
+
+    def send_again(self, operation: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_later(self._faults.duplicate_delay_s(), operation)
+
+    def cut(self) -> None:
+        self.up = False
+
+    def repair(self) -> None:
+        self.up = not self._closed
+        waiting, self._waiting = self._waiting, []
+        for arrive in waiting:
+            self._pass(arrive)
+
+    def close(self) -> None:
+        self._closed = True
+        if not self.up:
+            self._waiting.clear()
+
+    def _carry(self, arrive: Callable[[], object]) -> None:
+        delay_s = self._faults.delay_s()
+        asyncio.get_running_loop().call_later(delay_s, self._pass, arrive)
+
+    def _pass(self, arrive: Callable[[], object]) -> None:
+        if self.up:
+            arrive()
+        elif not self._closed:
+            self._waiting.append(arrive)  # pyright: ignore[reportArgumentType]

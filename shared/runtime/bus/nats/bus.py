@@ -1,0 +1,182 @@
+"""The bus over NATS JetStream, server 2.12 or newer."""
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from elasticflow.shared.errors import RequestTimeout, Unavailable, UnknownStream
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import (
+    ACK_WAIT_S,
+    DEFAULT_TIMEOUT_S,
+    Bus,
+    Message,
+    Value,
+    WorkQueue,
+)
+from elasticflow.shared.runtime.bus.nats import jetstream_api, ledger_follower, object_store
+from elasticflow.shared.runtime.bus.nats.connection import Connection, OnState
+from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox
+from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
+
+
+async def connect_nats(
+    url: str,
+    *,
+    name: str,
+    on_state: OnState | None = None,
+    wait_s: float = 0.0,
+    limits: streams.StreamLimits | None = None,
+    tls: ssl.SSLContext | None = None,
+    credentials_file: Path | None = None,
+) -> "NatsBus":
+    """Connect, and stay connected: breaks are logged, told to on_state and mended, for ever.
+
+    url: `nats://[token@ | user:password@]host:port`, several with commas; `tls://` for TLS. name: shown by the
+    server. wait_s: how long to try if there is no server yet. Raises Unavailable, BadCredentials.
+    """
+    connection = Connection(url, on_state)
+    await connection.open(url, name=name, wait_s=wait_s, tls=tls, credentials_file=credentials_file)
+    return NatsBus(connection, limits or streams.StreamLimits())
+
+
+class NatsBus(Bus):
+    """See `Bus`; made by `connect_nats`."""
+
+    def __init__(self, connection: Connection, limits: streams.StreamLimits) -> None:
+        self._connection = connection
+        self._limits = limits
+
+    @property
+    def is_connected(self) -> bool:
+        """False while it reconnects."""
+        return self._connection.is_connected
+
+    async def ensure_pool(self, pool: str) -> None:
+        streams.check_pool(pool)
+        for config in streams.stream_configs(pool, self._limits):
+            await jetstream_api.ensure_stream(self._connection, config)
+
+    async def pool_exists(self, pool: str) -> bool:
+        if not streams.valid_pool(pool):
+            return False
+        try:
+            await self.last_sequence(pool)
+        except UnknownStream:
+            return False
+        return True
+
+    async def pools(self) -> tuple[str, ...]:
+        names = await jetstream_api.stream_names(self._connection, streams.EVERY_LEDGER)
+        prefix = streams.LEDGER_PREFIX
+        return tuple(sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)))
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str,
+        expected_last_subject_sequence: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        return await jetstream_api.publish_acked(
+            self._connection,
+            subject,
+            data,
+            {**(headers or {}), jetstream_api.MESSAGE_ID: message_id},
+            timeout_s=timeout_s,
+            expected=expected_last_subject_sequence,
+        )
+
+    def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+        return ledger_follower.follow(self._connection, pool, after_sequence)
+
+    async def last_sequence(self, pool: str) -> int:
+        return await jetstream_api.last_sequence(self._connection, streams.ledger_stream(pool))
+
+    async def last_subject_sequence(self, subject: str) -> int:
+        stream = streams.ledger_stream(streams.pool_of(subject))
+        message = await jetstream_api.last_message(self._connection, stream, subject)
+        return message.revision if message else 0
+
+    async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
+        return await NatsWorkQueue.open(self._connection, pool, consumer_name, ack_wait_s)
+
+    async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        await self._connection.publish(subject, data, reply=reply)
+
+    async def subscribe(self, subject: str, queue: str = "") -> "NatsSubscription":
+        inbox = await self._connection.open_inbox(subject, queue)
+        try:
+            await self._connection.flush(DEFAULT_TIMEOUT_S)  # what is published from now on arrives
+        except BaseException as error:
+            await self._connection.close_inbox(inbox)
+            if isinstance(error, RequestTimeout | ConnectionBroke):
+                raise Unavailable(self._connection.url, str(error) or "connection broke") from None
+            raise
+        return NatsSubscription(self._connection, inbox)
+
+    async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        try:
+            return (await self._connection.request(subject, data, timeout_s=timeout_s)).data
+        except ConnectionBroke:
+            raise Unavailable(self._connection.url, "connection broke") from None
+
+    async def put_object(self, bucket: str, name: str, data: bytes) -> None:
+        await object_store.put(self._connection, bucket, name, data)
+
+    async def get_object(self, bucket: str, name: str) -> bytes:
+        return await object_store.get(self._connection, bucket, name)
+
+    async def get_value(self, bucket: str, key: str) -> Value | None:
+        return await jetstream_api.last_message(
+            self._connection, f"KV_{bucket}", streams.value_subject(bucket, key)
+        )
+
+    async def put_value(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        *,
+        expected_revision: int | None = None,
+        ttl_s: int | None = None,
+    ) -> int:
+        return await jetstream_api.publish_acked(
+            self._connection,
+            streams.value_subject(bucket, key),
+            data,
+            {} if ttl_s is None else {jetstream_api.TTL: f"{ttl_s}s"},
+            timeout_s=DEFAULT_TIMEOUT_S,
+            expected=expected_revision,
+        )
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class NatsSubscription:
+    """See `bus.Subscription`."""
+
+    def __init__(self, connection: Connection, inbox: ReplyInbox) -> None:
+        self._connection = connection
+        self._inbox = inbox
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._inbox.messages:
+            if self._inbox.closed:
+                raise StopAsyncIteration
+            await self._inbox.wait(None)
+        message = self._inbox.messages.popleft()
+        return Message(
+            subject=message.subject, data=message.data, reply=message.reply, headers=message.headers or {}
+        )
+
+    async def close(self) -> None:
+        await self._connection.close_inbox(self._inbox)

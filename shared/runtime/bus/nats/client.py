@@ -1,0 +1,139 @@
+"""URLs of NATS: checked, masked where people see them, taken apart.
+
+The first connection of a nats-py client: how long to try, and which failures no other try can mend.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import structlog
+from nats.aio.client import Client
+
+from elasticflow.shared.errors import BadCredentials, BadSettings, Unavailable
+
+_WEBSOCKETS = ("ws", "wss")
+_SCHEMES = ("nats", "tls", *_WEBSOCKETS)
+
+
+def masked(url: str) -> str:
+    """The URL without user, password and token."""
+    return ",".join(
+        f"{parts.scheme}://{'***@' if parts.username else ''}{parts.netloc.rpartition('@')[2]}"
+        for parts in map(urlsplit, url.split(","))
+    )
+
+
+def check_url(url: str) -> None:
+    """Raises BadSettings if this names no NATS server, without repeating it: it may hold a secret."""
+    for part in url.split(","):
+        try:
+            parts = urlsplit(part)
+            scheme = parts.scheme if parts.hostname and parts.port != 0 else ""
+        except ValueError:  # of a port that is none
+            scheme = ""
+        if scheme not in _SCHEMES:
+            raise BadSettings(("NATS_URL must be like nats://host:4222, or nats://TOKEN@host:4222",))
+        if scheme in _WEBSOCKETS and find_spec("aiohttp") is None:
+            raise BadSettings(
+                ("NATS_URL names websockets, for which nats-py needs aiohttp: pip install aiohttp",)
+            )
+
+
+def login(url: str) -> tuple[str | None, str | None, str | None]:
+    """User, password, token: for servers that we learn of from others too, whose URLs carry none."""
+    parts = urlsplit(url)
+    if parts.password is not None:
+        return parts.username, parts.password, None
+    return None, None, parts.username
+
+
+_RECONNECT_WAIT_S = 0.2
+_CONNECT_TIMEOUT_S = 2
+_PING_INTERVAL_S = 2  # also finds a connection that broke while it was being made again: nats-py overlooks it
+_DRAIN_TIMEOUT_S = 5
+
+Told = Callable[[], Awaitable[None]]
+
+log = structlog.get_logger()
+
+
+async def connect_client(
+    client: Client,
+    url: str,
+    *,
+    name: str,
+    wait_s: float,
+    tls: ssl.SSLContext | None,
+    credentials_file: Path | None,
+    disconnected_cb: Told,
+    reconnected_cb: Told,
+    closed_cb: Told,
+) -> None:
+    """Connect, with_candidate for wait_s; from then on nats-py reconnects for ever, and tells of it.
+
+    Raises BadCredentials (at once), or Unavailable.
+    """
+    servers = url.split(",")
+    user, password, token = login(servers[0])
+    with_candidate = _Trying(url, num_servers=len(servers), wait_s=wait_s)
+    connecting = asyncio.ensure_future(
+        client.connect(
+            servers,
+            name=name,
+            tls=tls,
+            user_credentials=credentials_file,
+            token=token,
+            user=user,
+            password=password,
+            error_cb=with_candidate.on_error,
+            disconnected_cb=disconnected_cb,
+            reconnected_cb=reconnected_cb,
+            closed_cb=closed_cb,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=cast(int, _RECONNECT_WAIT_S),
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            ping_interval=_PING_INTERVAL_S,
+            drain_timeout=_DRAIN_TIMEOUT_S,
+        )
+    )
+    try:
+        await asyncio.wait({connecting, with_candidate.failed}, return_when=asyncio.FIRST_COMPLETED)
+        if with_candidate.failed.done():
+            with_candidate.failed.result()
+        connecting.result()
+    except BaseException:
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        raise
+    finally:
+        with_candidate.failed.cancel()
+
+
+class _Trying:
+    """nats-py tries for ever; this says when to stop. It hears of errors later, too, and only logs them."""
+
+    def __init__(self, url: str, *, num_servers: int, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = loop.create_future()
+        self._url = masked(url)
+        self._num_servers = num_servers
+        self._give_up_at = loop.time() + wait_s
+        self._num_failures = 0
+
+    async def on_error(self, error: Exception) -> None:
+        reason = str(error) or type(error).__name__
+        log.debug("nats_error", url=self._url, error=reason)
+        self._num_failures += 1
+        if self.failed.done():
+            return
+        if "authorization" in str(error).lower():
+            self.failed.set_exception(BadCredentials(self._url))
+        elif (
+            self._num_failures >= self._num_servers and asyncio.get_running_loop().time() >= self._give_up_at
+        ):
+            self.failed.set_exception(Unavailable(self._url, reason))

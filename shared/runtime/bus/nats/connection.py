@@ -1,0 +1,232 @@
+"""One connection to NATS: its states, requests with their answers, and inboxes. JetStream is the caller's.
+
+nats-py reconnects by itself. What it leaves open is closed here: a request fails as soon as the connection
+breaks instead of running into its timeout; nothing is queued while disconnected, to be sent when its sender has
+long given up; readers are woken on reconnection; who is cancelled hears it; secrets stay out of messages.
+"""
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from elasticflow.shared.errors import BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
+from elasticflow.shared.runtime.bus.nats.client import check_url, connect_client, masked
+from elasticflow.shared.runtime.bus.nats.replies import Answers, ConnectionBroke, ReplyInbox, status_of
+
+Result = TypeVar("Result")
+OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
+
+_HEADER_LINE_BYTES = 14  # "NATS/1.0\r\n", and the empty line at the end
+
+log = structlog.get_logger()
+
+
+class Connection:
+    """epoch counts the connections made: whatever lives in the server's memory is gone when it changes."""
+
+    def __init__(self, url: str, on_state: OnState | None) -> None:
+        self.url = masked(url)
+        self.epoch = 0
+        self.client = Client()
+        self._on_state = on_state
+        self._closing = False
+        self._connected = asyncio.Event()
+        self._inboxes: dict[ReplyInbox, Any] = {}
+        self._answers = Answers()
+
+    async def open(
+        self,
+        url: str,
+        *,
+        name: str,
+        wait_s: float,
+        tls: ssl.SSLContext | None,
+        credentials_file: Path | None,
+    ) -> None:
+        """Connect, with_candidate for wait_s; raises BadSettings or BadCredentials (at once), or Unavailable."""
+        check_url(url)  # before there is anything to close
+        try:
+            await connect_client(
+                self.client,
+                url,
+                name=name,
+                wait_s=wait_s,
+                tls=tls,
+                credentials_file=credentials_file,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+            )
+        except BaseException:
+            await self.close()
+            raise
+        self._answers.prefix = self.client.new_inbox() + "."
+        await self.client.subscribe(self._answers.prefix + "*", cb=self._answers.on_message)
+        self._say("connected")
+
+    # -- states
+
+    @property
+    def is_connected(self) -> bool:
+        return self.client.is_connected
+
+    def check_open(self) -> None:
+        """Raises BusClosed once there is no way back."""
+        if self._closing or self.client.is_closed:
+            raise BusClosed("by us" if self._closing else str(self.client.last_error or "by the server"))
+
+    async def wait_connected(self, timeout_s: float | None) -> bool:
+        """False after timeout_s; raises BusClosed."""
+        self.check_open()
+        if not self.is_connected:
+            self._connected.clear()  # nats-py knows of a break before it says so: whoever asks again must not spin
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._connected.wait()
+            self.check_open()
+        return self.is_connected
+
+    async def close(self) -> None:
+        """Drain if connected, then close."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            if self.is_connected:
+                await self.client.drain()
+        finally:
+            await self.client.close()
+            self._let_go()
+
+    def _say(self, state: str) -> None:
+        if state in ("connected", "reconnected"):
+            self.epoch += 1
+            self._connected.set()
+        if self._on_state is not None:
+            self._on_state(state)
+        elif state == "disconnected":  # to open and to close was the caller's own doing
+            log.warning("bus_disconnected", url=self.url)
+        elif state == "reconnected":
+            log.info("bus_reconnected", url=self.url)
+
+    async def _on_disconnected(self) -> None:
+        self._connected.clear()
+        self._let_go()
+        if not self._closing:
+            self._say("disconnected")
+
+    async def _on_reconnected(self) -> None:
+        self._say("reconnected")
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    async def _on_closed(self) -> None:
+        self._connected.set()  # whoever waits for a connection must learn that there will be none
+        for inbox in self._inboxes:
+            inbox.closed = True
+        self._let_go()
+        if self.epoch:
+            self._say("closed")
+
+    def _let_go(self) -> None:
+        self._answers.let_go()
+        for inbox in self._inboxes:
+            inbox.wake()
+
+    # -- messages
+
+    async def publish(
+        self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Hand one message to the socket; raises Unavailable, TooLarge, BusClosed."""
+        self.check_open()
+        if not self.is_connected:
+            raise Unavailable(self.url, "disconnected, reconnecting")
+        num_bytes = len(data) + _header_bytes(headers)
+        if num_bytes > self.client.max_payload:  # the server would close the connection
+            raise TooLarge(subject, num_bytes, self.client.max_payload)
+        try:
+            await _heard(self.client.publish(subject, data, reply, dict(headers) if headers else None))
+        except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
+            raise BusClosed(str(error)) from error
+
+    async def flush(self, timeout_s: float) -> None:
+        """Until the server has seen all that was handed over before; raises what request raises.
+
+        An echo of our own: nats-py's ping overtakes a subscription that it has not written yet, and the first messages
+        would be lost.
+        """
+        with self._answers.expected("an echo", timeout_s) as (reply, answer):
+            await self.publish(reply, b"")
+            await answer
+
+    async def request(
+        self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Msg:
+        """Raises NoResponder, RequestTimeout, ConnectionBroke, and what publish raises."""
+        with self._answers.expected(subject, timeout_s) as (reply, answer):
+            await self.publish(subject, data, reply=reply, headers=headers)
+            message = await answer
+        if status_of(message) == "503":
+            raise NoResponder(subject)
+        return message
+
+    async def api(
+        self, call: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0
+    ) -> dict[str, Any]:
+        """Ask the JetStream API; its answer, which may hold an "error". Raises Unavailable."""
+        data = json.dumps(body).encode() if body else b""
+        try:
+            answer = await self.request(f"$JS.API.{call}", data, timeout_s=timeout_s)
+        except NoResponder:
+            raise Unavailable(self.url, "JetStream is off, or has no leader yet") from None
+        except (RequestTimeout, ConnectionBroke) as error:
+            raise Unavailable(self.url, str(error) or "connection broke") from None
+        return cast(dict[str, Any], json.loads(answer.data))
+
+    # -- inboxes
+
+    async def open_inbox(self, subject: str, queue: str = "") -> ReplyInbox:
+        """Collect what is sent to a subject, also after reconnections, until close_inbox."""
+        self.check_open()
+        inbox = ReplyInbox()
+        self._inboxes[inbox] = await _heard(self.client.subscribe(subject, queue, cb=inbox.on_message))
+        return inbox
+
+    async def close_inbox(self, inbox: ReplyInbox) -> None:
+        subscription = self._inboxes.pop(inbox, None)
+        inbox.closed = True
+        inbox.wake()
+        if subscription is not None:
+            with contextlib.suppress(nats.errors.Error):  # closed or draining: gone anyway
+                await subscription.unsubscribe()
+
+    def new_subject(self) -> str:
+        """A subject that nobody else uses."""
+        return self.client.new_inbox()
+
+
+async def _heard(call: Awaitable[Result]) -> Result:
+    """nats-py swallows a cancellation that meets it while it flushes; a service would never stop."""
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    result = await call
+    if task.cancelling() > num_before:
+        raise asyncio.CancelledError
+    return result
+
+
+def _header_bytes(headers: Mapping[str, str] | None) -> int:
+    if not headers:
+        return 0
+    return _HEADER_LINE_BYTES + sum(len(key) + len(value.encode()) + 4 for key, value in headers.items())

@@ -1,0 +1,136 @@
+"""The JetStream API in the terms of this house: what is asked, and what its refusals mean for the caller."""
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from elasticflow.shared.errors import (
+    BusRejected,
+    ElasticFlowError,
+    MaybeStored,
+    NoResponder,
+    RequestTimeout,
+    StorageFull,
+    TooLarge,
+    Unavailable,
+    UnknownStream,
+    WrongExpectedSequence,
+)
+from elasticflow.shared.runtime.bus.contract import Value
+from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke
+
+MESSAGE_ID = "Nats-Msg-Id"
+EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+TTL = "Nats-TTL"
+
+# Numbers of nats-server's errors.json.
+_NO_MESSAGE = 10037
+_MESSAGE_TOO_LARGE = 10054
+_NO_STREAM = 10059
+_OTHER_CONFIGURATION = 10058
+_WRONG_SEQUENCE = (10071, 10164)
+_FULL = (10023, 10047, 10077)  # resources, storage reserved by others, the stream's own bounds or the disk
+
+
+async def publish_acked(
+    connection: Connection,
+    subject: str,
+    data: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float,
+    expected: int | None = None,
+) -> int:
+    """Publish to a stream and wait until it is on disk; the sequence it got."""
+    if expected is not None:
+        headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(expected)}
+    try:
+        answer = await connection.request(subject, data, headers=headers, timeout_s=timeout_s)
+    except (RequestTimeout, ConnectionBroke):
+        raise MaybeStored(subject, headers.get(MESSAGE_ID, "")) from None
+    except NoResponder:
+        raise await _why_nobody_stores(connection, subject) from None
+    ack = json.loads(answer.data)
+    if (error := ack.get("error")) is not None:
+        if error["err_code"] in _WRONG_SEQUENCE and expected is not None:
+            raise WrongExpectedSequence(subject, expected, _last_number(error.get("description", "")))
+        raise failure(error, subject, connection.url)
+    return ack["seq"]
+
+
+def check(answer: Mapping[str, Any], subject: str, url: str) -> None:
+    """Raise what the answer's error means, if it has one."""
+    if (error := answer.get("error")) is not None:
+        raise failure(error, subject, url)
+
+
+def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowError:
+    """What an error of the API means to us."""
+    number, reason = error.get("err_code", 0), error.get("description", "no reason given")
+    if number == _NO_STREAM:
+        return UnknownStream(subject)
+    if number == _MESSAGE_TOO_LARGE:
+        return TooLarge(subject, 0, 0)
+    if number in _FULL:
+        return StorageFull(subject, reason)
+    if error.get("code") == 503:
+        return Unavailable(url, reason)
+    return BusRejected(subject, number, reason)
+
+
+async def ensure_stream(connection: Connection, config: Mapping[str, Any]) -> None:
+    """Create it; one that is there stays as its operator has set it."""
+    answer = await connection.api(f"STREAM.CREATE.{config['name']}", config, timeout_s=10.0)
+    problem = answer.get("error", {}).get("err_code")
+    if problem == _OTHER_CONFIGURATION:
+        return
+    if problem in _FULL and "error" not in await connection.api(f"STREAM.INFO.{config['name']}"):
+        return  # it is there: a server short of disk counts the bound of the same stream once more
+    check(answer, config["name"], connection.url)
+
+
+async def stream_names(connection: Connection, subject: str) -> list[str]:
+    """Streams that take messages on a subject (or on some subject of a pattern)."""
+    names: list[str] = []
+    while True:
+        answer = await connection.api("STREAM.NAMES", {"subject": subject, "offset": len(names)})
+        check(answer, subject, connection.url)
+        page = answer.get("streams") or []
+        names += page
+        if not page or len(names) >= answer["total"]:
+            return names
+
+
+async def last_sequence(connection: Connection, stream: str) -> int:
+    """The sequence of the newest message that the stream ever had."""
+    answer = await connection.api(f"STREAM.INFO.{stream}")
+    check(answer, stream, connection.url)
+    return answer["state"]["last_seq"]
+
+
+async def last_message(connection: Connection, stream: str, subject: str) -> Value | None:
+    """The newest message on a subject, asked of the stream's leader: a replica may lag behind."""
+    answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+    if answer.get("error", {}).get("err_code") == _NO_MESSAGE:
+        return None
+    check(answer, subject, connection.url)
+    message = answer["message"]
+    return Value(data=base64.b64decode(message.get("data", "")), revision=message["seq"])
+
+
+def _last_number(description: str) -> int | None:
+    """The sequence that "wrong last sequence: 123" ends with, where the server says it."""
+    number = description.rsplit(" ", 1)[-1]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
+async def _why_nobody_stores(connection: Connection, subject: str) -> ElasticFlowError:
+    try:
+        names = await stream_names(connection, subject)
+    except ElasticFlowError as error:
+        return error
+    return (
+        Unavailable(connection.url, f"stream {names[0]} has no leader") if names else UnknownStream(subject)
+    )

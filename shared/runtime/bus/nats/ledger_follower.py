@@ -1,0 +1,159 @@
+"""Reading a ledger from JetStream: in order, without gaps, whatever happens to server, consumer or connection.
+
+An ephemeral push consumer delivers with flow control and no acks: the fastest that JetStream has. It is trusted
+with nothing: sequences are checked here, and whatever looks wrong (a gap, silence, a new connection) leads to a
+new consumer that starts behind the last good message.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Self
+
+from nats.aio.msg import Msg
+
+from elasticflow.shared.errors import BusClosed, LedgerBroken, Unavailable
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import MAX_BATCH
+from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.jetstream_api import check, last_sequence
+from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
+
+_HEARTBEAT_S = 2.0
+_SILENCE_S = 2.5 * _HEARTBEAT_S
+_INACTIVE_S = 30.0  # the server forgets a consumer whose reader is gone for so long
+_FIRST_RETRY_S = 0.02
+_LAST_RETRY_S = 1.0
+_NS = 1_000_000_000
+
+
+async def follow(
+    connection: Connection, pool: str, after_sequence: int
+) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+    """See `Bus.follow`."""
+    last = after_sequence
+    gap_at = -1  # where the previous consumer left a gap
+    retry_s = _FIRST_RETRY_S
+    while True:
+        await connection.wait_connected(None)
+        feed = await _Feed.open(connection, pool, last)
+        if feed is None:
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _LAST_RETRY_S)
+            continue
+        retry_s = _FIRST_RETRY_S
+        try:
+            while batch := await feed.next_batch():
+                last = batch[-1].sequence
+                yield batch
+        finally:
+            await feed.close()
+        if feed.found > last + 1:
+            if gap_at == last:  # twice at one place: nothing got lost on the way, it is not there
+                raise LedgerBroken(pool, last + 1, feed.found)
+            gap_at = last
+
+
+class _Feed:
+    """One consumer and what came from it. found: the sequence that came instead of the next one, or 0."""
+
+    def __init__(self, connection: Connection, inbox: ReplyInbox, last: int) -> None:
+        self.found = 0
+        self._connection = connection
+        self._inbox = inbox
+        self._epoch = connection.epoch
+        self._last = last
+
+    @classmethod
+    async def open(cls, connection: Connection, pool: str, after_sequence: int) -> Self | None:
+        """None if the server cannot just now; raises UnknownStream, LedgerBroken."""
+        subject = connection.new_subject()
+        inbox = await connection.open_inbox(subject)
+        feed = cls(connection, inbox, after_sequence)
+        try:
+            await _create_consumer(connection, pool, subject, after_sequence)
+        except Unavailable:
+            await feed.close()
+            return None
+        except BaseException:
+            await feed.close()
+            raise
+        return feed
+
+    async def next_batch(self) -> tuple[LedgerRecord, ...]:
+        """What has arrived, at least one; () when this consumer is good for nothing more."""
+        while True:
+            batch, broken = await self._take()
+            if batch:
+                return tuple(batch)
+            if broken or not await self._inbox.wait(_SILENCE_S):
+                return ()
+            self._connection.check_open()
+            if self._connection.epoch != self._epoch or not self._connection.is_connected:
+                return ()
+
+    async def close(self) -> None:
+        await self._connection.close_inbox(self._inbox)
+
+    async def _take(self) -> tuple[list[LedgerRecord], bool]:
+        batch: list[LedgerRecord] = []
+        messages = self._inbox.messages
+        while messages and len(batch) < MAX_BATCH:
+            message = messages[0]
+            if status_of(message) is not None:
+                messages.popleft()
+                if not await self._obey(message):
+                    return batch, True
+                continue
+            stored = _stored(message)
+            if stored.sequence != self._last + 1:
+                self.found = stored.sequence
+                return batch, True  # stays in the inbox: the next call ends here at once
+            messages.popleft()
+            self._last = stored.sequence
+            batch.append(stored)
+        return batch, False
+
+    async def _obey(self, message: Msg) -> bool:
+        """A word of the server: answer flow control; False if it says that something was lost."""
+        headers = message.headers or {}
+        go_on = message.reply or headers.get("Nats-Consumer-Stalled", "")
+        if go_on:
+            with contextlib.suppress(Unavailable, BusClosed):
+                await self._connection.publish(go_on, b"")
+        return int(headers.get("Nats-Last-Stream", 0)) <= self._last
+
+
+async def _create_consumer(connection: Connection, pool: str, subject: str, after_sequence: int) -> None:
+    stream = streams.ledger_stream(pool)
+    last = await last_sequence(connection, stream)
+    if last < after_sequence:  # a consumer would wait for ever, and say nothing
+        raise LedgerBroken(pool, after_sequence + 1, last)
+    config = {
+        "deliver_subject": subject,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": after_sequence + 1,
+        "ack_policy": "none",
+        "replay_policy": "instant",
+        "flow_control": True,
+        "idle_heartbeat": int(_HEARTBEAT_S * _NS),
+        "inactive_threshold": int(_INACTIVE_S * _NS),
+        "mem_storage": True,
+        "num_replicas": 1,
+    }
+    answer = await connection.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    check(answer, stream, connection.url)
+
+
+def _stored(message: Msg) -> LedgerRecord:
+    """reply: $JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer_sequence.time_ns.pending..."""
+    tokens = message.reply.split(".")
+    at = 0 if len(tokens) == 9 else 2
+    return LedgerRecord(
+        subject=message.subject,
+        sequence=int(tokens[5 + at]),
+        data=message.data,
+        message_id=(message.headers or {}).get("Nats-Msg-Id", ""),
+        stored_at_s=int(tokens[7 + at]) / _NS,
+    )

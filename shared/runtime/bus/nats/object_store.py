@@ -1,0 +1,102 @@
+"""Objects in JetStream, in the layout of NATS' own object stores (`nats object get` reads them).
+
+Written here over plain requests, because a request fails when the connection breaks; nats-py's reader would
+wait for ever for the rest of an object.
+"""
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+from elasticflow.shared.errors import NoResponder, NotFound, RequestTimeout, Unavailable, UnknownStream
+from elasticflow.shared.runtime.bus.nats import jetstream_api
+from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, status_of
+from elasticflow.shared.runtime.process.clock import fresh_id
+
+_CHUNK_BYTES = 512 * 1024  # below the default max_payload of 1 MiB
+_TIMEOUT_S = 10.0  # for one chunk
+
+
+async def put(connection: Connection, bucket: str, name: str, data: bytes) -> None:
+    """Chunks first, then the description that makes them visible, then away with what it replaces."""
+    old = await _description(connection, bucket, name)
+    digest = _digest(data)
+    if old is not None and old["digest"] == digest:
+        return
+    nuid = fresh_id()
+    chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
+    for chunk in chunks:
+        await jetstream_api.publish_acked(
+            connection, _chunk_subject(bucket, nuid), chunk, {}, timeout_s=_TIMEOUT_S
+        )
+    description = {
+        "name": name,
+        "bucket": bucket,
+        "nuid": nuid,
+        "size": len(data),
+        "chunks": len(chunks),
+        "digest": digest,
+        "options": {"max_chunk_size": _CHUNK_BYTES},
+    }
+    await jetstream_api.publish_acked(
+        connection,
+        _description_subject(bucket, name),
+        json.dumps(description).encode(),
+        {"Nats-Rollup": "sub"},
+        timeout_s=_TIMEOUT_S,
+    )
+    if old is not None:
+        await connection.api(f"STREAM.PURGE.OBJ_{bucket}", {"filter": _chunk_subject(bucket, old["nuid"])})
+
+
+async def get(connection: Connection, bucket: str, name: str) -> bytes:
+    """The whole object, checked against its digest."""
+    description = await _description(connection, bucket, name)
+    if description is None or description.get("deleted"):
+        raise NotFound(bucket, name)
+    subject = _chunk_subject(bucket, description["nuid"])
+    chunks: list[bytes] = []
+    sequence = 0
+    for _ in range(description["chunks"]):
+        sequence, chunk = await _next_chunk(connection, bucket, subject, sequence + 1)
+        chunks.append(chunk)
+    data = b"".join(chunks)
+    if _digest(data) != description["digest"]:  # replaced while we read
+        raise Unavailable(connection.url, f"object {name!r} in {bucket} is incomplete")
+    return data
+
+
+async def _description(connection: Connection, bucket: str, name: str) -> dict[str, Any] | None:
+    try:
+        message = await jetstream_api.last_message(
+            connection, f"OBJ_{bucket}", _description_subject(bucket, name)
+        )
+    except UnknownStream:
+        raise NotFound(bucket, name) from None
+    return json.loads(message.data) if message else None
+
+
+async def _next_chunk(connection: Connection, bucket: str, subject: str, at_least: int) -> tuple[int, bytes]:
+    """The first chunk at or behind a sequence, read directly: no base64, any replica will do."""
+    request = json.dumps({"seq": at_least, "next_by_subj": subject}).encode()
+    try:
+        answer = await connection.request(f"$JS.API.DIRECT.GET.OBJ_{bucket}", request, timeout_s=_TIMEOUT_S)
+    except (NoResponder, RequestTimeout, ConnectionBroke) as error:
+        raise Unavailable(connection.url, str(error) or "connection broke") from None
+    if status_of(answer) is not None or answer.headers is None:
+        raise Unavailable(connection.url, f"a chunk of an object in {bucket} is missing")
+    return int(answer.headers["Nats-Sequence"]), answer.data
+
+
+def _digest(data: bytes) -> str:
+    return "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def _chunk_subject(bucket: str, nuid: str) -> str:
+    return f"$O.{bucket}.C.{nuid}"
+
+
+def _description_subject(bucket: str, name: str) -> str:
+    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"

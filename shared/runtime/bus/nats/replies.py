@@ -1,0 +1,88 @@
+"""Which answer belongs to which request: all of a connection come to one subscription, told apart by a ticket.
+
+Where messages of a subscription wait until somebody takes them, many at once.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Generator
+
+from nats.aio.msg import Msg
+
+from elasticflow.shared.errors import RequestTimeout
+
+
+class ConnectionBroke(Exception):
+    """Between request and answer; inside this package only: what it means depends on the request."""
+
+
+class Answers:
+    """What is waited for. prefix: of the subjects to which answers are sent, "" before there is a connection."""
+
+    def __init__(self) -> None:
+        self.prefix = ""
+        self._awaited: dict[str, asyncio.Future[Msg]] = {}
+        self._tickets = itertools.count()
+
+    @contextlib.contextmanager
+    def expected(self, subject: str, timeout_s: float) -> Generator[tuple[str, asyncio.Future[Msg]]]:
+        """Where an answer is to be sent, and the answer: RequestTimeout without one, ConnectionBroke."""
+        loop = asyncio.get_running_loop()
+        ticket = str(next(self._tickets))
+        answer: asyncio.Future[Msg] = loop.create_future()
+        self._awaited[ticket] = answer
+        timer = loop.call_later(timeout_s, _fail, answer, RequestTimeout(subject, timeout_s))
+        try:
+            yield self.prefix + ticket, answer
+        finally:
+            timer.cancel()
+            del self._awaited[ticket]
+
+    async def on_message(self, message: Msg) -> None:
+        answer = self._awaited.get(message.subject[len(self.prefix) :])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def let_go(self) -> None:
+        """None of them will come."""
+        for answer in self._awaited.values():
+            _fail(answer, ConnectionBroke())
+
+
+def _fail(answer: asyncio.Future[Msg], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+class ReplyInbox:
+    """What has arrived on a subject and was not taken yet."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Msg] = deque()
+        self.closed = False
+        self._something = asyncio.Event()
+
+    async def on_message(self, message: Msg) -> None:
+        self.messages.append(message)
+        self._something.set()
+
+    def wake(self) -> None:
+        """Let a waiter look around, although nothing may have arrived."""
+        self._something.set()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Until something arrives, or has arrived since the last wait, or we are woken; False after timeout_s."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._something.wait()
+        except TimeoutError:
+            return False
+        self._something.clear()
+        return True
+
+
+def status_of(message: Msg) -> str | None:
+    """The status of a message that is one of the server's own words, None for others."""
+    return message.headers.get("Status") if message.headers and not message.data else None

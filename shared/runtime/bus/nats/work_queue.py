@@ -1,0 +1,185 @@
+"""A work queue over a durable JetStream consumer.
+
+nats-py's fetch asks twice (what is there? then wait) and may not come back after a server restart. Here one
+request waits at the server until there is something, then brings all there is; it is asked again whenever
+the connection, the consumer or the leader has changed.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nats.aio.msg import Msg
+
+from elasticflow.shared.errors import BusClosed, Unavailable
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import WorkItem
+from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.jetstream_api import check
+from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
+
+_MAX_ACK_PENDING = 20_000  # of all replicas together
+_LONGEST_WAIT_S = 60.0
+_RETRY_S = 0.1
+_GRACE_S = 0.5  # how late the server's "nothing came" may be
+_NS = 1_000_000_000
+_NOTHING_MORE = ("404", "408")
+
+
+class NatsWorkQueue:
+    """See `bus.WorkQueue`. Not for use by two tasks at once."""
+
+    def __init__(
+        self, connection: Connection, inbox: ReplyInbox, reply: str, stream: str, config: dict[str, object]
+    ):
+        self._connection = connection
+        self._inbox = inbox
+        self._reply = reply
+        self._stream = stream
+        self._config = config
+        self._numbers = itertools.count()
+
+    @classmethod
+    async def open(
+        cls, connection: Connection, pool: str, consumer_name: str, ack_wait_s: float
+    ) -> "NatsWorkQueue":
+        """Raises UnknownStream, Unavailable."""
+        config: dict[str, object] = {
+            "name": consumer_name,
+            "durable_name": consumer_name,
+            "ack_policy": "explicit",
+            "ack_wait": int(ack_wait_s * _NS),
+            "max_deliver": -1,  # the host parks what never works; the server must not lose it
+            "max_ack_pending": _MAX_ACK_PENDING,
+        }
+        reply = connection.new_subject()
+        inbox = await connection.open_inbox(reply + ".*")
+        queue = cls(connection, inbox, reply, streams.submit_stream(pool), config)
+        try:
+            await queue._ensure_consumer()
+        except BaseException:
+            await connection.close_inbox(inbox)
+            raise
+        return queue
+
+    async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            if items := self._take(max_messages):
+                return items
+            remaining_s = deadline - loop.time()
+            if remaining_s <= 0 or not await self._connection.wait_connected(remaining_s):
+                return []
+            with contextlib.suppress(Unavailable):  # the connection has just broken: wait for the next
+                await self._ask(max_messages, min(remaining_s, _LONGEST_WAIT_S))
+            await asyncio.sleep(0)  # it may fail at once until nats-py's reconnecting has had its first turn
+
+    async def close(self) -> None:
+        for item in self._take(len(self._inbox.messages)):
+            await item.nak()
+        await self._connection.close_inbox(self._inbox)
+
+    async def _ask(self, max_messages: int, timeout_s: float) -> None:
+        """One request, until the server has said that it is through with it."""
+        number, epoch = str(next(self._numbers)), self._connection.epoch
+        request = {
+            "batch": max_messages,
+            "expires": int(timeout_s * _NS),
+            "no_wait": True,  # with expires: wait for the first, then take what else is there
+        }
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s + _GRACE_S
+        await self._connection.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._config['name']}",
+            json.dumps(request).encode(),
+            reply=f"{self._reply}.{number}",
+        )
+        while (status := self._status(number)) is None and self._num_items() < max_messages:
+            if not await self._inbox.wait(deadline - loop.time()):
+                return
+            if self._connection.epoch != epoch or not self._connection.is_connected:
+                return
+        if status is not None and status not in _NOTHING_MORE:
+            await self._after_trouble(status)
+
+    async def _after_trouble(self, status: str) -> None:
+        """The consumer was deleted, or moves to another leader."""
+        try:
+            await self._ensure_consumer()
+        except Unavailable:
+            await asyncio.sleep(_RETRY_S)
+            return
+        if status != "503":
+            await asyncio.sleep(_RETRY_S)
+
+    async def _ensure_consumer(self) -> None:
+        name = self._config["name"]
+        answer = await self._connection.api(
+            f"CONSUMER.CREATE.{self._stream}.{name}", {"stream_name": self._stream, "config": self._config}
+        )
+        check(answer, self._stream, self._connection.url)
+
+    def _status(self, number: str) -> str | None:
+        """How the server has ended this request, or None; forgets how earlier ones have ended."""
+        ended = None
+        for message in [message for message in self._inbox.messages if status_of(message) is not None]:
+            self._inbox.messages.remove(message)
+            if message.subject == f"{self._reply}.{number}":
+                ended = status_of(message)
+        return ended
+
+    def _num_items(self) -> int:
+        return len(self._inbox.messages)
+
+    def _take(self, max_messages: int) -> list[WorkItem]:
+        self._status("")
+        messages = self._inbox.messages
+        return [_item(messages.popleft(), self._connection) for _ in range(min(max_messages, len(messages)))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsWorkItem:
+    """See `bus.WorkItem`. reply_to: where its verdict goes."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+    sequence: int
+    num_delivered: int
+    reply_to: str
+    connection: Connection
+
+    async def ack(self) -> None:
+        await self._settle(b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        await self._settle(b'-NAK {"delay": %d}' % int(delay_s * _NS))
+
+    async def in_progress(self) -> None:
+        await self._settle(b"+WPI")
+
+    async def term(self) -> None:
+        await self._settle(b"+TERM")
+
+    async def _settle(self, verdict: bytes) -> None:
+        with contextlib.suppress(Unavailable, BusClosed):  # it comes again
+            await self.connection.publish(self.reply_to, verdict)
+
+
+def _item(message: Msg, connection: Connection) -> NatsWorkItem:
+    """reply: as in nats_follow."""
+    tokens = message.reply.split(".")
+    at = 0 if len(tokens) == 9 else 2
+    return NatsWorkItem(
+        subject=message.subject,
+        data=message.data,
+        headers=message.headers or {},
+        sequence=int(tokens[5 + at]),
+        num_delivered=int(tokens[4 + at]),
+        reply_to=message.reply,
+        connection=connection,
+    )

@@ -1,0 +1,157 @@
+"""What a pool keeps on the bus: the names of its streams and buckets, and how each is configured.
+
+One ledger stream for each pool, so that its sequences have no gaps and a reader can check that it missed
+none.
+Telemetry, quotes and answers are plain messages that nobody keeps.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from elasticflow.shared.errors import BadSettings
+
+LEDGER_PREFIX = "EF_LEDGER_"
+EVERY_LEDGER = "ef.ledger.>"
+
+_MIB = 1 << 20
+_DAY_S = 86_400
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """replicas: 1 alone, 3 in a cluster.
+
+    Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
+    snapshots, values) takes what the disk has.
+    """
+
+    replicas: int = 1
+    submit_bytes: int = 512 * _MIB
+    dead_letter_bytes: int = 64 * _MIB
+    dead_letter_age_s: int = 30 * _DAY_S
+
+
+def valid_pool(pool: str) -> bool:
+    """A pool's name is one token of a subject and part of a stream's name."""
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pool) is not None
+
+
+def check_pool(pool: str) -> None:
+    """Raises BadSettings where no pool can have this name."""
+    if not valid_pool(pool):
+        raise BadSettings((f"a pool's name is 1 to 64 letters, digits, _ and -, not {pool!r}",))
+
+
+def ledger_stream(pool: str) -> str:
+    return f"{LEDGER_PREFIX}{pool}"
+
+
+def submit_stream(pool: str) -> str:
+    return f"EF_SUBMIT_{pool}"
+
+
+def dead_letter_stream(pool: str) -> str:
+    return f"EF_DEAD_{pool}"
+
+
+def code_bucket(pool: str) -> str:
+    """Objects: the code of jobs."""
+    return f"EF_CODE_{pool}"
+
+
+def snapshot_bucket(pool: str) -> str:
+    """Objects: folded states, each a cache that anyone may delete."""
+    return f"EF_SNAPSHOT_{pool}"
+
+
+def state_bucket(pool: str) -> str:
+    """Keys and values: leases."""
+    return f"EF_STATE_{pool}"
+
+
+def ledger_subjects(pool: str) -> str:
+    return f"ef.ledger.{pool}.>"
+
+
+def pool_of(ledger_subject: str) -> str:
+    """ef.ledger.<pool>..."""
+    return ledger_subject.split(".", 3)[2]
+
+
+def submit_subjects(pool: str) -> str:
+    return f"ef.submit.*.{pool}"
+
+
+def dead_letter_subjects(pool: str) -> str:
+    return f"ef.dead.{pool}.>"
+
+
+def value_subject(bucket: str, key: str) -> str:
+    """Where the newest value of a key lies: the layout of every NATS key-value client."""
+    return f"$KV.{bucket}.{key}"
+
+
+def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
+    """The streams of a pool, as the JetStream API wants them; the ledger last, so that its being there
+    means that all are."""
+    return [
+        _stream(
+            submit_stream(pool),
+            [submit_subjects(pool)],
+            limits,
+            retention="workqueue",
+            discard="new",  # full means: tell the sender, drop nothing
+            max_bytes=limits.submit_bytes,
+        ),
+        _stream(
+            dead_letter_stream(pool),
+            [dead_letter_subjects(pool)],
+            limits,
+            discard="old",
+            max_bytes=limits.dead_letter_bytes,
+            max_age=limits.dead_letter_age_s * _NS,
+        ),
+        _object_bucket(code_bucket(pool), limits),
+        _object_bucket(snapshot_bucket(pool), limits),
+        _stream(
+            f"KV_{state_bucket(pool)}",
+            [value_subject(state_bucket(pool), ">")],
+            limits,
+            discard="new",
+            max_msgs_per_subject=1,
+            allow_rollup_hdrs=True,
+            allow_msg_ttl=True,  # a lease is a key that the server forgets
+        ),
+        _stream(
+            ledger_stream(pool),
+            [ledger_subjects(pool)],
+            limits,
+            discard="new",
+            deny_delete=True,
+            deny_purge=True,
+        ),
+    ]
+
+
+def _stream(name: str, subjects: list[str], limits: StreamLimits, **config: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "subjects": subjects,
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": limits.replicas,
+        "allow_direct": True,
+        **config,
+    }
+
+
+def _object_bucket(bucket: str, limits: StreamLimits) -> dict[str, Any]:
+    return _stream(
+        f"OBJ_{bucket}",
+        [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+        limits,
+        discard="new",
+        allow_rollup_hdrs=True,
+    )

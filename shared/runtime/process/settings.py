@@ -1,0 +1,92 @@
+"""What a process is told from outside: the environment, read once, checked at start, logged once."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.limits import TOKEN_PATTERN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every service reads these; the executor adds its own (services/executor/settings.py)."""
+
+    nats_url: str  # NATS_URL, credentials included
+    pool: str  # EF_POOL
+    replicas: int  # EF_REPLICAS: copies of each stream, 1 or 3 (a cluster)
+    data_dir: Path  # EF_DATA_DIR: logs, code, checkpoints
+    log_format: str  # EF_LOG_FORMAT: auto, console or json
+    log_level: str  # EF_LOG_LEVEL
+    metrics_port: int  # EF_METRICS_PORT: /metrics and /healthz, 0 = a free one
+    metrics_host: str  # EF_METRICS_HOST
+    instance: str  # EF_INSTANCE: tells replicas apart in logs and leases
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
+        """Raises BadSettings, naming every variable that is wrong."""
+        read = Reader(os.environ if environment is None else environment)
+        settings = cls(
+            nats_url=read.text("NATS_URL", "nats://127.0.0.1:4222"),
+            pool=read.token("EF_POOL", "default"),
+            replicas=read.integer("EF_REPLICAS", 1, low=1, high=5),
+            data_dir=Path(read.text("EF_DATA_DIR", ".eflow")).absolute(),
+            log_format=read.choice("EF_LOG_FORMAT", "auto", ("auto", "console", "json")),
+            log_level=read.choice("EF_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
+            metrics_port=read.integer("EF_METRICS_PORT", 0, low=0, high=65535),
+            metrics_host=read.text("EF_METRICS_HOST", "127.0.0.1"),
+            instance=read.token("EF_INSTANCE", _default_instance()),
+        )
+        read.check()
+        return settings
+
+
+class Reader:
+    """Reads variables one by one and remembers what was wrong with all of them."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._problems: list[str] = []
+
+    def text(self, name: str, default: str) -> str:
+        return self._environment.get(name, "") or default
+
+    def token(self, name: str, default: str) -> str:
+        value = self.text(name, default)
+        if not re.fullmatch(TOKEN_PATTERN, value):
+            self._problems.append(f"{name}={value!r}: letters, digits, '-' and '_' only, at most 64")
+        return value
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        value = self.text(name, default)
+        if value not in choices:
+            self._problems.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
+        return value
+
+    def integer(self, name: str, default: int, *, low: int, high: int) -> int:
+        return int(self.number(name, default, low=low, high=high, kind=int))
+
+    def number(
+        self, name: str, default: float, *, low: float, high: float, kind: type[int] | type[float] = float
+    ) -> float:
+        value = self.text(name, str(default))
+        try:
+            number = kind(value)
+        except ValueError:
+            number = None
+        if number is None or not low <= number <= high:
+            self._problems.append(f"{name}={value!r}: must be a number from {low:g} to {high:g}")
+            return default
+        return number
+
+    def check(self) -> None:
+        if self._problems:
+            raise BadSettings(problems=tuple(self._problems))
+
+
+def _default_instance() -> str:
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]
+    return f"{host}-{os.getpid()}"

@@ -1,0 +1,173 @@
+"""Submissions on their way to a result: pulled, read, kept until answered, put aside if unreadable."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from elasticflow.shared.errors import ElasticFlowError, Retry
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import Command, SubmitJob
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
+from elasticflow.shared.messages.events import MessageRejected
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
+from elasticflow.shared.runtime.bus.contract import Bus, WorkItem
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
+from elasticflow.shared.state.pool import PoolState
+
+ANSWER_TO = "Ef-Answer-To"  # header: where the sender wants to hear of a refusal
+MAX_PENDING = 512  # more than one decision takes, so that the next one need not wait for its wishes
+MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its wishes: each comes back in an event, with schedules
+MAX_TRIES = 4  # deliveries of one message before it counts as poison
+PULL_TIMEOUT_S = 20.0
+ACK_WAIT_S = 5.0  # so soon after a replica's death others decide what it had pulled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """One wish that waits for its decision; item settles it."""
+
+    command: Command
+    envelope_id: str
+    item: WorkItem
+
+
+class CommandQueue:
+    """The work queue of one pool, as one replica of admission sees it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        pool: str,
+        service: str,
+        clock: Clock,
+        log: Any,
+        metrics: Metrics,
+        on_news: Callable[[], None],
+        folded: Callable[[], PoolState],
+    ) -> None:
+        self._bus, self._pool, self._service = bus, pool, service
+        self._folded = folded
+        self._clock, self._log, self._metrics = clock, log, metrics
+        self._on_news = on_news
+        self._pending: list[Pending] = []
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def run(self) -> None:
+        """For ever: pull, and hold on to what was pulled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._pull(), name="pull")
+            tasks.create_task(self._hold(), name="hold")
+
+    async def _pull(self) -> None:
+        """A message that cannot be read never comes further than this."""
+        queue = await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
+        while True:
+            await self._room.wait()
+            for item in await queue.pull(MAX_PENDING - len(self._pending), PULL_TIMEOUT_S):
+                await self._receive(item)
+            if len(self._pending) >= MAX_PENDING:
+                self._room.clear()
+
+    async def _hold(self) -> None:
+        """What waits here waits for the ledger: it is not handed on, nor counted as poison, while we live."""
+        while True:
+            await self._clock.sleep_until(self._clock.now_s() + ACK_WAIT_S / 3)
+            for pending in self._pending:
+                await pending.item.in_progress()
+
+    def take(self, max_commands: int) -> tuple[Pending, ...]:
+        """The oldest wishes, as many as fit into one decision.
+
+        One that came before and was not settled is judged alone: it may be poison.
+        """
+        taken: list[Pending] = []
+        num_bytes = 0
+        for pending in self._pending[:max_commands]:
+            num_bytes += len(pending.item.data)
+            if taken and (pending.item.num_delivered > 1 or num_bytes > MAX_DECISION_BYTES):
+                break
+            taken.append(pending)
+            if pending.item.num_delivered > 1:
+                break
+        return tuple(taken)
+
+    def settled(self, taken: tuple[Pending, ...]) -> None:
+        """These are answered and acknowledged."""
+        done = {id(pending) for pending in taken}
+        self._pending = [pending for pending in self._pending if id(pending) not in done]
+        self._room.set()
+        if self._pending:
+            self._on_news()
+
+    async def _receive(self, item: WorkItem) -> None:
+        try:
+            envelope = codec.decode(item.data, max_bytes=MAX_SUBMISSION_BYTES)
+            command = self._wish_in(envelope, item)
+        except Undecodable as error:
+            await self.dead_letter(item, *error.problems)
+            return
+        if item.num_delivered > MAX_TRIES:
+            await self.dead_letter(item, f"admission failed {MAX_TRIES} times on this message")
+            return
+        if isinstance(command, SubmitJob) and await self._ended_long_ago(command.job_id):
+            why = f"job_id: {command.job_id} names a job that ended long ago; choose another"
+            await self.dead_letter(item, why)
+            return
+        self._pending.append(Pending(command=command, envelope_id=envelope.id, item=item))
+        self._on_news()
+
+    async def _ended_long_ago(self, job_id: str) -> bool:
+        """The state keeps the newest ended jobs only (decision record 0010); the ledger knows who trained before.
+
+        What lies beyond what was folded is no news of the old: the state will know it before it is judged on.
+        """
+        folded = self._folded()
+        if not folded.num_forgotten or folded.job(job_id) is not None:
+            return False
+        last = await self._bus.last_subject_sequence(subjects.job(self._pool, job_id))
+        return 0 < last <= folded.sequence and self._folded().job(job_id) is None
+
+    def _wish_in(self, envelope: Envelope, item: WorkItem) -> Command:
+        command = envelope.message
+        if not isinstance(command, Command):
+            wishes = ", ".join(wish.__name__ for wish in get_args(Command))
+            raise Undecodable(f"type: {type(command).__name__} is no wish; publish one of {wishes}")
+        tenant = item.subject.split(".")[2]
+        if command.tenant != tenant:
+            raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")
+        return command
+
+    async def dead_letter(self, item: WorkItem, *problems: str) -> None:
+        """Keep the bytes on the dead-letter subject with the reason, tell the sender, go on."""
+        self._metrics.refused_total.inc()
+        self._log.warning("MessageRejected", subject=item.subject, sequence=item.sequence, problems=problems)
+        headers = dead_letter_headers(item.subject, problems)
+        try:
+            await self._bus.append(
+                subjects.dead_letter(self._pool, self._service),
+                item.data,
+                message_id=f"dead-{self._pool}-{item.sequence}",
+                headers=headers,
+            )
+            await self._tell(item, problems)
+            await item.term()
+        except Retry as error:  # it stays in the queue and comes again
+            self._log.warning("refusal postponed", sequence=item.sequence, error=str(error))
+
+    async def _tell(self, item: WorkItem, problems: tuple[str, ...]) -> None:
+        refusal = MessageRejected(problems=tuple(problem[:2000] for problem in problems[:50]))
+        answer = codec.encode(refusal, id=f"refused-{item.sequence}", recorded_at_s=self._clock.now_s())
+        for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(item.data)):
+            if subject:
+                with contextlib.suppress(ElasticFlowError):  # a courtesy; a hostile subject must not hurt
+                    await self._bus.publish(subject, answer)
+
+    def _answer_subject(self, data: bytes) -> str:
+        job_id = codec.job_id_in(data)
+        return subjects.answer(self._pool, job_id) if job_id else ""

@@ -1,0 +1,124 @@
+"""Leases: one holder at a time, most of the time.
+
+A lease saves work (standbys need not decide what the holder decides); it is never what makes a decision safe:
+a paused holder may wake up late. Whatever must be safe is appended by compare-and-set.
+
+The server forgets the key after its time to live; whoever creates it then is the next holder. Every step is
+a compare-and-set on the key's revision.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from elasticflow.shared.errors import ElasticFlowError, LeaseLost, MaybeStored, Retry, WrongExpectedSequence
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.streams import state_bucket
+from elasticflow.shared.runtime.process.clock import Clock
+
+_RELEASE_TIMEOUT_S = 1.0
+_FREE = b""  # what a holder leaves behind that has let go
+
+
+class Lease:
+    """One candidate for one lease of a pool. holder_id: rows_that_differ that of any other process. ttl_s: how long
+    it lasts from
+    now on, in whole seconds, at least one.
+    """
+
+    def __init__(
+        self, bus: Bus, pool: str, name: str, holder_id: str, *, ttl_s: Callable[[], int], clock: Clock
+    ) -> None:
+        self._bus = bus
+        self._bucket = state_bucket(pool)
+        self._key = f"lease.{name}"
+        self._name = name
+        self._holder_id = holder_id
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._revision = 0
+        self._until_s = float("-inf")
+
+    @property
+    def held(self) -> bool:
+        """As far as we know: the server counts from a moment later than we do."""
+        return self._clock.now_s() < self._until_s
+
+    async def try_acquire(self) -> bool:
+        """Take it if nobody has it. Raises Retry when the bus cannot say."""
+        if await self._write(self._holder(), expected_revision=0):
+            return True
+        value = await self._bus.get_value(self._bucket, self._key)
+        if value is None or value.data not in (_FREE, self._holder()):
+            return False
+        return await self._write(self._holder(), expected_revision=value.revision)
+
+    async def renew(self) -> None:
+        """Hold it for as long again. Raises LeaseLost; Retry when the bus cannot say, and time runs on."""
+        if not await self._write(self._holder(), expected_revision=self._revision):
+            self._until_s = float("-inf")
+            raise LeaseLost(self._name, self._holder_id)
+
+    async def release(self) -> None:
+        """Let the next candidate have it at once."""
+        if self._revision:
+            self._until_s = float("-inf")
+            await self._write(_FREE, expected_revision=self._revision)
+
+    async def hold(self, on_change: Callable[[bool], None] = lambda held: None) -> None:
+        """Acquire, renew and acquire again until cancelled; then release.
+
+        on_change(held) reports each change, and each renewal whose answer came after the lease had run out: its
+        holder
+        kept silent meanwhile.
+        """
+        reported = False
+        try:
+            while True:
+                lapses_s = self._until_s
+                await self._step()
+                has_lapsed = self.held and self._clock.now_s() >= lapses_s
+                if self.held != reported or has_lapsed:
+                    reported = self.held
+                    on_change(reported)
+                await self._clock.sleep_until(self._clock.now_s() + self._ttl_s() / 3)
+        finally:
+            if reported:
+                on_change(False)
+            if self.held:
+                with contextlib.suppress(ElasticFlowError, TimeoutError):  # else it expires by itself
+                    async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                        await self.release()
+
+    async def _step(self) -> None:
+        try:
+            if self.held:
+                await self.renew()
+            else:
+                await self.try_acquire()
+        except (Retry, LeaseLost):
+            return  # `held` says the rest
+
+    async def _write(self, data: bytes, *, expected_revision: int) -> bool:
+        """False if somebody else wrote first."""
+        asked_at_s, ttl_s = self._clock.now_s(), self._ttl_s()
+        try:
+            revision = await self._bus.put_value(
+                self._bucket, self._key, data, expected_revision=expected_revision, ttl_s=ttl_s
+            )
+        except WrongExpectedSequence:
+            return False
+        except MaybeStored:
+            value = await self._bus.get_value(self._bucket, self._key)
+            if value is None or value.data != data or value.revision <= expected_revision:
+                raise
+            revision = value.revision
+        if data == _FREE:
+            self._revision = 0
+            return True
+        self._revision = revision
+        self._until_s = asked_at_s + ttl_s
+        return True
+
+    def _holder(self) -> bytes:
+        return self._holder_id.encode()

@@ -1,0 +1,77 @@
+"""The ledger of one pool, followed and folded: one message after another, none twice, none left out."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic
+
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
+from elasticflow.shared.state.policy import Policy, State
+from elasticflow.shared.state.pool import PoolState
+
+
+class LedgerProjection(Generic[State]):
+    """state: the policy's, up to the last message that was folded; whoever observes something may replace it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        pool: str,
+        policy: Policy[State],
+        log: Any,
+        metrics: Metrics,
+        on_news: Callable[[], None],
+        snapshot: PoolState | None = None,
+    ) -> None:
+        self._bus, self._pool, self._policy = bus, pool, policy
+        self._log, self._metrics, self._on_news = log, metrics, on_news
+        self.state: State = policy.start(snapshot or PoolState())
+        self.last_decision_id = ""
+        self._grown = asyncio.Condition()
+
+    @property
+    def folded(self) -> PoolState:
+        return self._policy.pool(self.state)
+
+    async def follow(self) -> None:
+        """For ever."""
+        async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
+            for stored in batch:
+                self._fold(stored)
+            self._metrics.ledger_sequence.set(self.folded.sequence)
+            async with self._grown:
+                self._grown.notify_all()
+            self._on_news()
+            await asyncio.sleep(0)  # a long replay leaves room for heartbeats
+
+    async def up_to(self, sequence: int) -> None:
+        """Return when this message is folded."""
+        async with self._grown:
+            await self._grown.wait_for(lambda: self.folded.sequence >= sequence)
+
+    async def own(self, decision: PlanDecided, message_id: str, sequence: int) -> None:
+        """Know one's own decision before anything else is judged; the follower brings it again, in vain."""
+        if self.folded.sequence == sequence - 1:
+            self.last_decision_id = message_id
+            self.state = self._policy.evolve(self.state, decision, sequence)
+        else:
+            await self.up_to(sequence)
+
+    def _fold(self, stored: LedgerRecord) -> None:
+        sequence = self.folded.sequence
+        if stored.sequence <= sequence:
+            return
+        assert stored.sequence == sequence + 1, f"ledger jumps from {sequence} to {stored.sequence}"
+        try:
+            message = ledger_message(stored.subject, stored.data)
+        except Undecodable as error:
+            self._metrics.refused_total.inc()
+            self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=error.problems)
+            message = None
+        if isinstance(message, PlanDecided):
+            self.last_decision_id = stored.message_id
+        self.state = self._policy.evolve(self.state, message, stored.sequence)

@@ -1,0 +1,193 @@
+"""From `python -m services.X` to a running host: settings, logs, bus, metrics, signals, a clean end."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+from argparse import ArgumentParser
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elasticflow.shared.errors import ElasticFlowError, Retry, Stop
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.nats.client import masked
+from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+from elasticflow.shared.runtime.process.logs import BackoffLogger, configure_logs, get_log
+from elasticflow.shared.runtime.process.metrics import Metrics, serve_metrics
+from elasticflow.shared.runtime.process.process_termination import die_with_parent
+from elasticflow.shared.runtime.process.settings import Settings
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.replica import open_replica
+from elasticflow.shared.state.policy import Policy, State
+
+CONNECT_RETRY_S = 1.0
+_USAGE = (
+    "Serves one pool, until SIGTERM or Ctrl-C. Environment variables say how: NATS_URL, EF_POOL, EF_DATA_DIR, "
+    "EF_METRICS_PORT, EF_LOG_FORMAT and others, which the README lists. `eflow up` starts all five services."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What a service's shell gets to work with."""
+
+    settings: Settings
+    bus: NatsBus
+    clock: Clock
+    log: Any
+    metrics: Metrics
+
+
+def run_service(
+    service: str, configured: Callable[[Settings], Callable[[Process], Coroutine[Any, Any, None]]]
+) -> None:
+    """Run a service's shell until SIGTERM or SIGINT.
+
+    configured: the shell; raises BadSettings where the service's own settings are wrong, before anything is waited for.
+    Exits 2 where another start would end the same (wrong settings or credentials, say), 1 where it may not.
+    """
+    ArgumentParser(prog=f"python -m elasticflow.services.{service}", description=_USAGE).parse_args()
+    try:
+        settings = Settings.from_environment()
+        shell = configured(settings)
+        configure_logs(settings.log_format, level=settings.log_level)
+        if os.environ.get("EF_DIE_WITH_PARENT"):
+            die_with_parent()
+        asyncio.run(_run(service, settings, shell))
+    except (ElasticFlowError, BaseExceptionGroup) as error:
+        expected = _expected(error)
+        if expected is None:
+            raise
+        print(f"{service}: {expected}", file=sys.stderr)
+        sys.exit(2 if isinstance(expected, Stop) else 1)
+
+
+def _shown(settings: Settings) -> dict[str, Any]:
+    return asdict(settings) | {"nats_url": masked(settings.nats_url), "data_dir": str(settings.data_dir)}
+
+
+def _expected(error: BaseException) -> ElasticFlowError | None:
+    """The failure that somebody has thought about, also out of a group; None if anything else went wrong too."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = [_expected(each) for each in error.exceptions]
+        return None if None in inner else inner[0]
+    return error if isinstance(error, ElasticFlowError) else None
+
+
+async def _run(
+    service: str, settings: Settings, shell: Callable[[Process], Coroutine[Any, Any, None]]
+) -> None:
+    log = get_log(service, pool=settings.pool, instance=settings.instance)
+    log.info("service starts", **_shown(settings))
+    metrics = Metrics(service, settings.pool)
+    bus = await _connected(service, settings, log, metrics)
+    process = Process(settings=settings, bus=bus, clock=SystemClock(), log=log, metrics=metrics)
+    running = asyncio.ensure_future(shell(process))
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, running.cancel)
+    try:
+        await running
+    except asyncio.CancelledError:
+        log.info("service stops")
+    finally:
+        await bus.close()
+
+
+async def _connected(service: str, settings: Settings, log: Any, metrics: Metrics) -> NatsBus:
+    """The bus, as soon as there is one: a service may be started before its NATS."""
+
+    def on_state(state: str) -> None:
+        metrics.connected.set(state in ("connected", "reconnected"))
+        say = log.warning if state == "disconnected" else log.info
+        say("nats", state=state, url=masked(settings.nats_url))
+
+    bus: NatsBus | None = None
+    trouble = BackoffLogger(log, "nats is not ready")
+    while True:
+        try:
+            bus = bus or await connect_nats(
+                settings.nats_url,
+                name=f"ef-{service}-{settings.instance}",
+                limits=StreamLimits(replicas=settings.replicas),
+                on_state=on_state,
+            )
+            await bus.ensure_pool(settings.pool)
+        except Retry as error:
+            trouble.goes_on(error)
+            await asyncio.sleep(CONNECT_RETRY_S)
+            continue
+        trouble.is_over()
+        metrics.connected.set(1)
+        return bus
+
+
+async def host_policy(
+    process: Process,
+    policy: Policy[State],
+    *,
+    takes_commands: bool = False,
+    leads_by_lease: bool = False,
+    act: Callable[[Any], None] | None = None,
+    prepare: Callable[[], None] | None = None,
+    beside: Callable[[Host[State]], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """Host a policy for ever, with its two pages, and `beside` it what else the service has to do.
+
+    prepare: what takes its time and has to be done before the first decision.
+    leads_by_lease: of several replicas one decides and the others stand by; the lease only saves work,
+    compare-and-set is what keeps two leaders from harm.
+    """
+    settings = process.settings
+    replica = await open_replica(
+        bus=process.bus,
+        pool=settings.pool,
+        policy=policy,
+        clock=process.clock,
+        instance=settings.instance,
+        log=process.log,
+        metrics=process.metrics,
+        takes_commands=takes_commands,
+        leads_by_lease=leads_by_lease,
+        act=act,
+    )
+
+    def unwell() -> str | None:
+        return replica.host.unwell() if process.bus.is_connected else "not connected to NATS"
+
+    pages = serve_metrics(process.metrics, unwell, host=settings.metrics_host, port=settings.metrics_port)
+    process.log.info("metrics served", port=pages.port)
+    try:
+        if prepare is not None:
+            process.log.info("prepares", what=prepare.__name__)
+            await _in_daemon_thread(prepare)
+            process.log.info("prepared", what=prepare.__name__)
+        _keep_what_is_loaded()
+        await replica.run(beside)
+    finally:
+        pages.close()
+
+
+def _keep_what_is_loaded() -> None:
+    """Leave it out of collections from now on: each would look at a million objects of libraries, for 0.1 s."""
+    gc.collect()
+    gc.freeze()
+
+
+def _in_daemon_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Done beside the loop. Who is told to stop meanwhile does not wait for it, as for asyncio's own threads."""
+    done = Future[None]()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=work.__name__, daemon=True).start()
+    return asyncio.wrap_future(done)

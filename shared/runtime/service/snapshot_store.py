@@ -1,0 +1,38 @@
+"""Where snapshots are kept: one object for each pool, replaced now and then by the monitor."""
+
+import asyncio
+from typing import Any
+
+from elasticflow.shared.errors import ElasticFlowError, NotFound
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.state import snapshot
+from elasticflow.shared.state.pool import PoolState
+
+_NAME = f"pool-{snapshot.SHAPE}"
+
+
+async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
+    """The newest snapshot, or None if there is none that can be read: then the ledger tells it all."""
+    try:
+        state = snapshot.load(await bus.get_object(streams.snapshot_bucket(pool), _NAME))
+        last_sequence = await bus.last_sequence(pool)
+    except NotFound:
+        return None
+    except (Undecodable, ElasticFlowError) as error:
+        log.warning("snapshot not used", error=str(error))
+        return None
+    if state.sequence > last_sequence:  # of another ledger: this one was started anew
+        log.warning(
+            "snapshot not used", error=f"sequence {state.sequence} is beyond the ledger's {last_sequence}"
+        )
+        return None
+    log.info("snapshot loaded", sequence=state.sequence)
+    return state
+
+
+async def save(bus: Bus, pool: str, state: PoolState) -> None:
+    """Keep this state for the next start. Raises what the bus raises; losing a snapshot loses nothing."""
+    data = await asyncio.to_thread(snapshot.dump, state)  # a large one takes a while, and heartbeats go on
+    await bus.put_object(streams.snapshot_bucket(pool), _NAME, data)

@@ -1,0 +1,272 @@
+"""The plan of all promises: one schedule for each promised job, and what changes with one more promise.
+
+Together the schedules certify that every promise can be kept. `availability/fill_one_job` fills one job into free
+GPUs, `availability/fill_many_jobs` and `plan_repair` fill many. `insertion` and `admission_search` insert one
+more job; `allocation` distributes the GPUs that stay free.
+Axes: J = rows of the table; K = promised jobs by earliest deadline.
+Source: ElasticFlow, Algorithm 1, in continuous time and with every resize charged.
+"""
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import numpy as np
+
+from elasticflow.shared.scheduling.admission.proposal import Proposal
+from elasticflow.shared.scheduling.availability.availability_profile import (
+    MAX_SEGMENTS,
+    copy_into,
+    empty_availability_profile,
+    empty_schedules,
+    reserve,
+    sweep,
+)
+from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+    copy_schedules,
+    fill_or_report_late,
+    fill_to_earliest_end,
+    refill,
+    rows_that_differ,
+    scatter_schedules,
+)
+from elasticflow.shared.scheduling.availability.plan_repair import late_jobs_first, repair_plan
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, new_scratch_arrays
+from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers
+from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
+
+MAX_FILL_ORDERS = 4  # orders of filling before jobs count as late
+_NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
+
+
+class AdmissionPlan:
+    """A schedule for each promised job; all of them fit together on `num_gpus` GPUs from `now_s` on.
+
+    promised: the rows of promised jobs; equal deadlines keep the order of the rows.
+    late: rows whose promise can no longer be kept, for instance after node losses. They end as early as possible
+    without
+        making another job late; a job that needs more GPUs than are left has an empty schedule.
+    reserved: rows of quote reservations: their schedules are fixed, and all other jobs are planned around them.
+    order: the promised rows that are not late, by earliest deadline.
+    changed: for each row, whether its schedule differs from the recorded one.
+    """
+
+    def __init__(
+        self,
+        table: JobTable,
+        promised: Sequence[int] | Integers,
+        num_gpus: int,
+        now_s: float,
+        reserved: Sequence[int] = (),
+    ) -> None:
+        """Keep the recorded schedules that still hold and fill the other jobs again, without lateness if possible.
+
+        Greedy filling can miss a solution that the recorded schedules contain; schedules that hold are therefore
+        not touched.
+        """
+        self.table, self.num_gpus, self.now_s = table, num_gpus, now_s
+        rows: Integers = np.asarray(promised, np.int64)
+        self._reserved: Integers = np.asarray(reserved, np.int64)
+        num_segments = int(table.schedules.count_J[: table.num_jobs].sum())
+        num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * num_segments
+        self.availability, self.scratch_availability = (
+            empty_availability_profile(num_pieces),
+            empty_availability_profile(num_pieces),
+        )
+        self._scratch = new_scratch_arrays(num_pieces)
+        self.filled = empty_schedules(len(table.schedules.count_J))
+        self.order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]
+        self.late: tuple[int, ...] = ()
+        self.accepted: dict[int, SchedulableJob] = {}  # by row, since the plan was made
+        self.changed: Flags = np.zeros(len(table.schedules.count_J), np.bool_)
+        self._repair()
+
+    @staticmethod
+    def build(
+        jobs: Iterable[SchedulableJob],
+        num_gpus: int,
+        now_s: float,
+        kept: Mapping[str, Schedule] = _NOTHING_KEPT,
+    ) -> "AdmissionPlan":
+        """Return the plan of these promised jobs. kept: the schedules under which they ran until now."""
+        table = JobTable.of(sorted(jobs, key=lambda job: job.job_id))
+        for row, job_id in enumerate(table.job_ids):
+            table.write_schedule(row, [number for segment in kept.get(job_id, ()) for number in segment])
+        return AdmissionPlan(table, range(table.num_jobs), num_gpus, now_s)
+
+    @property
+    def scratch_arrays(self) -> ScratchArrays:
+        """Scratch memory for loops over the availability profile of this plan."""
+        num_pieces = len(self.availability.start_B)
+        if len(self._scratch.availability.start_B) < num_pieces:
+            self._scratch = new_scratch_arrays(num_pieces)
+        return self._scratch
+
+    @property
+    def promised(self) -> Integers:
+        """The rows of all promised jobs, late jobs last."""
+        return np.concatenate((self.order, np.array(self.late, np.int64)))
+
+    @property
+    def scheduled(self) -> Integers:
+        """The rows of all promised jobs and reservations."""
+        return np.concatenate((self.promised, self._reserved))
+
+    @property
+    def fixed(self) -> Integers:
+        """The rows that are never filled again to insert another job: late jobs and reservations."""
+        return np.concatenate((np.array(self.late, np.int64), self._reserved))
+
+    @property
+    def num_needed(self) -> int:
+        """The largest number of GPUs that all schedules hold at one instant."""
+        return self.num_gpus - int(self.availability.free_B[: self.availability.size[0]].min())
+
+    @property
+    def overcommitted(self) -> bool:
+        """Whether the schedules hold more GPUs than exist."""
+        return self.num_needed > self.num_gpus
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """All schedules by job id."""
+        return {self.table.job_ids[row]: self.table.schedule(row) for row in self.promised}
+
+    @property
+    def late_jobs(self) -> tuple[str, ...]:
+        return tuple(self.table.job_ids[row] for row in self.late)
+
+    def accept(self, proposal: Proposal) -> None:
+        """Add the proposed promise to the plan."""
+        row = self._append(proposal.job)
+        scatter_schedules(self.table.schedules, proposal.found, proposal.rows)
+        self.changed[proposal.rows] = True
+        self.availability = proposal.availability
+        if len(self.availability.start_B) < self.availability.size[0] + 8 * MAX_SEGMENTS:
+            self._make_space()
+        self.order = np.insert(self.order, self.position(row), row)
+        self.accepted[row] = proposal.job
+
+    @contextmanager
+    def with_candidate(self, job: SchedulableJob) -> Generator[int]:
+        """Add a row for a candidate job, and remove it at the end of the block."""
+        row = self._append(job)
+        try:
+            yield row
+        finally:
+            self.table.pop()
+
+    def changed_rows(self) -> list[int]:
+        """The promised rows whose schedule differs from the recorded one."""
+        rows = self.promised
+        changed: list[int] = rows[self.changed[rows]].tolist()
+        return changed
+
+    def refill(self, order: Integers, num_kept: int, *, max_orders: int = 1) -> int:
+        """Fill all jobs in this order again, except the first `num_kept` and the fixed rows.
+
+        Returns how many jobs kept their schedule, or -1 on failure. `filled` holds the schedules and
+        `scratch_availability`
+        the GPUs that stay free.
+        """
+        return refill(
+            self.scratch_availability,
+            self.table.schedules,
+            self.filled,
+            self.table.jobs,
+            self.fixed,
+            order,
+            num_kept,
+            max_orders,
+            self.now_s,
+            self.num_gpus,
+            self.scratch_arrays,
+        )
+
+    def _repair(self) -> None:
+        """Compute schedules for all rows: recorded ones that hold, newly filled ones, and those of late jobs."""
+        table, order = self.table, self.order
+        broken, fit = repair_plan(
+            self.availability,
+            table.schedules,
+            table.jobs,
+            order,
+            self._reserved,
+            self.changed,
+            self.now_s,
+            self.num_gpus,
+            self.scratch_arrays,
+        )
+        if fit:
+            return
+        if self.refill(fresh := order.copy(), 0, max_orders=MAX_FILL_ORDERS) >= 0:
+            moved = rows_that_differ(table.schedules, self.filled, fresh)
+            copy_schedules(table.schedules, self.filled, moved)
+            self.changed[moved] = True
+            copy_into(self.availability, self.scratch_availability)
+            return
+        self._keep_what_fits(np.delete(order, broken), order)
+
+    def _keep_what_fits(self, held: Integers, order: Integers) -> None:
+        """Keep recorded schedules that fit together, earliest deadline first; fill the other jobs; then the late
+        jobs.
+        """
+        table, work = self.table, self.scratch_arrays
+        sweep(self.availability, table.schedules, self._reserved, self.now_s, self.num_gpus)
+        kept = list[int]()
+        for row in held:
+            reserve(self.availability, table.schedules, row)
+            if self.overcommitted:
+                fitting = np.concatenate((np.array(kept, np.int64), self._reserved))
+                sweep(self.availability, table.schedules, fitting, self.now_s, self.num_gpus)
+            else:
+                kept.append(int(row))
+        others, before = order[~np.isin(order, kept)], empty_schedules(len(table.schedules.count_J))
+        copy_schedules(before, table.schedules, order)
+        late = fill_or_report_late(self.availability, table.schedules, table.jobs, others, self.changed, work)
+        self.order = order[~np.isin(order, late)]
+        self.late = tuple(late.tolist())
+        fill_to_earliest_end(self.availability, table.schedules, table.jobs, late, work)
+        self._schedule_late_jobs_first(late)
+        self.changed[rows_that_differ(table.schedules, before, order)] = True
+
+    def _schedule_late_jobs_first(self, late: Integers) -> None:
+        """Schedule late jobs first if that gains enough and makes no other job late."""
+        table = self.table
+        copy_schedules(self.filled, table.schedules, self._reserved)
+        if late_jobs_first(
+            self.scratch_availability,
+            table.schedules,
+            self.filled,
+            table.jobs,
+            self._reserved,
+            late,
+            self.order.copy(),
+            MAX_FILL_ORDERS,
+            self.now_s,
+            self.num_gpus,
+            self.scratch_arrays,
+        ):
+            copy_schedules(table.schedules, self.filled, self.promised)
+            copy_into(self.availability, self.scratch_availability)
+
+    def _append(self, job: SchedulableJob) -> int:
+        row = self.table.append(job)
+        num_rows = len(self.table.schedules.count_J)
+        if len(self.filled.count_J) < num_rows:
+            self.filled = empty_schedules(num_rows)
+            self.changed = np.concatenate((self.changed, np.zeros(num_rows - len(self.changed), np.bool_)))
+        return row
+
+    def position(self, row: int) -> int:
+        """The position of a job by deadline, after jobs with an equal deadline."""
+        deadline_J = self.table.jobs.deadline_J
+        deadline_K: Floats = deadline_J[self.order]
+        return int(deadline_K.searchsorted(float(deadline_J[row]), side="right"))
+
+    def _make_space(self) -> None:
+        """Double the capacity for pieces of the availability profile."""
+        num_pieces = 2 * len(self.availability.start_B)
+        larger = empty_availability_profile(num_pieces)
+        copy_into(larger, self.availability)
+        self.availability, self.scratch_availability = larger, empty_availability_profile(num_pieces)

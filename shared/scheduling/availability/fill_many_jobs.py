@@ -1,0 +1,234 @@
+"""Fill many jobs into the same GPUs one after another, and move jobs to insert one more. Compiled loops over arrays.
+
+Axes: J = jobs; K = some jobs in order.
+"""
+
+import numpy as np
+
+from elasticflow.shared.scheduling.availability.availability_profile import (
+    AvailabilityProfile,
+    Schedules,
+    copy_into,
+    copy_schedule,
+    reserve,
+    sweep,
+)
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, Segments, fill, minimum_share
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays
+from elasticflow.shared.scheduling.compiled.compile import Flags, Integers, compiled
+
+
+@compiled
+def write_segments(schedules: Schedules, job: int, segments: Segments, count: int) -> None:
+    """Store these segments as the schedule of a job."""
+    schedules.start_JM[job, :count] = segments.start_M[:count]
+    schedules.end_JM[job, :count] = segments.end_M[:count]
+    schedules.num_gpus_JM[job, :count] = segments.num_gpus_M[:count]
+    schedules.count_J[job] = count
+
+
+@compiled
+def fill_or_report_late(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    rows: Integers,
+    changed_J: Flags,
+    work: ScratchArrays,
+) -> Integers:
+    """Fill these jobs one after another around all others; return those that miss their deadline."""
+    failed = np.empty(rows.shape[0], np.int64)
+    num_failed = 0
+    for job in rows:
+        by_s = float(jobs.deadline_J[job])
+        count = minimum_share(availability, jobs, job, by_s, work.found, work.other, work.memory)
+        if count < 0:
+            failed[num_failed] = job
+            num_failed += 1
+        else:
+            write_segments(schedules, job, work.found, count)
+            changed_J[job] = True
+            reserve(availability, schedules, job)
+    return failed[:num_failed]
+
+
+@compiled
+def fill_to_earliest_end(
+    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, rows: Integers, work: ScratchArrays
+) -> None:
+    """Fill these jobs one after another to end as early as possible; a job that never ends gets no schedule."""
+    for job in rows:
+        cap = int(jobs.num_levels_J[job]) - 1
+        count = fill(availability, jobs, job, cap, np.inf, work.found, work.memory)
+        write_segments(schedules, job, work.found, max(count, 0))
+        reserve(availability, schedules, job)
+
+
+@compiled
+def fill_one_more(
+    availability: AvailabilityProfile,
+    with_it: AvailabilityProfile,
+    filled: Schedules,
+    jobs: Jobs,
+    job: int,
+    work: ScratchArrays,
+) -> bool:
+    """Fill one more job without moving another. On success `filled` has its schedule, `with_it` what stays free."""
+    by_s = float(jobs.deadline_J[job])
+    count = minimum_share(availability, jobs, job, by_s, work.found, work.other, work.memory)
+    if count < 0:
+        return False
+    write_segments(filled, job, work.found, count)
+    copy_into(with_it, availability)
+    reserve(with_it, filled, job)
+    return True
+
+
+@compiled
+def fill_in_order(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    order_K: Integers,
+    first: int,
+    work: ScratchArrays,
+) -> int:
+    """Fill all jobs from position `first` on by minimum satisfactory shares. Returns -1, or the first position that
+    does not fit.
+    """
+    for position in range(first, order_K.shape[0]):
+        job = int(order_K[position])
+        by_s = float(jobs.deadline_J[job])
+        count = minimum_share(availability, jobs, job, by_s, work.found, work.other, work.memory)
+        if count < 0:
+            return position
+        write_segments(schedules, job, work.found, count)
+        reserve(availability, schedules, job)
+    return -1
+
+
+@compiled
+def refill(
+    availability: AvailabilityProfile,
+    kept: Schedules,
+    schedules: Schedules,
+    jobs: Jobs,
+    fixed: Integers,
+    order_K: Integers,
+    num_kept: int,
+    max_orders: int,
+    now_s: float,
+    num_gpus: int,
+    work: ScratchArrays,
+) -> int:
+    """Fill jobs in this order; the first `num_kept` keep their schedules. Returns how many kept theirs, or -1 on
+    failure.
+
+    fixed: further jobs that keep their schedules in any case.
+    A job that does not fit moves half the way to the front, and all jobs from there on are filled again, in at most
+    `max_orders` orders. `order_K` is left in the order that succeeded, `availability` with the GPUs that stay free.
+    """
+    for _ in range(max_orders):
+        sweep(availability, kept, np.concatenate((fixed, order_K[:num_kept])), now_s, num_gpus)
+        failed = fill_in_order(availability, schedules, jobs, order_K, num_kept, work)
+        if failed < 0:
+            return num_kept
+        if failed == 0:
+            return -1
+        earlier = failed // 2
+        moved = order_K[failed]
+        order_K[earlier + 1 : failed + 1] = order_K[earlier:failed].copy()
+        order_K[earlier] = moved
+        num_kept = min(num_kept, earlier)
+    return -1
+
+
+@compiled
+def rows_that_differ(mine: Schedules, other: Schedules, rows: Integers) -> Integers:
+    """The rows whose schedules differ between the two."""
+    found = np.empty(rows.shape[0], np.int64)
+    num_found = 0
+    for row in rows:
+        count = mine.count_J[row]
+        same = count == other.count_J[row]
+        for segment in range(count if same else 0):
+            same &= (
+                mine.start_JM[row, segment] == other.start_JM[row, segment]
+                and mine.end_JM[row, segment] == other.end_JM[row, segment]
+                and mine.num_gpus_JM[row, segment] == other.num_gpus_JM[row, segment]
+            )
+        if not same:
+            found[num_found] = row
+            num_found += 1
+    return found[:num_found]
+
+
+@compiled
+def copy_schedules(mine: Schedules, other: Schedules, rows: Integers) -> None:
+    """Copy the schedules of these rows from `other`."""
+    for row in rows:
+        copy_schedule(mine, row, other, row)
+
+
+@compiled
+def gather_schedules(schedules: Schedules, rows: Integers) -> Schedules:
+    """The schedules of these rows, one after another."""
+    most = 1
+    for row in rows:
+        most = max(most, schedules.count_J[row])
+    shape = (rows.shape[0], most)
+    made = Schedules(
+        np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.empty(shape[0], np.int64)
+    )
+    for index in range(rows.shape[0]):
+        copy_schedule(made, index, schedules, rows[index])
+    return made
+
+
+@compiled
+def scatter_schedules(schedules: Schedules, picked: Schedules, rows: Integers) -> None:
+    """Store gathered schedules back to these rows."""
+    for index in range(rows.shape[0]):
+        copy_schedule(schedules, rows[index], picked, index)
+
+
+@compiled
+def overloaded(
+    jobs: Jobs, order_K: Integers, arriving_job: int, at_position: int, now_s: float, num_gpus: int
+) -> bool:
+    """Whether lower bounds show that the jobs and one more need more GPU-seconds before some deadline than exist."""
+    needed = 0.0
+    for position in range(order_K.shape[0] + 1):
+        job = arriving_job if position == at_position else int(order_K[position - (position > at_position)])
+        window_s = float(jobs.deadline_J[job]) - now_s
+        needed += least_gpu_seconds(jobs, job, window_s)
+        if position >= at_position and needed > num_gpus * window_s * (1.0 + 1e-9):
+            return True
+    return False
+
+
+@compiled
+def least_gpu_seconds(jobs: Jobs, job: int, window_s: float) -> float:
+    """Lower bound on the GPU-seconds of the remaining work within a window; inf if no level is fast enough.
+
+    Any mix of levels, with free changes, lies on or above the lower convex hull of (throughput, GPUs), and slower is
+    cheaper. The bound is therefore the hull at the slowest rate that is fast enough.
+    """
+    left = jobs.remaining_J[job]
+    if left <= 0.0:
+        return 0.0
+    num_levels = jobs.num_levels_J[job]
+    if window_s <= 0.0 or left / window_s > jobs.rates_JL[job, num_levels - 1]:
+        return np.inf
+    needed = left / window_s
+    best = np.inf
+    for above in range(num_levels):
+        high, gpus_high = jobs.rates_JL[job, above], jobs.levels_JL[job, above]
+        if high < needed:
+            continue
+        best = min(best, gpus_high * needed / high)  # mixed with pauses
+        for below in range(above):
+            low, gpus_low = jobs.rates_JL[job, below], jobs.levels_JL[job, below]
+            if low <= needed:
+                best = min(best, gpus_low + (gpus_high - gpus_low) * (needed - low) / (high - low))
+    return window_s * best

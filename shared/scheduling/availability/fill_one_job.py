@@ -1,0 +1,262 @@
+"""Fill one job into the free GPUs: the level (number of GPUs) that it holds at each instant.
+
+Up to a cap, the job may hold any of its levels that is free; each change of level, also from zero, stops it for the
+resize cost of the new level. Among all ways to change levels at breakpoints, `fill` finds one with the earliest end.
+For one level, the work done since a change is a straight line over time. Only the highest line of each level can be
+part of an optimal schedule, so that one pass over the pieces is sufficient.
+Axes: J = jobs; L = levels of a job, ascending and faster; M = segments.
+Source: ElasticFlow, Algorithm 1 (progressive filling), over a step function, with every resize charged.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from elasticflow.shared.scheduling.availability.availability_profile import MAX_SEGMENTS, AvailabilityProfile
+from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
+
+SLACK_S = 1e-3
+"""A new schedule has this many seconds of spare work at the highest throughput. It covers the rounding of
+floating-point
+sums, so that exact arithmetic finds every schedule sufficient; the checker tolerates nothing.
+"""
+
+OUTAGE_S = 600.0
+"""With k reserve nodes, promises hold if at most k nodes are down at once, and a failed node counts as down for at
+least this long. So at most k + k * t / OUTAGE_S failures hit a job within t seconds (docs/adr/0013).
+"""
+
+# returned instead of a number of segments
+LATE = -1
+TOO_MANY = -2  # the schedule would exceed MAX_SEGMENTS
+
+_MAX_CHANGES = 16384  # of level, per call of `fill`
+_MAX_LEVELS = 32
+
+
+class Jobs(NamedTuple):
+    """The inputs of filling for some jobs at one instant; levels beyond `num_levels_J` are padding."""
+
+    levels_JL: Integers  # numbers of GPUs
+    rates_JL: Floats  # iterations/s
+    costs_JL: Floats  # seconds without progress at a change to this level
+    num_levels_J: Integers
+    remaining_J: Floats  # iterations
+    held_J: Integers  # GPUs
+    stalled_until_J: Floats  # no progress before: a resize is in progress
+    deadline_J: Floats  # the planned end; inf: none
+    lost_JL: Floats  # iterations that k failures cost at most while it holds up to this level
+
+
+class Segments(NamedTuple):
+    """One schedule."""
+
+    start_M: Floats
+    end_M: Floats
+    num_gpus_M: Integers
+
+
+class Scratch(NamedTuple):
+    """Scratch memory of `fill`: each change of level, the change before it, and when that one ended."""
+
+    change_s: Floats
+    change_level: Integers
+    change_after: Integers
+    after_end_s: Floats
+    line_L: Floats  # work at the instant 0 of the highest line of each level
+    line_change_L: Integers  # the change with which it began; -1: the level is not held
+
+
+def empty_segments() -> Segments:
+    return Segments(np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS, np.int64))
+
+
+def new_scratch() -> Scratch:
+    return Scratch(
+        np.empty(_MAX_CHANGES),
+        np.empty(_MAX_CHANGES, np.int64),
+        np.empty(_MAX_CHANGES, np.int64),
+        np.empty(_MAX_CHANGES),
+        np.empty(_MAX_LEVELS),
+        np.empty(_MAX_LEVELS, np.int64),
+    )
+
+
+@compiled
+def fill(
+    availability: AvailabilityProfile,
+    jobs: Jobs,
+    job: int,
+    cap: int,
+    by_s: float,
+    out: Segments,
+    memory: Scratch,
+) -> int:
+    """Find the schedule with the earliest end that uses levels up to index `cap`.
+
+    Returns the number of segments; LATE if the job ends after by_s; TOO_MANY if the schedule exceeds MAX_SEGMENTS.
+    """
+    start_B, free_B, num_pieces = availability.start_B, availability.free_B, availability.size[0]
+    levels, rates, costs = jobs.levels_JL[job], jobs.rates_JL[job], jobs.costs_JL[job]
+    line, line_change = memory.line_L, memory.line_change_L
+    now_s = start_B[0]
+    if jobs.remaining_J[job] <= 0.0:
+        return 0
+    lost = jobs.lost_JL[job, cap]
+    left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1] + lost
+    lost_per_s = lost / OUTAGE_S  # failures grow with the duration
+    if num_pieces + 4 * MAX_SEGMENTS > start_B.shape[0]:  # no capacity to reserve the result
+        return TOO_MANY
+    window_s = by_s - now_s
+    for level in range(cap + 1):
+        line_change[level] = -1
+    work, last, last_end_s = 0.0, -1, 0.0  # the most work so far, after which change, until when
+    num_changes, piece = 0, 0
+    while piece < num_pieces:
+        begins_s = start_B[piece]
+        start_s = begins_s - now_s
+        most = -1
+        while most < cap and levels[most + 1] <= free_B[piece]:
+            most += 1
+        piece += 1
+        while (
+            piece < num_pieces
+            and (most < 0 or free_B[piece] >= levels[most])
+            and (most == cap or free_B[piece] < levels[most + 1])
+        ):
+            piece += 1
+        end_s = start_B[piece] - now_s if piece < num_pieces else np.inf
+        for level in range(cap + 1):
+            if line_change[level] >= 0:
+                done = line[level] + rates[level] * start_s
+                if done > work:
+                    work, last, last_end_s = done, line_change[level], begins_s
+                if level > most:
+                    line_change[level] = -1
+        if left + lost_per_s * start_s - work > (rates[cap] - lost_per_s) * (window_s - start_s):
+            return LATE
+        for level in range(most + 1):
+            unmoved = start_s == 0.0 and levels[level] == jobs.held_J[job]
+            ready_s = start_s + costs[level]
+            if unmoved:
+                ready_s = max(jobs.stalled_until_J[job] - now_s, 0.0)
+            begun = work - rates[level] * ready_s
+            if line_change[level] < 0 or begun > line[level]:
+                if num_changes == _MAX_CHANGES:
+                    return TOO_MANY
+                memory.change_s[num_changes] = begins_s  # the value itself: a sum would round
+                memory.change_level[num_changes] = level
+                memory.change_after[num_changes] = last
+                memory.after_end_s[num_changes] = last_end_s
+                line[level], line_change[level] = begun, num_changes
+                num_changes += 1
+        done_s, final = np.inf, -1
+        for level in range(most + 1):
+            gained_per_s = rates[level] - lost_per_s
+            level_done_s = (left - line[level]) / gained_per_s if gained_per_s > 0.0 else np.inf
+            if level_done_s < done_s:
+                done_s, final = level_done_s, line_change[level]
+        if final >= 0 and done_s <= end_s:
+            if done_s > window_s:
+                return LATE
+            ends_s = now_s + done_s
+            if piece < num_pieces:
+                ends_s = min(ends_s, start_B[piece])
+            # Rounding may leave work for an instant: the slack of the segment before covers it.
+            if ends_s <= memory.change_s[final] and memory.change_after[final] >= 0:
+                final, ends_s = memory.change_after[final], memory.after_end_s[final]
+            return _trace_back(memory, levels, final, ends_s, out)
+    return LATE
+
+
+@compiled
+def minimum_share(
+    availability: AvailabilityProfile,
+    jobs: Jobs,
+    job: int,
+    by_s: float,
+    out: Segments,
+    other: Segments,
+    memory: Scratch,
+) -> int:
+    """Find the schedule with the smallest cap that ends by `by_s`. Returns the number of segments, or LATE.
+
+    A job that would use fewer GPU-seconds by staying at its current share, because it saves a resize, stays.
+    Source: ElasticFlow, Algorithm 1, lines 11-22.
+    """
+    for cap in range(jobs.num_levels_J[job]):
+        count = fill(availability, jobs, job, cap, by_s, out, memory)
+        if count >= 0:
+            for level in range(cap + 1, jobs.num_levels_J[job]):
+                if jobs.levels_JL[job, level] == jobs.held_J[job]:
+                    unmoved = fill(availability, jobs, job, level, by_s, other, memory)
+                    if unmoved >= 0 and gpu_seconds(other, unmoved) < gpu_seconds(out, count):
+                        out.start_M[:unmoved] = other.start_M[:unmoved]
+                        out.end_M[:unmoved] = other.end_M[:unmoved]
+                        out.num_gpus_M[:unmoved] = other.num_gpus_M[:unmoved]
+                        return unmoved
+            return count
+    return LATE
+
+
+@compiled
+def earliest_end_s(
+    availability: AvailabilityProfile, jobs: Jobs, job: int, by_s: float, out: Segments, memory: Scratch
+) -> float:
+    """The earliest end of the job over all caps; inf if it does not end by `by_s`."""
+    earliest_s, num_caps, count = np.inf, jobs.num_levels_J[job], LATE
+    for cap in range(num_caps - 1, -1, -1):
+        loses_less = cap == num_caps - 1 or jobs.lost_JL[job, cap] < jobs.lost_JL[job, cap + 1]
+        if not loses_less and count != TOO_MANY:
+            continue  # the allowance for failures is too large; otherwise fewer GPUs never end sooner
+        count = fill(availability, jobs, job, cap, by_s, out, memory)
+        if count >= 0:
+            earliest_s = min(earliest_s, out.end_M[count - 1] if count > 0 else availability.start_B[0])
+    return earliest_s
+
+
+@compiled
+def most_iterations(
+    availability: AvailabilityProfile, jobs: Jobs, job: int, by_s: float, out: Segments, memory: Scratch
+) -> int:
+    """The number of iterations, within one percent, with which a job that is late with all of its own would be on
+    time.
+    """
+    asked, cap = jobs.remaining_J[job], jobs.num_levels_J[job] - 1
+    low, high = 0, int(asked)
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        jobs.remaining_J[job] = middle
+        if fill(availability, jobs, job, cap, by_s, out, memory) >= 0:
+            low = middle
+        else:
+            high = middle
+    jobs.remaining_J[job] = asked
+    return low
+
+
+@compiled
+def gpu_seconds(segments: Segments, count: int) -> float:
+    """GPU-seconds of a schedule, stops included."""
+    total = 0.0
+    for segment in range(count):
+        total += (segments.end_M[segment] - segments.start_M[segment]) * segments.num_gpus_M[segment]
+    return total
+
+
+@compiled
+def _trace_back(memory: Scratch, levels: Integers, final: int, ends_s: float, out: Segments) -> int:
+    """Write the changes that lead to `final` as segments."""
+    count, change = 0, final
+    while change >= 0:
+        count += 1
+        change = memory.change_after[change]
+    if count > MAX_SEGMENTS:
+        return TOO_MANY
+    segment, change, end_s = count - 1, final, ends_s
+    while change >= 0:
+        out.start_M[segment] = memory.change_s[change]
+        out.end_M[segment] = end_s
+        out.num_gpus_M[segment] = levels[memory.change_level[change]]
+        segment, end_s, change = segment - 1, memory.after_end_s[change], memory.change_after[change]
+    return count

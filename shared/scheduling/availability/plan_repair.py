@@ -1,0 +1,223 @@
+"""Repair of a plan: keep the recorded schedules that still hold, extend or trim them, and schedule late jobs first.
+
+Compiled loops over arrays. Axes: J = jobs; K = some jobs in order.
+"""
+
+import numpy as np
+
+from elasticflow.shared.scheduling.availability.availability_profile import (
+    AvailabilityProfile,
+    Schedules,
+    fewest_free,
+    reserve,
+    sweep,
+)
+from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+    fill_or_report_late,
+    fill_to_earliest_end,
+    refill,
+)
+from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S, SLACK_S, Jobs
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays
+from elasticflow.shared.scheduling.compiled.compile import Flags, Integers, compiled
+
+WORTH_MOVING_S = 1.0  # gain of all late jobs together that justifies moving the others
+
+
+@compiled
+def late_jobs_first(
+    availability: AvailabilityProfile,
+    kept: Schedules,
+    schedules: Schedules,
+    jobs: Jobs,
+    reserved: Integers,
+    late_K: Integers,
+    order_K: Integers,
+    max_orders: int,
+    now_s: float,
+    num_gpus: int,
+    work: ScratchArrays,
+) -> bool:
+    """Fill the late jobs one after another, each to end as early as possible, and all other jobs behind them.
+
+    reserved: rows whose schedules are already in `schedules` and stay.
+    Returns whether all other jobs meet their deadlines and the late jobs end earlier than before. `availability` is
+    left
+    with the GPUs that stay free.
+    """
+    sweep(availability, schedules, reserved, now_s, num_gpus)
+    fill_to_earliest_end(availability, schedules, jobs, late_K, work)
+    sooner_s = 0.0
+    for job in late_K:
+        before, now = kept.count_J[job], schedules.count_J[job]
+        if before > 0 and now > 0:
+            sooner_s += kept.end_JM[job, before - 1] - schedules.end_JM[job, now - 1]
+    if sooner_s <= WORTH_MOVING_S:
+        return False
+    settled = np.concatenate((late_K, reserved))
+    return (
+        refill(
+            availability, schedules, schedules, jobs, settled, order_K, 0, max_orders, now_s, num_gpus, work
+        )
+        >= 0
+    )
+
+
+WORTH_GIVING_BACK_S = 1.0
+
+
+@compiled
+def repair_plan(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    order_K: Integers,
+    reserved: Integers,
+    changed_J: Flags,
+    now_s: float,
+    num_gpus: int,
+    work: ScratchArrays,
+) -> tuple[Integers, bool]:
+    """Keep schedules that still hold, extend those that hold if they run a little longer, and fill the other jobs
+    in order.
+
+    reserved: rows that keep their schedules in any case. changed_J: set where a schedule differs from the recorded
+    one.
+    Returns the positions of the schedules that did not hold, and whether all jobs fit.
+    """
+    drop_past(schedules, order_K, now_s)
+    broken = trim_all(schedules, jobs, order_K, changed_J, now_s)
+    if (
+        sweep(
+            availability, schedules, np.concatenate((np.delete(order_K, broken), reserved)), now_s, num_gpus
+        )
+        < 0
+    ):
+        return broken, False
+    short = np.empty(len(broken), np.int64)
+    num_short = 0
+    for job in order_K[broken]:
+        if not extend_last_segment(availability, schedules, jobs, job, changed_J, now_s):
+            short[num_short] = job
+            num_short += 1
+    return broken, len(
+        fill_or_report_late(availability, schedules, jobs, short[:num_short], changed_J, work)
+    ) == 0
+
+
+@compiled
+def extend_last_segment(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    job: int,
+    changed_J: Flags,
+    now_s: float,
+) -> bool:
+    """Hold the last share for as long as needed if the job then meets its deadline and the GPUs are free.
+
+    Progress is reported in whole iterations: nearly every job seems slightly behind its plan.
+    """
+    ends_s, count = trim_to_remaining_work(schedules, jobs, job, now_s), schedules.count_J[job]
+    if count == 0 or ends_s == np.inf or ends_s > jobs.deadline_J[job]:
+        return False
+    until_s = min(ends_s + SLACK_S, jobs.deadline_J[job])
+    starts, ends, num_gpus = schedules.start_JM[job], schedules.end_JM[job], schedules.num_gpus_JM[job]
+    for segment in range(count):
+        free_until_s = ends[segment] if segment < count - 1 else until_s
+        if fewest_free(availability, starts[segment], free_until_s) < num_gpus[segment]:
+            return False
+    ends[count - 1], changed_J[job] = until_s, True
+    reserve(availability, schedules, job)
+    return True
+
+
+@compiled
+def drop_past(schedules: Schedules, jobs_K: Integers, now_s: float) -> None:
+    """Remove the past from the schedules of these jobs."""
+    for job in jobs_K:
+        starts, ends = schedules.start_JM[job], schedules.end_JM[job]
+        num_gpus = schedules.num_gpus_JM[job]
+        past, count = 0, schedules.count_J[job]
+        while past < count and ends[past] <= now_s:
+            past += 1
+        for segment in range(past, count):
+            starts[segment - past] = max(starts[segment], now_s)
+            ends[segment - past], num_gpus[segment - past] = ends[segment], num_gpus[segment]
+        schedules.count_J[job] = count - past
+
+
+@compiled
+def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, now_s: float) -> float:
+    """When the job ends under its schedule; a schedule that is too long is shortened. inf if it holds no schedule.
+
+    The end is later than the schedule's own if the last share has to be held for longer.
+    The schedule keeps the allowance for failures that `fill` requires beyond the remaining work.
+    """
+    starts, ends = schedules.start_JM[job], schedules.end_JM[job]
+    num_gpus = schedules.num_gpus_JM[job]
+    count = schedules.count_J[job]
+    left, held, ready_s, previous_end_s = (
+        jobs.remaining_J[job],
+        jobs.held_J[job],
+        jobs.stalled_until_J[job],
+        now_s,
+    )
+    if left <= 0.0:
+        schedules.count_J[job] = 0
+        return now_s
+    left += 0.5 * SLACK_S * jobs.rates_JL[job, jobs.num_levels_J[job] - 1]
+    lost, done, needed_until_s = max_lost_iterations(schedules, jobs, job), False, np.inf
+    for segment in range(count):
+        level = 0
+        while level < jobs.num_levels_J[job] and jobs.levels_JL[job, level] != num_gpus[segment]:
+            level += 1
+        if level == jobs.num_levels_J[job]:
+            return np.inf  # the curve no longer has this level
+        if num_gpus[segment] != held or starts[segment] > previous_end_s:
+            ready_s = starts[segment] + jobs.costs_JL[job, level]
+        working_s = max(starts[segment], ready_s)
+        rate = jobs.rates_JL[job, level]
+        done = done or left <= rate * (ends[segment] - working_s)
+        enough = left + lost * (1.0 + (working_s - now_s) / OUTAGE_S)
+        gained_per_s = rate - lost / OUTAGE_S
+        needed_until_s = working_s + enough / gained_per_s if gained_per_s > 0.0 else np.inf
+        if enough <= gained_per_s * (ends[segment] - working_s):
+            if working_s + enough / gained_per_s < ends[count - 1] - WORTH_GIVING_BACK_S:
+                ends[segment] = min(working_s + enough / gained_per_s + SLACK_S, ends[segment])
+                schedules.count_J[job] = segment + 1
+            return ends[schedules.count_J[job] - 1]
+        left -= rate * max(ends[segment] - working_s, 0.0)
+        held, previous_end_s = num_gpus[segment], ends[segment]
+    return ends[count - 1] if done else needed_until_s
+
+
+@compiled
+def max_lost_iterations(schedules: Schedules, jobs: Jobs, job: int) -> float:
+    """The most iterations that k failures cost under this schedule."""
+    highest, level = 0, 0
+    for segment in range(schedules.count_J[job]):
+        highest = max(highest, schedules.num_gpus_JM[job, segment])
+    while level < jobs.num_levels_J[job] - 1 and jobs.levels_JL[job, level] < highest:
+        level += 1
+    return jobs.lost_JL[job, level]
+
+
+@compiled
+def trim_all(schedules: Schedules, jobs: Jobs, jobs_K: Integers, changed_J: Flags, now_s: float) -> Integers:
+    """Trim each schedule; return the positions in jobs_K of those that no longer end on time."""
+    broken = np.empty(jobs_K.shape[0], np.int64)
+    num_broken = 0
+    for position in range(jobs_K.shape[0]):
+        job = jobs_K[position]
+        count = schedules.count_J[job]
+        until_s = schedules.end_JM[job, count - 1] if count else now_s
+        ends_s = trim_to_remaining_work(schedules, jobs, job, now_s)
+        held = schedules.count_J[job]
+        held_until_s = schedules.end_JM[job, held - 1] if held else now_s
+        if ends_s > min(held_until_s, jobs.deadline_J[job]):
+            broken[num_broken] = position
+            num_broken += 1
+        elif held != count or ends_s != until_s:
+            changed_J[job] = True
+    return broken[:num_broken]

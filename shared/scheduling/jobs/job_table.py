@@ -1,0 +1,210 @@
+"""Jobs as the algorithms see them at one instant: single jobs with names, and many jobs as rows of arrays.
+
+Axes: J = rows; L = levels; M = segments.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from elasticflow.shared.messages.share_schedule import ShareSegment
+from elasticflow.shared.scheduling.availability.availability_profile import (
+    MAX_SEGMENTS,
+    Schedules,
+    copy_schedule,
+    empty_schedules,
+)
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
+from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
+from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+
+Schedule = tuple[ShareSegment, ...]
+"""The GPUs one job holds over time: disjoint segments in order; the job ends with the last of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulableJob:
+    """The inputs of the scheduler for one job at one instant."""
+
+    job_id: str
+    curve: ScalingCurve
+    remaining_iterations: float
+    deadline_s: float = math.inf  # inf: none
+    current_num_gpus: int = 0
+    resize_cost: ResizeCost = FREE
+    stalled_until_s: float = -math.inf  # no progress before: a resize is in progress
+    reserve_nodes: int = 0  # its schedule allows for failures of this many nodes at once, repeatedly
+    notice_s: float = 0.0  # from a failure until the job restarts
+
+
+def end_s(schedule: Schedule) -> float:
+    """When the job of `schedule` ends; -inf for the empty schedule of a job without remaining work."""
+    return schedule[-1].end_s if schedule else -math.inf
+
+
+def gpu_seconds(schedule: Schedule) -> float:
+    """GPU-seconds of a schedule, stops included."""
+    return sum((until_s - start_s) * num_gpus for start_s, until_s, num_gpus in schedule)
+
+
+class JobTable:
+    """Rows of jobs and of their schedules, with spare capacity; the first `num_jobs` are valid."""
+
+    __slots__ = ("job_ids", "jobs", "num_jobs", "schedules")
+
+    def __init__(self, job_ids: list[str], jobs: Jobs, schedules: Schedules) -> None:
+        self.job_ids, self.jobs, self.schedules = job_ids, jobs, schedules
+        self.num_jobs = len(job_ids)
+
+    @staticmethod
+    def of(jobs: Iterable[SchedulableJob]) -> "JobTable":
+        """One row for each job, without schedules."""
+        listed = list(jobs)
+        num_levels = max((len(job.curve.levels) for job in listed), default=1)
+        table = JobTable([], empty_jobs(len(listed), num_levels), empty_schedules(len(listed)))
+        for job in listed:
+            table.append(job)
+        return table
+
+    def append(self, job: SchedulableJob) -> int:
+        """Add a row and return its index."""
+        row = self.num_jobs
+        levels = job.curve.levels
+        if row == self.jobs.remaining_J.shape[0] or len(levels) > self.jobs.levels_JL.shape[1]:
+            self._grow(len(levels))
+        write_levels(self.jobs, row, job.curve, job.resize_cost, job.reserve_nodes, job.notice_s)
+        self.jobs.remaining_J[row] = job.remaining_iterations
+        self.jobs.held_J[row] = job.current_num_gpus
+        self.jobs.stalled_until_J[row] = job.stalled_until_s
+        self.jobs.deadline_J[row] = job.deadline_s
+        self.schedules.count_J[row] = 0
+        self.job_ids.append(job.job_id)
+        self.num_jobs += 1
+        return row
+
+    def pop(self) -> None:
+        """Remove the last row."""
+        self.job_ids.pop()
+        self.num_jobs -= 1
+
+    def schedule(self, row: int) -> Schedule:
+        """The schedule of a row."""
+        return schedule_of(self.schedules, row)
+
+    def write_schedule(self, row: int, schedule: Sequence[float]) -> None:
+        """Store a schedule for a row: start_s, end_s, num_gpus of each segment."""
+        write_schedule(self.schedules, row, schedule)
+
+    def _grow(self, num_levels: int) -> None:
+        """Double the rows, and make space for `num_levels` levels."""
+        num_rows = max(2 * self.jobs.remaining_J.shape[0], 8)
+        self.jobs = with_room(self.jobs, num_rows, max(num_levels, self.jobs.levels_JL.shape[1]))
+        self.schedules = with_rows(self.schedules, num_rows)
+
+
+def schedule_of(schedules: Schedules, row: int) -> Schedule:
+    """The schedule of a row, segment by segment."""
+    starts, ends, num_gpus, count = schedules
+    return tuple(
+        ShareSegment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k]))
+        for k in range(count[row])
+    )
+
+
+def with_room(jobs: Jobs, num_rows: int, num_levels: int) -> Jobs:
+    """The same rows, with capacity for more rows and levels."""
+    larger = empty_jobs(num_rows, num_levels)
+    for new, old in zip(larger, jobs, strict=True):
+        new[tuple(slice(0, size) for size in old.shape)] = old
+    return larger
+
+
+def with_rows(schedules: Schedules, num_rows: int) -> Schedules:
+    """The same schedules, with capacity for more rows."""
+    larger = empty_schedules(num_rows)
+    for new, old in zip(larger, schedules, strict=True):
+        new[: len(old)] = old
+    return larger
+
+
+def empty_jobs(num_rows: int, num_levels: int) -> Jobs:
+    """Capacity for `num_rows` rows."""
+    shape = (num_rows, num_levels)
+    return Jobs(
+        np.empty(shape, np.int64),
+        np.empty(shape),
+        np.empty(shape),
+        np.zeros(num_rows, np.int64),
+        np.zeros(num_rows),
+        np.zeros(num_rows, np.int64),
+        np.full(num_rows, -np.inf),
+        np.full(num_rows, np.inf),
+        np.empty(shape),
+    )
+
+
+def write_levels(
+    jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float
+) -> None:
+    """Store the useful levels of a curve, the resize cost of each, and what failures may cost."""
+    levels = curve.derived(_levels, cost, reserve_nodes, notice_s)
+    count = jobs.num_levels_J[row] = len(levels.num_gpus_L)
+    jobs.levels_JL[row, :count] = levels.num_gpus_L
+    jobs.rates_JL[row, :count] = levels.rates_L
+    jobs.costs_JL[row, :count] = levels.costs_L
+    jobs.lost_JL[row, :count] = levels.lost_L
+
+
+@compiled
+def copy_rows(
+    jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedules: Schedules, rows: Integers
+) -> None:
+    """Copy these rows of the other arrays to the first rows, in this order."""
+    for new in range(rows.shape[0]):
+        old = rows[new]
+        levels = jobs.num_levels_J[new] = other_jobs.num_levels_J[old]
+        jobs.levels_JL[new, :levels] = other_jobs.levels_JL[old, :levels]
+        jobs.rates_JL[new, :levels] = other_jobs.rates_JL[old, :levels]
+        jobs.costs_JL[new, :levels] = other_jobs.costs_JL[old, :levels]
+        jobs.lost_JL[new, :levels] = other_jobs.lost_JL[old, :levels]
+        jobs.remaining_J[new] = other_jobs.remaining_J[old]
+        jobs.held_J[new] = other_jobs.held_J[old]
+        jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
+        jobs.deadline_J[new] = other_jobs.deadline_J[old]
+        copy_schedule(schedules, new, other_schedules, old)
+
+
+class Levels(NamedTuple):
+    """The levels of one job: GPUs, iterations/s, seconds of a resize to it, iterations that failures may cost."""
+
+    num_gpus_L: Integers
+    rates_L: Floats
+    costs_L: Floats
+    lost_L: Floats
+
+
+def levels_of(job: SchedulableJob) -> Levels:
+    """The useful levels of the curve of a job."""
+    return job.curve.derived(_levels, job.resize_cost, job.reserve_nodes, job.notice_s)
+
+
+def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float) -> Levels:
+    """Each failure costs one stop; the worst case is the level with the longest stop among those up to each level."""
+    rates_L = np.array([curve.rate_by_num_gpus[level] for level in curve.levels])
+    costs_L = np.array([cost.seconds(level) for level in curve.levels])
+    lost_L = reserve_nodes * np.maximum.accumulate(rates_L * (costs_L + notice_s))
+    return Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L)
+
+
+def write_schedule(schedules: Schedules, row: int, numbers: Sequence[float]) -> None:
+    """Store start_s, end_s, num_gpus of each segment; a schedule with too many segments is stored as empty."""
+    count = len(numbers) // 3 if len(numbers) <= 3 * MAX_SEGMENTS else 0
+    schedules.count_J[row] = count
+    for segment in range(count):
+        schedules.start_JM[row, segment] = numbers[3 * segment]
+        schedules.end_JM[row, segment] = numbers[3 * segment + 1]
+        schedules.num_gpus_JM[row, segment] = numbers[3 * segment + 2]

@@ -1,0 +1,250 @@
+"""The live jobs of a pool as rows of arrays, updated incrementally.
+
+A row is written again only if its job changed: with a thousand jobs, three of them changed, a decision costs three rows
+and one copy.
+"""
+
+import zlib
+from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
+
+import numpy as np
+from immutables import Map
+
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.share_schedule import ShareSchedule
+from elasticflow.shared.scheduling.availability.availability_profile import Schedules, empty_schedules
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
+from elasticflow.shared.scheduling.compiled.compile import Flags, Integers
+from elasticflow.shared.scheduling.jobs.job_table import (
+    JobTable,
+    copy_rows,
+    empty_jobs,
+    with_room,
+    with_rows,
+    write_levels,
+    write_schedule,
+)
+from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
+from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    KnownCurves,
+    held_num_gpus,
+    known_curve,
+    progress_rate,
+    resize_cost,
+    stalled_until_s,
+)
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
+
+_SPARE_ROWS = 8  # for arriving jobs
+OVERDUE_S = 1.0  # of work that an overdue job is assumed to need
+_unaffected_by_progress = attrgetter(  # fields that a report of progress does not change
+    "spec",
+    "phase",
+    "deadline_s",
+    "gpus",
+    "started_at_s",
+    "placed_at_s",
+    "broken",
+    "has_outdated_spec",
+    "planned_share",
+    "speed",
+)
+_ROUNDING = 1e-12  # of the iterations of a job: less remaining work is rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJobTable:
+    """The jobs with a known curve, and their curves, by row; promised and other rows apart."""
+
+    table: JobTable
+    listed: tuple[Job, ...]
+    curves: tuple[ScalingCurve, ...]
+    promised: Integers
+    others: Integers
+
+
+class LiveJobRows:
+    """A cache for the pure functions: its answers depend on the state and the instant only.
+
+    A job that did not change is the same object in the next state, so that its slot is found by identity.
+    """
+
+    def __init__(self, known: KnownCurves | None = None) -> None:
+        self._known = KnownCurves() if known is None else known
+        self._config: PoolConfig | None = None
+        self._num_gpus = 0
+        self._cost: ResizeCost = FREE
+        self._forget()
+
+    def table(self, state: PoolState, now_s: float) -> LiveJobTable:
+        """The table of all admitted jobs at an instant; the caller owns its arrays."""
+        num_gpus, cost = state.num_gpus, resize_cost(state)
+        if state.config is not self._config or num_gpus != self._num_gpus or cost != self._cost:
+            self._forget()
+            self._config, self._num_gpus, self._cost = state.config, num_gpus, cost
+        elif len(self._slots) > 2 * len(state.live_jobs) + 64:
+            self._forget()
+        if state.curves is not self._all_measured:
+            self._forget_measured(state.curves)
+        slots = self._slots_of(state)
+        slots = slots[self._counts[slots]]
+        # the order of the map must not matter
+        return self._gather(slots[np.lexsort((self._ties[slots], self._arrays.deadline_J[slots]))], now_s)
+
+    def _slots_of(self, state: PoolState) -> Integers:
+        """The slots of all jobs; a changed job is written again, completely or only its progress."""
+        jobs = list(state.live_jobs.values())
+        found = [self._slot_of_object.get(id(job)) for job in jobs]
+        if None not in found:
+            return np.array(found, np.int64)
+        slots, reported, progressed = list[int](), list[int](), list[Job]()
+        for job, slot in zip(jobs, found, strict=True):
+            if slot is None:
+                slot = self._slots.get(job.job_id)
+                if slot is not None and self._unaffected_by_progress[slot] == _unaffected_by_progress(job):
+                    reported.append(slot)
+                    progressed.append(job)
+                else:
+                    slot = self._write(state, job)
+            slots.append(slot)
+        self._write_progress(reported, progressed)
+        return np.array(slots, np.int64)
+
+    def _write_progress(self, slots: list[int], jobs: list[Job]) -> None:
+        for slot, job in zip(slots, jobs, strict=True):
+            self._replace(slot, job)
+        rows = np.array(slots, np.int64)
+        self._left[rows] = self._iterations[rows] - np.array([job.iteration for job in jobs])
+        self._progressed_at[rows] = np.array([job.progressed_at_s for job in jobs])
+        reported = [inf if (rate := job.iterations_per_s) is None else rate for job in jobs]
+        self._rates[rows] = np.minimum(self._curve_rates[rows], np.array(reported))
+
+    def _replace(self, slot: int, job: Job) -> Job:
+        """Store the new object of a job in its slot; return the old one."""
+        before, self._jobs_of[slot] = self._jobs_of[slot], job
+        self._slot_of_object.pop(id(before), None)
+        self._slot_of_object[id(job)] = slot
+        return before
+
+    def _gather(self, slots: Integers, now_s: float) -> LiveJobTable:
+        assert self._config is not None
+        num_rows = len(slots)
+        num_levels = int(self._arrays.num_levels_J[slots].max(initial=1))
+        jobs = empty_jobs(num_rows + _SPARE_ROWS, num_levels)
+        schedules = empty_schedules(num_rows + _SPARE_ROWS)
+        copy_rows(jobs, schedules, self._arrays, self._schedules, slots)
+        since_s = np.clip(now_s - self._progressed_at[slots], 0.0, self._config.progress_timeout_s)
+        left = self._left[slots] - self._rates[slots] * since_s
+        rounding = _ROUNDING * self._iterations[slots]
+        # a job that should have ended by now and did not: some more, and not planned anew for each iteration
+        overdue = np.maximum(1.0, OVERDUE_S * self._rates[slots])
+        jobs.remaining_J[:num_rows] = np.where(left > -rounding, np.maximum(left, rounding), overdue)
+        promised: Flags = self._promised[slots]
+        rows: list[int] = slots.tolist()
+        listed = tuple([self._jobs_of[slot] for slot in rows])
+        table = JobTable([job.job_id for job in listed], jobs, schedules)
+        return LiveJobTable(
+            table=table,
+            listed=listed,
+            curves=tuple([curve for slot in rows if (curve := self._curves[slot])]),
+            promised=np.flatnonzero(promised),
+            others=np.flatnonzero(~promised),
+        )
+
+    def _write(self, state: PoolState, job: Job) -> int:
+        """Write one row, in a new slot if the job has none; return the slot."""
+        slot = self._slots.get(job.job_id)
+        if slot is None:
+            slot = self._add(job)
+        before, spec = self._replace(slot, job), spec_of(job)
+        self._counts[slot], self._unaffected_by_progress[slot] = False, None
+        if job.phase is not Phase.ADMITTED:  # what a promise asks of its row is written once there is one
+            self._curves[slot] = None
+            return slot
+        curve, key = self._curves[slot], spec.profile_key
+        measured = state.curves.get(key)
+        if measured is not self._measured[slot] or job.speed is not before.speed or curve is None:
+            curve = self._write_curve(state, job, slot)
+            self._curve_keys[slot], self._measured[slot] = key, measured
+        if curve is None:
+            return slot
+        self._counts[slot], self._unaffected_by_progress[slot] = True, _unaffected_by_progress(job)
+        arrays = self._arrays
+        self._iterations[slot] = spec.max_iterations
+        self._left[slot] = spec.max_iterations - job.iteration
+        self._curve_rates[slot] = curve.throughput(len(job.gpus)) if job.training else 0.0
+        self._rates[slot] = progress_rate(job, curve)
+        self._progressed_at[slot] = job.progressed_at_s
+        arrays.held_J[slot] = held_num_gpus(job)
+        arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
+        promised = self._promised[slot] = job.promised
+        arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if promised else np.inf
+        planned = job.planned_share if promised else ()
+        if planned is not self._planned[slot]:
+            write_schedule(self._schedules, slot, planned)
+            self._planned[slot] = planned
+        return slot
+
+    def _add(self, job: Job) -> int:
+        slot = self._slots[job.job_id] = len(self._slots)
+        self._jobs_of.append(job)
+        self._curve_keys.append("")
+        self._measured.append(None)
+        self._curves.append(None)
+        self._planned.append(None)
+        self._unaffected_by_progress.append(None)
+        if slot == len(self._left):
+            self._grow()
+        self._ties[slot] = zlib.crc32(job.job_id.encode())
+        return slot
+
+    def _write_curve(self, state: PoolState, job: Job, slot: int) -> ScalingCurve | None:
+        curve = known_curve(state, spec_of(job), job.speed, self._known)
+        self._curves[slot] = curve
+        if curve is not None:
+            if len(curve.levels) > self._arrays.levels_JL.shape[1]:
+                self._arrays = with_room(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
+            reserve_nodes = state.config.reserve_nodes if job.promised else 0
+            notice_s = state.config.heartbeat_timeout_s
+            write_levels(self._arrays, slot, curve, self._cost, reserve_nodes, notice_s)
+        return curve
+
+    def _forget(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._slot_of_object: dict[int, int] = {}  # by identity; `_jobs_of` keeps the object alive
+        self._all_measured: Map[str, MeasuredCurve] | None = None
+        self._jobs_of: list[Job] = []
+        self._curve_keys: list[str] = []
+        self._measured: list[MeasuredCurve | None] = []
+        self._curves: list[ScalingCurve | None] = []
+        self._planned: list[ShareSchedule | None] = []
+        self._unaffected_by_progress: list[object] = []
+        self._arrays: Jobs = empty_jobs(64, 8)
+        self._schedules: Schedules = empty_schedules(64)
+        self._left, self._iterations = np.zeros(64), np.zeros(64)
+        self._rates, self._curve_rates, self._progressed_at = np.zeros(64), np.zeros(64), np.zeros(64)
+        self._ties, self._promised = np.zeros(64, np.int64), np.zeros(64, np.bool_)
+        self._counts = np.zeros(64, np.bool_)
+
+    def _forget_measured(self, curves: Map[str, MeasuredCurve]) -> None:
+        """Write the rows of jobs whose curve was measured again."""
+        self._all_measured = curves
+        for slot, job in enumerate(self._jobs_of):
+            if curves.get(self._curve_keys[slot]) is not self._measured[slot]:
+                self._slot_of_object.pop(id(job), None)
+                self._unaffected_by_progress[slot] = None
+
+    def _grow(self) -> None:
+        """Double the rows."""
+        num_rows = 2 * len(self._left)
+        self._arrays = with_room(self._arrays, num_rows, self._arrays.levels_JL.shape[1])
+        self._schedules = with_rows(self._schedules, num_rows)
+        single = ("_left", "_iterations", "_rates", "_curve_rates", "_progressed_at")
+        for name in (*single, "_ties", "_promised", "_counts"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate((old, np.zeros_like(old))))

@@ -1,0 +1,132 @@
+"""The scaling curve: throughput of a job on 1, 2, 4, ... GPUs.
+
+Axis: L = measured levels (numbers of GPUs, powers of two). A curve may fall, need not be concave, and may lack
+levels:
+small ones for memory, large ones for batch size.
+Source: ElasticFlow, section 4.1.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+_MAX_BITS = 24  # of a number of GPUs
+MAX_DERIVED = 64  # tables that are kept with one curve
+
+Derived = TypeVar("Derived")
+
+
+@dataclass(frozen=True)  # not slotted: derived tables are cached properties
+class ScalingCurve:
+    """Iterations/s at each level, for one job at its global batch size. Raises ValueError for invalid levels or
+    rates.
+    """
+
+    num_gpus_L: tuple[int, ...]
+    iterations_per_s_L: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.num_gpus_L) != len(self.iterations_per_s_L):
+            raise ValueError("a scaling curve needs one throughput for each number of GPUs")
+        if any(level < 1 or level & (level - 1) for level in self.num_gpus_L):
+            raise ValueError(f"levels must be powers of two: {self.num_gpus_L}")
+        if any(low >= high for low, high in zip(self.num_gpus_L, self.num_gpus_L[1:], strict=False)):
+            raise ValueError(f"levels must increase: {self.num_gpus_L}")
+        if any(not math.isfinite(rate) or rate < 0 for rate in self.iterations_per_s_L):
+            raise ValueError(f"throughputs must be finite and not negative: {self.iterations_per_s_L}")
+        if not any(rate > 0 for rate in self.iterations_per_s_L):
+            raise ValueError("a scaling curve needs a level at which the job makes progress")
+
+    def throughput(self, num_gpus: int) -> float:
+        """Iterations/s; 0 without GPUs and at a level that was not measured."""
+        return self.rate_by_num_gpus.get(num_gpus, 0.0)
+
+    @property
+    def max_useful_gpus(self) -> int:
+        """The level with the highest throughput."""
+        return self.levels[-1]
+
+    def least_gpu_seconds(self, iterations: float, window_s: float) -> float:
+        """Lower bound on the GPU-seconds of `iterations` within `window_s`; inf if no level is fast enough.
+
+        Any mix of levels, with free changes, lies on or above the convex hull of (throughput, GPUs), and slower is
+        cheaper. The bound is therefore the hull at the slowest rate that is fast enough.
+        """
+        if math.isinf(window_s):
+            rate, num_gpus = self._hull[1]
+            return iterations * num_gpus / rate
+        if iterations <= 0:
+            return 0.0
+        needed = iterations / window_s if window_s > 0 else math.inf
+        for (low, gpus_low), (high, gpus_high) in zip(self._hull, self._hull[1:], strict=False):
+            if needed <= high:
+                return window_s * (gpus_low + (gpus_high - gpus_low) * (needed - low) / (high - low))
+        return math.inf
+
+    def derived(self, function: Callable[..., Derived], *arguments: Hashable) -> Derived:
+        """What a pure function makes of this curve and arguments that seldom change; kept with the curve."""
+        key = function, arguments
+        if key not in self._derived:
+            if len(self._derived) >= MAX_DERIVED:
+                self._derived.clear()
+            self._derived[key] = function(self, *arguments)
+        derived: Derived = self._derived[key]
+        return derived
+
+    @cached_property
+    def _derived(self) -> dict[Hashable, Any]:
+        return {}
+
+    @cached_property
+    def rate_by_num_gpus(self) -> Mapping[int, float]:
+        """Iterations/s by level."""
+        return dict(zip(self.num_gpus_L, self.iterations_per_s_L, strict=True))
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """The useful levels, ascending: those of the rising curve."""
+        return self._rising.num_gpus_L
+
+    @cached_property
+    def level_by_bits(self) -> Mapping[int, tuple[int, ...]]:
+        """By cap: the largest level <= min(cap, n) at the bit length of n (levels are powers of two)."""
+        return {
+            cap: tuple(
+                max(
+                    (level for level in self.levels if level <= cap and level.bit_length() <= bits), default=0
+                )
+                for bits in range(_MAX_BITS)
+            )
+            for cap in self.levels
+        }
+
+    @cached_property
+    def next_level(self) -> Mapping[int, int]:
+        """The level above each level except the last; above 0 the first."""
+        return dict(zip((0, *self.levels), self.levels, strict=False))
+
+    @cached_property
+    def _rising(self) -> "ScalingCurve":
+        best, kept = 0.0, list[tuple[int, float]]()
+        for level, rate in zip(self.num_gpus_L, self.iterations_per_s_L, strict=True):
+            if rate > best:
+                best = rate
+                kept.append((level, rate))
+        return ScalingCurve(tuple(level for level, _ in kept), tuple(rate for _, rate in kept))
+
+    @cached_property
+    def _hull(self) -> tuple[tuple[float, int], ...]:
+        """Lower convex hull of (throughput, GPUs) from (0, 0), by falling throughput per added GPU."""
+        hull: list[tuple[float, int]] = [(0.0, 0)]
+        rising = self._rising
+        for rate, level in zip(rising.iterations_per_s_L, rising.num_gpus_L, strict=True):
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], (rate, level)):
+                hull.pop()
+            hull.append((rate, level))
+        return tuple(hull)
+
+
+def _slope(a: tuple[float, int], b: tuple[float, int]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])

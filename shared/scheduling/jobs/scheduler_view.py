@@ -1,0 +1,151 @@
+"""The pool as all planners see it at one instant: curves to count on, remaining work, held shares.
+
+Admission, allocator and placement use these functions, so that the allocator plans what admission promises.
+"""
+
+import math
+
+from immutables import Map
+
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.scheduling.jobs.confidence import confidence_factor
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.node import NodeState
+from elasticflow.shared.state.pool import PoolState, largest_level
+from elasticflow.shared.state.statistics import NO_SPEEDS, SpeedStatistics
+
+MAX_KNOWN_CURVES = 4096
+WORTHWHILE_SPEEDUP = 1.1  # profiling stops at a doubling that gains less
+
+
+def next_level(state: PoolState, spec: JobSpec) -> int:
+    """The next number of GPUs to profile, even beyond the size of the pool; 0 where more GPUs would not help or are
+    not allowed.
+    """
+    measured = state.curves.get(spec.profile_key)
+    level, slower = spec.gpu_range.least, 0.0
+    while level <= spec.global_batch_size and spec.gpu_range.allows(level):
+        rate = measured.iterations_per_s.get(level) if measured is not None else None
+        if rate is None:
+            return level
+        if slower and rate < WORTHWHILE_SPEEDUP * slower:
+            return 0
+        level, slower = 2 * level, rate
+    return 0
+
+
+def profile_known(state: PoolState, spec: JobSpec) -> bool:
+    """Whether the scaling curve of the job is completely profiled."""
+    measured = state.curves.get(spec.profile_key)
+    return measured is not None and measured.complete
+
+
+class KnownCurves:
+    """The scaling curves that were built of measured points, so that equal points give the same curve."""
+
+    def __init__(self) -> None:
+        self._curves: dict[tuple[tuple[tuple[int, float], ...], float], ScalingCurve | None] = {}
+
+    def curve(self, points: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve | None:
+        """The part `factor` of measured iterations/s by number of GPUs."""
+        key = points, factor
+        if key not in self._curves:
+            if len(self._curves) >= MAX_KNOWN_CURVES:
+                self._curves.clear()
+            self._curves[key] = _curve(points, factor)
+        return self._curves[key]
+
+
+def known_curve(
+    state: PoolState, spec: JobSpec, own: SpeedStatistics = NO_SPEEDS, curves: KnownCurves | None = None
+) -> ScalingCurve | None:
+    """The scaling curve to count on: measured, less the margin. None if it is unknown or the job runs nowhere here.
+
+    own: reported speeds of the job itself.
+    """
+    if not profile_known(state, spec):
+        return None
+    measured = state.curves[spec.profile_key]
+    most = largest_level(state, spec)
+    points = tuple(sorted((n, rate) for n, rate in measured.iterations_per_s.items() if n <= most))
+    factor = confidence_factor(state.config, measured.speed, own)
+    return _curve(points, factor) if curves is None else curves.curve(points, factor)
+
+
+def _curve(points: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve | None:
+    usable = [(n, rate * factor) for n, rate in points if rate > 0 and n & (n - 1) == 0 and n > 0]
+    if not usable or factor <= 0:
+        return None
+    return ScalingCurve(tuple(n for n, _ in usable), tuple(rate for _, rate in usable))
+
+
+def iteration_at(job: Job, curve: ScalingCurve, now_s: float, timeout_s: float) -> float:
+    """The estimated iteration: the last report, extrapolated at the cautious speed for at most `timeout_s`."""
+    return job.iteration + progress_rate(job, curve) * min(max(now_s - job.progressed_at_s, 0.0), timeout_s)
+
+
+def progress_rate(job: Job, curve: ScalingCurve) -> float:
+    """Iterations/s to assume without a report: the reported speed, if that is less than the curve."""
+    if not job.training:
+        return 0.0
+    rate = curve.throughput(len(job.gpus))
+    return rate if job.iterations_per_s is None else min(rate, job.iterations_per_s)
+
+
+def held_num_gpus(job: Job) -> int:
+    """GPUs on which the job can continue; a decided share that does not train yet counts as held."""
+    return 0 if job.broken or job.has_outdated_spec else len(job.gpus)
+
+
+def stalled_until_s(job: Job, cost: ResizeCost) -> float:
+    """When the start of the current generation is expected to end, if it does not train yet; else -inf."""
+    held = held_num_gpus(job)
+    return job.placed_at_s + cost.seconds(held) if held and not job.training else -math.inf
+
+
+def arriving_job(
+    state: PoolState, job_id: str, spec: JobSpec, curve: ScalingCurve, deadline_s: float | None
+) -> SchedulableJob:
+    """A job that asks for admission."""
+    return SchedulableJob(
+        job_id=job_id,
+        curve=curve,
+        remaining_iterations=float(spec.max_iterations),
+        deadline_s=planned_deadline_s(state, deadline_s),
+        resize_cost=resize_cost(state),
+        reserve_nodes=state.config.reserve_nodes,
+        notice_s=state.config.heartbeat_timeout_s,
+    )
+
+
+def promisable_gpus(state: PoolState) -> tuple[int, ...]:
+    """Numbers of GPUs to promise: with the whole reserve kept back, then with one node less of it, at last with none.
+
+    A reserve of r nodes leaves the GPUs that remain if the r largest nodes are down; nodes that are down count as
+    part of
+    the reserve. So the first number does not shrink while at most r nodes are down, nor when they return.
+    """
+    return promisable_gpus_of(state.nodes, state.config.reserve_nodes)
+
+
+def promisable_gpus_of(nodes: Map[str, NodeState], reserve_nodes: int) -> tuple[int, ...]:
+    """The same for these nodes."""
+    sizes = sorted((node.num_gpus for node in nodes.values() if not node.left), reverse=True)
+    there = sum(node.num_gpus for node in nodes.values() if node.alive)
+    return tuple(dict.fromkeys(min(sum(sizes[k:]), there) for k in range(reserve_nodes, -1, -1)))
+
+
+def resize_cost(state: PoolState) -> ResizeCost:
+    """Seconds without progress at a change of share.
+
+    As configured by number of GPUs; else the configured number, or the observed start cost if that is larger.
+    """
+    config = state.config
+    by_num_gpus = sorted(config.resize_cost_s_by_num_gpus.items())
+    if not by_num_gpus:
+        return ResizeCost.flat(max(config.resize_cost_s, state.start_cost_s))
+    return ResizeCost(*zip(*by_num_gpus, strict=True))

@@ -1,0 +1,48 @@
+"""The planning cache: what successive decisions of one policy instance compute again and again.
+
+A policy instance owns one `PlanningCache`; no module keeps values between decisions. Each entry is keyed by everything
+that it depends on, so that a decision with an empty cache is the same (tests/properties/test_planning_cache.py,
+docs/adr/0033).
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, TypeVarTuple
+
+from elasticflow.shared.frozen_values import is_same
+from elasticflow.shared.scheduling.jobs.live_jobs import LiveJobRows
+from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves
+from elasticflow.shared.scheduling.placement.gpu_positions import LastPositions
+from elasticflow.shared.scheduling.placement.topology import Topology
+
+Arguments = TypeVarTuple("Arguments")
+Answer = TypeVar("Answer")
+
+
+class PlanningCache:
+    """Rows of live jobs, their curves, the last placement, and the last results of pure functions.
+
+    Several policies that decide in turn on one ledger may share it, as in a simulation.
+    """
+
+    def __init__(self) -> None:
+        self.curves = KnownCurves()
+        self.rows = LiveJobRows(self.curves)
+        self._positions: LastPositions | None = None
+        self._last: dict[Callable[..., Any], tuple[tuple[object, ...], Any]] = {}
+
+    def last(self, function: Callable[[*Arguments], Answer], *arguments: *Arguments) -> Answer:
+        """The result of a pure function, computed again unless the arguments equal those of the last call.
+
+        Objects are compared by identity, numbers by value.
+        """
+        known = self._last.get(function)
+        if known is None or not all(map(is_same, arguments, known[0])):
+            known = self._last[function] = arguments, function(*arguments)
+        answer: Answer = known[1]
+        return answer
+
+    def last_positions(self, topology: Topology) -> LastPositions:
+        """The last placement on this topology, and its buddy blocks."""
+        if self._positions is None or self._positions.topology != topology:
+            self._positions = LastPositions(topology)
+        return self._positions

@@ -1,0 +1,198 @@
+"""The fold of admission's decisions and of the pool's configuration. Part of `ledger_fold`."""
+
+from dataclasses import replace
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
+from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
+from elasticflow.shared.state.fold.profiles import configured_curves, with_range
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState, QuoteReservation, Usage, spec_of
+
+MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more may exist
+
+
+def configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
+    state = fast_replace(configured_curves(state, event), config=event.config, configured=True)
+    return scheduling_event(state, sequence)
+
+
+def accepted(
+    state: PoolState, event: events.ProfileRequested | events.JobAdmitted, sequence: int
+) -> PoolState:
+    known = state.job(event.job_id)
+    profiling = isinstance(event, events.ProfileRequested)
+    was_waiting = known is not None and known.phase is Phase.PROFILING and not profiling
+    if known is not None and not was_waiting and not is_resubmission(known, event):
+        return state
+    job = Job(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=event.spec,
+        phase=Phase.PROFILING if profiling else Phase.ADMITTED,
+        decided_at_s=event.at_s,
+        decided_sequence=sequence,
+        deadline_s=event.deadline_s,
+        least_gpu_seconds=0.0 if isinstance(event, events.ProfileRequested) else event.least_gpu_seconds,
+        profile_only=isinstance(event, events.ProfileRequested) and event.profile_only,
+        minimum_satisfactory_share=() if profiling else event.minimum_satisfactory_share,
+        planned_share=() if profiling else event.minimum_satisfactory_share,
+    )
+    if known is not None:  # remaining workers of a profiling run are fenced like any older generation
+        job = fast_replace(
+            job,
+            num_gpus=known.num_gpus,
+            generation=known.generation,
+            rejected_generation=known.rejected_generation if known.live else known.generation,
+            gpus=known.gpus,
+            placed_at_s=known.placed_at_s,
+            stopping=known.stopping,
+            broken=bool(known.gpus),
+        )
+    if not profiling:
+        used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds)
+        state = with_usage(with_replanned(without_quote(state, event.job_id), event), event.tenant, used)
+        state = with_demand(state, event)
+    if known is not None and not known.live:
+        state = fast_replace(state, ended_jobs=state.ended_jobs.delete(event.job_id))
+    if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
+        state = without_share(state, event.job_id)
+    return scheduling_event(with_job(with_range(state, event.spec), job), sequence)
+
+
+def is_resubmission(
+    known: Job,
+    other: SubmitJob | ProfileJob | events.ProfileRequested | events.JobAdmitted | events.JobRejected,
+) -> bool:
+    """Another job under the id of a rejected one: a rejection is final, so admission decides on the other job anew."""
+    return known.phase is Phase.REJECTED and (known.spec, known.tenant) != (other.spec, other.tenant)
+
+
+def without_share(state: PoolState, job_id: str) -> PoolState:
+    """Remove the share of a rejected job of this id: the last allocation gave it for that job's profiling run."""
+    shares = {name: num_gpus for name, num_gpus in state.num_gpus_by_job.items() if name != job_id}
+    return fast_replace(state, num_gpus_by_job=shares)
+
+
+def quote_reserved(state: PoolState, event: events.QuoteReserved, sequence: int) -> PoolState:
+    """Add the reservation and drop expired ones, so that at most those of the longest reservation time are kept."""
+    quote = QuoteReservation(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=event.spec,
+        deadline_s=event.deadline_s,
+        schedule=event.schedule,
+        gpu_seconds=event.gpu_seconds,
+        at_s=event.at_s,
+        until_s=event.until_s,
+    )
+    quotes = state.quote_reservations
+    for job_id, other in state.quote_reservations.items():
+        if other.until_s <= event.at_s:
+            quotes = quotes.delete(job_id)
+    state = with_range(with_replanned(state, event), event.spec)
+    state = fast_replace(state, quote_reservations=quotes.set(event.job_id, quote))
+    return scheduling_event(state, sequence)
+
+
+def without_quote(state: PoolState, job_id: str) -> PoolState:
+    """Remove the reservation of a submitted job: its schedule now belongs to the job."""
+    if job_id not in state.quote_reservations:
+        return state
+    return fast_replace(state, quote_reservations=state.quote_reservations.delete(job_id))
+
+
+def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int) -> PoolState:
+    """Workers learn of another number of iterations in their next generation, which placement starts at once."""
+    if job.phase is not Phase.ADMITTED:
+        return state
+    spec = spec_of(job)
+    if event.max_iterations != spec.max_iterations:
+        job = fast_replace(
+            job,
+            spec=replace(spec, max_iterations=event.max_iterations),
+            submitted_spec=job.submitted_spec or spec,
+            has_outdated_spec=bool(job.gpus),
+        )
+    job = fast_replace(
+        job,
+        deadline_s=event.deadline_s,
+        minimum_satisfactory_share=event.minimum_satisfactory_share,
+        planned_share=event.minimum_satisfactory_share,
+        at_risk=False,
+        earliest_deadline_s=None,
+    )
+    used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds, num_jobs=0)
+    state = with_usage(with_replanned(state, event), job.tenant, used)
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def with_replanned(
+    state: PoolState,
+    event: events.JobAdmitted | events.QuoteReserved | events.JobAmended | events.GpuLimitsSet,
+) -> PoolState:
+    if not event.replanned:
+        return state
+    live_jobs = state.live_jobs.mutate()
+    for job_id, schedule in event.replanned.items():
+        other = live_jobs.get(job_id)
+        if other is not None:
+            live_jobs[job_id] = fast_replace(other, planned_share=schedule)
+    return fast_replace(state, live_jobs=live_jobs.finish())
+
+
+def with_usage(state: PoolState, tenant: str, newest: Usage) -> PoolState:
+    """Add what a promise uses of the tenant's quota.
+
+    Promises within one interval share an entry with the time of the last one. The interval is a minute, or longer in
+    proportion if the tenant's longest window exceeds a day. So at most 1,441 entries exist.
+    """
+    window_s = state.config.quota(tenant).longest_window_s
+    interval_s = window_s / MAX_USAGES
+    usage = state.usage.get(tenant, ())
+    num_old = next((n for n, used in enumerate(usage) if used.at_s > newest.at_s - window_s), len(usage))
+    if usage and newest.at_s // interval_s <= usage[-1].at_s // interval_s:
+        last = usage[-1]
+        newest = Usage(
+            at_s=max(last.at_s, newest.at_s),
+            gpu_seconds=last.gpu_seconds + newest.gpu_seconds,
+            num_jobs=last.num_jobs + newest.num_jobs,
+        )
+        usage = usage[:-1]
+    return fast_replace(state, usage=state.usage.set(tenant, (*usage[num_old:], newest)))
+
+
+def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
+    if not event.least_gpu_seconds:
+        return state
+    return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds))
+
+
+def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> PoolState:
+    known = state.job(event.job_id)
+    if event.reason == "duplicate":
+        return state
+    if known is not None and known.phase is not Phase.PROFILING and not is_resubmission(known, event):
+        return state
+    job = Job(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=event.spec,
+        phase=Phase.PROFILING,
+        decided_at_s=event.at_s,
+        decided_sequence=sequence,
+        deadline_s=event.deadline_s,
+        generation=known.generation if known else 0,
+        earliest_deadline_s=event.earliest_deadline_s,
+        offers=event.offers,
+        least_gpu_seconds=event.least_gpu_seconds,
+        stopping=all_stopping(state, known) if known else (),
+        rejection=event.reason,
+    )
+    state = with_demand(state, event)
+    after = ended(state, job, Phase.REJECTED, event.at_s, sequence, explanation=event.explanation)
+    if known is not None and known.live:
+        return after
+    # A job that was never live frees no GPUs: the allocator need not decide again.
+    return fast_replace(after, scheduling_event_sequence=state.scheduling_event_sequence)

@@ -1,0 +1,150 @@
+"""Steps that all parts of the fold share: change, end or break a job, and collect the workers it must wait for."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages.events import JobFinished
+from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold.profiles import with_speed
+from elasticflow.shared.state.job import Job, Phase, PreviousGeneration, StoppingWorkers, nodes_of
+from elasticflow.shared.state.pool import PoolState, spec_of
+
+# How much the state keeps of ended jobs (decision record 0010). The ledger and the jobs' logs keep everything.
+MAX_ENDED_JOBS = 10_000
+FORGET_AT_ONCE = 1_000
+MAX_TRACEBACK = 2_000  # characters, from its end
+MAX_EXPLANATION = 2_000
+
+
+def with_job(state: PoolState, job: Job) -> PoolState:
+    return fast_replace(state, live_jobs=state.live_jobs.set(job.job_id, job))
+
+
+def scheduling_event(state: PoolState, sequence: int) -> PoolState:
+    return fast_replace(state, scheduling_event_sequence=sequence)
+
+
+def may_report_end(job: Job, generation: int) -> bool:
+    """Whether a generation may report the job's end: while it runs, and while its replacement waits for its end.
+
+    Workers of a rejected job of the same id may not: they trained something else.
+    """
+    if 0 < generation <= job.rejected_generation:
+        return False
+    if job.previous_generation is not None and generation == job.previous_generation.generation:
+        return True
+    return generation == job.generation or any(s.generation == generation for s in job.stopping)
+
+
+def is_intact(job: Job, generation: int) -> bool:
+    """Whether this is the job's current generation, it is placed, and no loss of a worker of it is known."""
+    return generation == job.generation and bool(job.gpus) and not job.broken
+
+
+def is_outdated_finish(job: Job, finished: JobFinished) -> bool:
+    """Whether workers finished the iterations of an older spec: an amendment asks for more, so the job continues."""
+    return finished.condition == "max_iterations" and finished.iteration < spec_of(job).max_iterations
+
+
+def ended(
+    state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = ""
+) -> PoolState:
+    ended = fast_replace(
+        job,
+        phase=phase,
+        explanation=explanation[:MAX_EXPLANATION],
+        traceback=job.traceback[-MAX_TRACEBACK:],
+        ended_at_s=at_s,
+        num_gpus=0,
+        gpus=(),
+        reserved_gpus=(),
+        stopping=all_stopping(state, job),
+        previous_generation=None,
+    )
+    state = fast_replace(
+        with_speed(state, job),
+        live_jobs=state.live_jobs.delete(job.job_id) if job.job_id in state.live_jobs else state.live_jobs,
+        ended_jobs=state.ended_jobs.set(job.job_id, ended),
+        gpu_limits=state.gpu_limits.delete(job.job_id)
+        if job.job_id in state.gpu_limits
+        else state.gpu_limits,
+        scheduling_event_sequence=sequence,
+    )
+    return _without_the_oldest(state) if len(state.ended_jobs) > MAX_ENDED_JOBS + FORGET_AT_ONCE else state
+
+
+def _without_the_oldest(state: PoolState) -> PoolState:
+    """Forget the jobs that ended first, many at once; the ledger has them. Jobs with stopping workers stay."""
+    gone = sorted(
+        (job for job in state.ended_jobs.values() if not job.stopping),
+        key=lambda job: (job.ended_at_s or 0.0, job.job_id),
+    )[: len(state.ended_jobs) - MAX_ENDED_JOBS]
+    ended_jobs = state.ended_jobs.mutate()
+    for job in gone:
+        del ended_jobs[job.job_id]
+    return fast_replace(state, ended_jobs=ended_jobs.finish(), num_forgotten=state.num_forgotten + len(gone))
+
+
+def all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
+    """All workers that must end before the next generation starts. Lost nodes have none: they could not report."""
+    previous = job.previous_generation
+    of_previous = () if previous is None else workers_on(state, previous.generation, previous.gpus)
+    stopping = (*job.stopping, *of_previous, *workers_on(state, job.generation, job.gpus))
+    return tuple(dict.fromkeys(stopping))  # a broken job's current and previous generation may be the same
+
+
+def workers_on(state: PoolState, generation: int, gpus: Iterable[GpuId]) -> tuple[StoppingWorkers, ...]:
+    """The generation's workers on those nodes of these GPUs that are alive."""
+    return tuple(
+        StoppingWorkers(generation=generation, node_id=node_id)
+        for node_id in nodes_of(gpus)
+        if alive(state, node_id)
+    )
+
+
+def alive(state: PoolState, node_id: str) -> bool:
+    node = state.nodes.get(node_id)
+    return node is not None and node.alive
+
+
+def checkpointed(job: Job, iteration: int) -> Job:
+    """With a newer checkpoint, which is durable progress: it resets the restarts. A profiling run has none."""
+    if iteration <= job.checkpoint_iteration or job.phase is Phase.PROFILING:
+        return job
+    return fast_replace(job, checkpoint_iteration=iteration, restarts=0)
+
+
+def with_lost_workers(state: PoolState, job: Job, *, crashes: int, lost: frozenset[GpuId]) -> Job:
+    """The job with a broken generation: the workers on these GPUs are lost. Survivors keep all steps done."""
+    previous = state_holders(state, job)
+    if previous is not None:
+        all_lost = tuple(gpu for gpu in previous.gpus if gpu in lost or gpu in previous.lost)
+        previous = replace(previous, lost=all_lost)
+    survivors = previous is not None and bool(previous.surviving)
+    return fast_replace(
+        job,
+        broken=True,
+        previous_generation=previous if survivors else None,
+        started_at_s=None,
+        iteration=job.iteration if survivors else job.checkpoint_iteration,
+        iterations_per_s=None,
+        restarts=job.restarts + crashes,
+    )
+
+
+def with_waiting_workers(state: PoolState, job: Job) -> Job:
+    """The job with a broken generation of which no worker is lost: all of them wait for the next generation."""
+    job = with_lost_workers(state, job, crashes=0, lost=frozenset())
+    previous = job.previous_generation
+    return job if previous is None else fast_replace(job, previous_generation=replace(previous, waiting=True))
+
+
+def state_holders(state: PoolState, job: Job) -> PreviousGeneration | None:
+    """The generation whose workers hold the job's state in memory and can switch to the next one; None if none can."""
+    if job.previous_generation is not None or not state.config.stop_free:
+        return job.previous_generation
+    trains = job.started_at_s is not None and job.phase is Phase.ADMITTED and not job.has_outdated_spec
+    can_be_joined = spec_of(job).entry != TORCHRUN
+    return PreviousGeneration(generation=job.generation, gpus=job.gpus) if trains and can_be_joined else None

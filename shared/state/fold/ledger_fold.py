@@ -1,0 +1,179 @@
+"""The fold of the ledger: `evolve(state, message, sequence)` for the one state that all services share.
+
+Total and idempotent: an event that is late, repeated, of an older generation or about an unknown job or node
+changes nothing. No clock and no randomness: events carry their own times.
+"""
+
+from typing import assert_never
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.state.fold.admission import accepted, amended, configured, quote_reserved, rejected
+from elasticflow.shared.state.fold.gpu_limits import gpu_limits_cleared, gpu_limits_set, gpu_limits_yield
+from elasticflow.shared.state.fold.jobs import (
+    ended,
+    is_intact,
+    is_outdated_finish,
+    may_report_end,
+    scheduling_event,
+    with_job,
+)
+from elasticflow.shared.state.fold.nodes import node_joined, node_lost
+from elasticflow.shared.state.fold.plan import allocated, placed
+from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
+from elasticflow.shared.state.fold.workers import (
+    checkpoint_completed,
+    generation_started,
+    memory_exceeded,
+    progressed,
+    with_speed_ratio,
+    with_start_cost,
+    worker_crashed,
+    worker_lagged,
+    workers_gone_after_the_end,
+    workers_stopped,
+)
+from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.pool import PoolState
+
+FOLD = 10  # raise it when the same messages fold to another state: older snapshots are then not read
+
+
+def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
+    """The state after the ledger's message at this sequence. Messages up to state.sequence change nothing.
+
+    None stands for an unreadable message: only the sequence advances.
+    """
+    if sequence <= state.sequence:
+        return state
+    if message is None:
+        return fast_replace(state, sequence=sequence)
+    if not isinstance(message, PlanDecided):
+        return fast_replace(apply(state, message, sequence), sequence=sequence)
+    for event in message.events:
+        state = apply(state, event, sequence)
+    if message.service == "allocator":
+        state = fast_replace(state, allocation_based_on=message.based_on)
+    return fast_replace(state, sequence=sequence, plan_sequence=sequence)
+
+
+def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
+    """The state after one event, without the sequence numbers."""
+    match event:
+        case events.PoolConfigured():
+            return configured(state, event, sequence)
+        case events.ProfileRequested() | events.JobAdmitted():
+            return accepted(state, event, sequence)
+        case events.JobRejected():
+            return rejected(state, event, sequence)
+        case events.AllocationDecided():
+            return allocated(state, event)
+        case events.PlacementDecided():
+            return placed(state, event)
+        case events.ProfileCompleted():
+            return profile_completed(state, event)
+        case events.NodeJoined():
+            return node_joined(state, event, sequence)
+        case events.NodeLost():
+            return node_lost(state, event, sequence)
+        case events.QuoteReserved():
+            return quote_reserved(state, event, sequence)
+        case (
+            events.CancelRejected()
+            | events.QuoteRejected()
+            | events.AmendRejected()
+            | events.GpuLimitsRejected()
+            | events.CheckpointRejected()
+            | events.CheckpointUpToDate()
+        ):
+            return state
+        case events.ThroughputMeasured():
+            return throughput_measured(state, event, sequence)
+        case _:
+            return _of_a_job(state, event, sequence)
+
+
+def _of_a_job(
+    state: PoolState,
+    event: events.JobCancelled
+    | events.JobProfiled
+    | events.JobAmended
+    | events.GpuLimitsSet
+    | events.GpuLimitsCleared
+    | events.CheckpointRequested
+    | events.CheckpointWritten
+    | events.CheckpointFailed
+    | events.RendezvousOpened
+    | events.GenerationStarted
+    | events.WorkersStopped
+    | events.WorkerCrashed
+    | events.WorkerLagged
+    | events.MemoryExceeded
+    | events.JobProgressed
+    | events.JobFinished
+    | events.JobFailed
+    | events.JobAtRisk,
+    sequence: int,
+) -> PoolState:
+    job = state.live_jobs.get(event.job_id)
+    if job is None:
+        return workers_gone_after_the_end(state, event)
+    match event:
+        case events.JobCancelled():
+            return ended(state, job, Phase.CANCELLED, event.at_s, sequence, explanation=event.reason)
+        case events.JobProfiled():
+            return ended(state, job, Phase.PROFILED, event.at_s, sequence) if job.profile_only else state
+        case events.JobAmended():
+            return amended(state, job, event, sequence)
+        case events.GpuLimitsSet():
+            return gpu_limits_set(state, job, event, sequence)
+        case events.GpuLimitsCleared():
+            return gpu_limits_cleared(state, job, sequence)
+        case events.JobFailed():
+            if not may_report_end(job, event.generation):
+                return state
+            job = fast_replace(job, traceback=event.traceback)
+            return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)
+        case events.JobFinished():
+            if not may_report_end(job, event.generation) or job.phase is Phase.PROFILING:
+                return state
+            if job.submitted_spec is not None and is_outdated_finish(job, event):
+                return state
+            job = fast_replace(job, iteration=event.iteration, metrics=event.metrics)
+            return ended(state, job, Phase.FINISHED, event.at_s, sequence)
+        case events.CheckpointRequested():
+            return with_job(state, fast_replace(job, checkpoint_request=sequence))
+        case events.CheckpointWritten() | events.CheckpointFailed():
+            return with_job(state, checkpoint_completed(job, event))
+        case events.WorkersStopped():
+            return with_job(state, workers_stopped(job, event))
+        case events.WorkerCrashed():
+            return worker_crashed(state, job, event, sequence)
+        case events.WorkerLagged():
+            return worker_lagged(state, job, event)
+        case events.MemoryExceeded():
+            return memory_exceeded(state, job, event, sequence)
+        case events.RendezvousOpened():
+            if not is_intact(job, event.generation) or job.rendezvous:
+                return state
+            return with_job(state, fast_replace(job, rendezvous=event.address))
+        case events.GenerationStarted():
+            return with_job(with_start_cost(state, job, event), generation_started(state, job, event))
+        case events.JobProgressed():
+            after = progressed(job, event)
+            return state if after is job else with_speed_ratio(with_job(state, after), after, event, sequence)
+        case events.JobAtRisk():
+            if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
+                return state
+            if job.at_risk_since_s is not None and event.at_s <= job.at_risk_since_s:
+                return state  # repeated after its promise has changed
+            job = fast_replace(
+                job,
+                at_risk=True,
+                at_risk_since_s=event.at_s,
+                earliest_deadline_s=event.earliest_deadline_s,
+            )
+            return scheduling_event(with_job(gpu_limits_yield(state, event), job), sequence)
+        case _:
+            assert_never(event)

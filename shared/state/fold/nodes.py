@@ -1,0 +1,81 @@
+"""The fold of nodes that join and leave. Part of `ledger_fold`."""
+
+from dataclasses import replace
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
+from elasticflow.shared.state.node import NodeState
+from elasticflow.shared.state.pool import PoolState, with_nodes
+
+KEEP_LEFT_S = 3_600.0
+KEEP_LOST_S = 86_400.0
+MAX_EARLIER_INCARNATIONS = 8  # a join is repeated within minutes, if at all
+
+
+def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> PoolState:
+    known = state.nodes.get(event.node_id)
+    if known is not None and event.incarnation in (known.incarnation, *known.earlier_incarnations):
+        return state
+    if known is not None and known.alive:
+        state = without_workers_on(state, event.node_id)
+    earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
+    node = NodeState(
+        node_id=event.node_id,
+        incarnation=event.incarnation,
+        earlier_incarnations=earlier[:MAX_EARLIER_INCARNATIONS],
+        num_gpus=event.num_gpus,
+        device=event.device,
+        alive=True,
+        since_s=event.at_s,
+        sockets=event.sockets,
+        slow_gpus=known.slow_gpus if known is not None else (),
+        rack=event.rack,
+    )
+    state = with_nodes(state, state.nodes.set(event.node_id, node))
+    return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
+
+
+def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolState:
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    node = replace(node, alive=False, since_s=event.at_s, left=event.reason == "left")
+    state = with_nodes(state, state.nodes.set(event.node_id, node))
+    state = without_workers_on(state, event.node_id)
+    return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
+
+
+def without_departed_nodes(state: PoolState, now_s: float) -> PoolState:
+    """Forget nodes that left or were lost long ago and carry no live job: some clouds use each name only once.
+
+    A join repeated after that adds a node without heartbeats, which the monitor soon reports lost.
+    """
+    gone = {
+        node.node_id
+        for node in state.nodes.values()
+        if not node.alive and now_s - node.since_s > (KEEP_LEFT_S if node.left else KEEP_LOST_S)
+    }
+    for job in state.live_jobs.values() if gone else ():
+        gone.difference_update(job.nodes)
+    nodes = state.nodes.mutate()
+    for node_id in gone:
+        del nodes[node_id]
+    return with_nodes(state, nodes.finish()) if gone else state
+
+
+def without_workers_on(state: PoolState, node_id: str) -> PoolState:
+    for job in state.live_jobs.values():
+        if job.stopping:
+            job = fast_replace(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
+        if node_id in job.nodes:
+            previous_gpus = job.previous_generation.gpus if job.previous_generation is not None else ()
+            lost = frozenset(gpu for gpu in (*job.gpus, *previous_gpus) if gpu.node_id == node_id)
+            job = with_lost_workers(state, job, crashes=0, lost=lost)
+        state = with_job(state, job)
+    for job in state.ended_jobs.values():
+        if any(s.node_id == node_id for s in job.stopping):
+            stopping = tuple(s for s in job.stopping if s.node_id != node_id)
+            ended_jobs = state.ended_jobs.set(job.job_id, fast_replace(job, stopping=stopping))
+            state = fast_replace(state, ended_jobs=ended_jobs)
+    return state

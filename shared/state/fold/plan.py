@@ -1,0 +1,113 @@
+"""The fold of allocations and placements. Part of `ledger_fold`."""
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold.jobs import alive, all_stopping, state_holders, workers_on
+from elasticflow.shared.state.fold.profiles import probed
+from elasticflow.shared.state.job import Job, Phase, StoppingWorkers
+from elasticflow.shared.state.pool import PoolState, spec_of
+
+
+def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
+    """Change only the jobs whose share or schedule changes; the event may name thousands."""
+    before, after = state.num_gpus_by_job, event.num_gpus_by_job
+    resized = [job_id for job_id, num_gpus in after.items() if before.get(job_id) != num_gpus]
+    suspended = [job_id for job_id in before if job_id not in after]
+    live_jobs = state.live_jobs.mutate()
+    for job_id in {*resized, *suspended, *event.planned}:
+        job = live_jobs.get(job_id)
+        if job is not None:
+            num_gpus = after.get(job_id, 0)
+            live_jobs[job_id] = fast_replace(
+                job,
+                num_gpus=num_gpus,
+                reserved_gpus=job.reserved_gpus if num_gpus == job.num_gpus else (),
+                planned_share=event.planned.get(job_id, job.planned_share),
+            )
+    state = fast_replace(
+        state,
+        live_jobs=live_jobs.finish(),
+        num_gpus_by_job=after,
+        allocation_valid_until_s=event.valid_until_s,
+    )
+    probing = state.live_jobs.get(event.probes) if event.probes is not None else None
+    return state if probing is None else probed(state, probing, probing.num_gpus, event.at_s)
+
+
+def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:
+    live_jobs = state.live_jobs.mutate()
+    for placement in event.placements:
+        job = live_jobs.get(placement.job_id)
+        if job is not None and placement.generation > job.generation:
+            live_jobs[job.job_id] = _with_generation(state, job, placement, event)
+    return fast_replace(state, live_jobs=live_jobs.finish())
+
+
+def _with_generation(
+    state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided
+) -> Job:
+    alive_everywhere = all(alive(state, gpu.node_id) for gpu in placement.gpus)
+    switches = alive_everywhere and _switches(state, job, placement, decided)
+    return fast_replace(
+        job,
+        previous_generation=state_holders(state, job) if switches else None,
+        stopping=_stopping_despite_switch(state, job) if switches else all_stopping(state, job),
+        generation=placement.generation,
+        gpus=placement.gpus,
+        reserved_gpus=_kept_reserved_gpus(job, placement),
+        placed_at_s=decided.at_s,
+        started_at_s=None,
+        broken=not alive_everywhere,  # a node was lost after the decision
+        rendezvous="",
+        micro_batch_size=_micro_batch_size(state, job),
+        iterations_per_s=None,
+        at_risk=False,
+        earliest_deadline_s=None,
+        has_outdated_spec=False,
+    )
+
+
+def _kept_reserved_gpus(job: Job, placement: events.PlacedJob) -> tuple[GpuId, ...]:
+    """A job on a part of its share consists of survivors (decision record 0025).
+
+    The other GPUs stay reserved for the workers that replace the lost ones.
+    """
+    share = job.reserved_gpus or job.gpus
+    on_a_part = 0 < len(placement.gpus) < len(share) == job.num_gpus
+    return share if on_a_part and set(placement.gpus) <= set(share) else ()
+
+
+def _switches(
+    state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided
+) -> bool:
+    """Whether the workers that hold the job's state can switch to the next generation (decision record 0018).
+
+    Joining workers wait for GPUs that other jobs leave; leaving workers keep theirs until all joining ones are ready.
+    So a job that both takes and leaves GPUs must leave none to another job of this decision. Then jobs that take
+    GPUs wait for jobs that only leave some, these wait for none, and no cycle arises. Across decisions, later
+    ones wait for earlier ones.
+    """
+    previous = state_holders(state, job)
+    if previous is None or job.has_outdated_spec or not (job.training or job.broken):
+        return False  # a profiling run keeps no work: it breaks when its job is admitted
+    left = set(previous.surviving).difference(placement.gpus)
+    taken = set(placement.gpus).difference(previous.surviving)
+    others = (other for other in decided.placements if other.job_id != job.job_id)
+    if left and taken and any(not left.isdisjoint(other.gpus) for other in others):
+        return False
+    return bool(placement.gpus) and bool(previous.surviving)
+
+
+def _micro_batch_size(state: PoolState, job: Job) -> int:
+    """As found by earlier jobs of the profile. A job that has started keeps its own: its bits depend on it."""
+    if job.micro_batch_size is None or job.phase is Phase.PROFILING:
+        return state.micro_batch_sizes.get(spec_of(job).measured_key, 0)
+    return job.micro_batch_size
+
+
+def _stopping_despite_switch(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
+    """Also the joining workers of a current generation that never started: the next one must wait for their end."""
+    if job.previous_generation is None or job.previous_generation.generation == job.generation:
+        return job.stopping
+    return (*job.stopping, *workers_on(state, job.generation, job.gpus))

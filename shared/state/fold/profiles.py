@@ -1,0 +1,107 @@
+"""The fold of measured speeds. Part of `ledger_fold`.
+
+The whole curve of a profile is stored under `JobSpec.measured_key`; its part within a GPU range under the
+`profile_key` of the jobs with that range. So planning looks up one curve and ignores ranges: on sizes outside the
+curve the job does not run.
+"""
+
+import math
+from dataclasses import replace
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
+
+_NO_CURVE = MeasuredCurve(iterations_per_s={})
+
+
+def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolState:
+    for profile_key, table in event.config.curves.items():
+        known = state.curves.get(profile_key, _NO_CURVE)
+        at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
+        at_s = {**known.measured_at_s, **at_s}
+        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, probed_to=math.inf)
+        state = with_curve(state, profile_key, curve)
+    return state
+
+
+def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
+    curve = state.curves.get(event.profile_key, _NO_CURVE)
+    if event.at_s <= curve.measured_at_s.get(event.num_gpus, -1.0):
+        return state
+    curve = replace(
+        curve,
+        iterations_per_s={**curve.iterations_per_s, event.num_gpus: event.iterations_per_s},
+        measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
+        dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
+    )
+    return fast_replace(with_curve(state, event.profile_key, curve), scheduling_event_sequence=sequence)
+
+
+def profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolState:
+    """No scheduling event: the allocator's same decision contains an allocation based on this."""
+    curve = state.curves.get(event.profile_key, _NO_CURVE)
+    probed_to = math.inf if event.measured_to is None else event.measured_to
+    curve = replace(curve, iterations_per_s=event.iterations_per_s, probed_to=probed_to)
+    return with_curve(state, event.profile_key, curve)
+
+
+def probed(state: PoolState, job: Job, num_gpus: int, at_s: float) -> PoolState:
+    """A job starts a scaling probe on a number of GPUs without a measurement. No job of the profile repeats it."""
+    profile_key = spec_of(job).profile_key
+    curve = state.curves.get(profile_key, _NO_CURVE)
+    return with_curve(state, profile_key, replace(curve, probed_to=num_gpus, probed_at_s=at_s))
+
+
+def with_speed(state: PoolState, job: Job) -> PoolState:
+    """Add the mean speed of an ended job to the statistics of its profile."""
+    curve = state.curves.get(job.spec.measured_key) if job.spec is not None and job.speed.count else None
+    if job.spec is None or curve is None:
+        return state
+    return with_curve(
+        state, job.spec.measured_key, replace(curve, speed=curve.speed.with_log_ratio(job.speed.mean))
+    )
+
+
+def with_range(state: PoolState, spec: JobSpec) -> PoolState:
+    """The state with a curve for the spec's GPU range, if it has one. Admission needs it before its decision, too."""
+    if spec.profile_key in state.curves or spec.profile_key == spec.measured_key:
+        return state
+    whole = state.curves.get(spec.measured_key, _NO_CURVE)
+    state = with_curve(state, spec.measured_key, replace(whole, parts=(*whole.parts, spec.gpu_range)))
+    part = state.curves[spec.profile_key]
+    wider = (wide.profile_key(spec.measured_key) for wide in whole.parts if wide.contains(spec.gpu_range))
+    probed_to = max((state.curves[key].probed_to for key in wider), default=0.0)
+    if part.iterations_per_s and probed_to:
+        state = fast_replace(
+            state, curves=state.curves.set(spec.profile_key, replace(part, probed_to=probed_to))
+        )
+    return state
+
+
+def with_curve(state: PoolState, profile_key: str, curve: MeasuredCurve) -> PoolState:
+    """The state with this curve for the profile, and with its parts updated."""
+    curves = state.curves.set(profile_key, curve)
+    for gpu_range in curve.parts:
+        part_key = gpu_range.profile_key(profile_key)
+        known = curves.get(part_key, _NO_CURVE)
+        curves = curves.set(part_key, _part(curve, gpu_range, known))
+    return fast_replace(state, curves=curves)
+
+
+def _part(whole: MeasuredCurve, gpu_range: GpuRange, known: MeasuredCurve) -> MeasuredCurve:
+    """The part of a curve within a range. It may be complete before the whole is. If the whole ends below the range,
+    the part is not measured."""
+    rates = {
+        num_gpus: rate for num_gpus, rate in whole.iterations_per_s.items() if gpu_range.allows(num_gpus)
+    }
+    return replace(
+        whole,
+        iterations_per_s=rates,
+        probed_to=max(known.probed_to, whole.probed_to if rates else 0.0),
+        probed_at_s=max(known.probed_at_s, whole.probed_at_s),
+        parts=(),
+    )

@@ -1,0 +1,191 @@
+"""The fold of what executors and the monitor report of a job's workers. Part of `ledger_fold`."""
+
+from dataclasses import replace
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import Event
+from elasticflow.shared.state.fold.jobs import (
+    checkpointed,
+    is_intact,
+    scheduling_event,
+    with_job,
+    with_lost_workers,
+    with_waiting_workers,
+    workers_on,
+)
+from elasticflow.shared.state.job import Job, StoppingWorkers
+from elasticflow.shared.state.node import SlowGpu
+from elasticflow.shared.state.pool import PoolState, slow_gpu, spec_of
+
+MAX_START_COST_S = 120.0
+FASTER_START_WEIGHT = 0.2
+
+
+def with_start_cost(state: PoolState, job: Job, event: events.GenerationStarted) -> PoolState:
+    """Learn the cost of a start: raise the estimate at once, lower it gradually (decision record 0009).
+
+    A switch without a stop may only raise it: it says nothing about how fast a start from a checkpoint is.
+    """
+    if not is_intact(job, event.generation) or job.started_at_s is not None:
+        return state
+    cost_s = min(max(event.at_s - job.placed_at_s, 0.0), MAX_START_COST_S)
+    if cost_s < state.start_cost_s:
+        if job.previous_generation is not None:
+            return state
+        cost_s = state.start_cost_s + FASTER_START_WEIGHT * (cost_s - state.start_cost_s)
+    return fast_replace(state, start_cost_s=cost_s)
+
+
+def generation_started(state: PoolState, job: Job, event: events.GenerationStarted) -> Job:
+    """All workers of the generation train. Workers of the previous generation on other GPUs are stopping."""
+    if not is_intact(job, event.generation) or job.started_at_s is not None:
+        return job
+    previous, stopping = job.previous_generation, job.stopping
+    if previous is not None:
+        left = (gpu for gpu in previous.surviving if gpu not in job.gpus)
+        stopping = (*stopping, *workers_on(state, previous.generation, left))
+        if previous.lost and event.iteration > job.recovered_iteration:
+            job = fast_replace(job, recovered_iteration=event.iteration, restarts=0)
+    if event.resize is None:
+        job = checkpointed(job, event.iteration)
+    return fast_replace(
+        job,
+        started_at_s=event.at_s,
+        iteration=event.iteration,
+        iterations_per_s=None,
+        progressed_at_s=event.at_s,
+        previous_generation=None,
+        stopping=stopping,
+    )
+
+
+def with_speed_ratio(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:
+    """Compare the job's speed with its curve, if the pool promises with a confidence.
+
+    Only report number 1, 2, 4, 8, ... is a scheduling event: later ones change the estimate less.
+    """
+    curve = state.curves.get(spec_of(job).profile_key)
+    expected = curve.iterations_per_s.get(len(job.gpus)) if curve is not None and curve.complete else None
+    if state.config.confidence is None or not expected or not event.iterations_per_s or not job.training:
+        return state
+    speed = job.speed.with_ratio(event.iterations_per_s / expected)
+    state = with_job(state, fast_replace(job, speed=speed))
+    return scheduling_event(state, sequence) if speed.count.bit_count() == 1 else state
+
+
+def progressed(job: Job, event: events.JobProgressed) -> Job:
+    """Order the reports of a generation by iteration first: the monitor's clock differs from the executor's."""
+    if event.generation != job.training_generation:
+        return job
+    if (event.iteration, event.at_s) <= (job.iteration, job.progressed_at_s):
+        return job
+    return fast_replace(
+        checkpointed(job, event.checkpoint_iteration),
+        iteration=event.iteration,
+        iterations_per_s=event.iterations_per_s,
+        metrics={**job.metrics, **event.metrics},
+        progressed_at_s=event.at_s,
+    )
+
+
+def checkpoint_completed(job: Job, event: events.CheckpointWritten | events.CheckpointFailed) -> Job:
+    """Only the result of the newest request ends it; an older one changes nothing."""
+    if event.request != job.checkpoint_request:
+        return job
+    job = fast_replace(job, checkpoint_request=0)
+    return checkpointed(job, event.iteration) if isinstance(event, events.CheckpointWritten) else job
+
+
+def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
+    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
+    if gone not in job.stopping:
+        return job
+    job = fast_replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    if event.iteration is None or event.generation <= job.rejected_generation:
+        return job
+    job = checkpointed(job, event.iteration)
+    return (
+        job if job.training_generation is not None else fast_replace(job, iteration=job.checkpoint_iteration)
+    )
+
+
+def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequence: int) -> PoolState:
+    """A crash breaks the current generation, also a crash in the previous generation, which should switch to it."""
+    previous = job.previous_generation
+    in_previous = previous is not None and event.generation == previous.generation
+    gpus = previous.gpus if previous is not None and in_previous else job.gpus
+    if not is_intact(job, job.generation if in_previous else event.generation):
+        return state
+    lost = frozenset(gpus[event.rank : event.rank + 1])
+    if previous is not None and in_previous and lost <= set(previous.lost):
+        return state  # a repeated report: the current generation was placed without this worker
+    return scheduling_event(with_job(state, with_lost_workers(state, job, crashes=1, lost=lost)), sequence)
+
+
+def memory_exceeded(state: PoolState, job: Job, event: events.MemoryExceeded, sequence: int) -> PoolState:
+    """Halve the micro-batches from the next generation on, also for later jobs of the same profile."""
+    previous = job.previous_generation
+    is_current = event.generation == job.generation or (
+        previous is not None and event.generation == previous.generation
+    )
+    smaller = halved(event.micro_batch_size)
+    is_placed = job.micro_batch_size is not None
+    if not is_placed or not is_current or has_micro_batches_of(job, smaller):
+        return state
+    key = spec_of(job).measured_key
+    known = state.micro_batch_sizes.get(key, smaller)
+    state = fast_replace(state, micro_batch_sizes=state.micro_batch_sizes.set(key, min(smaller, known)))
+    job = fast_replace(job, micro_batch_size=smaller)
+    if not job.broken:
+        job = with_waiting_workers(state, job)
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def has_micro_batches_of(job: Job, micro_batch_size: int) -> bool:
+    """Whether its micro-batches have at most this size."""
+    return 0 < (job.micro_batch_size or 0) <= micro_batch_size
+
+
+def halved(micro_batch_size: int) -> int:
+    """The next smaller size, rounded up."""
+    return (micro_batch_size + 1) // 2
+
+
+def worker_lagged(state: PoolState, job: Job, event: events.WorkerLagged) -> PoolState:
+    """The worker's GPU counts as slow for `PoolConfig.slow_gpu_s`."""
+    if event.generation != job.generation or not is_new_slow_gpu(state, job, event.rank, event.at_s):
+        return state
+    gpu = job.gpus[event.rank]
+    slow = SlowGpu(
+        gpu_index=gpu.gpu_index,
+        slowdown=event.slowdown,
+        job_id=job.job_id,
+        generation=job.generation,
+        since_s=event.at_s,
+    )
+    node = state.nodes[gpu.node_id]
+    others = (other for other in node.slow_gpus if other.gpu_index != gpu.gpu_index)
+    node = replace(node, slow_gpus=(*others, slow))
+    return fast_replace(state, nodes=state.nodes.set(node.node_id, node))
+
+
+def is_new_slow_gpu(state: PoolState, job: Job, rank: int, at_s: float) -> bool:
+    """Whether a report on this rank of the current generation adds anything: its GPU does not yet count as slow,
+    or will soon no longer do so."""
+    if not is_intact(job, job.generation) or rank >= len(job.gpus):
+        return False
+    known = slow_gpu(state, job.gpus[rank])
+    if known is None:
+        return True
+    same = (known.job_id, known.generation) == (job.job_id, job.generation)
+    return at_s - known.since_s > (state.config.slow_gpu_s / 2 if same else 0.0)
+
+
+def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
+    job = state.ended_jobs.get(event.job_id) if isinstance(event, events.WorkersStopped) else None
+    if job is None or not isinstance(event, events.WorkersStopped):
+        return state
+    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
+    job = fast_replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    return fast_replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))

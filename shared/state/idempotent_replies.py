@@ -1,0 +1,111 @@
+"""Replies to repeated commands: the earlier decision, rebuilt from the state."""
+
+from typing import Literal
+
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import Command, ReserveQuote, SetGpuLimits
+from elasticflow.shared.messages.gpu_limits import GpuLimits
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
+
+
+def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEvent | events.JobFailed:
+    """The reply to a repeated command, on which nothing is left to decide."""
+    quote = state.quote_reservations.get(command.job_id)
+    if isinstance(command, ReserveQuote) and quote is not None:
+        return _quote_reserved(quote)
+    job, limits = state.job(command.job_id), state.gpu_limits.get(command.job_id)
+    assert job is not None, command.job_id
+    if isinstance(command, SetGpuLimits) and limits is not None:
+        return _gpu_limits_set(job, limits)
+    return outcome(state, job)
+
+
+def _quote_reserved(quote: QuoteReservation) -> events.QuoteReserved:
+    return events.QuoteReserved(
+        job_id=quote.job_id,
+        tenant=quote.tenant,
+        spec=quote.spec,
+        deadline_s=quote.deadline_s,
+        schedule=quote.schedule,
+        gpu_seconds=quote.gpu_seconds,
+        until_s=quote.until_s,
+        at_s=quote.at_s,
+    )
+
+
+def _gpu_limits_set(job: Job, limits: GpuLimits) -> events.GpuLimitsSet:
+    return events.GpuLimitsSet(
+        job_id=job.job_id,
+        min_gpus=limits.min_gpus,
+        max_gpus=limits.max_gpus,
+        until_s=limits.until_s,
+        minimum_satisfactory_share=job.minimum_satisfactory_share,
+        at_s=job.decided_at_s,
+    )
+
+
+def waits_for(state: PoolState) -> Literal["profile", "gpus"]:
+    """What an undecided command waits for."""
+    return "profile" if state.num_gpus else "gpus"
+
+
+def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFailed:
+    """The last decision on this job: admission's, or the job's end if it is not the one that its user asked for."""
+    match job.phase:
+        case Phase.PROFILING:
+            return events.ProfileRequested(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=spec_of(job),
+                deadline_s=job.deadline_s,
+                profile_only=job.profile_only,
+                waits_for=waits_for(state),
+                at_s=job.decided_at_s,
+            )
+        case Phase.REJECTED:
+            return events.JobRejected(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=job.spec,
+                reason=job.rejection or "invalid",
+                explanation=job.explanation,
+                deadline_s=job.deadline_s,
+                earliest_deadline_s=job.earliest_deadline_s,
+                least_gpu_seconds=job.least_gpu_seconds,
+                offers=job.offers,
+                at_s=job.decided_at_s,
+            )
+        case Phase.FAILED:
+            return events.JobFailed(
+                job_id=job.job_id,
+                generation=job.generation,
+                error=job.explanation,
+                traceback=job.traceback,
+                at_s=job.ended_at_s or job.decided_at_s,
+            )
+        case Phase.PROFILED:
+            curve = state.curves.get(spec_of(job).profile_key)
+            return events.JobProfiled(
+                job_id=job.job_id,
+                iterations_per_s={} if curve is None else curve.iterations_per_s,
+                at_s=job.ended_at_s or job.decided_at_s,
+            )
+        case Phase.CANCELLED:
+            return events.JobCancelled(
+                job_id=job.job_id, reason=job.explanation, at_s=job.ended_at_s or job.decided_at_s
+            )
+        case Phase.ADMITTED | Phase.FINISHED:
+            return events.JobAdmitted(
+                job_id=job.job_id,
+                tenant=job.tenant,
+                spec=job.submitted_spec or spec_of(job),
+                deadline_s=job.deadline_s,
+                minimum_satisfactory_share=job.minimum_satisfactory_share,
+                gpu_seconds=sum(
+                    s.num_gpus * (s.end_s - s.start_s) for s in segments(job.minimum_satisfactory_share)
+                ),
+                least_gpu_seconds=job.least_gpu_seconds,
+                at_s=job.decided_at_s,
+            )

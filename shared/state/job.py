@@ -1,0 +1,149 @@
+"""What the ledger says of one job, folded: its phase, its promise, and the generation of workers that trains it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elasticflow.shared.messages.events import RejectionReason
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.messages.rejection import Offer
+from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
+from elasticflow.shared.state.statistics import NO_SPEEDS, SpeedStatistics
+
+
+class Phase(StrEnum):
+    """The phase of a job. The last five are final."""
+
+    PROFILING = "profiling"  # the decision waits for its scaling curve
+    ADMITTED = "admitted"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    PROFILED = "profiled"  # its speed was all that the user asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingWorkers:
+    """Workers of an older generation on one node; the executor has not yet reported their end."""
+
+    generation: int
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousGeneration:
+    """The generation whose workers hold the job's state and switch to the current generation, or to the next one if
+    the current one breaks. They train until that has started; after a loss the survivors wait.
+
+    gpus: in rank order. lost: the GPUs whose workers are lost. waiting: no worker is lost, but they wait as well.
+    """
+
+    generation: int
+    gpus: tuple[GpuId, ...]
+    lost: tuple[GpuId, ...] = ()
+    waiting: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Its workers take steps."""
+        return not self.lost and not self.waiting
+
+    @property
+    def surviving(self) -> tuple[GpuId, ...]:
+        """The GPUs of the survivors, in rank order."""
+        return tuple(gpu for gpu in self.gpus if gpu not in self.lost)
+
+
+@dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`
+class Job:
+    """One job, from its first decision to its end."""
+
+    job_id: str
+    tenant: str
+    spec: JobSpec | None
+    phase: Phase
+    decided_at_s: float
+    decided_sequence: int
+    deadline_s: float | None = None
+    submitted_spec: JobSpec | None = None  # the user's, if an amendment or GPU limits changed the spec
+    profile_only: bool = False
+    has_outdated_spec: bool = False  # workers of the current generation train with an older spec
+    minimum_satisfactory_share: ShareSchedule = ()  # as last promised: at admission or by an amendment
+    planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise
+    explanation: str = ""  # of a rejection, failure or cancellation
+    traceback: str = ""
+    rejection: RejectionReason | None = None
+    earliest_deadline_s: float | None = None  # offered with a rejection, or while the job is at risk
+    offers: tuple[Offer, ...] = ()
+    least_gpu_seconds: float = 0.0  # that its deadline requires at least
+
+    num_gpus: int = 0  # its share in the current allocation
+    generation: int = 0
+    rejected_generation: int = 0  # generations up to this one ran a rejected job of the same id
+    gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
+    reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while survivors train on a part of it
+    placed_at_s: float = 0.0
+    started_at_s: float | None = None  # when the current generation began to train; None before
+    broken: bool = False  # the current generation lost a worker or node and cannot continue
+    stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty
+    previous_generation: PreviousGeneration | None = None  # while the job switches or is broken (record 0018)
+    rendezvous: str = ""  # host:port of the current generation
+    micro_batch_size: int | None = None  # samples of one pass; 0: a whole virtual node; None: not yet placed
+
+    iteration: int = 0
+    checkpoint_iteration: int = 0
+    checkpoint_request: int = 0  # sequence of the newest unanswered request; 0: none
+    iterations_per_s: float | None = None
+    progressed_at_s: float = 0.0
+    speed: SpeedStatistics = NO_SPEEDS  # kept only in pools that promise with a confidence
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    restarts: int = 0  # crashes since the last durable progress: a checkpoint, or a later recovered_iteration
+    recovered_iteration: int = 0  # the newest from which survivors of a crash continued
+    at_risk: bool = False
+    at_risk_since_s: float | None = None  # when the monitor last found it at risk, even if it no longer is
+    ended_at_s: float | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.phase in (Phase.PROFILING, Phase.ADMITTED)
+
+    @property
+    def training(self) -> bool:
+        """All workers of the current generation take steps."""
+        return self.started_at_s is not None and not self.broken and bool(self.gpus)
+
+    @property
+    def is_switching(self) -> bool:
+        """Workers of the previous generation train or wait while the current generation prepares."""
+        return self.previous_generation is not None and not self.broken
+
+    @property
+    def shrinks_to_survivors(self) -> bool:
+        """The previous generation lost workers; its survivors switch before they take another step."""
+        return (
+            self.is_switching and self.previous_generation is not None and not self.previous_generation.trains
+        )
+
+    @property
+    def training_generation(self) -> int | None:
+        """The generation whose workers take steps; None if none does."""
+        if self.previous_generation is not None and not self.broken:
+            return self.previous_generation.generation if self.previous_generation.trains else None
+        return self.generation if self.training else None
+
+    @property
+    def promised(self) -> bool:
+        """Its deadline is guaranteed."""
+        return self.phase is Phase.ADMITTED and self.spec is not None and self.spec.job_class is JobClass.SLO
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes of the current generation, in rank order; then those that only the previous generation uses."""
+        gpus = self.gpus if self.previous_generation is None else (*self.gpus, *self.previous_generation.gpus)
+        return nodes_of(gpus)
+
+
+def nodes_of(gpus: Iterable[GpuId]) -> tuple[str, ...]:
+    """The nodes of these GPUs, each once, in the order of their first GPU."""
+    return tuple(dict.fromkeys(gpu.node_id for gpu in gpus))

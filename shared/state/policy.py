@@ -1,0 +1,69 @@
+"""The interface of a service's decisions, which the service host and the simulator call.
+
+    history --evolve--> state --decide--> what follows
+
+Pure functions of frozen values: no clock, no bus, no logger, no randomness.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.events import Event, PlanDecided, PlanEvent
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.pool import PoolState
+
+State = TypeVar("State")
+
+LedgerMessage = Event | PlanDecided | None  # None: unreadable, see ledger_fold.evolve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy(Generic[State]):
+    """The functions that define a service's decisions.
+
+    start(pool) -> the initial state; pool(state) -> the folded ledger in it.
+    evolve(state, message, sequence) -> the state after one message of the ledger.
+    observe(state, local_event, now_s) -> the state after a local event: a heartbeat, a worker's message, an action.
+    decide(state, commands, now_s) -> what follows, in order: decisions (appended as one `PlanDecided` by
+        compare-and-set), events (appended to their own subjects), or actions for the service's action handler.
+    wake_at_s(state) -> when to decide again without a new message; None: never.
+    """
+
+    service: str
+    start: Callable[[PoolState], State]
+    pool: Callable[[State], PoolState]
+    evolve: Callable[[State, LedgerMessage, int], State]
+    decide: Callable[[State, tuple[Command, ...], float], tuple[Any, ...]]
+    observe: Callable[[State, Any, float], State]
+    wake_at_s: Callable[[State], float | None]
+
+
+def _itself(pool: PoolState) -> PoolState:
+    return pool
+
+
+def _unchanged(pool: PoolState, local_event: object, now_s: float) -> PoolState:
+    return pool
+
+
+def _never(pool: PoolState) -> None:
+    return None
+
+
+def planner(
+    service: str,
+    decide: Callable[[PoolState, tuple[Command, ...], float], tuple[PlanEvent, ...]],
+    wake_at_s: Callable[[PoolState], float | None] = _never,
+) -> Policy[PoolState]:
+    """The policy of a service whose state is the ledger alone: all its decisions can be replayed."""
+    return Policy(
+        service=service,
+        start=_itself,
+        pool=_itself,
+        evolve=ledger_fold.evolve,
+        decide=decide,
+        observe=_unchanged,
+        wake_at_s=wake_at_s,
+    )

@@ -1,0 +1,163 @@
+"""What the ledger of one pool says, folded: jobs, nodes, curves, shares and placements.
+
+Every service folds the same events into this one value (`ledger_fold.evolve`) and decides on it. The maps are
+persistent (immutables.Map): a fold step costs the same with ten jobs and with a hundred thousand.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from immutables import Map
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.node import NodeState, SlowGpu
+from elasticflow.shared.state.statistics import NO_SPEEDS, Demand, SpeedStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What admission promised a tenant within one minute, for its quota. at_s: the time of the last promise."""
+
+    at_s: float
+    gpu_seconds: float
+    num_jobs: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuoteReservation:
+    """The GPUs reserved for a job until it is submitted, at most until until_s. Fields: see `QuoteReserved`."""
+
+    job_id: str
+    tenant: str
+    spec: JobSpec
+    deadline_s: float
+    schedule: ShareSchedule
+    gpu_seconds: float
+    at_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCurve:
+    """The scaling curve of a profile, as far as it is measured: iterations/s by number of GPUs. See `fold/profiles.py`.
+
+    probed_to: the most GPUs that were measured or probed; inf: more would not help; 0: the profiling run is not over.
+    probed_at_s: when a job last began a scaling probe.
+    """
+
+    iterations_per_s: Mapping[int, float]
+    measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
+    dataset_size: int | None = None
+    probed_to: float = 0.0
+    probed_at_s: float = -math.inf
+    speed: SpeedStatistics = NO_SPEEDS  # of the jobs of this profile that ended
+    parts: tuple[GpuRange, ...] = ()  # the ranges whose parts have keys of their own
+
+    @property
+    def complete(self) -> bool:
+        """The profiling run is over: promises may use the curve."""
+        return self.probed_to > 0
+
+
+# immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.
+_NO_JOBS = cast("Map[str, Job]", Map())
+_NO_NODES = cast("Map[str, NodeState]", Map())
+_NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
+_NO_QUOTES = cast("Map[str, QuoteReservation]", Map())
+_NO_GPU_LIMITS = cast("Map[str, GpuLimits]", Map())
+_NO_SIZES = cast("Map[str, int]", Map())
+_NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
+
+
+@dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`
+class PoolState:
+    """Everything that the ledger says up to `sequence`."""
+
+    sequence: int = 0  # of the last folded message
+    plan_sequence: int = 0  # of the last folded decision: what compare-and-set expects
+    config: PoolConfig = field(default_factory=PoolConfig)
+    configured: bool = False
+    nodes: Map[str, NodeState] = _NO_NODES
+    num_gpus: int = field(init=False)  # of all nodes that are alive; see `with_nodes`
+    live_jobs: Map[str, Job] = _NO_JOBS
+    ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see MAX_ENDED_JOBS in fold/jobs.py
+    num_forgotten: int = 0  # ended jobs that are no longer kept here
+    quote_reservations: Map[str, QuoteReservation] = (
+        _NO_QUOTES  # by job; some may have expired: see `quotes_at`
+    )
+    gpu_limits: Map[str, GpuLimits] = _NO_GPU_LIMITS  # set by operators, by job
+    curves: Map[str, MeasuredCurve] = _NO_CURVES
+    micro_batch_sizes: Map[str, int] = _NO_SIZES  # by profile, of jobs whose virtual nodes did not fit
+    usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
+    demand: Demand = field(default_factory=Demand)
+    num_gpus_by_job: Mapping[str, int] = field(default_factory=dict[str, int])  # of the last allocation
+    start_cost_s: float = (
+        0.0  # from a placement to its first iteration, in recent starts; slow ones count more
+    )
+    scheduling_event_sequence: int = 0  # last event that can change who should get how many GPUs
+    allocation_based_on: int = 0  # the sequence up to which the allocator had folded
+    allocation_valid_until_s: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_gpus", num_gpus_of(self.nodes))
+
+    @property
+    def profiling_jobs(self) -> tuple[Job, ...]:
+        """The jobs that wait for a throughput profile, the oldest first."""
+        waiting = [job for job in self.live_jobs.values() if job.phase is Phase.PROFILING]
+        return tuple(sorted(waiting, key=lambda job: (job.decided_sequence, job.job_id)))
+
+    def job(self, job_id: str) -> Job | None:
+        """A job by id, live or ended."""
+        return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
+
+    def quotes_at(self, now_s: float) -> list[QuoteReservation]:
+        """The reservations in force at now_s, the first to expire first."""
+        in_force = (quote for quote in self.quote_reservations.values() if now_s < quote.until_s)
+        return sorted(in_force, key=lambda quote: (quote.until_s, quote.job_id))
+
+
+def num_gpus_of(nodes: Map[str, NodeState]) -> int:
+    """GPUs of the nodes that are alive."""
+    return sum(node.num_gpus for node in nodes.values() if node.alive)
+
+
+def with_nodes(state: PoolState, nodes: Map[str, NodeState]) -> PoolState:
+    """The pool with other nodes. It counts their GPUs once, because every decision on a job reads the number."""
+    return fast_replace(state, nodes=nodes, num_gpus=num_gpus_of(nodes))
+
+
+def slow_gpu(state: PoolState, gpu: GpuId) -> SlowGpu | None:
+    """The last report that this GPU is slow, however old; None if there is none."""
+    node = state.nodes.get(gpu.node_id)
+    slow = node.slow_gpus if node is not None else ()
+    return next((each for each in slow if each.gpu_index == gpu.gpu_index), None)
+
+
+def slow_gpus_at(state: PoolState, now_s: float) -> dict[GpuId, SlowGpu]:
+    """The GPUs that count as slow at now_s."""
+    return {
+        GpuId(node.node_id, slow.gpu_index): slow
+        for node in state.nodes.values()
+        for slow in node.slow_gpus
+        if node.alive and now_s - slow.since_s < state.config.slow_gpu_s
+    }
+
+
+def spec_of(job: Job) -> JobSpec:
+    """The spec of a live job, which always has one."""
+    assert job.spec is not None, job.job_id
+    return job.spec
+
+
+def largest_level(state: PoolState, spec: JobSpec) -> int:
+    """The largest power of two of GPUs that this job can use here, limited by its batch and the pool."""
+    most = min(state.num_gpus, spec.global_batch_size)
+    return 1 << (most.bit_length() - 1) if most else 0

@@ -1,0 +1,164 @@
+"""The most deadlines that any scheduler could meet: the clairvoyant linear relaxation.
+
+Jobs are known in advance and may be preempted and resized for free at any instant, but each pays its cheapest start
+once; between two events each holds any mix of GPU counts. Each job is met to a part in [0, 1]; the bound is the
+largest sum. Small problems are solved exactly, large ones are bounded from above by prices, closely.
+"""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.bound import bound_program, price_ascent
+from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid
+from elasticflow.simulator.workload.workload import Workload
+
+# Sizes in cells (job x interval x step), so that the answer never depends on the speed of the machine.
+_SOLVED_CELLS = 60_000  # HiGHS takes seconds
+_ALL_MET_CELLS = 1_500_000  # HiGHS takes 10 s to show that all jobs can be met
+_GRID_CELLS = 12_000_000  # more are merged
+_CELLS_PRICED = 2_000_000_000  # 20 s
+_MIN_ANSWERS, _MAX_ANSWERS = 400, 2_000
+_CLOSE = 1e-6  # relative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceProfile:
+    """The price of a GPU-second at the optimum, in deadlines: piece b lasts from starts_s_B[b] to the next start."""
+
+    starts_s_B: tuple[float, ...]
+    price_per_gpu_s_B: tuple[float, ...]
+
+    def at(self, now_s: float) -> float:
+        """0 before the first start."""
+        piece = bisect_right(self.starts_s_B, now_s) - 1
+        return self.price_per_gpu_s_B[piece] if piece >= 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """jobs_met: no schedule meets more. exact: it is the optimum of the relaxation, not a bound of it.
+
+    intervals: between events, on which the relaxation was solved. gpu_hours: the fewest that reach the optimum found
+    (if not exact, about what one uses). met_by_job: the part to which each job that is feasible alone is met there.
+    """
+
+    jobs_met: float
+    feasible_alone: int
+    intervals: int
+    exact: bool
+    gpu_hours: float
+    prices: PriceProfile
+    met_by_job: dict[str, float]
+
+    @property
+    def whole_jobs_met(self) -> int:
+        """The bound in whole jobs: no schedule meets a part of one."""
+        return math.floor(self.jobs_met * (1 + _CLOSE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """The bound of one component."""
+
+    value: float
+    exact: bool
+    grid: Grid
+    price_I: FloatArray
+    gpu_seconds: float
+    met_J: FloatArray
+
+
+def clairvoyant_bound(
+    workload: Workload, num_gpus: int, cost: ResizeCost, max_intervals: int | None = None
+) -> Bound:
+    """The bound of the SLO jobs of `workload` on `num_gpus` GPUs. max_intervals: merge intervals beyond this number."""
+    demand = Demand.of(workload, num_gpus, cost)
+    components = demand.components()
+    kept = _share_kept(components, max_intervals)
+    parts = [_bounded(component, num_gpus, kept) for component in components]
+    starts_s, prices = _joined(parts)
+    return Bound(
+        jobs_met=math.fsum(part.value for part in parts),
+        feasible_alone=demand.num_jobs,
+        intervals=sum(len(part.price_I) for part in parts),
+        exact=all(part.exact for part in parts),
+        gpu_hours=math.fsum(part.gpu_seconds for part in parts) / 3600,
+        prices=PriceProfile(starts_s_B=starts_s, price_per_gpu_s_B=prices),
+        met_by_job={
+            job_id: float(met)
+            for component, part in zip(components, parts, strict=True)
+            for job_id, met in zip(component.job_ids, part.met_J, strict=True)
+        },
+    )
+
+
+def _share_kept(components: list[Demand], max_intervals: int | None) -> float:
+    """Part of all intervals that the grids may have: max_intervals, or as many as are solved in minutes."""
+    grids = [Grid.of(component) for component in components]
+    intervals = sum(len(grid.lengths_s_I) for grid in grids)
+    if max_intervals is not None:
+        return min(1.0, max_intervals / max(intervals, 1))
+    cells = sum(map(bound_program.num_cells, components, grids))
+    return min(1.0, _GRID_CELLS / max(cells, 1))
+
+
+def _bounded(demand: Demand, num_gpus: int, share_kept: float) -> _Part:
+    complete = Grid.of(demand)
+    grid = complete if share_kept >= 1 else Grid.of(demand, int(share_kept * len(complete.lengths_s_I)))
+    cells = bound_program.num_cells(demand, grid)
+    if cells <= _SOLVED_CELLS and (part := _solved(demand, grid, num_gpus)):
+        return part
+    answers = min(max(_CELLS_PRICED // cells, _MIN_ANSWERS), _MAX_ANSWERS)
+    best, mean = price_ascent.ascend(demand, grid, num_gpus, answers)
+    if best.dual_value >= demand.num_jobs * (1 - _CLOSE) and cells <= _ALL_MET_CELLS:
+        all_met_J = np.ones(demand.num_jobs)
+        least = bound_program.least_gpu_seconds(demand, grid, num_gpus, all_met_J)
+        if least is not None:
+            return _Part(
+                value=float(demand.num_jobs),
+                exact=grid.complete,
+                grid=grid,
+                price_I=np.zeros(len(grid.lengths_s_I)),
+                gpu_seconds=least,
+                met_J=all_met_J,
+            )
+    return _Part(
+        value=best.dual_value,
+        exact=False,
+        grid=grid,
+        price_I=best.price_I,
+        gpu_seconds=float(np.minimum(mean.gpu_seconds_I, num_gpus * grid.lengths_s_I).sum()),
+        met_J=mean.met_J,
+    )
+
+
+def _solved(demand: Demand, grid: Grid, num_gpus: int) -> _Part | None:
+    """By HiGHS; None if it fails. The value is that of the prices: a bound for any tolerance of the solver."""
+    solution = bound_program.solve(demand, grid, num_gpus)
+    if solution is None:
+        return None
+    met_J = np.clip(solution.met_J - _CLOSE, 0.0, 1.0)
+    gpu_seconds = bound_program.least_gpu_seconds(demand, grid, num_gpus, met_J)
+    if gpu_seconds is None:
+        return None
+    value = price_ascent.answer(demand, grid, num_gpus, solution.price_I).dual_value
+    return _Part(
+        value=value,
+        exact=grid.complete and value <= solution.met_J.sum() + _CLOSE * demand.num_jobs,
+        grid=grid,
+        price_I=solution.price_I,
+        gpu_seconds=gpu_seconds,
+        met_J=solution.met_J,
+    )
+
+
+def _joined(parts: list[_Part]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """One step function of all parts, in order of time; the price is 0 between them."""
+    starts_s = [start_s for part in parts for start_s in part.grid.instants_s_B.tolist()]
+    prices = [price for part in parts for price in [*part.price_I.tolist(), 0.0]]
+    kept = [at for at in range(len(starts_s)) if at + 1 == len(starts_s) or starts_s[at] < starts_s[at + 1]]
+    return tuple(starts_s[at] for at in kept), tuple(prices[at] for at in kept)

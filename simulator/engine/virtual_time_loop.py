@@ -1,0 +1,213 @@
+"""An asyncio event loop on virtual time: its clock jumps to the next timer as soon as nothing is left to run.
+
+The real services run on it unchanged: `asyncio.sleep`, timeouts and timers take no real time. The loop opens no socket
+and starts no thread, so the same calls always run in the same order. Callbacks of one instant run in the order in
+which they were scheduled.
+"""
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+CHECK_EVERY_S = 0.5  # virtual, between two evaluations of the condition that ends a run
+
+
+class NothingScheduled(RuntimeError):
+    """The loop waits, no callback is ready and no timer is set: nothing can ever happen again."""
+
+
+class _Timer(asyncio.TimerHandle):
+    """A timer; timers of one instant keep the order in which they were set."""
+
+    __slots__ = ("order",)
+
+    order: tuple[float, int]  # instant, ticket
+
+    def __lt__(self, other: Any) -> bool:
+        return self.order < other.order
+
+
+class VirtualTimeLoop(asyncio.BaseEventLoop):
+    """now_s: the first instant, in seconds since 1970 or since any other origin.
+
+    The first exception of a callback, or of a task started by `spawn`, stops the loop and is raised by `advance_to` and
+    `settle`.
+    """
+
+    _scheduled: list[_Timer]
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        super().__init__()
+        self._tickets = itertools.count()
+        self._stops_when_idle = False
+        self._failure: BaseException | None = None
+        self._selector = self  # BaseEventLoop asks its selector to wait for I/O: here that is the jump
+        self._set_time(now_s)
+        self.set_exception_handler(_keep_failure)
+
+    # -- virtual time ------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    def time(self) -> float:
+        return self._now_s
+
+    def after(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Call back after delay_s; at once, behind what is ready already, where that is 0."""
+        if delay_s > 0:
+            self.call_at(self._now_s + delay_s, callback)
+        else:
+            self.call_soon(callback)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context)
+        timer.order = (when, next(self._tickets))
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # as BaseEventLoop.call_at does
+        return timer
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """The loop has nothing to run for so long: jump to its next timer, or stop. The timer at its head is live."""
+        if timeout == 0:
+            return []
+        if self._stops_when_idle:
+            self.stop()
+        elif not self._scheduled:
+            raise NothingScheduled(f"nothing is scheduled after {self._now_s}")
+        else:
+            self._set_time(max(self._now_s, self._scheduled[0].when()))
+        return []
+
+    def _set_time(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._clock_resolution = math.ulp(now_s)  # a timer is due at its instant, and not before
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def advance_to(self, at_s: float, done: Callable[[], bool] | None = None) -> None:
+        """Run until at_s, or until done(), which is evaluated now and then."""
+        if done is not None and done():
+            return
+        end = self.call_at(at_s, self.stop)
+        checks = None if done is None else _Repeated(self, lambda: self.stop() if done() else None)
+        try:
+            self._run()
+        finally:
+            end.cancel()
+            if checks is not None:
+                checks.cancel()
+
+    def settle(self) -> None:
+        """Run whatever can run at this instant."""
+        self._stops_when_idle = True
+        try:
+            self._run()
+        finally:
+            self._stops_when_idle = False
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        """A task whose failure stops the loop."""
+        task = self.create_task(coroutine, name=name)
+        task.add_done_callback(self._ended)
+        return task
+
+    def finish(self) -> None:
+        """Cancel every task, run until all have ended, and close."""
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.run_until_complete(asyncio.wait(tasks))
+        self.run_until_complete(self.shutdown_asyncgens())
+        self.close()
+
+    def _run(self) -> None:
+        self.run_forever()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop, and raise this in the caller of `advance_to` or `settle`."""
+        self._failure = self._failure or error
+        self.stop()
+
+    # -- what BaseEventLoop asks of its subclasses -------------------------------------------------------
+
+    def run_in_executor(
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        """The call, now and in this thread: it takes no virtual time."""
+        result = self.create_future()
+        try:
+            result.set_result(func(*args))
+        except Exception as error:
+            result.set_exception(error)
+        return result
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There is no I/O."""
+
+    def _write_to_self(self) -> None:
+        """No other thread wakes this loop."""
+
+
+class _Repeated:
+    """A callback at every CHECK_EVERY_S of virtual time, until it is cancelled."""
+
+    def __init__(self, loop: VirtualTimeLoop, callback: Callable[[], object]) -> None:
+        self._loop, self._callback = loop, callback
+        self._set()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _set(self) -> None:
+        self._timer = self._loop.call_at(self._loop.now_s + CHECK_EVERY_S, self._fire)
+
+    def _fire(self) -> None:
+        self._set()
+        self._callback()
+
+
+def _keep_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    assert isinstance(loop, VirtualTimeLoop)
+    if (error := context.get("exception")) is not None:
+        loop.fail(error)
+
+
+class VirtualClock:
+    """See `Clock`: the time of a virtual loop. Sleeping needs that loop to run."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
+
+    def now_s(self) -> float:
+        return self._loop.now_s
+
+    async def sleep_until(self, at_s: float) -> None:
+        if at_s <= self._loop.now_s:
+            return
+        woken = self._loop.create_future()
+        timer = self._loop.call_at(at_s, _wake, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+
+def _wake(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)

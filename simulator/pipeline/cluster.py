@@ -1,0 +1,225 @@
+"""A whole pool on virtual time: the real hosts of all services on an in-memory bus, simulated nodes, faults from a
+seed.
+
+Every message goes through the codec, as bytes. The same seed gives the same ledger, byte for byte.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import Command, SubmitJob
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
+from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.state.policy import Policy
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
+from elasticflow.simulator.pipeline.environment import Environment
+from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.nodes import VirtualNode
+from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SimulatedProcess
+from elasticflow.simulator.pipeline.telemetry import watch_nodes
+from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.replay.recorded_ledger import OPERATOR, Entry, folded, read_entries
+
+POOL = "virtual"
+START_S = 1_700_000_000.0  # a virtual day in 2023: times look like times
+LED_BY_LEASE = ("allocator", "placement", "monitor")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A command of a user, at_s seconds after the start."""
+
+    at_s: float
+    command: Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is there, and what users want of it."""
+
+    num_gpus_by_node: Mapping[str, int]
+    config: PoolConfig
+    timing_model: TimingModel
+    arrivals: tuple[Arrival, ...]
+    num_replicas: Mapping[str, int] = field(default_factory=lambda: {"admission": 2})  # of a service; else 1
+
+
+class VirtualCluster:
+    """make_policies: those of the planners and the monitor, new for each process. make_host: `Host`, or a mutation.
+
+    A context manager: on leaving it all processes end; the ledger can still be read.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        make_policies: Callable[[], Iterable[Policy[Any]]],
+        *,
+        seed: int,
+        faults: Faults = NO_FAULTS,
+        make_host: Callable[..., Host[Any]] = Host,
+    ) -> None:
+        self.scenario, self._faults = scenario, faults
+        self._rng = np.random.default_rng(seed)
+        self.loop = VirtualTimeLoop(START_S)
+        self._setting = PoolSetting(
+            pool=POOL, loop=self.loop, rng=self._rng, faults=faults.bus, make_host=make_host
+        )
+        self._setting.broker.ensure_pool(POOL)
+        self.environment = Environment(self.loop, scenario.timing_model)
+        self._entries: list[Entry] = []
+        self._state = PoolState()
+        self._configure()
+        services = tuple(policy.service for policy in make_policies())
+        self.metrics = {service: Metrics(service, POOL) for service in (*services, "executor")}
+        self.replicas = [
+            self._replica(service, lambda index=index: tuple(make_policies())[index], number)
+            for index, service in enumerate(services)
+            for number in range(scenario.num_replicas.get(service, 1))
+        ]
+        self.nodes = {
+            node_id: VirtualNode(self._setting, self.environment, node_id, num_gpus, self.metrics["executor"])
+            for node_id, num_gpus in scenario.num_gpus_by_node.items()
+        }
+        commands = [arrival.command for arrival in scenario.arrivals]
+        self._num_submitted = len({command.job_id for command in commands if isinstance(command, SubmitJob)})
+        for number, arrival in enumerate(scenario.arrivals):
+            self.loop.call_at(START_S + arrival.at_s, self._submit, arrival.command, f"command-{number}")
+        self._schedule_faults()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.finish()
+
+    # -- the ledger --------------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> list[LedgerRecord]:
+        return list(self._setting.broker.ledger(POOL).messages.values())
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The ledger, decoded."""
+        messages = self._setting.broker.ledger(POOL).messages
+        new = range(len(self._entries) + 1, len(messages) + 1)
+        self._entries += read_entries(messages[sequence] for sequence in new)
+        return self._entries
+
+    @property
+    def state(self) -> PoolState:
+        """The whole ledger, folded."""
+        self._state = folded(self.entries[self._state.sequence :], self._state)
+        return self._state
+
+    def export(self, writer: ExportWriter) -> None:
+        """Write the whole ledger, with its end."""
+        for record in self.records:
+            writer.add(record)
+        writer.finish()
+
+    def append(self, subject: str, data: bytes, *, message_id: str) -> int:
+        """Store a message at the broker, now."""
+        stream = self._setting.broker.route(subject)
+        return stream.append(subject, data, message_id, {}, None, self.loop.now_s)
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def run(self, until_s: float) -> None:
+        """Until every submission has reached an end and all its workers are gone, or for until_s seconds."""
+        self.loop.advance_to(START_S + until_s, self.at_rest)
+
+    def run_for(self, duration_s: float, done: Callable[[], bool] | None = None) -> None:
+        self.loop.advance_to(self.loop.now_s + duration_s, done)
+
+    def at_rest(self) -> bool:
+        """Every submission has reached its end, and no worker process is left."""
+        num_ended = sum(not job.profile_only for job in self.state.ended_jobs.values())
+        return num_ended >= self._num_submitted and not self.environment.num_processes
+
+    def num_conflicts(self, service: str) -> float:
+        """Decisions of all replicas of a service that lost the race for the plan."""
+        labels = {"service": service, "pool": POOL}
+        return self.metrics[service].registry.get_sample_value("ef_conflicts_total", labels) or 0.0
+
+    # -- processes ---------------------------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        now_s = self.loop.now_s
+        decision = PlanDecided(
+            service=OPERATOR,
+            based_on=0,
+            now_s=now_s,
+            events=(PoolConfigured(config=self.scenario.config, at_s=now_s),),
+        )
+        data = codec.encode(decision, id="configured", recorded_at_s=now_s)
+        self.append(subjects.plan(POOL), data, message_id="configured")
+
+    def _replica(self, service: str, make_policy: Callable[[], Policy[Any]], number: int) -> SimulatedProcess:
+        async def watch(bus: MemoryBus, host: Host[Any]) -> None:
+            await watch_nodes(bus, POOL, host)
+
+        replica = SimulatedProcess(
+            self._setting,
+            make_policy,
+            f"{service}-{number}",
+            self.metrics[service],
+            takes_commands=service == "admission",
+            leads_by_lease=service in LED_BY_LEASE,
+            beside=watch if service == "monitor" else None,
+        )
+        replica.start()
+        return replica
+
+    def _submit(self, command: Command, message_id: str) -> None:
+        """Into the work queue of all replicas of admission."""
+        data = codec.encode(command, id=message_id, recorded_at_s=self.loop.now_s)
+        self.append(subjects.submit(command.tenant, POOL), data, message_id=message_id)
+
+    # -- faults ------------------------------------------------------------------------------------------
+
+    def _schedule_faults(self) -> None:
+        faults = self._faults
+        self._repeat(faults.worker_crash_every_s, lambda: self._any_node().crash_worker())
+        self._repeat(
+            faults.node_crash_every_s, lambda: self._any_node().crash(self._outage_s(), silently=True)
+        )
+        self._repeat(faults.partition_every_s, lambda: self._any_node().partition(self._outage_s()))
+        self._repeat(faults.executor_restart_every_s, lambda: self._any_node().crash(0.2))
+        self._repeat(faults.service_restart_every_s, lambda: self._any(self.replicas).restart())
+        self._repeat(
+            faults.service_partition_every_s, lambda: self._any(self.replicas).partition(self._outage_s())
+        )
+
+    def _repeat(self, every_s: float | None, strike: Callable[[], None]) -> None:
+        if every_s is None:
+            return
+
+        def happens() -> None:
+            if self.loop.now_s < START_S + self._faults.until_s:
+                strike()
+                self.loop.after(float(self._rng.exponential(every_s)), happens)
+
+        self.loop.after(float(self._rng.exponential(every_s)), happens)
+
+    def _outage_s(self) -> float:
+        return float(self._rng.uniform(0.1, self._faults.max_outage_s))
+
+    def _any_node(self) -> VirtualNode:
+        return self._any(list(self.nodes.values()))
+
+    def _any(self, items: list[T]) -> T:
+        return items[int(self._rng.integers(len(items)))]

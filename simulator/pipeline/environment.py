@@ -1,0 +1,109 @@
+"""The world that the ledger only hears of, as executors see it: what they do to the worker processes of their nodes."""
+
+from collections.abc import Callable
+
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    LocalEvent,
+    StartWorker,
+    WorkerEnded,
+    WorkerId,
+)
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    JoinRendezvous,
+    PeersLost,
+    PrepareSwitch,
+    StopAtBoundary,
+    ToWorker,
+    WriteCheckpoint,
+)
+from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
+from elasticflow.simulator.pipeline.timing_model import Runs, TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import Process, Processes, RunKey
+
+KILLED = 9
+
+
+class Environment:
+    """What nodes share: time, a disk, and what their workers say to each other."""
+
+    def __init__(self, loop: VirtualTimeLoop, timing_model: TimingModel) -> None:
+        self._processes = Processes()
+        self._runs = Runs(loop, timing_model, self._processes)
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._processes)
+
+    def any_process(self, node_id: str) -> Process | None:
+        """The first of the node's workers, by id."""
+        return next(iter(self._processes.on(node_id)), None)
+
+    # -- actions of executors ----------------------------------------------------------------------------
+
+    def launch(self, action: StartWorker, node_id: str, say: Callable[[LocalEvent], None]) -> None:
+        """A new worker process."""
+        assignment, worker = action.assignment, action.worker
+        run = self._runs.of(worker[:2], assignment.spec, assignment.world_size, assignment.purpose)
+        gpu = GpuId(node_id, assignment.gpu_index)
+        process = Process(id=worker, gpu=gpu, say=say, run=run, rank=worker.rank)
+        self._runs.begin(process)
+        if assignment.rendezvous_size:
+            self._runs.meetings.of(run, assignment.rendezvous_size)
+        self._runs.invite(run, process, worker.rank, assignment.rendezvous)
+
+    def send(self, worker: WorkerId, message: ToWorker) -> None:
+        """A worker process receives a message; it has no effect on a process that is gone."""
+        process = self._processes.known_as(worker)
+        if process is None:
+            return
+        match message:
+            case PrepareSwitch():
+                self._prepare_switch(process, message)
+            case JoinRendezvous():
+                self._join(process, (worker.job_id, message.generation))
+            case PeersLost():
+                if process.run.broken:
+                    self._runs.lose_peer(process, process.run)
+            case WriteCheckpoint():
+                run = self._runs.by_key.get(worker[:2])
+                if run is not None and run.trains:
+                    self._runs.checkpoint(run, request=message.request)
+            case StopAtBoundary():
+                self._runs.stop(process)
+            case _:
+                raise AssertionError(message)
+
+    def _prepare_switch(self, process: Process, order: PrepareSwitch) -> None:
+        key, before = (process.id.job_id, order.generation), process.run
+        run = self._runs.of(key, before.spec, order.world_size, before.purpose)
+        self._runs.meetings.of(run, order.rendezvous_size).incumbents[order.rendezvous_rank] = process
+        self._runs.invite(run, process, order.rendezvous_rank, order.rendezvous)
+
+    def _join(self, process: Process, key: RunKey) -> None:
+        run = self._runs.by_key[key]
+        incumbents = run.meeting.incumbents if run.meeting is not None else {}
+        for rendezvous_rank, other in (run.processes | incumbents).items():
+            if other is process:
+                self._runs.join(run, process, rendezvous_rank)
+
+    def kill(self, worker: WorkerId) -> None:
+        """SIGKILL to one worker; its peers notice."""
+        process = self._processes.known_as(worker)
+        if process is not None:
+            self.crash(process)
+
+    # -- faults ------------------------------------------------------------------------------------------
+
+    def kill_all(self, node_id: str, *, told: bool, silently: bool = False) -> None:
+        """The node's workers are gone; told: their executor lives to see it; silently: their peers do not."""
+        for process in self._processes.on(node_id):
+            self._runs.end(process, _killed(process) if told else None, silently)
+
+    def crash(self, process: Process) -> None:
+        """It is gone at once."""
+        self._runs.end(process, _killed(process))
+
+
+def _killed(process: Process) -> WorkerEnded:
+    return WorkerEnded(worker=process.id, signal=KILLED)

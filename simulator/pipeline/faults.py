@@ -1,0 +1,48 @@
+"""What goes wrong in a simulated pool, and how often. Every draw is from one seeded generator."""
+
+from dataclasses import dataclass
+
+from elasticflow.shared.runtime.bus.memory.faults import Faults as BusFaults
+
+REPEATED_WITHIN_S = 5.0  # a writer without an answer appends its event again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Mean seconds between faults of a kind, over the whole pool; None: never."""
+
+    max_delay_s: float = 0.005  # of any message, in one direction
+    duplicate_probability: float = 0.0  # of an event, a heartbeat and a command
+    lost_answer_probability: float = 0.0  # of an append: its writer sees "maybe stored"
+    worker_crash_every_s: float | None = None
+    node_crash_every_s: float | None = None  # with all its workers, at once
+    partition_every_s: float | None = None  # a node runs on and reaches no other process
+    executor_restart_every_s: float | None = None  # it is back before the monitor counts it as lost
+    service_restart_every_s: float | None = None
+    service_partition_every_s: float | None = None
+    max_outage_s: float = 20.0  # of a crashed node, and of a partition
+    until_s: float = float("inf")  # no new faults from here on
+
+    @property
+    def bus(self) -> BusFaults:
+        """The faults that each client of the bus meets."""
+        return BusFaults(
+            maybe_stored=self.lost_answer_probability,
+            duplicate=self.duplicate_probability,
+            max_delay_s=self.max_delay_s,
+            duplicate_within_s=REPEATED_WITHIN_S,
+        )
+
+
+NO_FAULTS = Faults()
+MANY_FAULTS = Faults(
+    max_delay_s=0.3,
+    duplicate_probability=0.1,
+    lost_answer_probability=0.02,
+    worker_crash_every_s=25.0,
+    node_crash_every_s=60.0,
+    partition_every_s=60.0,
+    executor_restart_every_s=60.0,
+    service_restart_every_s=5.0,
+    service_partition_every_s=60.0,
+)

@@ -1,0 +1,86 @@
+"""What must hold at every sequence of any ledger, checked from the outside: no policy's code is used here."""
+
+from collections.abc import Iterable, Iterator
+
+from elasticflow.shared.messages.events import JobAdmitted, PlanDecided
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.replay.recorded_ledger import Entry
+
+TOLERANCE_S = 1e-3
+
+
+def violations(entries: Iterable[Entry]) -> Iterator[str]:
+    """What is wrong with the ledger, a sentence each, with the sequence."""
+    state, decided = PoolState(), dict[str, int]()
+    for entry in entries:
+        before = state
+        state = ledger_fold.evolve(state, entry.message, entry.sequence)
+        for problem in (
+            *_unordered(before, entry),
+            *_decided_twice(entry, decided),
+            *_risen(before, state),
+            *_overcommitted(state),
+        ):
+            yield f"sequence {entry.sequence}: {problem}"
+
+
+def broken_promises(state: PoolState) -> Iterator[str]:
+    """Jobs whose deadline was guaranteed, and that missed it or never came to their end."""
+    for job in (*state.live_jobs.values(), *state.ended_jobs.values()):
+        promised = job.spec is not None and job.spec.job_class == "slo" and job.deadline_s is not None
+        if not promised or job.phase in (Phase.REJECTED, Phase.CANCELLED, Phase.PROFILING):
+            continue
+        assert job.deadline_s is not None
+        if job.phase is not Phase.FINISHED or job.ended_at_s is None:
+            yield f"{job.job_id} was promised and is {job.phase.value}"
+        elif job.ended_at_s > job.deadline_s + TOLERANCE_S:
+            yield f"{job.job_id} was promised and is {job.ended_at_s - job.deadline_s:.3f} s late"
+
+
+def _unordered(before: PoolState, entry: Entry) -> Iterator[str]:
+    """Compare-and-set: whoever decides has folded every decision before."""
+    plan = entry.message
+    if isinstance(plan, PlanDecided) and not before.plan_sequence <= plan.based_on < entry.sequence:
+        yield f"{plan.service} decided on {plan.based_on}, behind the decision at {before.plan_sequence}"
+
+
+def _decided_twice(entry: Entry, decided: dict[str, int]) -> Iterator[str]:
+    if not isinstance(entry.message, PlanDecided):
+        return
+    for event in entry.message.events:
+        if isinstance(event, JobAdmitted):
+            if event.job_id in decided:
+                yield f"{event.job_id} is admitted again, after {decided[event.job_id]}"
+            decided[event.job_id] = entry.sequence
+
+
+def _risen(before: PoolState, state: PoolState) -> Iterator[str]:
+    """An end is an end."""
+    if state.live_jobs is not before.live_jobs:
+        for job_id in state.live_jobs:
+            if job_id in before.ended_jobs:
+                yield f"{job_id} lives again after its end"
+
+
+def _overcommitted(state: PoolState) -> Iterator[str]:
+    holders: dict[GpuId, str] = {}
+    for job in state.live_jobs.values():
+        if job.gpus and len(set(job.gpus)) != len(job.gpus):
+            yield f"{job.job_id} holds a GPU twice"
+        if job.reserved_gpus and not (
+            len(job.gpus) < len(job.reserved_gpus) and set(job.gpus) <= set(job.reserved_gpus)
+        ):
+            yield f"{job.job_id} holds {job.gpus}, which are no part of its seat {job.reserved_gpus}"
+        for gpu in job.reserved_gpus or job.gpus:
+            if gpu in holders:
+                yield f"{gpu} is held by {holders[gpu]} and {job.job_id}"
+            holders[gpu] = job.job_id
+        for gpu in job.gpus:
+            node = state.nodes.get(gpu.node_id)
+            if node is None or gpu.gpu_index >= node.num_gpus:
+                yield f"{job.job_id} holds {gpu}, which does not exist"
+            elif not node.alive and not job.broken:
+                yield f"{job.job_id} holds {gpu} of a lost node and is not broken"

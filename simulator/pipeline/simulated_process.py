@@ -1,0 +1,178 @@
+"""A process of a service in the simulated pool: the real replica on the in-memory bus, killed and started again."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.memory.faults import Faults as BusFaults
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.replica import open_replica
+from elasticflow.shared.state.policy import Policy
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+
+MAX_OVERDUE_WAKES = 200  # in a row, without an output: live, such a policy would burn a core
+
+
+class Spinning(AssertionError):
+    """A policy asks to be woken at an instant that has passed, and then decides nothing."""
+
+
+class SilentLog:
+    """A logger for simulations: it drops every line."""
+
+    def _drop(self, event: str, **keys: Any) -> None:
+        """Nothing is written."""
+
+    debug = info = warning = error = _drop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSetting:
+    """What all processes of one simulated pool share. make_host: `Host`, or a mutation of it."""
+
+    pool: str
+    loop: VirtualTimeLoop
+    rng: np.random.Generator
+    faults: BusFaults
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    make_host: Callable[..., Host[Any]] = Host
+
+    @property
+    def clock(self) -> VirtualClock:
+        return VirtualClock(self.loop)
+
+    def bus(self) -> MemoryBus:
+        """The connection of a new process."""
+        return MemoryBus(self.broker, clock=self.clock, rng=self.rng, faults=self.faults, delayed=True)
+
+
+Beside = Callable[[MemoryBus, Host[Any]], Coroutine[Any, Any, None]]
+
+
+class SimulatedProcess:
+    """One replica of a service, through all its restarts. A restart keeps nothing but its place in the pool.
+
+    make_policy: the policy of each new process; act: the action handler; beside: what the service does next to its
+    host.
+    """
+
+    def __init__(
+        self,
+        setting: PoolSetting,
+        make_policy: Callable[[], Policy[Any]],
+        name: str,
+        metrics: Metrics,
+        *,
+        takes_commands: bool = False,
+        leads_by_lease: bool = False,
+        act: Callable[[Any], None] | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        self._setting, self._make_policy, self.name, self._metrics = setting, make_policy, name, metrics
+        self._takes_commands, self._leads_by_lease = takes_commands, leads_by_lease
+        self._act, self._beside = act, beside
+        self._num_starts = 0
+        self._bus: MemoryBus | None = None
+        self._end: Callable[[], object] = lambda: None
+        self.host: Host[Any] | None = None  # None until the snapshot is loaded, and after a kill
+
+    @property
+    def runs(self) -> bool:
+        return self._bus is not None
+
+    @property
+    def folded(self) -> PoolState:
+        return self.host.folded if self.host is not None else PoolState()
+
+    @property
+    def link(self) -> DelayedLink:
+        assert self._bus is not None
+        assert isinstance(self._bus.link, DelayedLink)
+        return self._bus.link
+
+    def start(self) -> None:
+        """A new process, with a new name on the bus."""
+        assert not self.runs, f"{self.name} runs already"
+        self._num_starts += 1
+        bus = self._bus = self._setting.bus()
+        instance = f"{self.name}.{self._num_starts}"
+        self._end = self._setting.loop.spawn(self._run(bus, instance), instance).cancel
+
+    def kill(self, *, with_its_machine: bool = False) -> None:
+        """kill -9: what the process sent still arrives, unless its machine went down with it."""
+        if self._bus is None:
+            return
+        if with_its_machine:
+            self.link.cut()
+        self._bus.kill()
+        self._end()
+        self._bus, self.host = None, None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def partition(self, outage_s: float) -> None:
+        """The process runs on and reaches no other process for outage_s."""
+        if self.runs and self.link.up:
+            self.link.cut()
+            self._setting.loop.after(outage_s, self.link.repair)
+
+    async def _run(self, bus: MemoryBus, instance: str) -> None:
+        try:
+            await self._serve(bus, instance)
+        except Exception:
+            if bus is self._bus:  # whatever fails in a killed process has no consequence
+                raise
+
+    async def _serve(self, bus: MemoryBus, instance: str) -> None:
+        def act(action: Any) -> None:
+            assert self._act is not None
+            if bus is self._bus:  # a killed process acts no more
+                self._act(action)
+
+        replica = await open_replica(
+            bus=bus,
+            pool=self._setting.pool,
+            policy=_never_spinning(self._make_policy(), self._setting.loop),
+            clock=self._setting.clock,
+            instance=instance,
+            log=SilentLog(),
+            metrics=self._metrics,
+            takes_commands=self._takes_commands,
+            leads_by_lease=self._leads_by_lease,
+            act=act if self._act is not None else None,
+            make_host=self._setting.make_host,
+        )
+        self.host = replica.host
+        beside = self._beside
+        await replica.run(None if beside is None else lambda host: beside(bus, host))
+
+
+def _never_spinning(policy: Policy[Any], loop: VirtualTimeLoop) -> Policy[Any]:
+    """The policy, which raises Spinning where live it would wake again and again and decide nothing."""
+    num_overdue = 0
+
+    def decide(state: Any, commands: Any, now_s: float) -> tuple[Any, ...]:
+        nonlocal num_overdue
+        outputs = policy.decide(state, commands, now_s)
+        if outputs:
+            num_overdue = 0
+        return outputs
+
+    def wake_at_s(state: Any) -> float | None:
+        nonlocal num_overdue
+        at_s = policy.wake_at_s(state)
+        num_overdue = num_overdue + 1 if at_s is not None and at_s <= loop.now_s else 0
+        if num_overdue > MAX_OVERDUE_WAKES:
+            raise Spinning(f"{policy.service} asks to be woken at {at_s} and decides nothing at {loop.now_s}")
+        return at_s
+
+    return replace(policy, decide=decide, wake_at_s=wake_at_s)

@@ -1,0 +1,282 @@
+"""The counterfactual: a recorded history, continued from one of its messages under other policies.
+
+Taken from the record: the commands and when they were decided, nodes, settings, failures, how many iterations each job
+took, and the profiles, known from the start. Decided again: admission, allocation and placement. Training is modelled
+(`timing.training_time`, fitted to the record): each start takes the recorded median, then a job trains at its measured
+rate. The recorded policies run through the same model, so that its error is visible.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.events import (
+    GenerationStarted,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobProgressed,
+    NodeLost,
+    PlacedJob,
+    PlacementDecided,
+    PlanDecided,
+    PlanEvent,
+    PoolConfigured,
+    ProfileCompleted,
+    WorkersStopped,
+)
+from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.policy import LedgerMessage, Policy
+from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.simulator.engine.event_queue import Engine
+from elasticflow.simulator.engine.policy_driver import PolicyDriver
+from elasticflow.simulator.replay.recorded_ledger import (
+    OPERATOR,
+    Entry,
+    ExogenousEvent,
+    JobRegistry,
+    exogenous_events,
+    folded,
+    job_registry,
+)
+from elasticflow.simulator.timing.training_time import Progress, TrainingTime, fitted_to, true_rate
+
+
+def run_on(
+    entries: tuple[Entry, ...], from_sequence: int, policies: Mapping[str, Policy[Any]], until_s: float
+) -> Mapping[str, Job]:
+    """All jobs at `until_s`, had these policies decided after `from_sequence`; the record's end is its last arrival."""
+    assert entries, "an empty ledger has no counterfactual"
+    return _Counterfactual(entries, from_sequence, policies).run(until_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Training:
+    """A job on the GPUs of one generation. before: it trains there until the switch."""
+
+    job_id: str
+    generation: int
+    progress: Progress
+    before: "_Training | None" = None
+
+    def at(self, now_s: float) -> "_Training":
+        """The generation that trains at this instant."""
+        return self if self.before is None or now_s >= self.progress.starts_s else self.before
+
+
+class _Counterfactual:
+    def __init__(
+        self,
+        entries: tuple[Entry, ...],
+        from_sequence: int,
+        policies: Mapping[str, Policy[Any]],
+    ) -> None:
+        before, after = entries[:from_sequence], entries[from_sequence:]
+        self._recorded, self._fitted = job_registry(entries), fitted_to(entry.message for entry in entries)
+        self._curves = folded(entries).curves
+        self._jobs = JobRegistry()
+        self._engine = Engine(before[-1].stored_at_s if before else after[0].stored_at_s)
+        self._driver = PolicyDriver(self._engine, policies.values(), self._decide)
+        for entry in before:
+            self._fold(entry.message)
+        self._commands: list[Command] = []
+        self._trainings: dict[str, _Training] = {}
+        self._begin()
+        for event in exogenous_events(after):
+            self._engine.at(event.at_s, partial(self._happen, event))
+
+    @property
+    def _state(self) -> PoolState:
+        return self._driver.state
+
+    def run(self, until_s: float) -> Mapping[str, Job]:
+        self._driver.soon()
+        self._engine.run(until_s)
+        return self._jobs.jobs
+
+    # -- the first state ---------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Every profile that the record completes is known, and jobs that train continue."""
+        now_s = self._engine.now_s
+        curves = [
+            ProfileCompleted(profile_key=key, iterations_per_s=curve.iterations_per_s, at_s=now_s)
+            for key, curve in sorted(self._curves.items())
+            if curve.complete
+        ]
+        configured = PoolConfigured(config=self._state.config, at_s=now_s)
+        self._configure((configured, *curves))
+        for _, job in sorted(self._state.live_jobs.items()):
+            if job.gpus and not job.broken and job.phase is Phase.ADMITTED:
+                self._train(job)
+
+    def _configure(self, events: tuple[PlanEvent, ...]) -> None:
+        """Fold a decision of the operator."""
+        sequence, now_s = self._state.sequence, self._engine.now_s
+        self._fold(PlanDecided(service=OPERATOR, based_on=sequence, now_s=now_s, events=events))
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def _happen(self, exogenous: ExogenousEvent) -> None:
+        self._commands += exogenous.commands
+        if exogenous.settings:
+            self._configure(exogenous.settings)
+        match exogenous.event:
+            case NodeLost() as lost:
+                self._report()
+                for job in self._state.live_jobs.values():
+                    if lost.node_id in job.nodes:
+                        self._trainings.pop(job.job_id, None)
+                self._fold(lost)
+            case JobFailed() as failed:
+                if (job := self._state.live_jobs.get(failed.job_id)) is not None:
+                    self._trainings.pop(failed.job_id, None)
+                    failed = replace(failed, generation=job.generation)
+                self._fold(failed)
+                self._stop_workers(failed.job_id)
+            case None:
+                pass
+            case joined:
+                self._fold(joined)
+        self._driver.soon()
+
+    def _train(self, job: Job, before: _Training | None = None) -> None:
+        """The job starts on its GPUs, or switches to them, and ends when its iterations are done.
+
+        Survivors of a loss continue at once, at the rate of the next smaller number of GPUs that was measured.
+        """
+        now_s, state, num_gpus = self._engine.now_s, self._state, len(job.gpus)
+        curve = state.curves.get(spec_of(job).profile_key)
+        starts_s, iteration = now_s, float(job.iteration)
+        if not job.training and not job.reserved_gpus:
+            time = self._fitted or TrainingTime.of_cost(resize_cost(state))
+            after_s = time.starts_s if before is None else time.switches_s
+            starts_s = max(after_s(num_gpus, job.placed_at_s), now_s)
+        elif job.training and (counted_on := known_curve(state, spec_of(job))) is not None:
+            iteration = iteration_at(job, counted_on, now_s, state.config.progress_timeout_s)
+        progress = Progress(
+            starts_s=starts_s,
+            iteration=iteration if before is None else before.progress.iteration_at(starts_s),
+            iterations_per_s=true_rate(curve.iterations_per_s, num_gpus) if curve is not None else 0.0,
+        )
+        training = _Training(job_id=job.job_id, generation=job.generation, progress=progress, before=before)
+        self._trainings[job.job_id] = training
+        self._engine.at(starts_s, partial(self._start, training))
+        if progress.iterations_per_s > 0 and job.phase is Phase.ADMITTED:
+            ends_s = progress.reaches_s(self._iterations_of(job))
+            if before is not None and ends_s < starts_s:  # it ends before the joining workers are ready
+                ends_s = before.progress.reaches_s(self._iterations_of(job))
+            self._engine.at(max(ends_s, now_s), partial(self._finish, training))
+
+    def _iterations_of(self, job: Job) -> float:
+        """As many as the job took in the record, where a metric may have ended it early; else its maximum."""
+        recorded = self._recorded.get(job.job_id)
+        if recorded is not None and recorded.phase is Phase.FINISHED:
+            return float(recorded.iteration)
+        return float(spec_of(job).max_iterations)
+
+    def _start(self, training: _Training) -> None:
+        if self._trainings.get(training.job_id) is training:
+            self._fold(
+                GenerationStarted(
+                    job_id=training.job_id,
+                    generation=training.generation,
+                    num_gpus=len(self._state.live_jobs[training.job_id].gpus),
+                    iteration=int(training.progress.iteration),
+                    at_s=self._engine.now_s,
+                )
+            )
+            self._stop_workers(training.job_id)
+            self._driver.soon()
+
+    def _finish(self, training: _Training) -> None:
+        if self._trainings.get(training.job_id) is training:
+            del self._trainings[training.job_id]
+            self._fold(
+                JobFinished(
+                    job_id=training.job_id,
+                    generation=training.generation,
+                    iteration=round(self._iterations_of(self._state.live_jobs[training.job_id])),
+                    condition="max_iterations",
+                    at_s=self._engine.now_s,
+                )
+            )
+            self._stop_workers(training.job_id)
+            self._driver.soon()
+
+    def _stop_workers(self, job_id: str) -> None:
+        """Each node reports that the job's old workers have stopped: the fold awaits it, and it takes no time here."""
+        job = self._state.job(job_id)
+        for stopping in job.stopping if job is not None else ():
+            self._fold(
+                WorkersStopped(
+                    job_id=job_id,
+                    generation=stopping.generation,
+                    node_id=stopping.node_id,
+                    at_s=self._engine.now_s,
+                )
+            )
+
+    def _report(self) -> None:
+        """Report the progress of every job; the model loses no step, so all of it counts as checkpointed."""
+        now_s = self._engine.now_s
+        for newest in self._trainings.values():
+            training = newest.at(now_s)
+            progress = training.progress
+            if now_s > progress.starts_s:
+                iteration = int(progress.iteration_at(now_s))
+                self._fold(
+                    JobProgressed(
+                        job_id=training.job_id,
+                        generation=training.generation,
+                        iteration=iteration,
+                        iterations_per_s=progress.iterations_per_s,
+                        checkpoint_iteration=iteration,
+                        at_s=now_s,
+                    )
+                )
+
+    # -- decisions ---------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Ask each policy, until none has anything more to decide."""
+        self._report()
+        while True:
+            commands, self._commands = tuple(self._commands), []
+            decided = [self._ask(policy, commands) for policy in self._driver.policies]
+            if not any(decided):
+                break
+
+    def _ask(self, policy: Policy[Any], commands: tuple[Command, ...]) -> bool:
+        decision = self._driver.ask(policy, commands if policy.service == "admission" else ())
+        if decision is None:
+            return False
+        self._fold(decision)
+        for event in decision.events:
+            match event:
+                case PlacementDecided(placements=placements):
+                    for placed in placements:
+                        self._place(placed)
+                case JobCancelled(job_id=job_id):
+                    self._trainings.pop(job_id, None)
+                    self._stop_workers(job_id)
+                case _:
+                    pass
+        return True
+
+    def _place(self, placed: PlacedJob) -> None:
+        self._stop_workers(placed.job_id)
+        previous, job = self._trainings.pop(placed.job_id, None), self._state.live_jobs[placed.job_id]
+        if not placed.gpus:
+            return
+        if previous is not None and job.previous_generation is not None:  # its workers switch
+            self._train(job, previous.at(self._engine.now_s))
+        else:
+            self._train(job)
+
+    def _fold(self, message: LedgerMessage) -> None:
+        self._driver.fold(message)
+        self._jobs.record(message, self._state)

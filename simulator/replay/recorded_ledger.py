@@ -1,0 +1,135 @@
+"""A recorded ledger: its messages, the state after any of them, all its jobs, and its exogenous events.
+
+Reading files and printing are done elsewhere; everything here is a function of the records.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.events import (
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobRejected,
+    NodeJoined,
+    NodeLost,
+    PlanDecided,
+    PlanEvent,
+)
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.policy import LedgerMessage
+from elasticflow.shared.state.pool import PoolState
+
+OPERATOR = "operator"  # the service of decisions that people make: a replay takes them as given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One decoded message of the ledger. message: None if it cannot be decoded; problems say why."""
+
+    sequence: int
+    stored_at_s: float
+    message: LedgerMessage
+    problems: tuple[str, ...] = ()
+
+
+def read_entries(records: Iterable[LedgerRecord]) -> tuple[Entry, ...]:
+    """The messages in the records; like the services, a replay skips messages that it cannot decode."""
+    return tuple(_entry(record) for record in records)
+
+
+def folded(entries: Iterable[Entry], state: PoolState | None = None) -> PoolState:
+    """The state after all entries."""
+    state = state or PoolState()
+    for entry in entries:
+        state = ledger_fold.evolve(state, entry.message, entry.sequence)
+    return state
+
+
+def up_to(
+    entries: tuple[Entry, ...], *, sequence: int | None = None, at_s: float | None = None
+) -> tuple[Entry, ...]:
+    """The entries up to a sequence, or stored up to an instant; both included."""
+    if sequence is not None:
+        entries = entries[:sequence]
+    if at_s is not None:
+        end = next((i for i, entry in enumerate(entries) if entry.stored_at_s > at_s), len(entries))
+        entries = entries[:end]
+    return entries
+
+
+def _entry(record: LedgerRecord) -> Entry:
+    try:
+        message, problems = ledger_message(record.subject, record.data), ()
+    except Undecodable as error:
+        message, problems = None, error.problems
+    return Entry(sequence=record.sequence, stored_at_s=record.stored_at_s, message=message, problems=problems)
+
+
+# --- jobs -----------------------------------------------------------------------------------------------
+
+
+class JobRegistry:
+    """Every job of a history, live or ended; the folded state forgets jobs that ended long ago."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, Job] = {}
+        self._state = PoolState()
+
+    def record(self, message: LedgerMessage, state: PoolState) -> None:
+        """state: after this message."""
+        self._state = state
+        for event in message.events if isinstance(message, PlanDecided) else (message,):
+            if isinstance(event, JobRejected | JobCancelled | JobFinished | JobFailed):
+                job = state.ended_jobs.get(event.job_id)
+                if job is not None:
+                    self._ended[job.job_id] = job
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        """By id."""
+        return {**self._ended, **self._state.live_jobs}
+
+
+def job_registry(entries: tuple[Entry, ...]) -> Mapping[str, Job]:
+    """Every job of these messages, by id."""
+    state, registry = PoolState(), JobRegistry()
+    for entry in entries:
+        state = ledger_fold.evolve(state, entry.message, entry.sequence)
+        registry.record(entry.message, state)
+    return registry.jobs
+
+
+# --- exogenous events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExogenousEvent:
+    """Commands, settings of the operator or one event: no decision of a policy could have changed them."""
+
+    at_s: float
+    commands: tuple[Command, ...] = ()
+    settings: tuple[PlanEvent, ...] = ()
+    event: NodeJoined | NodeLost | JobFailed | None = None
+
+
+def exogenous_events(entries: tuple[Entry, ...]) -> Iterator[ExogenousEvent]:
+    """The exogenous events of these messages, in their order.
+
+    Failures of jobs keep their instant, although a job that runs elsewhere might have failed at another one.
+    """
+    for entry in entries:
+        match entry.message:
+            case PlanDecided(service="admission", commands=commands, now_s=now_s) if commands:
+                yield ExogenousEvent(at_s=now_s, commands=commands)
+            case PlanDecided(service=service, events=events, now_s=now_s) if service == OPERATOR:
+                yield ExogenousEvent(at_s=now_s, settings=events)
+            case NodeJoined() | NodeLost() | JobFailed() as event:
+                yield ExogenousEvent(at_s=event.at_s, event=event)
+            case _:
+                pass

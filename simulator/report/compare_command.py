@@ -1,0 +1,173 @@
+"""`simulate compare`: traces, cluster sizes and policies in; one page with the paper's figures out."""
+
+import json
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from elasticflow.shared.errors import BadSettings
+from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES, policies_named
+from elasticflow.simulator.engine.interruptible import INTERRUPTED
+from elasticflow.simulator.report.run_matrix import NotRun, RunMatrix, Runner
+from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
+from elasticflow.simulator.timing.overhead import overhead_model
+from elasticflow.simulator.trace.command_inputs import make_folder, note, refusing, workload_of
+from elasticflow.simulator.trace.plots import require_matplotlib
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import Outcome
+
+if TYPE_CHECKING:
+    from elasticflow.simulator.bound import Bound
+    from elasticflow.simulator.report.figures import Section
+
+
+def compare(
+    trace: Annotated[
+        list[str], typer.Option(metavar="FILE", help="A trace or a bundled name; repeat it for more.")
+    ],
+    throughputs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of <model>.csv throughput tables.", show_default="bundled"),
+    ] = None,
+    nodes: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Machines; repeat it for more sizes. [default: 4]"),
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each machine.")] = 8,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="The others are compared with the first. Default: all policies."),
+    ] = None,
+    overhead: Annotated[
+        str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")
+    ] = "reference",
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Draw also the most deadlines that any scheduler could meet.")
+    ] = False,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of concurrent simulations.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write report.html and numbers.csv there.")] = Path(
+        "report"
+    ),
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and list them.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed for what a raw trace leaves open.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report and all numbers as one JSON object.")
+    ] = False,
+) -> None:
+    """Compare policies on traces and cluster sizes: figures 7 to 11 of the paper.
+
+    Ctrl-C leaves a report of the completed runs, marked partial (exit code 130).
+
+    \b
+    Examples:
+      eflow simulate compare --trace small --nodes 1 --nodes 2 --out report/
+      eflow simulate compare --trace small --trace bursty --policy selective \\
+        --policy edf --policy gandiva --bound
+      eflow simulate compare --trace small --policy selective --policy edf --json
+    """
+    with refusing():
+        require_matplotlib()
+        matrix = RunMatrix(
+            workloads=tuple(
+                workload_of(one, throughputs, skip_bad=skip_bad, seed=seed) for one in dict.fromkeys(trace)
+            ),
+            clusters=tuple(
+                ClusterShape(num_nodes=count, gpus_per_node=gpus_per_node)
+                for count in dict.fromkeys(nodes or [4])
+            ),
+            policies=tuple(dict.fromkeys(policy or POLICY_NAMES)),
+            overhead=overhead,
+        )
+        _check(matrix)
+        make_folder(out)
+        _write(matrix, out, workers=workers, with_bound=bound, as_json=as_json)
+
+
+def _check(matrix: RunMatrix) -> None:
+    """Refuse wrong names before the first run."""
+    names = [workload.name for workload in matrix.workloads]
+    if len(set(names)) < len(names):
+        raise BadSettings((f"two traces have the same name: {', '.join(sorted(names))}; rename a file",))
+    for policy in matrix.policies:
+        policies_named(policy)
+    overhead_model(matrix.overhead, matrix.clusters[0].num_gpus)
+
+
+def _write(matrix: RunMatrix, folder: Path, *, workers: int, with_bound: bool, as_json: bool) -> None:
+    from elasticflow.simulator.report.page import (  # drawing takes a while to load
+        as_object,
+        write_numbers,
+        write_page,
+    )
+
+    console, bounds = Console(stderr=True), dict[tuple[str, int], "Bound"]()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("simulating", total=None)
+
+        def done(outcome: Outcome) -> None:
+            run = outcome.run
+            bar.update(task, advance=1, description=f"{run.workload.name}: {run.policy}")
+
+        runner = Runner(workers=workers, done=done)
+        try:
+            drawn = _drawn(matrix, runner, bounds, with_bound=with_bound)
+        except KeyboardInterrupt:
+            runner.over = True
+            drawn = _drawn_so_far(matrix, runner, bounds)
+    if not runner.outcomes:
+        with suppress(OSError):  # it has other files
+            folder.rmdir()
+        if as_json:
+            print(json.dumps(as_object([], [], matrix.overhead, partial=True)), flush=True)
+        note("interrupted before the first run had ended: nothing to report")
+        raise typer.Exit(INTERRUPTED)
+    title = "Schedulers compared"
+    preface = f"Overhead model: {matrix.overhead}. All numbers of all runs are in numbers.csv."
+    if runner.over:
+        title += " (partial)"
+        preface += f" Interrupted after {len(runner.outcomes)} runs: figures that need more runs are missing."
+    runs = [
+        outcome.numbers(bounds.get((outcome.run.workload.name, outcome.run.cluster.num_gpus)))
+        for outcome in runner.outcomes.values()
+    ]
+    write_page(folder / "report.html", title, preface, drawn)
+    write_numbers(folder / "numbers.csv", runs)
+    if as_json:
+        print(json.dumps(as_object(drawn, runs, matrix.overhead, partial=runner.over)), flush=True)
+    else:
+        print(folder / "report.html")
+    if runner.over:
+        note(f"interrupted: the report covers the first {len(runner.outcomes)} runs")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _drawn(
+    matrix: RunMatrix, runner: Runner, bounds: "dict[tuple[str, int], Bound]", *, with_bound: bool
+) -> "list[Section]":
+    """All figures. bounds: filled if with_bound."""
+    from elasticflow.simulator.bound import clairvoyant_bound
+    from elasticflow.simulator.report.figures import sections
+
+    runner(matrix.runs())
+    for workload, cluster in product(matrix.workloads, matrix.clusters) if with_bound else ():
+        cost = overhead_model(matrix.overhead, cluster.num_gpus).least(workload.jobs)
+        bounds[workload.name, cluster.num_gpus] = clairvoyant_bound(workload, cluster.num_gpus, cost)
+    return list(sections(matrix, runner, bounds))
+
+
+def _drawn_so_far(
+    matrix: RunMatrix, runner: Runner, bounds: "dict[tuple[str, int], Bound]"
+) -> "list[Section]":
+    """The figures of the completed runs; those that need more runs are left out."""
+    from elasticflow.simulator.report.figures import sections
+
+    drawn, part = list["Section"](), matrix.first(runner.num_done(matrix.runs()))
+    with suppress(NotRun):
+        for section in sections(part, runner, bounds) if part is not None else ():
+            drawn.append(section)
+    return drawn

@@ -1,0 +1,53 @@
+"""Inputs and output folders of the simulate commands, and how a command refuses them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import typer
+
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace, bundled_traces
+from elasticflow.simulator.workload.input_errors import refusal
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import Workload
+
+CANNOT = 2  # exit code, as that of `eflow`
+
+
+def workload_of(trace: str, throughputs: Path | None, *, skip_bad: bool, seed: int) -> Workload:
+    """The jobs of a file, or of a bundled trace by its name; skipped rows are listed on stderr."""
+    file = bundled_trace(trace) if trace in bundled_traces() else Path(trace)
+    tables = read_throughputs(throughputs or bundled_throughputs())
+    workload = read_trace(file, tables, skip_bad, seed)
+    for row in workload.skipped:
+        note(f"skipped: {row}")
+    return workload
+
+
+def make_folder(folder: Path) -> None:
+    """Make the output folder and check that files can be written there, before a run that may take hours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise refusal(folder, f"no file can be written there: {error.strerror or error}") from error
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Print an ElasticFlowError as one sentence and exit with code 2."""
+    try:
+        yield
+    except ElasticFlowError as error:
+        note(f"eflow: {error}")
+        raise typer.Exit(CANNOT) from None
+
+
+def note(text: str) -> None:
+    """Print a line that is not part of the result."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,128 @@
+"""A result as pictures (matplotlib, the extra `plot`): GPUs by job, submitted and admitted jobs, efficiency."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elasticflow.shared.errors import BadSettings
+from elasticflow.simulator.trace.result import Fate, Result
+from elasticflow.simulator.trace.timeline import Pieces, efficiency, held_gpus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_JOBS_DRAWN = 12  # each in its own colour; the others share one
+NUM_INTERVALS = 300
+SIZE_INCHES, DPI = (9.0, 3.6), 110
+UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3_600.0, "hours", 3_600.0), (0.0, "seconds", 1.0))
+
+
+def require_matplotlib() -> None:
+    """Raise BadSettings before a long run if the extra is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise BadSettings(("--out draws with matplotlib: pip install 'elasticflow[plot]'",)) from None
+
+
+def write_plots(result: Result, folder: Path) -> None:
+    """gpus.png, jobs.png, efficiency.png."""
+    for name, draw in (("gpus", _gpus), ("jobs", _jobs), ("efficiency", _efficiency)):
+        figure, axes = _canvas()
+        span = _Span(result)
+        draw(axes, result, span)
+        axes.set_xlabel(f"{span.unit} since the first submission")
+        axes.set_xlim(0, span.last)
+        axes.set_ylim(bottom=0)
+        figure.savefig(folder / f"{name}.png", dpi=DPI)
+
+
+class _Span:
+    """The time axis: edges of equal intervals, in a readable unit."""
+
+    def __init__(self, result: Result) -> None:
+        start_s = result.workload.jobs[0].submitted_at_s
+        length_s = max(result.ended_at_s - start_s, 1.0)
+        self.start_s = start_s
+        self.unit, self._unit_s = next((unit, size) for least, unit, size in UNITS if length_s >= least)
+        self.edges_s_B = start_s + np.linspace(0.0, length_s, NUM_INTERVALS + 1)
+        self.last = length_s / self._unit_s
+
+    def shown(self, at_s: "np.ndarray") -> "np.ndarray":
+        return (at_s - self.start_s) / self._unit_s
+
+    def steps(self, pieces: Pieces) -> "np.ndarray":
+        """Means over the intervals for `step(where="post")`: the last one twice."""
+        means = pieces.means(self.edges_s_B)
+        return np.append(means, means[-1])
+
+
+def _canvas() -> "tuple[Figure, Axes]":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    return figure, axes
+
+
+def _gpus(axes: "Axes", result: Result, span: _Span) -> None:
+    """GPUs held, stacked: the jobs with the most GPU time each, the others together at the bottom."""
+    by_use = sorted(result.fates, key=_by_use)
+    named = [fate for fate in by_use[:MAX_JOBS_DRAWN] if fate.occupancies]
+    layers = [span.steps(held_gpus(result, [fate.job.job_id])) for fate in named]
+    labels = [fate.job.job_id[:12] for fate in named]
+    others = [fate.job.job_id for fate in by_use[MAX_JOBS_DRAWN:] if fate.occupancies]
+    colours = _colours(len(named))
+    if others:
+        layers.insert(0, span.steps(held_gpus(result, others)))
+        labels.insert(0, f"{len(others)} more jobs")
+        colours.insert(0, "0.8")
+    if layers:
+        axes.stackplot(span.shown(span.edges_s_B), layers, labels=labels, colors=colours, step="post")
+        handles, texts = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], texts[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
+    axes.axhline(result.cluster.num_gpus, color="black", linewidth=0.8, linestyle=":")
+    axes.set_ylabel("GPUs held")
+
+
+def _jobs(axes: "Axes", result: Result, span: _Span) -> None:
+    """Jobs so far: submitted, admitted, and ended by their deadline."""
+    admitted_s = sorted(
+        fate.decided_at_s for fate in result.fates if fate.admitted and fate.decided_at_s is not None
+    )
+    met_s = sorted(fate.finished_at_s for fate in result.fates if fate.met and fate.finished_at_s is not None)
+    for label, at_s, colour in (
+        ("submitted", [fate.job.submitted_at_s for fate in result.submitted], "0.6"),
+        ("admitted", admitted_s, "tab:blue"),
+        ("ended by their deadline", met_s, "tab:green"),
+    ):
+        counts = np.searchsorted(np.array(at_s), span.edges_s_B, side="right")
+        axes.step(span.shown(span.edges_s_B), counts, where="post", label=label, color=colour)
+    axes.set_ylabel("jobs")
+    axes.legend(loc="upper left", fontsize=8)
+
+
+def _efficiency(axes: "Axes", result: Result, span: _Span) -> None:
+    at = span.shown(span.edges_s_B)
+    axes.step(at, span.steps(efficiency(result)), where="post", color="tab:blue", label="cluster efficiency")
+    axes.axhline(result.cluster_efficiency, color="tab:blue", linewidth=0.8, linestyle=":", label="its mean")
+    axes.set_ylabel("cluster efficiency")
+    axes.legend(loc="upper right", fontsize=8)
+
+
+def _by_use(fate: Fate) -> tuple[float, str]:
+    return -fate.gpu_seconds, fate.job.job_id
+
+
+def _colours(count: int) -> list[str]:
+    """Light and dark of one hue alternate: adjacent layers are easy to distinguish."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colour) for colour in colormaps["tab20"].colors[:count]]  # pyright: ignore[reportAttributeAccessIssue]

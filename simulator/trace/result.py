@@ -1,0 +1,223 @@
+"""The result of a simulation: the fate of each job, and the numbers computed from all of them.
+
+Everything counts what happened on the simulated cluster, never a plan.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from elasticflow.shared.messages.events import (
+    JobAdmitted,
+    JobRejected,
+    PlacementDecided,
+    PlanEvent,
+    RejectionReason,
+)
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.trace.cluster_state import Occupancy, Outage
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """The outcome of one job. Neither admitted nor rejected: undecided when the simulation stopped.
+
+    decided_at_s: later than its submission if it waited for a node to rejoin.
+    """
+
+    job: TraceJob
+    admitted: bool
+    rejection: RejectionReason | None
+    decided_at_s: float | None
+    finished_at_s: float | None
+    occupancies: tuple[Occupancy, ...]
+
+    @property
+    def met(self) -> bool:
+        """Whether it had a deadline and ended by then."""
+        if self.job.deadline_s is None or self.finished_at_s is None:
+            return False
+        return self.finished_at_s <= self.job.deadline_s
+
+    @property
+    def gpu_seconds(self) -> float:
+        return sum(occupancy.gpu_seconds for occupancy in self.occupancies)
+
+
+class JobLog:
+    """Admissions, rejections, ends and migrations of one simulation, recorded as they happen.
+
+    The ledger's fold forgets jobs that ended long ago.
+    """
+
+    def __init__(self) -> None:
+        self.admitted: set[str] = set()
+        self.rejected: dict[str, RejectionReason] = {}
+        self.decided_at_s: dict[str, float] = {}
+        self.finished_at_s: dict[str, float] = {}
+        self.num_migrations = 0
+
+    @property
+    def num_settled(self) -> int:
+        """Jobs that were rejected or have ended."""
+        return len(self.rejected) + len(self.finished_at_s)
+
+    def record(self, event: PlanEvent, now_s: float) -> None:
+        """Note an admission, a rejection or the migrations of a placement."""
+        match event:
+            case JobAdmitted():
+                self.admitted.add(event.job_id)
+                self.decided_at_s[event.job_id] = now_s
+            case JobRejected():
+                self.rejected[event.job_id] = event.reason
+                self.decided_at_s[event.job_id] = now_s
+            case PlacementDecided():
+                self.num_migrations += len(event.migrated)
+            case _:
+                pass
+
+    def fate(self, job: TraceJob, occupancies: Iterable[Occupancy]) -> Fate:
+        """The fate of the job so far."""
+        return Fate(
+            job=job,
+            admitted=job.job_id in self.admitted,
+            rejection=self.rejected.get(job.job_id),
+            decided_at_s=self.decided_at_s.get(job.job_id),
+            finished_at_s=self.finished_at_s.get(job.job_id),
+            occupancies=tuple(occupancies),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)  # not slotted: cached properties
+class Result:
+    """partial: the simulation was stopped at ended_at_s; jobs that had not ended then have no finish."""
+
+    workload: Workload
+    cluster: ClusterShape
+    fates: tuple[Fate, ...]  # in the order of the workload
+    outages: tuple[Outage, ...]  # in the order of their beginning
+    num_migrations: int
+    ended_at_s: float
+    partial: bool
+
+    @property
+    def submitted(self) -> tuple[Fate, ...]:
+        """Fates of the jobs that had arrived when the simulation ended."""
+        return tuple(
+            fate for fate in self.fates if not self.partial or fate.job.submitted_at_s <= self.ended_at_s
+        )
+
+    @property
+    def num_slo(self) -> int:
+        """Jobs of class slo that were submitted."""
+        return sum(fate.job.job_class is JobClass.SLO for fate in self.submitted)
+
+    @property
+    def num_admitted(self) -> int:
+        return sum(fate.admitted for fate in self.fates)
+
+    @property
+    def num_rejected(self) -> int:
+        return sum(fate.rejection is not None for fate in self.fates)
+
+    def num_met(self, job_class: JobClass = JobClass.SLO) -> int:
+        """Jobs of this class that ended by their deadline."""
+        return sum(fate.met for fate in self.fates if fate.job.job_class is job_class)
+
+    def num_late(self, job_class: JobClass = JobClass.SLO) -> int:
+        """Admitted jobs of this class whose deadline passed before they ended: of class slo, broken promises."""
+        return sum(self._is_late(fate) for fate in self.fates if fate.job.job_class is job_class)
+
+    def _is_late(self, fate: Fate) -> bool:
+        deadline_s = fate.job.deadline_s
+        if not fate.admitted or fate.met or deadline_s is None:
+            return False
+        return fate.finished_at_s is not None or not self.partial or deadline_s < self.ended_at_s
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(fate.admitted and fate.finished_at_s is None for fate in self.fates)
+
+    @property
+    def deadline_satisfactory_ratio(self) -> float | None:
+        """Jobs of class slo that met their deadline over all of them, rejected ones included."""
+        return self.num_met() / self.num_slo if self.num_slo else None
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """From the first submission to the last end."""
+        ends_s = [fate.finished_at_s for fate in self.fates if fate.finished_at_s is not None]
+        if self.partial:
+            ends_s.append(self.ended_at_s)
+        return max(ends_s) - self.workload.jobs[0].submitted_at_s if ends_s else 0.0
+
+    @property
+    def cluster_efficiency(self) -> float:
+        """The mean of equation 8 (ElasticFlow, section 6.1) over the makespan.
+
+        Each GPU counts its part of its job's throughput, relative to the throughput of one GPU.
+        """
+        if not self.makespan_s:
+            return 0.0
+        alone_s = sum(
+            occupancy.iterations / rate_alone(fate.job.curve)
+            for fate in self.fates
+            for occupancy in fate.occupancies
+        )
+        return alone_s / (self.cluster.num_gpus * self.makespan_s)
+
+    @property
+    def mean_jct_best_effort_s(self) -> float | None:
+        """From submission to end, over the best-effort jobs that ended."""
+        times_s = [
+            fate.finished_at_s - fate.job.submitted_at_s
+            for fate in self.fates
+            if fate.job.job_class is JobClass.BEST_EFFORT and fate.finished_at_s is not None
+        ]
+        return sum(times_s) / len(times_s) if times_s else None
+
+    @property
+    def num_resizes(self) -> int:
+        """Changes of GPUs after each job's first placement, migrations excluded."""
+        return sum(max(len(fate.occupancies) - 1, 0) for fate in self.fates) - self.num_migrations
+
+    @property
+    def num_outages(self) -> int:
+        """Losses of a node."""
+        return len(self.outages)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours held by jobs, stops included."""
+        return sum(fate.gpu_seconds for fate in self.fates) / HOUR_S
+
+    def numbers(self) -> Mapping[str, object]:
+        """The published numbers of this run, by name."""
+        return {
+            "jobs": len(self.submitted),
+            "admitted": self.num_admitted,
+            "rejected": self.num_rejected,
+            "met": self.num_met(),
+            "late": self.num_late(),
+            "soft_met": self.num_met(JobClass.SOFT),
+            "soft_late": self.num_late(JobClass.SOFT),
+            "unfinished": self.num_unfinished,
+            "deadline_satisfactory_ratio": self.deadline_satisfactory_ratio,
+            "cluster_efficiency": self.cluster_efficiency,
+            "makespan_s": self.makespan_s,
+            "mean_jct_best_effort_s": self.mean_jct_best_effort_s,
+            "resizes": self.num_resizes,
+            "migrations": self.num_migrations,
+            "outages": self.num_outages,
+            "gpu_hours": self.gpu_hours,
+        }
+
+
+def rate_alone(curve: ScalingCurve) -> float:
+    """Iterations/s on one GPU; if the job needs more, one GPU's part at its smallest level."""
+    return curve.iterations_per_s_L[0] / curve.num_gpus_L[0]

@@ -1,0 +1,248 @@
+"""The loop: events of the simulated cluster enter the ledger, the policies decide, their decisions change the cluster.
+
+Policies decide once for all events of one instant; a decision takes no time. The simulation records only the events
+that policies need: nodes join and are lost, a generation starts, its workers stop, a job finishes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle, groupby
+from typing import Any, Protocol
+
+from elasticflow.shared.messages.commands import Command, SubmitJob
+from elasticflow.shared.messages.events import (
+    PlacedJob,
+    PlacementDecided,
+    PlanEvent,
+)
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.state.policy import Policy
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
+from elasticflow.simulator.engine.event_queue import Engine
+from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
+from elasticflow.simulator.trace import simulated_events
+from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Occupancy, Training
+from elasticflow.simulator.trace.node_failures import FailingNodes, Failures
+from elasticflow.simulator.trace.result import JobLog, Result
+from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, submission
+from elasticflow.simulator.trace.speed_noise import SpeedNoise, ThroughputReports
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+# If no job has trained for this long (beside a stop) after the last arrival, waiting jobs will wait forever, and so
+# will jobs that are resized again before each stop ends. Where nodes fail, a pool may be down for many mean outages.
+STARVED_S = 2 * 86_400.0
+LONG_OUTAGES = 20.0  # in means: one exponential time in 500 million is longer
+
+
+class Observer(Protocol):
+    """Sees every decision. before: the state that it is based on."""
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None: ...
+
+
+class Simulation:
+    """One workload on one cluster under one set of policies, which decide in their order."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterShape,
+        policies: Mapping[str, Policy[Any]] | None = None,
+        *,
+        resize_cost: ResizeCost,
+        admission: AdmissionPolicy = "selective",
+        reserve_nodes: int = 0,
+        failures: Failures | None = None,
+        confidence: float | None = None,
+        noise: SpeedNoise | None = None,
+        costs: Mapping[str, ResizeCost] = NO_COSTS,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        assert workload.jobs, "a simulation needs a job"
+        self.workload, self.cluster = workload, cluster
+        self._observers = observers
+        self._jobs = {job.job_id: job for job in workload.jobs}
+        self._engine = Engine(workload.jobs[0].submitted_at_s)
+        self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
+        self._fold, self._soon = self._driver.fold, self._driver.soon
+        self.cluster_state = ClusterState(
+            cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS, costs
+        )
+        self._reports = noise and ThroughputReports(
+            self._engine, self.cluster_state, fold=self._fold, soon=self._soon
+        )
+        self._commands: list[SubmitJob] = []
+        self._num_to_come = len(workload.jobs)
+        outage_s = LONG_OUTAGES * failures.mean_down_s if failures is not None else 0.0
+        self._starved_s = STARVED_S + max(resize_cost.seconds_C) + outage_s
+        self._log = JobLog()
+        for node_id in cluster.node_ids:
+            self._join(node_id)
+        config = pool_config(
+            workload,
+            resize_cost,
+            admission=admission,
+            reserve_nodes=reserve_nodes,
+            confidence=confidence,
+            speed_noise=noise.sigma if noise else 0.0,
+        )
+        self._fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
+        for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
+            self._engine.at(at_s, partial(self._arrive, tuple(together)))
+        if failures is not None:
+            FailingNodes(self._engine, cluster.node_ids, failures, lose=self._lose, rejoin=self._rejoin)
+
+    @property
+    def state(self) -> PoolState:
+        """The folded ledger."""
+        return self._driver.state
+
+    @property
+    def num_settled(self) -> int:
+        """Jobs that were rejected or have ended."""
+        return self._log.num_settled
+
+    @property
+    def now_s(self) -> float:
+        return self._engine.now_s
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Result:
+        """Run until every job has ended or never can; or until stop(), then the result is partial."""
+        stopped = False
+
+        def over() -> bool:
+            nonlocal stopped
+            if self._is_over():
+                return True
+            stopped = stop()
+            return stopped
+
+        self._engine.run(NEVER_S, over)
+        for job_id in tuple(self.cluster_state.trainings):
+            self.cluster_state.release(job_id, self.now_s)
+        return self._result(partial=stopped)
+
+    def _result(self, *, partial: bool) -> Result:
+        occupancies = defaultdict[str, list[Occupancy]](list)
+        for occupancy in self.cluster_state.occupancies:
+            occupancies[occupancy.job_id].append(occupancy)
+        return Result(
+            workload=self.workload,
+            cluster=self.cluster,
+            fates=tuple(self._log.fate(job, occupancies[job.job_id]) for job in self.workload.jobs),
+            outages=tuple(self.cluster_state.outages),
+            num_migrations=self._log.num_migrations,
+            ended_at_s=self.now_s,
+            partial=partial,
+        )
+
+    def _is_over(self) -> bool:
+        if self._num_to_come or self._commands:
+            return False
+        if not self.state.live_jobs:
+            return True
+        last_trained_s = max(
+            self.cluster_state.last_trained_s(self.now_s), self.workload.jobs[-1].submitted_at_s
+        )
+        return self.now_s - last_trained_s > self._starved_s
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def _arrive(self, jobs: tuple[TraceJob, ...]) -> None:
+        self._num_to_come -= len(jobs)
+        self._commands.extend(submission(job) for job in jobs)
+        self._soon()
+
+    def _start(self, training: Training) -> None:
+        """The stop ends, unless the job has left these GPUs."""
+        if self.cluster_state.is_present(training):
+            self._fold(simulated_events.generation_started(training, self.now_s))
+            if self._reports is not None:
+                self._reports.begin(training)
+
+    def _finish(self, training: Training) -> None:
+        if not self.cluster_state.is_present(training):
+            return
+        job_id = training.job.job_id
+        self._log.finished_at_s[job_id] = self.now_s
+        self._fold(simulated_events.job_finished(training, self.now_s))
+        self._report_stopped(job_id)
+        self.cluster_state.finish(job_id, self.now_s)
+        self._soon()
+
+    def _join(self, node_id: str) -> None:
+        known = self.state.nodes.get(node_id)
+        self._fold(simulated_events.node_joined(node_id, self.cluster.gpus_per_node, known, self.now_s))
+
+    def _lose(self, node_id: str) -> None:
+        """A node is lost; its jobs lose their GPUs and keep their progress."""
+        for job_id in self.cluster_state.jobs_on(node_id):
+            self._fold(simulated_events.progressed(self.cluster_state.trainings[job_id], self.now_s))
+            self.cluster_state.release(job_id, self.now_s)
+        self.cluster_state.lose(node_id, self.now_s)
+        self._fold(simulated_events.node_lost(self.state.nodes[node_id], self.now_s))
+        self._soon()
+
+    def _rejoin(self, node_id: str) -> None:
+        self.cluster_state.rejoin(node_id, self.now_s)
+        self._join(node_id)
+        self._soon()
+
+    # -- decisions ---------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Ask the policies in turn, until all others have nothing to decide after the last decision."""
+        silent = 0
+        if self._reports is not None:
+            self._reports.report()
+        for policy in cycle(self._driver.policies):
+            silent = 1 if self._ask(policy) else silent + 1
+            if silent == len(self._driver.policies):
+                break
+
+    def _ask(self, policy: Policy[Any]) -> bool:
+        """Whether the policy decided anything."""
+        commands = tuple[Command, ...]()
+        if policy.service == "admission":
+            commands, self._commands = tuple(self._commands), []
+            if (
+                not commands and not self.state.profiling_jobs
+            ):  # all curves are known: such jobs wait for a node
+                return False
+        before, decision = self.state, self._driver.ask(policy, commands)
+        if decision is None:
+            return False
+        self._fold(decision)
+        for event in decision.events:
+            self._log.record(event, self.now_s)
+            if isinstance(event, PlacementDecided):
+                self._carry_out(event)
+        for observer in self._observers:
+            observer.decided(before, decision.events, self.now_s)
+        return True
+
+    # -- placements --------------------------------------------------------------------------------------
+
+    def _carry_out(self, decision: PlacementDecided) -> None:
+        """All jobs leave their GPUs before any job takes new ones."""
+        for placed in decision.placements:
+            self.cluster_state.release(placed.job_id, self.now_s)
+            self._report_stopped(placed.job_id)
+        for placed in decision.placements:
+            if placed.gpus:
+                self._occupy(placed)
+
+    def _report_stopped(self, job_id: str) -> None:
+        """Each node reports that the job's workers have stopped; otherwise the fold never forgets an ended job."""
+        job, iteration = self.state.job(job_id), self.cluster_state.iteration(job_id, self.now_s)
+        for stopping in job.stopping if job is not None else ():
+            self._fold(simulated_events.workers_stopped(job_id, stopping, iteration, self.now_s))
+
+    def _occupy(self, placed: PlacedJob) -> None:
+        job = self._jobs[placed.job_id]
+        training = self.cluster_state.occupy(job, placed.generation, placed.gpus, self.now_s)
+        self._engine.at(training.starts_s, lambda: self._start(training))
+        if training.done_at_s < NEVER_S:
+            self._engine.at(training.done_at_s, lambda: self._finish(training))

@@ -1,0 +1,79 @@
+"""Jobs whose true speed differs from their curve, each by its own factor at any number of GPUs, and reports of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.events import JobProgressed
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.engine.event_queue import Engine
+from elasticflow.simulator.trace import simulated_events
+from elasticflow.simulator.trace.cluster_state import ClusterState, Training
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+FIRST_MEASURED_S = 60.0  # of training
+
+
+class ThroughputReports:
+    """Reports measured speed and progress of jobs. fold: records an event; soon: makes the policies decide."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cluster_state: ClusterState,
+        *,
+        fold: Callable[[JobProgressed], None],
+        soon: Callable[[], None],
+    ) -> None:
+        self._engine, self._cluster_state, self._fold, self._soon = engine, cluster_state, fold, soon
+
+    def begin(self, training: Training) -> None:
+        """Report its speed after FIRST_MEASURED_S, then at doubling intervals."""
+        self._measure_after(training, FIRST_MEASURED_S)
+
+    def report(self) -> None:
+        """Report the true progress of each job."""
+        now_s = self._engine.now_s
+        for training in self._cluster_state.trainings.values():
+            if training.starts_s < now_s:
+                self._fold(simulated_events.progressed(training, now_s))
+
+    def _measure_after(self, training: Training, wait_s: float) -> None:
+        self._engine.after(wait_s, lambda: self._measure(training, wait_s))
+
+    def _measure(self, training: Training, waited_s: float) -> None:
+        if self._cluster_state.is_present(training):
+            self._fold(simulated_events.progressed(training, self._engine.now_s, measured=True))
+            self._measure_after(training, 2 * waited_s)
+            self._soon()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedNoise:
+    """The logarithm of the factor is normal with mean 0. sigma: its standard deviation."""
+
+    seed: int
+    sigma: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma <= 1:
+            raise BadSettings((f"speed noise must be above 0 and at most 1, not {self.sigma:g}",))
+
+    def speeds(self, workload: Workload) -> Mapping[str, float]:
+        """The true speed over the curve's, by job."""
+        chance = np.random.default_rng(self.seed)
+        factors = chance.lognormal(0.0, self.sigma, len(workload.jobs))
+        return {job.job_id: float(factor) for job, factor in zip(workload.jobs, factors, strict=True)}
+
+    def revealed(self, workload: Workload) -> Workload:
+        """The same jobs with their true curves, for a bound that knows the future."""
+        speeds = self.speeds(workload)
+        jobs = (_at_speed(job, speeds[job.job_id]) for job in workload.jobs)
+        return Workload.of(workload.name, jobs, workload.skipped)
+
+
+def _at_speed(job: TraceJob, speed: float) -> TraceJob:
+    rates = tuple(speed * rate for rate in job.curve.iterations_per_s_L)
+    return replace(job, curve=ScalingCurve(job.curve.num_gpus_L, rates))

@@ -1,0 +1,110 @@
+"""Certificates: what a decision of admission claims, in plain numbers that anyone can check.
+
+An admission carries the whole schedule of every promise that it changes; a refusal carries an infeasibility
+certificate. The types here are independent of the scheduler's, so that `checker` shares no code with what it checks.
+Both survive JSON without the loss of a bit.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
+
+from elasticflow.shared.messages.rejection import InfeasibilityCertificate
+
+
+class Level(NamedTuple):
+    """A job on `num_gpus` GPUs: its speed, and how long it stops when it changes to them."""
+
+    num_gpus: int
+    iterations_per_s: float
+    stop_s: float
+
+
+class Held(NamedTuple):
+    """`num_gpus` GPUs held within [start_s, end_s): the checker's own type, independent of `ShareSegment`."""
+
+    start_s: float
+    end_s: float
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifiedJob:
+    """A job at the instant of a decision.
+
+    levels: all numbers of GPUs that it runs on. stalled_until_s: it makes no progress before; another change of GPUs
+    stops it anew.
+    """
+
+    job_id: str
+    remaining_iterations: float
+    deadline_s: float
+    levels: tuple[Level, ...]
+    current_num_gpus: int = 0
+    stalled_until_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.remaining_iterations, self.deadline_s, self.stalled_until_s))):
+            raise ValueError(f"numbers of {self.job_id} must be finite: {self}")
+        if not _possible(self.levels):
+            raise ValueError(
+                f"levels of {self.job_id} must differ and need GPUs, a speed and a stop: {self.levels}"
+            )
+
+
+@lru_cache(maxsize=1 << 12)  # a job's levels are the same in all its certificates
+def _possible(levels: tuple[Level, ...]) -> bool:
+    differ = len({level.num_gpus for level in levels}) == len(levels)
+    return differ and all(
+        n >= 1 and 0 < rate < math.inf and 0 <= stop_s < math.inf for n, rate, stop_s in levels
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """A job and its schedule, in order of time. Only the part after the decision counts."""
+
+    job: CertifiedJob
+    schedule: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseCertificate:
+    """All promises can be kept together on `num_gpus` GPUs.
+
+    promises: the new and changed ones since the last certificate; the others are unchanged.
+    ended: jobs whose promise has ended.
+    """
+
+    now_s: float
+    num_gpus: int
+    promises: tuple[Promise, ...]
+    ended: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalCertificate:
+    """`arriving_job` cannot be promised beside `promised`, the promised jobs that the proof counts."""
+
+    now_s: float
+    num_gpus: int
+    arriving_job: CertifiedJob
+    promised: tuple[CertifiedJob, ...]
+    infeasibility_certificate: InfeasibilityCertificate
+
+
+Certificate = PromiseCertificate | RefusalCertificate
+_CERTIFICATE: TypeAdapter[Certificate] = TypeAdapter(Certificate)
+
+
+def to_json(certificate: Certificate) -> bytes:
+    """The certificate as one line of JSON; floats are written so that they are read back to the last bit."""
+    return _CERTIFICATE.dump_json(certificate)
+
+
+def from_json(line: bytes) -> Certificate:
+    """The certificate in this line. Raises pydantic's ValidationError, which names each bad field."""
+    return _CERTIFICATE.validate_json(line)

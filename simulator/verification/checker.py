@@ -1,0 +1,208 @@
+"""Checks certificates. It shares no code with the scheduler: its model of progress is written here only.
+
+Admissions are checked in whole numbers, without tolerance: every float is a whole number of units of 2^-1074. Refusals
+are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes to n GPUs,
+from another number or from none, stops for the stop of n and holds the GPUs meanwhile; then it does rate(n)
+iterations a second.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from elasticflow.shared.messages import rejection
+from elasticflow.simulator.verification.certificates import (
+    CertifiedJob,
+    Level,
+    Promise,
+    PromiseCertificate,
+    RefusalCertificate,
+)
+
+_UNIT_BITS = 1074
+_ROUNDING = 1e-9  # relative; the sums behind a refusal lose far less
+_Prices = Sequence[rejection.PricedInterval]
+_Hull = tuple[Level, list[Level], list[tuple[int, float]]]
+
+
+class Checker:
+    """Keeps every promise as last certified. Its methods return what is wrong, one sentence each."""
+
+    def __init__(self) -> None:
+        self._promises: dict[str, Promise] = {}
+
+    def check_promises(self, certificate: PromiseCertificate) -> list[str]:
+        """Check that each new or changed schedule keeps its promise, and that all schedules fit together."""
+        problems: list[str] = []
+        for job_id in certificate.ended:
+            self._promises.pop(job_id, None)
+        for promise in certificate.promises:
+            job = promise.job
+            known = self._promises.get(job.job_id, promise).job
+            problem = _amended(known, job) or _broken(promise, certificate.now_s)
+            self._promises[job.job_id] = promise
+            if problem is not None:
+                problems.append(f"{job.job_id}: {problem}")
+        return problems + list(self._overdraft(certificate.now_s, certificate.num_gpus))
+
+    def check_refusal(self, refusal: RefusalCertificate) -> list[str]:
+        """Check that the infeasibility certificate proves its claim, and that the jobs it counts are promised."""
+        problems = [f"{refusal.arriving_job.job_id}: {problem}" for problem in _refusal_problems(refusal)]
+        counted = {refusal.arriving_job.job_id}
+        for job in refusal.promised:
+            promise = self._promises.get(job.job_id)
+            problem = "it is not promised" if promise is None else _amended(promise.job, job)
+            if problem is not None or job.job_id in counted:
+                problems.append(f"{job.job_id}: {problem or 'it is counted twice'}")
+            counted.add(job.job_id)
+        return problems
+
+    def _overdraft(self, now_s: float, num_gpus: int) -> Iterator[str]:
+        """The instant from `now_s` on at which most GPUs are missing, if any are."""
+        segments = [segment for promise in self._promises.values() for segment in promise.schedule]
+        if segments:
+            start_s, end_s, gpus = np.array(segments).T  # numbers of GPUs are exact as floats
+            instants_s = np.maximum(np.concatenate((start_s, end_s)), now_s)
+            order = np.argsort(instants_s)
+            instants_s, held = instants_s[order], np.cumsum(np.concatenate((gpus, -gpus))[order])
+            settled = np.append(instants_s[1:] != instants_s[:-1], True)  # the last change of its instant
+            most = int(np.argmax(np.where(settled, held, 0)))
+            if held[most] > num_gpus:
+                yield f"{held[most]:.0f} GPUs are held at {instants_s[most]} s, of {num_gpus}"
+
+
+def _amended(promised: CertifiedJob, job: CertifiedJob) -> str | None:
+    """A promise has one deadline; for another deadline it must end and be made anew."""
+    return None if promised.deadline_s == job.deadline_s else f"it was promised for {promised.deadline_s} s"
+
+
+def _broken(promise: Promise, now_s: float) -> str | None:
+    """Why this is no schedule of its job, or leaves it late: all iterations end by the deadline, to the last bit."""
+    job, now, deadline = promise.job, _units(now_s), _units(promise.job.deadline_s)
+    levels, free_s = _exactly(job.levels), -math.inf
+    held, until, ready, done = job.current_num_gpus, now, _units(job.stalled_until_s), 0
+    for start_s, end_s, num_gpus in promise.schedule:
+        if not (free_s <= start_s < end_s < math.inf and start_s > -math.inf):
+            return f"its schedule is out of order at {start_s} s"
+        if num_gpus not in levels:
+            return f"it does not run on {num_gpus} GPUs"
+        start, end, (rate, stop), free_s = max(_units(start_s), now), _units(end_s), levels[num_gpus], end_s
+        if end > now:
+            if num_gpus != held or start > until:
+                ready = start + stop
+            done += rate * max(min(end, deadline) - max(start, ready), 0)
+            held, until = num_gpus, end
+    if done < _units(job.remaining_iterations) << _UNIT_BITS:
+        return f"its schedule does not end it by {job.deadline_s} s"
+    return None
+
+
+@lru_cache(maxsize=1 << 12)
+def _exactly(levels: tuple[Level, ...]) -> dict[int, tuple[int, int]]:
+    """Speed and stop of each level, in units."""
+    return {num_gpus: (_units(speed), _units(stop_s)) for num_gpus, speed, stop_s in levels}
+
+
+@lru_cache(maxsize=1 << 14)
+def _units(value: float) -> int:
+    numerator, denominator = value.as_integer_ratio()
+    return numerator << (_UNIT_BITS + 1 - denominator.bit_length())
+
+
+def _refusal_problems(refusal: RefusalCertificate) -> Iterator[str]:
+    """Claims of the infeasibility certificate that do not hold."""
+    job, now_s = refusal.arriving_job, refusal.now_s
+    match refusal.infeasibility_certificate:
+        case rejection.TooSlowAlone(earliest_end_s=claimed_s):
+            # The fastest level that it uses costs a stop; using another level first is no shortcut.
+            usable = [level for level in job.levels if level.num_gpus <= refusal.num_gpus]
+            takes_s = [_wait_s(job, n, now_s) + job.remaining_iterations / n.iterations_per_s for n in usable]
+            least_s = min(takes_s, default=math.inf)
+            is_late = least_s > (job.deadline_s - now_s) * (1 + _ROUNDING)
+            if not is_late or not math.isclose(now_s + least_s, math.inf if claimed_s is None else claimed_s):
+                yield f"alone it ends at {now_s + least_s} s, not at {claimed_s} s"
+        case (
+            rejection.OverloadedInterval(
+                start_s=start_s, end_s=end_s, available_gpu_seconds=available
+            ) as claim
+        ):
+            interval = rejection.PricedInterval(start_s=start_s, end_s=end_s, price=1.0)
+            yield from _affordable(refusal, (interval,), claim.needed_gpu_seconds)
+            if not math.isclose(available, refusal.num_gpus * (end_s - start_s)):
+                yield f"there are not {available} GPU-seconds within [{start_s}, {end_s}) s"
+        case rejection.InfeasibleProgram(prices=prices):
+            yield from _affordable(refusal, prices)
+        case rejection.Overpriced(gpu_seconds=needed, price=price, value=value, price_limit=limit):
+            window = rejection.PricedInterval(start_s=now_s, end_s=job.deadline_s, price=1.0)
+            if needed < _least_payment(job, (window,), refusal) * (1 - _ROUNDING):
+                yield f"it needs more than {needed} GPU-seconds"
+            if not needed * price > value or not math.isclose(needed * limit, value):
+                yield f"{needed} GPU-seconds of value {value} are not above the price limit {limit} at {price}"
+        case rejection.Unproven(earliest_deadline_s=earliest_s):
+            if earliest_s is not None and earliest_s <= job.deadline_s:
+                yield f"{earliest_s} s is no later than the requested deadline"
+
+
+def _affordable(refusal: RefusalCertificate, prices: _Prices, needed: float = 0) -> Iterator[str]:
+    """Why these prices are no proof: by weak duality they are one if the jobs must pay more than all GPUs earn."""
+    instants_s = [refusal.now_s, *(at_s for priced in prices for at_s in (priced.start_s, priced.end_s))]
+    if sorted(instants_s) != instants_s or any(not 0 <= priced.price < math.inf for priced in prices):
+        yield "prices must be in order and not negative"
+        return
+    income = refusal.num_gpus * sum(priced.price * (priced.end_s - priced.start_s) for priced in prices)
+    payment = sum(_least_payment(job, prices, refusal) for job in (refusal.arriving_job, *refusal.promised))
+    if not payment > income * (1 + _ROUNDING):
+        yield f"the jobs can pay as little as {payment}, of {income} that all GPUs earn"
+    elif needed > payment * (1 + _ROUNDING):
+        yield f"the jobs can pay as little as {payment}, not {needed}"
+
+
+def _least_payment(job: CertifiedJob, prices: _Prices, refusal: RefusalCertificate) -> float:
+    """The least that `job` pays for its GPU-seconds until its deadline; unpriced time is free.
+
+    The fastest level that it uses costs a stop, unless the job holds it now. Work is bought where it is cheapest, along
+    the lower convex hull of the levels up to that one, which no mix of levels can beat.
+    """
+    until_s, least = job.deadline_s - refusal.now_s, math.inf
+    spans = [
+        (p.price, p.start_s - refusal.now_s, min(p.end_s, job.deadline_s) - refusal.now_s) for p in prices
+    ]
+    spans = [span for span in spans if span[1] < span[2]]
+    no_free_time = sum(end_s - start_s for _, start_s, end_s in spans) >= until_s
+    stop_price = min((price for price, _, _ in spans), default=0.0) if no_free_time else 0.0
+    for fastest, levels, hull in _hulls(job.levels, refusal.num_gpus):
+        ready_s = min(_wait_s(job, level, refusal.now_s) for level in levels)
+        times = [(price, max(end_s - max(start_s, ready_s), 0.0)) for price, start_s, end_s in spans]
+        times.append((0.0, max(until_s - ready_s - sum(time_s for _, time_s in times), 0.0)))
+        stop_s = 0.0 if fastest.num_gpus == job.current_num_gpus else fastest.stop_s
+        payment, left = stop_price * fastest.num_gpus * stop_s, job.remaining_iterations
+        for price, most in sorted((price * n / v, time_s * v) for price, time_s in times for n, v in hull):
+            payment, left = payment + price * min(left, most), max(left - most, 0.0)
+        least = min(least, payment if left <= job.remaining_iterations * _ROUNDING else math.inf)
+    return least
+
+
+@lru_cache(maxsize=1 << 12)
+def _hulls(levels: tuple[Level, ...], num_gpus: int) -> list[_Hull]:
+    """Each level, all levels that are no faster, and the edges of their hull: added GPUs and iterations/s."""
+    usable, hulls = sorted(level for level in levels if level.num_gpus <= num_gpus), list[_Hull]()
+    for fastest in usable:
+        slower = [level for level in usable if level.iterations_per_s <= fastest.iterations_per_s]
+        edges, gpus, speed = list[tuple[int, float]](), 0, 0.0
+        for n, rate, _ in slower:
+            if rate > speed:
+                edge, gpus, speed = (n - gpus, rate - speed), n, rate
+                while edges and edges[-1][0] * edge[1] >= edge[0] * edges[-1][1]:
+                    last = edges.pop()
+                    edge = (last[0] + edge[0], last[1] + edge[1])
+                edges.append(edge)
+        hulls.append((fastest, slower, edges))
+    return hulls
+
+
+def _wait_s(job: CertifiedJob, level: Level, now_s: float) -> float:
+    """Least time until the job makes progress on this level."""
+    stalled_s = max(job.stalled_until_s - now_s, 0.0)
+    return min(level.stop_s, stalled_s) if level.num_gpus == job.current_num_gpus else level.stop_s

@@ -1,0 +1,251 @@
+"""Makes a certificate of every decision of a trace-driven simulation, and has `checker` check it.
+
+Speeds and overhead come from the trace, progress from the ledger's events, nothing from a plan. A certified schedule
+stays valid while its job holds the GPUs planned for now and no event changes the job. After any other event the
+schedule is checked again from the new state.
+
+If more nodes are lost than were reserved for, all promises of that moment are void. A void promise is valid again once
+it has a schedule that keeps it; until then its job may be late. While such jobs live, the reserve may be in use: the
+next loss voids all promises again, and a refusal that cannot be proved counts as unproven.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedInterval, Unproven
+from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.verification.certificates import (
+    CertifiedJob,
+    Held,
+    Level,
+    Promise,
+    PromiseCertificate,
+    RefusalCertificate,
+)
+from elasticflow.simulator.verification.checker import Checker
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+_NEVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Certified:
+    """The last checked state of a promised job, and the GPUs that its schedule plans until changes_s."""
+
+    state: tuple[object, ...]
+    schedule: tuple[Held, ...]
+    num_gpus: int
+    changes_s: float
+
+
+class TraceVerification:
+    """Observes a simulation. failures: one sentence for each problem, with its time.
+
+    certificates_checked: one for every admission, every refusal of a deadline and every allocation.
+    certificate_failures: certificates with any problem. unproven: refusals whose certificate claims no proof.
+    """
+
+    def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
+        self._traced = {job.job_id: job for job in workload.jobs}
+        self._levels = {job.job_id: _levels(job, resize_cost) for job in workload.jobs}
+        self._resize_cost, self._checker = resize_cost, Checker()
+        self._certified: dict[str, _Certified] = {}
+        self._void = set[str]()  # jobs with a void promise
+        self._exposed = set[
+            str
+        ]()  # jobs that another loss may make late: once void, or promised beside such jobs
+        self._ended: list[str] = []  # since the last certificate
+        self._lost_at_s: dict[str, float] = {}  # the last time, by node
+        self.certificates_checked = self.certificate_failures = self.unproven = 0
+        self.failures: list[str] = []
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        """Check every event of a decision that admits, rejects or allocates."""
+        self._forget(before, now_s)
+        for event in events:
+            match event:
+                case JobAdmitted(spec=spec) if spec.job_class is JobClass.SLO:
+                    moved = {event.job_id: event.minimum_satisfactory_share, **event.replanned}
+                    if self._exposed:
+                        self._exposed.add(event.job_id)
+                    sound = [job_id for job_id in moved if job_id not in self._void]
+                    promises = [self._promise(before, job_id, moved[job_id], now_s) for job_id in sound]
+                    self._count(now_s, self._check(before, promises, now_s, self._plannable_gpus(before)))
+                    self._keep_again(before, event.replanned, now_s)
+                case JobRejected(reason="deadline"):
+                    self._count(now_s, self._check_refusal(before, event, now_s))
+                case AllocationDecided():
+                    promises = self._unsettled(before, event.planned, now_s)
+                    problems = self._check(before, promises, now_s, self._plannable_gpus(before))
+                    known = {job_id: before.live_jobs[job_id].planned_share for job_id in self._void}
+                    self._keep_again(before, {**known, **event.planned}, now_s)
+                    self._count(now_s, [*problems, *self._held_otherwise(before, event.num_gpus_by_job)])
+                case _:
+                    pass
+
+    def _forget(self, state: PoolState, now_s: float) -> None:
+        """End the promises of ended jobs, and void all promises if more nodes are lost than were reserved for.
+
+        While the jobs of that moment live, the reserve may be in use.
+        """
+        lost_at_s = {node.node_id: node.since_s for node in state.nodes.values() if not node.alive}
+        is_news = not lost_at_s.items() <= self._lost_at_s.items()
+        self._lost_at_s |= lost_at_s
+        num_down = sum(
+            node_id in lost_at_s or now_s < at_s + OUTAGE_S for node_id, at_s in self._lost_at_s.items()
+        )
+        void = is_news and num_down > (0 if self._exposed else state.config.reserve_nodes)
+        ended = [job_id for job_id in self._certified if void or job_id not in state.live_jobs]
+        for job_id in ended:
+            del self._certified[job_id]
+        self._ended += ended
+        self._void = {job_id for job_id in (*self._void, *ended) if job_id in state.live_jobs}
+        self._exposed = {job_id for job_id in (*self._void, *self._exposed) if job_id in state.live_jobs}
+
+    # -- admissions and allocations ----------------------------------------------------------------------
+
+    def _unsettled(
+        self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float
+    ) -> list[Promise]:
+        """Promises with a new schedule, a changed job, or a change of GPUs by now."""
+        promises: list[Promise] = []
+        for job_id, certified in tuple(self._certified.items()):
+            steps, job = planned.get(job_id), state.live_jobs[job_id]
+            if steps is not None or now_s >= certified.changes_s or _state_of(job) != certified.state:
+                promises.append(self._promise(state, job_id, steps, now_s))
+        return promises
+
+    def _keep_again(self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float) -> None:
+        """Renew void promises whose schedule meets the deadline and fits beside the others without the reserve."""
+        for job_id in sorted(self._void.intersection(planned)):
+            promise = self._promise(state, job_id, planned[job_id], now_s)
+            if self._check(state, [promise], now_s, _promisable_gpus(state)):
+                del self._certified[job_id]
+                self._ended.append(job_id)
+            else:
+                self._void.remove(job_id)
+
+    def _promise(self, state: PoolState, job_id: str, steps: ShareSchedule | None, now_s: float) -> Promise:
+        """The promise of the job as it is now, with a new schedule or its previous one."""
+        job = state.live_jobs.get(job_id)
+        known = self._certified.get(job_id)
+        schedule = (
+            known.schedule if known and steps is None else tuple(map(Held._make, segments(steps or ())))
+        )
+        self._certified[job_id] = _Certified(_state_of(job), schedule, *_held_at(schedule, now_s))
+        return Promise(job=self._certified_job(job_id, job, now_s), schedule=schedule)
+
+    def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float, num_gpus: int) -> list[str]:
+        ended, self._ended = tuple(self._ended), []
+        return self._checker.check_promises(
+            PromiseCertificate(now_s=now_s, num_gpus=num_gpus, promises=tuple(promises), ended=ended)
+        )
+
+    def _plannable_gpus(self, state: PoolState) -> int:
+        """Once the reserve is used for promises that would break (docs/adr/0013), all are planned on it."""
+        return state.num_gpus if self._exposed else _promisable_gpus(state)
+
+    def _held_otherwise(self, state: PoolState, num_gpus_by_job: Mapping[str, int]) -> list[str]:
+        """Where the allocation differs from the certified schedules."""
+        problems = [
+            f"{job_id}: the allocation gives it {given} GPUs, its schedule {certified.num_gpus}"
+            for job_id, certified in self._certified.items()
+            if (given := num_gpus_by_job.get(job_id, 0)) != certified.num_gpus
+        ]
+        total = sum(num_gpus_by_job.values())
+        if total > state.num_gpus:
+            problems.append(f"{total} of {state.num_gpus} GPUs are allocated")
+        return problems
+
+    # -- refusals ----------------------------------------------------------------------------------------
+
+    def _check_refusal(self, state: PoolState, event: JobRejected, now_s: float) -> list[str]:
+        if event.infeasibility_certificate is None:
+            return [f"{event.job_id}: it is rejected without an infeasibility certificate"]
+        beside = (
+            self._certified
+            if isinstance(event.infeasibility_certificate, OverloadedInterval | InfeasibleProgram)
+            else ()
+        )
+        refusal = RefusalCertificate(
+            now_s=now_s,
+            num_gpus=self._plannable_gpus(state),
+            arriving_job=self._certified_job(event.job_id, None, now_s),
+            promised=tuple(
+                self._certified_job(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside
+            ),
+            infeasibility_certificate=event.infeasibility_certificate,
+        )
+        problems = self._checker.check_refusal(refusal)
+        is_unsure = bool(problems and self._exposed)
+        self.unproven += is_unsure or isinstance(event.infeasibility_certificate, Unproven)
+        return [] if is_unsure else problems
+
+    # -- jobs --------------------------------------------------------------------------------------------
+
+    def _certified_job(self, job_id: str, job: Job | None, now_s: float) -> CertifiedJob:
+        """job: None if this decision admits or rejects it."""
+        traced, levels = self._traced[job_id], self._levels[job_id]
+        assert traced.deadline_s is not None, job_id
+        iteration, num_gpus, stalled_until_s = 0.0, 0, 0.0
+        if job is not None:
+            iteration = float(job.iteration)
+            num_gpus = 0 if job.broken else len(job.gpus)
+        if job is not None and num_gpus:
+            if job.training:
+                iteration += traced.curve.throughput(num_gpus) * (now_s - job.progressed_at_s)
+            else:
+                stalled_until_s = job.placed_at_s + self._resize_cost.seconds(num_gpus)
+        return CertifiedJob(
+            job_id=job_id,
+            remaining_iterations=traced.num_iterations - iteration,
+            deadline_s=traced.deadline_s,
+            levels=levels,
+            current_num_gpus=num_gpus,
+            stalled_until_s=stalled_until_s,
+        )
+
+    def _count(self, now_s: float, problems: list[str]) -> None:
+        self.certificates_checked += 1
+        self.certificate_failures += bool(problems)
+        self.failures += [f"at {now_s} s: {problem}" for problem in problems]
+
+
+def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
+    """Every profiled level that leaves each GPU a sample of the batch."""
+    return tuple(
+        Level(num_gpus, rate, resize_cost.seconds(num_gpus))
+        for num_gpus, rate in job.curve.rate_by_num_gpus.items()
+        if rate > 0 and num_gpus <= job.global_batch_size
+    )
+
+
+def _state_of(job: Job | None) -> tuple[object, ...]:
+    """All that `_certified_job` reads of a job, except the time. None: just admitted."""
+    if job is None:
+        return (0, None, False, 0)
+    return (job.generation, job.started_at_s, job.broken, job.iteration)
+
+
+def _held_at(schedule: tuple[Held, ...], now_s: float) -> tuple[int, float]:
+    """GPUs held now, and the end of holding them."""
+    for start_s, end_s, num_gpus in schedule:
+        if now_s < start_s:
+            return 0, start_s
+        if now_s < end_s:
+            return num_gpus, end_s
+    return 0, _NEVER_S
+
+
+def _promisable_gpus(state: PoolState) -> int:
+    """GPUs left when the largest nodes are down, as many as the pool reserves for."""
+    sizes = sorted(node.num_gpus for node in state.nodes.values() if node.alive)
+    nodes_down = len(state.nodes) - len(sizes)
+    reserved = max(state.config.reserve_nodes - nodes_down, 0)
+    return sum(sizes[: len(sizes) - reserved])

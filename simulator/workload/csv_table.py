@@ -1,0 +1,109 @@
+"""CSV files, read so that an error names file, line and column."""
+
+import csv
+import difflib
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticflow.simulator.workload.input_errors import BadInput, refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """cells: by column, without surrounding blanks."""
+
+    file: str
+    line: int
+    cells: Mapping[str, str]
+
+    def has(self, column: str) -> bool:
+        """Whether this column has a value."""
+        return bool(self.cells.get(column))
+
+    def text(self, column: str) -> str:
+        """The value; BadInput if there is none."""
+        value = self.cells.get(column, "")
+        if not value:
+            raise self.refusal(column, "is missing")
+        return value
+
+    def number(self, column: str, low: float, high: float) -> float:
+        """A finite number in [low, high]."""
+        text = self.text(column)
+        value = parsed(text)
+        if value is None or math.isnan(value):
+            raise self.refusal(column, "is not a number")
+        if not low <= value <= high:
+            raise self.refusal(column, f"must be {low:g} to {high:g}")
+        return value
+
+    def whole(self, column: str, low: int, high: int) -> int:
+        """A whole number in [low, high], also written as 12.0."""
+        value = self.number(column, low, high)
+        if not value.is_integer():
+            raise self.refusal(column, "must be a whole number")
+        return int(value)
+
+    def flag(self, column: str) -> bool:
+        """1 or 0; an empty cell or a missing column means 0."""
+        value = parsed(self.cells.get(column) or "0")
+        if value not in (0, 1):
+            raise self.refusal(column, "must be 1 (yes) or 0 (no)")
+        return value == 1
+
+    def refusal(self, column: str, reason: str) -> BadInput:
+        """The error to raise about one cell."""
+        value = self.cells.get(column, "")
+        return refusal(self.file, reason, line=self.line, column=column, value=value)
+
+
+def parsed(text: str) -> float | None:
+    """The number in ASCII digits, perhaps infinite or nan; None if `text` is not a number."""
+    try:
+        return float(text) if text.isascii() and "_" not in text else None
+    except ValueError:
+        return None
+
+
+def read_lines(file: Path) -> list[tuple[int, list[str]]]:
+    """(line, cells) of each line that is not blank; the first is the header."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise refusal(file, f"cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise refusal(file, "is not a text file in UTF-8") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except csv.Error as error:
+        raise refusal(file, f"is not a CSV file: {error}", line=reader.line_num) from error
+    lines = [(line, cells) for line, cells in lines if cells not in ([], [""])]
+    if not lines:
+        raise refusal(file, "is empty: give a header and a row for each job")
+    return lines
+
+
+def columns_of(file: Path, header: list[str], spellings: Mapping[str, str]) -> list[str]:
+    """The known name of each column; an unknown column keeps its name, unless it looks like a typing error."""
+    names = [spellings.get(name.lower(), name) for name in header]
+    for name in names:
+        if names.count(name) > 1:
+            raise refusal(file, f"two columns mean {name!r}; keep one of them", line=1)
+        likely = difflib.get_close_matches(name.lower(), spellings, n=1, cutoff=0.85)
+        if name not in spellings.values() and likely:
+            raise refusal(file, f"unknown column {name!r}; is it {likely[0]!r}?", line=1)
+    return names
+
+
+def rows_of(file: Path, columns: list[str], lines: list[tuple[int, list[str]]]) -> Iterator[Row | BadInput]:
+    """Each line as a row, or the error that its number of cells is wrong."""
+    for line, cells in lines:
+        if len(cells) == len(columns):
+            yield Row(file=str(file), line=line, cells=dict(zip(columns, cells, strict=True)))
+        else:
+            reason = f"has {len(cells)} cells where the header has {len(columns)}"
+            yield refusal(file, reason, line=line)

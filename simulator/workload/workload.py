@@ -1,0 +1,84 @@
+"""A workload: the jobs that a simulation submits, each with its true curve, in the order of their submission."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.workload.csv_table import Row
+from elasticflow.simulator.workload.input_errors import BadRow
+
+CLASSES = {
+    "best_effort": JobClass.BEST_EFFORT,
+    "soft_deadline": JobClass.SOFT,
+    "padding": JobClass.PADDING,
+}
+
+
+def job_class_of(row: Row) -> JobClass:
+    """The class in a row of a trace: one of three columns may say 1. BadInput if two do."""
+    chosen = [column for column in CLASSES if row.flag(column)]
+    if len(chosen) > 1:
+        raise row.refusal(chosen[1], f"cannot be 1 beside {chosen[0]}; choose one")
+    return CLASSES[chosen[0]] if chosen else JobClass.SLO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """One job. Times are in seconds on the clock of the trace.
+
+    deadline_s: absolute; None for best effort, and only then.
+    num_gpus, duration_s: requested GPUs and the time that the job ran on them, for the rigid baselines only;
+    0 = unknown; num_gpus need be neither a power of two nor a level of the curve.
+    state_bytes: parameters, optimizer and buffers, which a resize moves; 0 = unknown.
+    curve: at all levels where the job makes progress and may run, also beyond the size of the cluster.
+    min_gpus, max_gpus: its range of GPUs. measured: the whole curve of its model, if the range excludes a part of it.
+    """
+
+    job_id: str
+    submitted_at_s: float
+    num_iterations: int
+    model_name: str
+    global_batch_size: int
+    deadline_s: float | None
+    job_class: JobClass
+    num_gpus: int = 0
+    duration_s: float = 0.0
+    state_bytes: int = 0
+    curve: ScalingCurve
+    min_gpus: int = 1
+    max_gpus: int | None = None
+    measured: ScalingCurve | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.submitted_at_s):
+            raise ValueError(f"{self.job_id}: submitted at {self.submitted_at_s}")
+        if self.num_iterations < 1:
+            raise ValueError(f"{self.job_id}: a job needs at least one iteration")
+        if (self.deadline_s is not None) != self.job_class.has_deadline:
+            raise ValueError(f"{self.job_id}: slo and soft jobs have a deadline, the others have none")
+        if self.deadline_s is not None and not self.submitted_at_s < self.deadline_s < math.inf:
+            raise ValueError(f"{self.job_id}: the deadline must come after the submission")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Jobs ordered by (submitted_at_s, job_id), each id once. skipped: bad rows, which the reader left out."""
+
+    name: str
+    jobs: tuple[TraceJob, ...]
+    skipped: tuple[BadRow, ...] = ()
+
+    def __post_init__(self) -> None:
+        keys = [(job.submitted_at_s, job.job_id) for job in self.jobs]
+        if keys != sorted(keys):
+            raise ValueError("jobs must be ordered by submission, then by id")
+        if len({job.job_id for job in self.jobs}) < len(keys):
+            raise ValueError("two jobs have the same id")
+
+    @staticmethod
+    def of(name: str, jobs: Iterable[TraceJob], skipped: Iterable[BadRow] = ()) -> "Workload":
+        """The jobs in any order."""
+        ordered = sorted(jobs, key=lambda job: (job.submitted_at_s, job.job_id))
+        return Workload(name=name, jobs=tuple(ordered), skipped=tuple(skipped))

@@ -1,0 +1,166 @@
+"""`eflow` as its users run it: a process, over a real nats-server, before a real admission service."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from elasticflow.services.admission.service import serve
+from elasticflow.shared.errors import NoResponder
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.logs import get_log
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.process.settings import Settings
+from elasticflow.shared.runtime.service.ledger_encoding import subject_of
+from elasticflow.shared.runtime.service.run_service import Process
+from tests.support.histories import LINEAR, gpus
+from tests.support.terminal_user import Ran
+
+POOL = "default"
+WAIT_S = 60.0
+JOB_FILE = """
+from elasticflow import ElasticJob
+
+class Line(ElasticJob):
+    hyperparameters = {"global_batch_size": 64}
+    max_iterations = 100
+    model_name = "linear"
+"""
+
+
+class FrontDoor:
+    """A pool with two nodes of four GPUs whose curve is known, and the command line before it."""
+
+    def __init__(self, url: str, bus: NatsBus, folder: Path) -> None:
+        self.url, self.bus, self.folder = url, bus, folder
+        self.now_s = SystemClock().now_s()
+        self._told = 0
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
+        root = str(Path(__file__).parents[2])
+        return kept | {"NATS_URL": self.url, "PYTHONPATH": root, "EF_DATA_DIR": str(self.folder)} | more
+
+    async def start(self, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "elasticflow",
+            *arguments,
+            cwd=self.folder,
+            env=self.environment(**environment),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def eflow(self, *arguments: str, **environment: str) -> Ran:
+        process = await self.start(*arguments, **environment)
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate()
+        assert process.returncode is not None
+        assert b"Traceback" not in err, err.decode()
+        return Ran(status=process.returncode, out=out.decode(), err=err.decode())
+
+    async def tell(self, *messages: Any) -> None:
+        """Append facts, and decisions of the allocator and placement, as the services would."""
+        for message in messages:
+            self._told += 1
+            message_id = f"told-{self._told}"
+            data = codec.encode(message, id=message_id, recorded_at_s=self.now_s)
+            decided = isinstance(message, events.PlanDecided)
+            subject = subjects.plan(POOL) if decided else subject_of(POOL, message)
+            await self.bus.append(subject, data, message_id=message_id)
+
+    async def decide(self, service: str, *decided: Any) -> None:
+        based_on = await self.bus.last_sequence(POOL)
+        await self.tell(
+            events.PlanDecided(service=service, based_on=based_on, now_s=self.now_s, events=decided)
+        )
+
+    async def place(self, job_id: str, *names: str, generation: int = 1) -> None:
+        """Allocation and placement of one job, alone in the pool."""
+        share = events.AllocationDecided(
+            num_gpus_by_job={job_id: len(names)}, valid_until_s=None, at_s=self.now_s
+        )
+        placed = events.PlacedJob(job_id=job_id, generation=generation, gpus=gpus(*names))
+        await self.decide("allocator", share)
+        await self.decide("placement", events.PlacementDecided(placements=(placed,), at_s=self.now_s))
+
+    async def train(self, job_id: str, *, iteration: int, generation: int = 1) -> None:
+        """The job has started and come this far."""
+        await self.tell(
+            events.GenerationStarted(
+                job_id=job_id, generation=generation, num_gpus=2, iteration=0, at_s=self.now_s + 1.0
+            ),
+            events.JobProgressed(
+                job_id=job_id,
+                generation=generation,
+                iteration=iteration,
+                iterations_per_s=2.0,
+                metrics={"loss": 0.25},
+                at_s=self.now_s + 2.0,
+            ),
+        )
+
+
+@asynccontextmanager
+async def front_door(url: str, folder: Path) -> AsyncIterator[FrontDoor]:
+    """folder: the user's, empty; the server has no pool yet."""
+    async with AsyncExitStack() as open_ones:
+        bus = await connect_nats(url, name="test")
+        open_ones.push_async_callback(bus.close)
+        await bus.ensure_pool(POOL)
+        (folder / "line.py").write_text(JOB_FILE)
+        made = FrontDoor(url, bus, folder)
+        await _furnish(made)
+        settings = Settings.from_environment({"NATS_URL": url, "EF_DATA_DIR": str(folder)})
+        process = Process(
+            settings=settings,
+            bus=await connect_nats(url, name="admission"),
+            clock=SystemClock(),
+            log=get_log("admission"),
+            metrics=Metrics("admission", POOL),
+        )
+        open_ones.push_async_callback(process.bus.close)
+        await open_ones.enter_async_context(_beside(serve(process)))
+        async with asyncio.timeout(WAIT_S):
+            while not await _is_answered(bus):  # noqa: ASYNC110 - a subject can only be asked
+                await asyncio.sleep(0.01)
+        yield made
+
+
+async def _furnish(door: FrontDoor) -> None:
+    """The pool's settings, and its nodes."""
+    config = PoolConfig(resize_cost_s=1.0, throughput_margin=0.0, curves={"linear/b64": LINEAR})
+    await door.decide("operator", events.PoolConfigured(config=config, at_s=door.now_s))
+    for number in range(2):
+        joined = events.NodeJoined(
+            node_id=f"node-{number}", incarnation=f"first-{number}", num_gpus=4, device="cpu", at_s=door.now_s
+        )
+        await door.tell(joined)
+
+
+@asynccontextmanager
+async def _beside(serving: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(serving)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _is_answered(bus: NatsBus) -> bool:
+    """Any question, be it one that nobody understands."""
+    try:
+        await bus.request(subjects.quote(POOL), b"?", WAIT_S)
+    except NoResponder:
+        return False
+    return True

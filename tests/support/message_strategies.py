@@ -1,0 +1,135 @@
+"""Legal messages of every type, built from the types themselves: a new field or type is covered at once."""
+
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from itertools import chain
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Len, Lt
+from hypothesis import strategies as st
+from pydantic import StringConstraints
+
+from elasticflow.shared.messages import commands, events
+from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.limits import TimeS
+from elasticflow.shared.messages.share_schedule import ShareSchedule
+
+INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
+MAX_ITEMS = 3
+CHARACTERS = st.characters(codec="utf-8")
+
+
+def messages() -> st.SearchStrategy[Any]:
+    """Any message that the codec knows."""
+    return st.sampled_from(sorted(MESSAGE_TYPES)).flatmap(lambda name: messages_of(MESSAGE_TYPES[name]))
+
+
+def messages_of(message_type: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Messages of one type; for some fields the strategy may be given."""
+    if message_type is PlanDecided:
+        return decisions(one_of_types(events.PlanEvent))
+    return _built(message_type, **given)
+
+
+def one_of_types(union: Any) -> st.SearchStrategy[Any]:
+    return st.one_of([_of(member) for member in get_args(union)])
+
+
+def decisions(plan_events: st.SearchStrategy[Any]) -> st.SearchStrategy[PlanDecided]:
+    hints = get_type_hints(PlanDecided, include_extras=True)
+    return st.builds(
+        PlanDecided,
+        service=st.sampled_from(("admission", "allocator", "placement")),
+        based_on=_of(hints["based_on"]),
+        now_s=_of(hints["now_s"]),
+        commands=_tuples(one_of_types(commands.Command)),
+        events=_tuples(plan_events),
+    )
+
+
+def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
+    """Values of a type, within the bounds that its annotation names."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint == ShareSchedule:
+        return st.lists(st.tuples(*[_of(TimeS)] * 3), max_size=MAX_ITEMS).map(lambda s: tuple(chain(*s)))
+    if origin is Annotated:
+        return _of(args[0], *args[1:], *bounds)
+    if origin in (Union, types.UnionType):
+        return st.one_of([_of(arg, *bounds) for arg in args])
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple and args[1:] == (...,):
+        return _tuples(_of(args[0]))
+    if origin is Mapping:
+        return st.dictionaries(_of(args[0]), _of(args[1]), max_size=MAX_ITEMS)
+    if hint is type(None):
+        return st.none()
+    if is_dataclass(hint) or hasattr(hint, "_fields"):
+        return _built(hint)
+    return _scalar(hint, bounds)
+
+
+@cache  # a strategy that is built once is checked once
+def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(composite, include_extras=True)
+    names = [f.name for f in fields(composite)] if is_dataclass(composite) else composite._fields
+    return st.builds(
+        composite, **{name: given[name] if name in given else _of(hints[name]) for name in names}
+    )
+
+
+def _scalar(hint: Any, bounds: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    if hint is bool:
+        return st.booleans()
+    if issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    if hint is str:
+        return _text(bounds)
+    low, high, open_low, open_high = None, None, False, False
+    for bound in bounds:
+        match bound:
+            case Ge(limit):
+                low = limit
+            case Gt(limit):
+                low, open_low = limit, True
+            case Le(limit):
+                high = limit
+            case Lt(limit):
+                high, open_high = limit, True
+    if hint is int:
+        low = INT64["min_value"] if low is None else low + open_low
+        high = INT64["max_value"] if high is None else high - open_high
+        return st.integers(low, high)
+    assert hint is float, hint
+    return st.floats(
+        low, high, exclude_min=open_low, exclude_max=open_high, allow_nan=False, allow_infinity=False
+    )
+
+
+def _text(bounds: tuple[Any, ...]) -> st.SearchStrategy[str]:
+    limits = {"min_size": 0, "max_size": 40}
+    for bound in bounds:
+        match bound:
+            case StringConstraints(pattern=str(pattern), min_length=min_length, max_length=max_length):
+                return _matching(pattern, min_length or 0, max_length or 64)
+            case StringConstraints(min_length=min_length):
+                limits["min_size"] = min_length or 0
+            case Len(min_length):
+                limits["min_size"] = min_length
+    return st.text(CHARACTERS, **limits)
+
+
+@cache
+def _matching(pattern: str, min_length: int, max_length: int) -> st.SearchStrategy[str]:
+    legal = re.compile(pattern.replace("$", r"\Z"), re.ASCII)  # beyond ASCII, engines disagree on \w
+    strings = st.from_regex(legal, alphabet=CHARACTERS)
+    return strings.filter(lambda text: min_length <= len(text) <= max_length)
+
+
+def _tuples(items: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(items, max_size=MAX_ITEMS).map(tuple)

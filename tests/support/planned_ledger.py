@@ -1,0 +1,71 @@
+"""A ledger whose decisions a test makes, and whose events it waits for."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.service.ledger_encoding import ledger_message, subject_of
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.pool import PoolState
+from tests.support.histories import NOW_S, gpus, spec
+
+POOL = "pool-a"
+PATIENCE_S = 60.0  # far above what any awaited event takes
+
+
+class Ledger:
+    """Writes decisions as the planners do, and waits for events of the executor."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.state = PoolState()
+        self.told: list[Any] = []
+
+    async def tell(self, *messages: Any) -> None:
+        for message in messages:
+            number = len(self.told) + await self.bus.last_sequence(POOL)
+            data = codec.encode(message, id=f"test-{number}", recorded_at_s=NOW_S)
+            plan = isinstance(message, events.PlanDecided)
+            subject = subjects.plan(POOL) if plan else subject_of(POOL, message)
+            await self.bus.append(subject, data, message_id=f"test-{number}")
+
+    async def place(self, job_id: str, generation: int, *names: str, **changes: Any) -> None:
+        admitted = events.JobAdmitted(
+            job_id=job_id,
+            tenant="lab",
+            spec=spec(**changes),
+            deadline_s=None,
+            minimum_satisfactory_share=(),
+            gpu_seconds=0.0,
+            at_s=NOW_S,
+        )
+        placed = events.PlacedJob(job_id=job_id, generation=generation, gpus=gpus(*names))
+        placement = events.PlacementDecided(placements=(placed,), at_s=NOW_S)
+        await self.plan(admitted, placement) if generation == 1 else await self.plan(placement)
+
+    async def plan(self, *plan: Any) -> None:
+        await self.tell(events.PlanDecided(service="test", based_on=0, now_s=NOW_S, events=plan))
+
+    async def until(self, wanted: Callable[[PoolState], object]) -> PoolState:
+        """The first state for which `wanted` holds; `told` has every event until then."""
+        if wanted(self.state):
+            return self.state
+        async with asyncio.timeout(PATIENCE_S):
+            async for batch in self.bus.follow(POOL, after_sequence=self.state.sequence):
+                for stored in batch:
+                    message = ledger_message(stored.subject, stored.data)
+                    self.told.append(message)
+                    self.state = ledger_fold.evolve(self.state, message, stored.sequence)
+                    if wanted(self.state):
+                        return self.state
+        raise AssertionError("the ledger has an end")
+
+    async def until_told(self, kind: type, count: int = 1) -> Any:
+        def told(_: PoolState) -> bool:
+            return sum(isinstance(message, kind) for message in self.told) >= count
+
+        await self.until(told)
+        return [message for message in self.told if isinstance(message, kind)][count - 1]

@@ -1,0 +1,267 @@
+"""A whole pool for one test, on this machine and for real: a nats-server, services and nodes under the supervisor,
+a client beside them, and a hand that kills any of it.
+
+Everything is waited for as a fact; the only wall time here is the patience after which a test has failed.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from elasticflow.client.client import Client
+from elasticflow.client.ledger_file import write_ledger
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.local.run_file import RunFile, read_run_file
+from elasticflow.local.supervisor import Supervisor
+from elasticflow.local.up_plan import UpPlan
+from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import NodeJoined
+from elasticflow.shared.messages.export import read_export
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.replay.recorded_ledger import Entry, read_entries
+
+POOL = "faults"
+PATIENCE_S = 120.0  # for what must come; far above what it takes
+_POLL_S = 0.02
+RATES = {1: 40.0, 2: 60.0, 4: 80.0}  # iterations/s of tiny_jobs.Steps, near enough for a promise
+CONFIG = PoolConfig(
+    stop_free=True,
+    resize_cost_s=1.0,
+    throughput_margin=0.5,
+    max_restarts=50,  # here it is not the job's fault
+    curves={"steps/b8": RATES},
+)
+T = TypeVar("T")
+
+
+def job(job_class: JobClass = JobClass.SLO, **changes: object) -> JobSpec:
+    """`tiny_jobs.Steps` with a known curve; an SLO job has all the time in the world."""
+    spec = JobSpec(
+        training_function="tests.support.user_code.tiny_jobs:Steps",
+        model_name="steps",
+        global_batch_size=8,
+        hyperparameters={"step_s": 0.02},
+        max_iterations=100,
+        job_class=job_class,
+        deadline_in_s=3600.0 if job_class is not JobClass.BEST_EFFORT else None,
+    )
+    return replace(spec, **changes)
+
+
+@dataclass
+class RunningPool:
+    """reports: what the supervisor told, e.g. of processes that ended."""
+
+    data_dir: Path
+    url: str
+    bus: NatsBus
+    client: Client
+    reports: list[str] = field(default_factory=list[str])
+
+    # -- processes ---------------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> RunFile:
+        run = read_run_file(self.data_dir)
+        assert run is not None, "the supervisor is gone"
+        return run
+
+    def pid(self, name: str) -> int | None:
+        """Process id of a service or server, None while it is down."""
+        process = self.run.processes.get(name)
+        return process.pid if process is not None and psutil.pid_exists(process.pid) else None
+
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self.run.processes.items()}
+
+    def fork_servers(self) -> list[psutil.Process]:
+        """Of all nodes that are up."""
+        executors = [
+            pid for name in self.run.processes if name.startswith("executor") and (pid := self.pid(name))
+        ]
+        return [server for pid in executors for server in children(pid)]
+
+    def workers(self) -> list[psutil.Process]:
+        return [worker for server in self.fork_servers() for worker in children(server.pid)]
+
+    async def kill(self, name: str) -> list[psutil.Process]:
+        """SIGKILL; return once it is gone, with what it had started: that must follow by itself."""
+        pid = await eventually(lambda: self.pid(name), f"{name} is up")
+        process = psutil.Process(pid)
+        orphans = process.children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        await eventually(lambda: self.pid(name) != pid, f"{name} ({pid}) is gone")
+        return orphans
+
+    async def restarted(self, name: str, pid: int) -> None:
+        await eventually(lambda: self.pid(name) not in (None, pid), f"{name} runs again")
+
+    # -- facts -------------------------------------------------------------------------------------------
+
+    async def acknowledged(self, spec: JobSpec, job_id: str, *, unless: type[Retry] | None = None) -> str:
+        """Hand a job in, again and again until the server has said that it is stored. Raises `unless`."""
+        return await persistently(lambda: self.client.post(spec, job_id=job_id), unless=unless)
+
+    async def node_joins(self, node_id: str, num_gpus: int) -> None:
+        """A node that exists on paper only: jobs are admitted and placed, nobody trains them."""
+        joined = NodeJoined(
+            node_id=node_id, incarnation="1", num_gpus=num_gpus, device="cpu", at_s=self.client.now_s()
+        )
+        data = codec.encode(joined, id=f"joined-{node_id}", recorded_at_s=joined.at_s)
+        await self.bus.append_event(subjects.node(POOL, node_id), data, message_id=f"joined-{node_id}")
+
+    async def when(self, holds: Callable[[PoolState], bool], what: str) -> PoolState:
+        """The first state of the ledger in which this holds."""
+
+        async def first() -> PoolState:
+            async with contextlib.aclosing(self.client.states()) as states:
+                async for state in states:
+                    seen.append(state)
+                    if holds(state):
+                        return state
+            raise AssertionError("the ledger is followed for ever")
+
+        seen: list[PoolState] = []
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await persistently(first)
+        except TimeoutError:
+            raise AssertionError(f"it never came that {what}: {in_words(seen[-1])}") from None
+
+    async def ended(self, job_ids: Iterable[str]) -> PoolState:
+        """The state once these jobs have come to their end, and no worker of theirs is left."""
+        job_ids = tuple(job_ids)
+
+        def all_ended(state: PoolState) -> bool:
+            return all(
+                (job := state.ended_jobs.get(job_id)) is not None and not job.stopping for job_id in job_ids
+            )
+
+        return await self.when(all_ended, f"{', '.join(job_ids)} have ended")
+
+    async def ledger(self) -> tuple[Entry, ...]:
+        """All of it, after `replay --verify` has agreed with every decision in it."""
+        file = self.data_dir.parent / "ledger.eflow"
+        await persistently(lambda: write_ledger(self.client, file))
+        command = (sys.executable, "-m", "elasticflow.simulator", "replay", str(file), "--verify")
+        replay = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await replay.communicate()
+        assert replay.returncode == 0, output.decode()
+        with file.open("rb") as opened:
+            return read_entries(read_export(opened))
+
+
+@contextlib.asynccontextmanager
+async def running_pool(
+    folder: Path,
+    *,
+    num_nodes: int,
+    replicas: dict[str, int],
+    config: PoolConfig = CONFIG,
+    nats_url: str = "",
+) -> AsyncIterator[RunningPool]:
+    """A pool that is well when the body begins. Afterwards no process of it is left, or the test has failed."""
+    data_dir = folder / "pool"
+    plan = UpPlan(
+        data_dir=data_dir,
+        pool=POOL,
+        num_nodes=num_nodes,
+        slots_per_node=2,
+        device="cpu",
+        replicas=replicas,
+        config=config,
+        nats_url=nats_url,
+    )
+    reports: list[str] = []
+    supervisor = Supervisor(plan, reports.append)
+    healthy: asyncio.Future[RunFile] = asyncio.get_running_loop().create_future()
+    up = asyncio.create_task(supervisor.run(healthy.set_result))
+    try:
+        await asyncio.wait([up, healthy], return_when=asyncio.FIRST_COMPLETED)
+        if up.done():
+            await up
+        url = healthy.result().nats_url
+        bus = await connect_nats(url, name="test")
+        try:
+            endpoint = Endpoint(nats_url=url, pool=POOL)
+            client = Client(bus, endpoint, tenant="lab", clock=SystemClock())
+            yield RunningPool(data_dir, url, bus, client, reports)
+            assert not up.done(), "the supervisor has given up"
+        finally:
+            await bus.close()
+    finally:
+        up.cancel()
+        await asyncio.wait([up])
+        if not up.cancelled() and (error := up.exception()) is not None:
+            raise error
+    await eventually(lambda: not left_behind(data_dir), f"nothing is left: {left_behind(data_dir)}")
+
+
+def children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def left_behind(data_dir: Path) -> list[str]:
+    """Processes that belong to this folder: told so by their environment, or started with a path in it."""
+    found: list[str] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            command = " ".join(process.cmdline())
+            owner = process.environ().get("EF_DATA_DIR", "")
+            mine = owner == str(data_dir) or f"{data_dir}{os.sep}" in command
+            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {command}")
+    return found
+
+
+async def eventually(holds: Callable[[], T | None], what: str) -> T:
+    """Wait until this is true; its value."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (value := holds()):  # noqa: ASYNC110 - processes tell nobody of what they do
+                await asyncio.sleep(_POLL_S)
+            return value
+    except TimeoutError:
+        raise AssertionError(f"it never came that {what}") from None
+
+
+async def persistently(ask: Callable[[], Awaitable[T]], *, unless: type[Retry] | None = None) -> T:
+    """Ask until there is an answer: servers are being killed here. Raises `unless`."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await ask()
+            except Retry as error:
+                if unless is not None and isinstance(error, unless):
+                    raise
+                await asyncio.sleep(_POLL_S)
+
+
+def in_words(state: PoolState) -> str:
+    """What a failed test shows of the pool."""
+    jobs = [
+        f"{job.job_id}: {job.phase} g{job.generation} on {list(job.gpus)} iteration {job.iteration}"
+        f"{' broken' if job.broken else ''}{f' stopping {job.stopping}' if job.stopping else ''} {job.explanation}"
+        for job in (*state.live_jobs.values(), *state.ended_jobs.values())
+    ]
+    nodes = [f"{node.node_id}: {'alive' if node.alive else 'lost'}" for node in state.nodes.values()]
+    return "\n  ".join([f"sequence {state.sequence}", *jobs, *nodes])

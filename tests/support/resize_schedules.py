@@ -1,0 +1,36 @@
+"""Checks hindsight schedules with the independent checker of certificates."""
+
+from collections.abc import Iterator
+
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.bound import Hindsight
+from elasticflow.simulator.verification.certificates import CertifiedJob, Level, Promise, PromiseCertificate
+from elasticflow.simulator.verification.checker import Checker
+from elasticflow.simulator.workload.workload import Workload
+
+
+def problems(made: Hindsight, workload: Workload, num_gpus: int, cost: ResizeCost) -> list[str]:
+    """One sentence for each violation."""
+    promises = tuple(_promises(made, workload, cost))
+    first_s = min((job.submitted_at_s for job in workload.jobs), default=0.0)
+    certificate = PromiseCertificate(now_s=first_s, num_gpus=num_gpus, promises=promises)
+    early = [
+        f"{job.job_id} holds GPUs before it is submitted"
+        for job in workload.jobs
+        if job.job_id in made.schedules and made.schedules[job.job_id][0].start_s < job.submitted_at_s
+    ]
+    return early + Checker().check_promises(certificate)
+
+
+def _promises(made: Hindsight, workload: Workload, cost: ResizeCost) -> Iterator[Promise]:
+    for job in workload.jobs:
+        if job.job_id in made.schedules:
+            assert job.deadline_s is not None
+            rates = zip(job.curve.num_gpus_L, job.curve.iterations_per_s_L, strict=True)
+            job_then = CertifiedJob(
+                job_id=job.job_id,
+                remaining_iterations=job.num_iterations,
+                deadline_s=job.deadline_s,
+                levels=tuple(Level(level, rate, cost.seconds(level)) for level, rate in rates if rate > 0),
+            )
+            yield Promise(job=job_then, schedule=made.schedules[job.job_id])

@@ -1,0 +1,61 @@
+"""Legal inputs for the properties: each strategy draws what its module accepts, odd shapes included."""
+
+import math
+
+from hypothesis import strategies as st
+
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+
+
+@st.composite
+def scaling_curves(draw: st.DrawFn, max_gpus: int = 32, max_levels: int | None = None) -> ScalingCurve:
+    """Curves with missing levels, standstills and falls, as memory limits and communication make them."""
+    all_levels = [2**k for k in range(max_gpus.bit_length())]
+    levels = draw(
+        st.lists(st.sampled_from(all_levels), min_size=1, max_size=max_levels, unique=True).map(sorted)
+    )
+    rates = draw(
+        st.lists(
+            st.one_of(st.just(0.0), st.floats(0.125, 64.0)), min_size=len(levels), max_size=len(levels)
+        ).filter(any)
+    )
+    return ScalingCurve(tuple(levels), tuple(rates))
+
+
+def resize_costs() -> st.SearchStrategy[ResizeCost]:
+    """The same for every number of GPUs, or more for more."""
+    flat = st.sampled_from([0.0, 1.0, 10.0, 100.0]).map(ResizeCost.flat)
+    return st.one_of(flat, st.just(ResizeCost((1, 4, 16), (2.0, 4.0, 9.5))))
+
+
+@st.composite
+def schedulable_jobs(
+    draw: st.DrawFn,
+    job_id: str = "job",
+    now_s: float = 0.0,
+    fresh: bool = False,
+    max_gpus: int = 32,
+    max_levels: int | None = None,
+) -> SchedulableJob:
+    """Jobs from hopelessly tight to without a deadline; unless `fresh`, perhaps running or being resized."""
+    curve = draw(scaling_curves(max_gpus, max_levels))
+    share = 0 if fresh else draw(st.sampled_from([0, *curve.num_gpus_L]))
+    cost = draw(resize_costs())
+    return SchedulableJob(
+        job_id=job_id,
+        curve=curve,
+        remaining_iterations=draw(st.floats(0.5, 2000.0)),
+        deadline_s=draw(st.one_of(st.floats(now_s + 1.0, now_s + 2000.0), st.just(math.inf))),
+        current_num_gpus=share,
+        resize_cost=cost,
+        stalled_until_s=now_s + draw(st.sampled_from([0.0, 0.25, 1.0])) * cost.seconds(share),
+    )
+
+
+@st.composite
+def job_lists(draw: st.DrawFn, max_size: int = 12, fresh: bool = False) -> list[SchedulableJob]:
+    """Jobs with different ids."""
+    size = draw(st.integers(0, max_size))
+    return [draw(schedulable_jobs(job_id=f"job-{number:02d}", fresh=fresh)) for number in range(size)]

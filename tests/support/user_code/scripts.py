@@ -1,0 +1,133 @@
+"""Scripts for tests, one for each argument with which this file is started. Run by workers only."""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from training_functions import SLOW_DOWN_S, Branching, Noisy, Points
+
+import elasticflow
+
+
+def stateful() -> None:
+    """Like training_functions.Stateful, but with its own loop. One worker dies if a file `die` exists. While a file
+    `slow_down` exists, each step takes longer than the last."""
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loader = elasticflow.elastic(DataLoader(Noisy(), num_workers=1), model, optimizer)
+    for _ in loader.epochs(1000):
+        for _, points, targets in loader:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.05 / (1 + 0.1 * loader.iteration)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(points), targets)
+            loss.backward()
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration)
+            with contextlib.suppress(FileNotFoundError):
+                Path("die").rename("dead")
+                os.kill(os.getpid(), signal.SIGKILL)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad += 1e-4 * torch.randn_like(parameter)
+            optimizer.step()
+
+
+class Short:
+    """The objects that training needs, in short form."""
+
+    def __init__(self) -> None:
+        job = Points()
+        self.model = job.init_model()
+        self.optimizer = job.init_optimizer(self.model)
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [5, 20, 20])
+        self.num_samples = 0  # of the present batch
+        loader = DataLoader(job.init_dataset())
+        self.loader = elasticflow.elastic(loader, self.model, self.optimizer, self.schedule)
+
+    def losses(self):
+        for _ in self.loader.epochs(10**6):
+            for _, points, targets in self.loader:
+                self.num_samples = len(points)
+                yield nn.functional.mse_loss(self.model(points), targets)
+
+
+def schedule_by_steps() -> None:
+    job = Short()
+    for loss in job.losses():
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        job.schedule.step()
+    print(f"last epoch of the schedule: {job.schedule.last_epoch}")
+
+
+def too_big() -> None:
+    """From the sixth step on, its memory holds one sample at a time."""
+    job = Short()
+    for loss in job.losses():
+        if job.loader.iteration >= 5 and job.num_samples > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+
+
+def raises() -> None:
+    for _ in Short().losses():
+        raise RuntimeError("no more of this")
+
+
+def accumulates() -> None:
+    job = Short()
+    for number, loss in enumerate(job.losses()):
+        loss.backward()
+        if number % 4 == 3:
+            job.optimizer.step()
+
+
+def breaks() -> None:
+    job = Short()
+    for loss in job.losses():
+        loss.backward()
+        job.optimizer.step()
+        break
+
+
+def never_trains() -> None:
+    sys.exit(0)
+
+
+def raises_at_once() -> None:
+    raise ValueError("nothing to train")
+
+
+def exits() -> None:
+    sys.exit(3)
+
+
+def takes_arguments() -> None:
+    argparse.ArgumentParser(prog="train").parse_args(["--widht", "8"])
+
+
+def counts_by_itself() -> None:
+    """It would loop forever in a worker that joins late."""
+    job = Short()
+    steps = 0
+    while steps < 10**6:
+        for _, points, targets in job.loader:
+            nn.functional.mse_loss(job.model(points), targets).backward()
+            job.optimizer.step()
+            steps += 1
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,55 @@
+"""A training job that costs almost nothing and logs each of its steps. Imported by workers only.
+
+Its worker's log file (logs/<job_id>/g<generation>-r<rank>.log) identifies the worker; all processes of the machine
+share the clock.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elasticflow import ElasticJob, Scalar
+
+
+class Steps(ElasticJob):
+    """hyperparameters: step_s: minimum duration of a step."""
+
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.02}
+    max_iterations = 100
+    reproducible = "fast"  # one call of train is one step of a worker
+
+    def init_model(self):
+        return nn.Linear(4, 1)
+
+    def init_dataset(self):
+        points = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(points, points.sum(1, keepdim=True))
+
+    def init_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train(self, batch, model, optimizer):
+        points, targets = batch
+        print(f"step {self.iteration} of process {os.getpid()} begins at {time.monotonic():.6f}")
+        time.sleep(self.hyperparameters["step_s"])
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        optimizer.step()
+        print(f"step {self.iteration} of process {os.getpid()} ends at {time.monotonic():.6f}")
+        return loss
+
+
+class Heavy(Steps):
+    """hyperparameters: fits: the most samples that its memory holds at once."""
+
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.005, "fits": 3}
+
+    def train(self, batch, model, optimizer):
+        if len(batch[0]) > self.hyperparameters["fits"]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().train(batch, model, optimizer)

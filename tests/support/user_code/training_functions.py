@@ -1,0 +1,543 @@
+"""Training functions for tests: tiny, each with one property to observe. Imported by workers only."""
+
+import contextlib
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from elasticflow import ElasticJob, Scalar
+
+NUM_SAMPLES = 50
+SLOW_DOWN_S = 0.002  # for each iteration done, in each part of a batch
+
+
+class Numbered(Dataset):
+    """Points, each with its index."""
+
+    def __init__(self) -> None:
+        self.points = torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(1))
+        self.targets = self.points.prod(1, keepdim=True)
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int):
+        return index, self.points[index], self.targets[index]
+
+
+class Points(ElasticJob):
+    """hyperparameters: step_s: minimum duration of a step; record: folder for the indices of the samples seen.
+
+    It learns so slowly that its loss stays finite in a long run: some tests wait for the machine.
+    """
+
+    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.003, "step_s": 0.0, "record": ""}
+
+    def init_model(self):
+        return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def init_dataset(self):
+        return Numbered()
+
+    def init_optimizer(self, model):
+        rate = self.hyperparameters["learning_rate"]
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+    def train(self, batch, model, optimizer):
+        numbers, points, targets = batch
+        if record := self.hyperparameters["record"]:
+            with (Path(record) / str(os.getpid())).open("a") as file:
+                file.write(" ".join(map(str, [self.iteration, *numbers.tolist(), *self.more(points)])) + "\n")
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        optimizer.step()
+        time.sleep(self.hyperparameters["step_s"])
+        return loss
+
+    def more(self, points):
+        """To the record folder."""
+        return []
+
+
+class TooBig(Points):
+    """hyperparameters: fits: the most samples that its memory holds at once."""
+
+    def train(self, batch, model, optimizer):
+        if len(batch[0]) > self.hyperparameters["fits"]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().train(batch, model, optimizer)
+
+
+class ErrorOfTheAllocator(Points):
+    """Requests more memory than there are addresses."""
+
+    def train(self, batch, model, optimizer):
+        torch.empty(2**46)
+        return super().train(batch, model, optimizer)
+
+
+class WiderWithFewerSamples(Points):
+    def init_model(self):
+        return nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 1))
+
+    def init_dataset(self):
+        return Subset(Numbered(), range(40))
+
+
+class Forgetful(nn.Module):
+    """Its output depends on the number of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 1)
+        self.running = torch.zeros(1)
+
+    def forward(self, points):
+        self.running = 0.9 * self.running + 0.1 * points.detach().mean()
+        return self.body(points) - self.running
+
+
+class HiddenState(Points):
+    def init_model(self):
+        return nn.Sequential(Forgetful())
+
+
+class Caching(nn.Linear):
+    """It keeps its output in an attribute."""
+
+    def forward(self, points):
+        self.last = super().forward(points)
+        return self.last
+
+
+class ScheduleInAttribute(Points):
+    """hyperparameters: by_iteration: whether the iteration determines the schedule, or the schedule steps by itself."""
+
+    def init_optimizer(self, model):
+        optimizer = super().init_optimizer(model)
+        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
+        return optimizer
+
+    def train(self, batch, model, optimizer):
+        loss = super().train(batch, model, optimizer)
+        if self.hyperparameters["by_iteration"]:
+            self.schedule.last_epoch = self.iteration
+        self.schedule.step()
+        return loss
+
+
+class UnseededModel(Points):
+    def init_model(self):
+        torch.seed()
+        return super().init_model()
+
+
+class HarmlessCache(Points):
+    def init_model(self):
+        return Caching(4, 1)
+
+
+class LosesItsGpu(Points):
+    def train(self, batch, model, optimizer):
+        if self.iteration == 5:
+            raise torch.AcceleratorError(
+                "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors ..."
+            )
+        return super().train(batch, model, optimizer)
+
+
+class Scheduled(Points):
+    """Its learning rate depends on an attribute, which differs in a worker that joins later."""
+
+    num_calls = 0
+
+    def train(self, batch, model, optimizer):
+        self.num_calls += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / self.num_calls
+        return super().train(batch, model, optimizer)
+
+
+class Fast(Points):
+    reproducible = "fast"
+
+
+class WithAnUnusedLayer(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+        self.unused = nn.Linear(2, 2)
+
+
+class UnusedAndFast(Fast):
+    def init_model(self):
+        return WithAnUnusedLayer()
+
+
+class UnusedFoundAndFast(UnusedAndFast):
+    find_unused_parameters = True
+
+
+class OneIsSlow(Points):
+    """One worker, the first to create the file `taken`, is slow by delay_s in each part of a batch."""
+
+    def init_dataset(self):
+        with contextlib.suppress(FileExistsError):
+            Path(self.hyperparameters["taken"]).touch(exist_ok=False)
+            print("I am slow")
+            self.delay_s = self.hyperparameters["delay_s"]
+        return super().init_dataset()
+
+    def train(self, batch, model, optimizer):
+        time.sleep(getattr(self, "delay_s", 0.0))
+        return super().train(batch, model, optimizer)
+
+
+class OneIsSlowAndFast(OneIsSlow):
+    reproducible = "fast"
+
+
+class Wide(Points):
+    """More numbers than a connection accepts at once."""
+
+    virtual_nodes = 3
+
+    def init_model(self):
+        return nn.Sequential(nn.Linear(4, 200_000), nn.Tanh(), nn.Linear(200_000, 1))
+
+
+class WideAndFast(Wide):
+    virtual_nodes = None
+    reproducible = "fast"
+
+
+class Stateful(Points):
+    """Everything that could distinguish one number of workers from another.
+
+    Dropout, statistics, noise while loading and after the backward pass, clipping, a schedule, a layer that only some
+    batches use, uneven parts. hyperparameters: slow_down: a file; while it exists, each step takes longer than the
+    last, so that the job does not end before the test's events, on any machine.
+    """
+
+    data_workers = 1
+    evaluate_every = 10
+    hyperparameters: Mapping[str, Scalar] = {
+        "learning_rate": 0.05,
+        "dies_at": -1,
+        "record": "",
+        "slow_down": "",
+    }
+
+    def init_model(self):
+        return Branching()
+
+    def init_dataset(self):
+        return Noisy()
+
+    def init_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=self.hyperparameters["learning_rate"])
+
+    def train(self, batch, model, optimizer):
+        numbers, points, targets = batch
+        if (slow_down := self.hyperparameters["slow_down"]) and Path(slow_down).exists():
+            time.sleep(SLOW_DOWN_S * self.iteration)
+        for group in optimizer.param_groups:
+            group["lr"] = self.hyperparameters["learning_rate"] / (1 + 0.1 * self.iteration)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        if self.iteration == self.hyperparameters["dies_at"]:
+            self.die_unless_another_has()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad += 1e-4 * torch.randn_like(parameter)
+        optimizer.step()
+        return {"loss": loss, "norm": norm, "noise": np.random.rand(), "first": float(numbers[0])}
+
+    def die_unless_another_has(self):
+        with contextlib.suppress(FileExistsError):
+            (Path(self.hyperparameters["record"]) / "dead").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def evaluate(self, model):
+        return {"evaluated": model(torch.randn(5, 4)).sum().item()}
+
+
+class Noisy(Numbered):
+    """Adds a little noise to its points at each read."""
+
+    def __getitem__(self, index):
+        number, point, target = super().__getitem__(index)
+        return number, point + 0.1 * torch.randn(4), target
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(4, 33), nn.BatchNorm1d(33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 1)
+        )
+        self.extra = nn.Linear(4, 1)
+        self.register_buffer("constant", torch.tensor([0.1, 0.7]))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, points):
+        if self.training:
+            self.steps += 1
+        output = self.body(points)
+        return output + self.extra(points) if points.sum() > 0 else output
+
+
+class ReturnsNoMetrics(Points):
+    def train(self, batch, model, optimizer):
+        super().train(batch, model, optimizer)
+        return {}
+
+
+class SkipsSomeParts(Points):
+    def train(self, batch, model, optimizer):
+        return super().train(batch, model, optimizer) if 3 not in batch[0] else 0.0
+
+
+class TooManyVirtualNodes(Points):
+    virtual_nodes = 17
+
+
+class Approximate(Points):
+    reproducible = "roughly"
+
+
+class Sparse(Points):
+    def init_model(self):
+        return nn.Embedding(NUM_SAMPLES, 1, sparse=True)
+
+    def train(self, batch, model, optimizer):
+        loss = model(batch[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+class Closure(Points):
+    def train(self, batch, model, optimizer):
+        optimizer.step(lambda: 0.0)
+        return 0.0
+
+
+class TwoBackwards(Points):
+    """The first loss, then a penalty on large outputs; gradients are not set to zero in between."""
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.mse_loss(model(points), targets).backward()
+        penalty = 0.01 * model(points).square().mean()
+        penalty.backward()
+        optimizer.step()
+        return penalty
+
+
+class DiskFull(Points):
+    """hyperparameters: failures: the number of checkpoints that the disk rejects."""
+
+    def init_model(self):
+        fsync, failures = os.fsync, [None] * self.hyperparameters["failures"]
+
+        def failing_fsync(fd):
+            if failures:
+                failures.pop()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            fsync(fd)
+
+        os.fsync = failing_fsync
+        return super().init_model()
+
+
+class CountsDown(Points):
+    """Its metric falls by one in each iteration; only rank 0 evaluates."""
+
+    evaluate_every = 2
+
+    def train(self, batch, model, optimizer):
+        return {"loss": super().train(batch, model, optimizer), "remaining": 100.0 - self.iteration}
+
+    def evaluate(self, model):
+        return {"evaluated_at": float(self.iteration)}
+
+
+class KillsItself(Points):
+    def train(self, batch, model, optimizer):
+        if self.iteration == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(batch, model, optimizer)
+
+
+class StartsProcesses(Points):
+    """Leaves a child process behind, and logs its id."""
+
+    def init_model(self):
+        child = subprocess.Popen(["sleep", "600"])
+        print(f"child={child.pid}")
+        return super().init_model()
+
+
+class NumpyInOptimizer(Points):
+    """Like a learning rate computed with numpy."""
+
+    def train(self, batch, model, optimizer):
+        optimizer.param_groups[0]["lr"] = np.float64(0.1) / (1 + self.iteration)
+        return super().train(batch, model, optimizer)
+
+
+class ReturnsText(Points):
+    def train(self, batch, model, optimizer):
+        return "all went well"
+
+
+class NoModel(Points):
+    def init_model(self):
+        return None
+
+
+class TwoOptimizers(Points):
+    def init_optimizer(self, model):
+        return torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)
+
+
+class Exits(Points):
+    def train(self, batch, model, optimizer):
+        sys.exit()
+
+
+class Endless(Points):
+    def init_dataset(self):
+        return iter(range(10))
+
+
+class Garbage:
+    """Only a reference cycle holds it. Logs which process collects it."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        print(f"collected by {os.getpid()}")
+
+
+class LeavesGarbage(Points):
+    """Creates garbage before the reader processes start, and they run the collector."""
+
+    data_workers = 1
+
+    def init_dataset(self):
+        print(f"made by {os.getpid()}")
+        gc.disable()
+        Garbage()
+        return Collecting()
+
+
+class Collecting(Numbered):
+    def __getitem__(self, index):
+        gc.collect()
+        return super().__getitem__(index)
+
+
+class HoldsMemory(Points):
+    """hyperparameters: held_mib: memory of its device. Reader processes inherit what they can of it."""
+
+    data_workers = 2
+
+    def init_model(self):
+        model = super().init_model()
+        held = torch.zeros(self.hyperparameters["held_mib"], 1024, 1024, dtype=torch.uint8)
+        model.register_buffer("held", held, persistent=False)
+        return model
+
+
+class PartitionedPoints(Noisy):
+    partition_sizes = (7, 13, 0, 20, 10)
+
+
+class InPartitions(Points):
+    shuffle_window = 24
+
+    def init_dataset(self):
+        return PartitionedPoints()
+
+    def more(self, points):
+        """Every part has different noise."""
+        return [points.double().sum().item()]
+
+
+class Files:
+    """The same points, streamed. lost: samples missing in the last file."""
+
+    partition_sizes = PartitionedPoints.partition_sizes
+
+    def __init__(self, lost=0):
+        self.points = Noisy()
+        self.lost = lost
+
+    def read_partition(self, partition, start):
+        first = sum(self.partition_sizes[:partition])
+        end = first + self.partition_sizes[partition]
+        for index in range(first + start, min(end, NUM_SAMPLES - self.lost)):
+            yield self.points[index]
+
+
+class FromFiles(InPartitions):
+    data_workers = 2
+
+    def init_dataset(self):
+        return Files()
+
+
+class FromATornFile(Points):
+    def init_dataset(self):
+        return Files(lost=1)
+
+
+class Stream(IterableDataset):
+    """The same points, in an order of its own."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        points = Noisy()
+        for index in torch.randperm(NUM_SAMPLES).tolist():
+            yield points[index]
+
+
+class FromAStream(InPartitions):
+    def init_dataset(self):
+        return Stream()
+
+
+class InPartitionsReadHere(InPartitions):
+    data_workers = 0
+
+
+class FromFilesReadHere(FromFiles):
+    data_workers = 0
+
+
+class FromAStreamReadHere(FromAStream):
+    data_workers = 0
+
+
+class OfAnySize(Points):
+    def init_dataset(self):
+        return Subset(Numbered(), range(int(self.hyperparameters["num_samples"])))

@@ -1,0 +1,113 @@
+"""Where a pool is found, who runs it, and what each node of a machine is given."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.errors import AlreadyRunning, NoPoolHere, UnusableFolder
+from elasticflow.local.machine import node_environments
+from elasticflow.local.run_file import RunFile, RunningProcess, find_run_file, holder_of, read_run_file, take
+from elasticflow.local.supervisor import kept_token
+from elasticflow.shared.errors import BadSettings
+
+
+def run_file(data_dir: Path) -> RunFile:
+    return RunFile(
+        pid=os.getpid(),
+        nats_url="nats://secret@127.0.0.1:4222",
+        pool="lab",
+        data_dir=str(data_dir),
+        started_at_s=1.0,
+        processes={"monitor": RunningProcess(pid=7, metrics_port=9090)},
+    )
+
+
+def test_a_run_file_is_read_back_while_its_supervisor_lives(tmp_path: Path) -> None:
+    data_dir = tmp_path / ".eflow"
+    lock = take(data_dir)
+    run_file(data_dir).write()
+    assert read_run_file(data_dir) == run_file(data_dir)
+    assert stat.S_IMODE((data_dir / "run.json").stat().st_mode) == 0o600
+    os.close(lock)
+    assert read_run_file(data_dir) is None  # as after kill -9
+
+
+def test_one_supervisor_a_folder(tmp_path: Path) -> None:
+    lock = take(tmp_path)
+    with pytest.raises(AlreadyRunning, match=f"process {os.getpid()} already runs a pool in"):
+        take(tmp_path)
+    assert holder_of(tmp_path) == os.getpid()
+    os.close(lock)
+    assert holder_of(tmp_path) is None
+    os.close(take(tmp_path))
+
+
+def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UnusableFolder, match="Not a directory") as refused:
+        take(tmp_path / "file")
+    assert refused.value.data_dir == str(tmp_path / "file")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', '{"processes": 3}'])
+def test_a_damaged_run_file_is_none(tmp_path: Path, content: str) -> None:
+    lock = take(tmp_path)
+    (tmp_path / "run.json").write_text(content)
+    assert read_run_file(tmp_path) is None
+    os.close(lock)
+
+
+def test_the_nearest_pool_above_is_found(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    assert find_run_file(deep) is None
+    lock = take(tmp_path / ".eflow")
+    run_file(tmp_path / ".eflow").write()
+    found = find_endpoint(environment={}, start=deep)
+    assert (found.nats_url, found.pool, found.data_dir) == (
+        "nats://secret@127.0.0.1:4222",
+        "lab",
+        tmp_path / ".eflow",
+    )
+    os.close(lock)
+
+
+def test_a_named_server_wins_over_the_environment_and_that_over_the_folder(tmp_path: Path) -> None:
+    environment = {"NATS_URL": "nats://env:1", "EF_POOL": "blue"}
+    assert find_endpoint(environment=environment, start=tmp_path).nats_url == "nats://env:1"
+    named = find_endpoint(nats_url="nats://named:1", pool="red", environment=environment, start=tmp_path)
+    assert (named.nats_url, named.pool) == ("nats://named:1", "red")
+
+
+def test_no_pool_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(NoPoolHere, match="start one with `eflow up`"):
+        find_endpoint(environment={}, start=tmp_path)
+
+
+def test_a_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    token = kept_token(tmp_path)
+    assert token == kept_token(tmp_path)
+    assert stat.S_IMODE((tmp_path / "nats" / "token").stat().st_mode) == 0o600
+
+
+def test_cpu_slots_share_the_cores_of_all_nodes() -> None:
+    few, many = node_environments(1, 1, gpus=()), node_environments(2, 4, gpus=(), environment={})
+    assert [node["EF_NODE_ID"] for node in many] == ["node-0", "node-1"]
+    share = sum(float(node["EF_CPU_SHARE"]) * int(node["EF_SLOTS"]) for node in many)
+    assert share <= 0.81 * len(os.sched_getaffinity(0))
+    assert float(few[0]["EF_CPU_SHARE"]) <= 1.0
+
+
+def test_gpus_are_dealt_out_without_overlap() -> None:
+    two = node_environments(2, None, gpus=("0", "1", "2", "3"))
+    assert [node["CUDA_VISIBLE_DEVICES"] for node in two] == ["0,1", "2,3"]
+    one = node_environments(None, None, gpus=("0", "1"))
+    assert [(node["EF_SLOTS"], node["CUDA_VISIBLE_DEVICES"]) for node in one] == [("2", "0,1")]
+
+
+def test_more_gpus_than_there_are_is_refused() -> None:
+    with pytest.raises(BadSettings, match="2 nodes of 4 GPUs are more than the 4 GPUs here"):
+        node_environments(2, 4, gpus=("0", "1", "2", "3"))

@@ -1,0 +1,263 @@
+"""The command line without a pool: its help, its exit codes, and one line for each failure."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticflow.cli.app import app
+from elasticflow.cli.submission_options import SubmissionOptions
+from elasticflow.client.configure_pool import configure, read_config
+from elasticflow.sdk.submission import load
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.export import ExportWriter
+from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
+from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.terminal import console
+
+COMMANDS = (
+    ("up",),
+    ("down",),
+    ("configure",),
+    ("submit",),
+    ("quote",),
+    ("profile",),
+    ("jobs",),
+    ("cancel",),
+    ("amend",),
+    ("scale-out",),
+    ("scale-in",),
+    ("checkpoint",),
+    ("watch",),
+    ("logs",),
+    ("nodes",),
+    ("events",),
+    ("events", "export"),
+    ("replay",),
+    ("explain",),
+)
+JOB_FILE = """
+from elasticflow import ElasticJob
+
+class {name}(ElasticJob):
+    hyperparameters = {{"global_batch_size": {batch}}}
+    max_iterations = 100
+"""
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without a pool; user modules that a test loads are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NATS_URL", "EF_DATA_DIR", "EF_POOL", "EF_TENANT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.path", [*importlib.import_module("sys").path])
+    return tmp_path
+
+
+def eflow(*arguments: str) -> tuple[int, str]:
+    """Exit code, and stdout with stderr."""
+    result = CliRunner().invoke(app, list(arguments), prog_name="eflow")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_helps_with_examples(command: tuple[str, ...]) -> None:
+    status, shown = eflow(*command, "--help")
+    assert status == 0
+    assert "Examples:" in shown
+    assert f"eflow {' '.join(command)}" in shown
+    assert "--json" in shown
+
+
+def test_each_command_is_listed_with_one_unbroken_sentence() -> None:
+    status, shown = eflow("--help")
+    rows = [line.strip("│ ") for line in shown.splitlines() if line.startswith("│")]
+    assert status == 0
+    assert {command for command, *_ in COMMANDS} < {row.partition(" ")[0] for row in rows}
+    listed = " ".join(" ".join(rows).split())
+    assert "executors with CPU slots or GPUs down Stop the pool" in listed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("jobs",),
+        ("nodes",),
+        ("watch",),
+        ("explain", "j"),
+        ("events",),
+        ("logs", "j"),
+        ("cancel", "j"),
+        ("amend", "j"),
+    ],
+)
+def test_without_a_pool_every_command_says_how_to_start_one(command: tuple[str, ...]) -> None:
+    status, shown = eflow(*command)
+    assert status == 2
+    assert shown.startswith("eflow: no running pool found")
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "status", "said"),
+    [
+        (None, "none.py", 2, "there is no file"),
+        ("import not_a_module_anywhere", "user_a.py:Net", 2, "No module named 'not_a_module_anywhere'"),
+        ("1 / 0", "user_b.py:Net", 2, "ZeroDivisionError"),
+        ("class Net: ...", "user_c.py:Net", 2, "Net is not a subclass of ElasticJob"),
+        ("x = 1", "user_d.py:Net", 2, "has no class Net"),
+        ("x = (", "user_e.py:Net", 2, "SyntaxError"),
+        (JOB_FILE.format(name="Net", batch=0), "user_f.py", 1, "global_batch_size"),
+        (JOB_FILE.format(name="Net", batch='"big"'), "user_g.py", 1, "global_batch_size"),
+        ("", "module_without_class", 2, "name a file and a class"),
+    ],
+)
+def test_a_job_that_cannot_be_loaded_is_explained(
+    nowhere: Path, source: str | None, target: str, status: int, said: str
+) -> None:
+    if source is not None:
+        (nowhere / f"{target.partition('.')[0]}.py").write_text(source)
+    ended, shown = eflow("submit", target, "--deadline", "10m")
+    assert (ended, said in shown) == (status, True), shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_class_inside_a_package_is_loaded_by_its_file(nowhere: Path) -> None:
+    package = nowhere / "user_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "nets.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    job, code = load(str(package / "nets.py"))
+    assert code is not None
+    assert code.training_function == "user_package.nets:Net"
+    assert type(job).__module__ == "user_package.nets"
+
+
+@pytest.mark.parametrize(
+    "option", [("--deadline", "soon"), ("--set", "lr"), ("--class", "gold"), ("--name", "-x")]
+)
+def test_a_wrong_option_is_a_usage_error(nowhere: Path, option: tuple[str, str]) -> None:
+    (nowhere / "user_h.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    status, shown = eflow("submit", "user_h.py", *option)
+    assert status == 2
+    assert option[0] in shown
+
+
+@pytest.mark.parametrize(
+    "option", [("--nodes", "100000"), ("--replicas", "admission=100000"), ("--replicas", "executor=2")]
+)
+def test_no_more_processes_are_started_than_a_machine_can_carry(option: tuple[str, str]) -> None:
+    status, shown = eflow("up", *option)
+    assert status == 2
+    assert option[0] in shown
+
+
+def test_a_reader_who_has_seen_enough_is_left_to_the_application() -> None:
+    with pytest.raises(BrokenPipeError):
+        console().on_broken_pipe()
+
+
+def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
+    (nowhere / "user_q.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    status, shown = eflow("submit", "user_q.py", "--quote", "net-1", "--name", "other")
+    assert status == 2
+    assert "--name" in shown
+    assert (
+        SubmissionOptions(target="user_q.py", quote="net-1").command()
+        == "eflow submit user_q.py --quote net-1"
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"not a ledger", b"EFLEDGER1\n"])
+def test_a_foreign_or_cut_file_is_named(nowhere: Path, content: bytes) -> None:
+    (nowhere / "run.ledger").write_bytes(content)
+    status, shown = eflow("explain", "j1", "--file", "run.ledger")
+    assert status == 2
+    assert "run.ledger is not an exported ledger" in shown
+
+
+def test_a_job_that_a_file_does_not_know_is_looked_for_in_that_file(nowhere: Path) -> None:
+    with (nowhere / "run.ledger").open("wb") as file:
+        ExportWriter(file).finish()
+    status, shown = eflow("explain", "j1", "--file", "run.ledger")
+    assert status == 1
+    assert "unknown job 'j1' in run.ledger; `eflow replay run.ledger` lists its jobs" in shown
+
+
+def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
+    toml, as_json = nowhere / "pool.toml", nowhere / "pool.json"
+    toml.write_text('resize_cost_s = 2\n[curves."cnn/b64"]\n1 = 5.0\n[quotas.lab]\nmax_jobs_per_day = 3\n')
+    as_json.write_text(
+        '{"resize_cost_s": 2, "curves": {"cnn/b64": {"1": 5.0}}, "quotas": {"lab": {"max_jobs_per_day": 3}}}'
+    )
+    config = read_config(toml)
+    assert config == read_config(as_json)
+    assert (config.resize_cost_s, config.curves) == (2.0, {"cnn/b64": {1: 5.0}})
+    assert config.quota("lab") == TenantQuota(max_jobs_per_day=3)
+    assert config.stop_free
+    toml.write_text("stop_free = false")
+    assert not read_config(toml).stop_free
+
+
+def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
+    (nowhere / "pool.toml").write_text(
+        "resize_cost_s = -1\nmax_restarts = true\ncolour = 1\n[quotas.lab]\njobs_per_day = 1\n"
+    )
+    with pytest.raises(BadSettings) as wrong:
+        read_config(nowhere / "pool.toml")
+    for problem in (
+        "resize_cost_s: must be greater than or equal to 0, not -1",
+        "max_restarts: must be a valid integer, not True",
+        "colour is not a setting of a pool",
+        "quotas.lab.jobs_per_day is not a setting of a pool",
+    ):
+        assert f"{nowhere / 'pool.toml'}: {problem}" in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("heartbeat_timeout_s = 1e-6", "heartbeat_timeout_s: must be at least 2 s, not 1e-06: another replica takes over"),
+        ("heartbeat_timeout_s = 1e11", "heartbeat_timeout_s: must be at most 86400 s, not 1e+11: else"),
+        ("stall_timeout_s = 0.5", "stall_timeout_s: must be at least 7.5 s, not 0.5: a connection"),
+        ("stall_timeout_s = 3\nheartbeat_timeout_s = 2", "stall_timeout_s: must be at least 6 s, not 3"),
+        ("heartbeat_timeout_s = 600", "stall_timeout_s: must be at least 700.5 s, not 120: a connection"),
+        ("stall_timeout_s = 1e11", "stall_timeout_s: must be at most 2592000 s, not 1e+11: else"),
+    ],
+)
+def test_times_with_which_no_loss_is_told_from_a_pause_are_refused(
+    nowhere: Path, settings: str, problem: str
+) -> None:
+    file = nowhere / "pool.toml"
+    file.write_text(settings)
+    with pytest.raises(BadSettings) as wrong:
+        read_config(file)
+    assert f"{file}: {problem}" in str(wrong.value)
+    assert eflow("configure", "pool.toml")[0] == 2, "nothing was sent: there is no pool"
+
+
+async def test_a_configuration_that_was_not_read_from_a_file_is_checked_before_it_is_sent() -> None:
+    with pytest.raises(BadSettings, match="heartbeat_timeout_s: must be at least 2 s, not 1: another replica takes over"):
+        await configure("nats://nowhere.invalid:1", "p", PoolConfig(heartbeat_timeout_s=1.0), SystemClock())
+
+
+def test_the_defaults_and_the_least_times_are_taken(nowhere: Path) -> None:
+    (nowhere / "pool.toml").write_text("heartbeat_timeout_s = 2.0\nstall_timeout_s = 6.0")
+    assert read_config(nowhere / "pool.toml").timeouts == FailureTimeouts(
+        heartbeat_timeout_s=2.0, stall_timeout_s=6.0
+    )
+    assert not PoolConfig().timeouts.problems()
+
+
+def test_a_config_that_is_no_map_is_refused(nowhere: Path) -> None:
+    (nowhere / "pool.json").write_text('[{"resize_cost_s": 2}]')
+    with pytest.raises(BadSettings, match="is a map of settings"):
+        read_config(nowhere / "pool.json")
+
+
+def test_down_where_nothing_runs_says_so() -> None:
+    assert eflow("down") == (0, "nothing runs in .eflow\n")

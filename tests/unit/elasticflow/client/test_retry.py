@@ -1,0 +1,102 @@
+"""A cluster without leader does not reply: the client retries until a timeout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elasticflow.client import client as client_module
+from elasticflow.client import retry
+from elasticflow.client.client import Client
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.client.retry import with_retry
+from elasticflow.errors import UnknownPool
+from elasticflow.shared.errors import BadCredentials, ElasticFlowError, MaybeStored, Unavailable
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+
+ENDPOINT = Endpoint(nats_url="nats://cluster:4222", pool="p")
+
+
+def no_leader() -> Unavailable:
+    return Unavailable(ENDPOINT.nats_url, "no reply on $JS.API within 5 s")
+
+
+def failing(*failures: ElasticFlowError) -> Callable[..., Any]:
+    """A call that fails with each of these in turn, then returns "done"."""
+    left = list(failures)
+
+    async def call() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return call
+
+
+class BetweenLeaders(MemoryBus):
+    """A bus on which each JetStream call fails once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: list[str] = []
+
+    def _fail_once(self, call: str, error: ElasticFlowError) -> None:
+        if call not in self.failed:
+            self.failed.append(call)
+            raise error
+
+    async def last_sequence(self, pool: str) -> int:
+        self._fail_once("last_sequence", no_leader())
+        return await super().last_sequence(pool)
+
+    async def pool_exists(self, pool: str) -> bool:
+        self._fail_once("pool_exists", no_leader())
+        return await super().pool_exists(pool)
+
+    async def append(self, subject: str, data: bytes, *, message_id: str, **options: Any) -> int:
+        self._fail_once("append", MaybeStored(subject, message_id))
+        return await super().append(subject, data, message_id=message_id, **options)
+
+
+@pytest.fixture
+async def bus(monkeypatch: pytest.MonkeyPatch) -> BetweenLeaders:
+    bus = BetweenLeaders()
+
+    async def connect(url: str, *, name: str) -> BetweenLeaders:
+        return bus
+
+    monkeypatch.setattr(client_module, "connect_nats", connect)
+    await bus.ensure_pool(ENDPOINT.pool)
+    return bus
+
+
+async def test_unavailable_and_maybe_stored_are_retried() -> None:
+    assert await with_retry(failing(no_leader(), MaybeStored("subject", "id"))) == "done"
+
+
+async def test_retries_end_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "RETRY_TIMEOUT_S", 0.0)
+    with pytest.raises(Unavailable):
+        await with_retry(failing(no_leader()))
+
+
+async def test_a_permanent_error_is_not_retried() -> None:
+    with pytest.raises(BadCredentials):
+        await with_retry(failing(BadCredentials(ENDPOINT.nats_url)))
+
+
+async def test_a_client_reads_and_writes_across_an_election(bus: BetweenLeaders) -> None:
+    spec = JobSpec(training_function="line:Line", global_batch_size=8, max_iterations=10, deadline_in_s=60.0)
+    async with Client.connect(ENDPOINT) as client:
+        assert await client.last_sequence() == 0
+        await client.post(spec)
+    assert bus.failed == ["pool_exists", "last_sequence", "append"]
+    assert len(bus.broker.stream(streams.submit_stream(ENDPOINT.pool)).messages) == 1
+
+
+async def test_an_unknown_pool_is_not_retried(bus: BetweenLeaders) -> None:
+    with pytest.raises(UnknownPool):
+        async with Client.connect(Endpoint(nats_url=ENDPOINT.nats_url, pool="other")):
+            pass

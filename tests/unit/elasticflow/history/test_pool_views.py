@@ -1,0 +1,126 @@
+"""Rows of jobs and nodes, and the lines of `eflow watch`, follow from the folded pool."""
+
+import pytest
+
+from elasticflow.cli.jobs import risk_lines
+from elasticflow.cli.nodes import lost_word
+from elasticflow.cli.watch import changes
+from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
+from elasticflow.shared.messages import events
+from tests.support.histories import NOW_S, History, gpus, pool, spec
+
+
+def admitted(history: History, job_id: str, at_s: float = NOW_S) -> History:
+    return history.then(
+        events.JobAdmitted(
+            job_id=job_id,
+            tenant="lab",
+            spec=spec(),
+            deadline_s=NOW_S + 100.0,
+            minimum_satisfactory_share=(NOW_S, NOW_S + 60.0, 2),
+            gpu_seconds=120.0,
+            at_s=at_s,
+        )
+    )
+
+
+def placed(history: History, job_id: str, *names: str, generation: int = 1) -> History:
+    on = events.PlacedJob(job_id=job_id, generation=generation, gpus=gpus(*names))
+    return history.then(events.PlacementDecided(placements=(on,), at_s=NOW_S))
+
+
+def running(history: History, *, iteration: int) -> History:
+    placed(admitted(history, "j1"), "j1", "node-0:0", "node-0:1").started("j1", at_s=NOW_S)
+    return history.then(
+        events.JobProgressed(
+            job_id="j1", generation=1, iteration=iteration, iterations_per_s=2.0, at_s=NOW_S + 10.0
+        )
+    )
+
+
+def test_a_waiting_job_is_expected_when_its_promise_ends() -> None:
+    view = job_view(admitted(pool(4), "j1").state.live_jobs["j1"], NOW_S)
+    assert (view.activity, view.expected_finish_s, view.margin_s) == ("waiting", NOW_S + 60.0, 40.0)
+
+
+def test_a_running_job_is_expected_by_its_speed() -> None:
+    state = running(pool(4), iteration=20).state
+    view = job_view(state.live_jobs["j1"], NOW_S + 12.0)
+    assert view.activity == "running"
+    assert view.expected_finish_s == NOW_S + 10.0 + 80 / 2.0
+    assert view.margin_s == pytest.approx(50.0)
+
+
+def test_a_job_that_should_have_finished_is_expected_now_at_the_earliest() -> None:
+    state = running(pool(4), iteration=20).state
+    assert job_view(state.live_jobs["j1"], NOW_S + 99.0).expected_finish_s == NOW_S + 99.0
+
+
+def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew() -> None:
+    history, risk = running(pool(4), iteration=20), NOW_S + 130.0
+    assert risk_lines(job_views(history.state, NOW_S + 10.0), NOW_S + 10.0) == []
+    history.then(
+        events.JobAtRisk(
+            job_id="j1",
+            generation=1,
+            projected_finish_s=risk,
+            deadline_s=NOW_S + 100.0,
+            earliest_deadline_s=risk,
+            at_s=NOW_S + 10.0,
+        )
+    )
+    (line,) = risk_lines(job_views(history.state, NOW_S + 20.5), NOW_S + 20.5)
+    assert line.endswith("eflow amend j1 --deadline 110s")
+    assert risk_lines(job_views(history.state, risk), risk) == [], "too late to ask for it"
+
+
+def test_a_broken_job_is_recovering() -> None:
+    history = running(pool(4), iteration=20)
+    history.then(events.NodeLost(node_id="node-0", incarnation="first-0", reason="silent", at_s=NOW_S))
+    assert job_view(history.state.live_jobs["j1"], NOW_S).activity == "recovering"
+
+
+def test_an_ended_job_shows_its_real_margin() -> None:
+    history = running(pool(4), iteration=20).finished("j1", at_s=NOW_S + 70.0)
+    (view,) = job_views(history.state, NOW_S + 500.0, ended=True)
+    assert (view.activity, view.margin_s, view.num_gpus) == ("finished", 30.0, 0)
+    assert job_views(history.state, NOW_S + 500.0) == ()
+
+
+def test_nodes_show_who_holds_each_gpu() -> None:
+    history = placed(admitted(pool(2, 2), "j1"), "j1", "node-0:1", "node-1:0")
+    first, second = node_views(history.state)
+    assert (first.jobs, second.jobs) == (("", "j1"), ("j1", ""))
+    assert first.num_free_gpus == 1
+
+
+def test_jobs_stand_in_the_order_of_their_decisions() -> None:
+    history = admitted(admitted(pool(4), "b", NOW_S), "a", NOW_S + 1.0)
+    assert [view.job_id for view in job_views(history.state, NOW_S)] == ["b", "a"]
+
+
+def test_a_pipe_gets_a_line_for_each_change_and_none_without() -> None:
+    seen: dict[str, tuple[object, ...]] = {}
+    history = admitted(pool(4), "j1")
+    (line,) = changes(seen, job_views(history.state, NOW_S), NOW_S)
+    assert "j1  waiting  0/100  finish in 1m 00s  margin 40.0s" in line
+    assert list(changes(seen, job_views(history.state, NOW_S + 1.0), NOW_S + 1.0)) == []
+    placed(history, "j1", "node-0:0")
+    (line,) = changes(seen, job_views(history.state, NOW_S + 1.0), NOW_S + 1.0)
+    assert "starting  1 GPU  " in line
+
+
+def test_nodes_that_left_or_were_lost_long_ago_are_not_present() -> None:
+    history = pool(1, 1, 1, 1)
+    for number, reason, at_s in ((1, "left", 0.0), (2, "silent", 0.0), (3, "silent", -4_000.0)):
+        lost = events.NodeLost(
+            node_id=f"node-{number}", incarnation=f"first-{number}", reason=reason, at_s=NOW_S + at_s
+        )
+        history.then(lost)
+    views = node_views(history.state)
+    assert [view.node_id for view in views] == ["node-0", "node-1", "node-2", "node-3"]
+    assert [view.node_id for view in present_nodes(views, NOW_S + 10.0)] == ["node-0", "node-2"]
+    assert [lost_word(view, NOW_S + 10.0).plain for view in views[1:3]] == [
+        "left 10.0s ago",
+        "lost 10.0s ago",
+    ]

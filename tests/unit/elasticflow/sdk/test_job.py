@@ -1,0 +1,127 @@
+"""The class that users subclass, and the specification that it produces."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from elasticflow import ElasticJob, Scalar
+from elasticflow.sdk.job import Condition, InvalidJob
+from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
+
+
+class Small(ElasticJob):
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 64, "learning_rate": 0.1}
+    max_iterations = 100
+    metric_conditions: Mapping[str, Condition] = {"accuracy": (">=", 1)}
+
+
+def test_declarations_and_setters_become_one_message():
+    job = Small().set_hyperparameter(learning_rate=0.2, layers=3).set_deadline(within=timedelta(minutes=2))
+    spec = job.term_condition(max_iterations=200).spec()
+    assert spec.training_function == f"{__name__}:Small"
+    assert spec.global_batch_size == 64
+    assert spec.hyperparameters == {"learning_rate": 0.2, "layers": 3}
+    assert spec.max_iterations == 200
+    assert spec.metric_conditions == (MetricCondition(metric="accuracy", comparison=">=", value=1.0),)
+    assert (spec.deadline_s, spec.deadline_in_s) == (None, 120.0)
+    assert spec.job_class is JobClass.SLO
+
+
+def test_setters_change_one_job_only():
+    Small().set_hyperparameter(learning_rate=0.5)
+    assert Small().hyperparameters["learning_rate"] == 0.1
+
+
+@pytest.mark.parametrize("at", [1_000_000, datetime.fromtimestamp(1_000_000, UTC)])
+def test_absolute_deadline_is_seconds_since_1970(at):
+    assert Small().set_deadline(at).spec().deadline_s == 1_000_000.0
+
+
+def test_each_wrong_field_is_named():
+    job = Small().set_hyperparameter(global_batch_size=0).term_condition(max_iterations=-1)
+    job.metric_conditions = {"accuracy": ("==", 1.0)}  # pyright: ignore[reportAttributeAccessIssue]
+    job.description = "x" * 30_000
+    with pytest.raises(InvalidJob) as error:
+        job.spec()
+    fields = [problem.partition(":")[0] for problem in error.value.problems]
+    assert fields == [
+        "global_batch_size",
+        "max_iterations",
+        "metric_conditions.0.comparison",
+        "description",
+        "deadline",
+    ]
+
+
+def test_a_hyperparameter_of_a_wrong_type_is_named_once():
+    job = Small().set_hyperparameter(learning_rate=float("inf"), layers=[3]).set_deadline(within=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidJob) as error:
+        job.spec()
+    assert error.value.problems == (
+        "hyperparameters.learning_rate: must be a truth value, a finite number of 64 bits, "
+        "or text of at most 256 characters, not inf",
+        "hyperparameters.layers: must be a truth value, a finite number of 64 bits, "
+        "or text of at most 256 characters, not [3]",
+    )
+
+
+def test_a_missing_field_is_named_with_its_setter_and_option():
+    missed = r"global_batch_size: .*--batch; max_iterations: .*--iterations; deadline: .*--deadline"
+    with pytest.raises(InvalidJob, match=missed):
+        ElasticJob().spec()
+
+
+def test_metric_condition_of_another_shape_is_explained():
+    job = Small().term_condition(metric_conditions={"accuracy": 0.9})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidJob, match="must be like"):
+        job.set_deadline(within=1).spec()
+
+
+@pytest.mark.parametrize("both", [{}, {"deadline": 1.0, "within": 1.0}])
+def test_deadline_is_given_in_one_way(both):
+    with pytest.raises(InvalidJob, match=r"either a datetime or within="):
+        Small().set_deadline(**both)
+
+
+@pytest.mark.parametrize("within", [timedelta(minutes=5), 300, 300.0, "5m", "300s"])
+def test_durations_are_timedeltas_seconds_or_text(within):
+    assert Small().set_deadline(within=within).spec().deadline_in_s == 300.0
+
+
+def test_a_text_that_is_not_a_duration_is_named():
+    with pytest.raises(InvalidJob, match=r"deadline: '5 minutes' is not a duration; write 90s"):
+        Small().set_deadline(within="5 minutes")
+
+
+def test_best_effort_has_no_deadline():
+    assert Small().set_job_class("best_effort").spec().job_class == JobClass.BEST_EFFORT
+    with pytest.raises(InvalidJob, match="a best_effort job has none"):
+        Small().set_job_class("best_effort").set_deadline(within=1).spec()
+
+
+def test_class_within_a_function_cannot_be_found_by_nodes():
+    class Local(Small):
+        pass
+
+    with pytest.raises(InvalidJob, match="training_function"):
+        Local().set_deadline(within=1).spec()
+
+
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [
+        ("elasticflow", "torch"),
+        ("elasticflow.sdk.packaging", "torch"),
+        ("elasticflow.services.executor.processes.launcher", "torch"),
+        ("elasticflow.cli.app", "torch"),
+        ("elasticflow.cli.app", "numba"),
+        ("elasticflow.cli.app", "numpy"),
+    ],
+)
+def test_a_large_library_is_imported_only_where_needed(module, library):
+    code = f"import {module}, sys; sys.exit({library!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[4]).returncode == 0

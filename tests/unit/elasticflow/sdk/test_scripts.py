@@ -1,0 +1,85 @@
+"""A user script as an elastic job: its changes, and its specification."""
+
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import elasticflow
+from elasticflow.cli.submission_options import SubmissionOptions
+from elasticflow.errors import NotLoadable
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.script import Script
+from elasticflow.sdk.submission import load, submission_of, with_code
+
+EXAMPLES = Path(__file__).parents[4] / "examples" / "ddp"
+
+
+def test_five_lines_make_a_script_elastic():
+    """The differing lines: a changed line counts once, as an added or removed line."""
+    before, after = ((EXAMPLES / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
+    changed = [
+        max(len(removed), len(added))
+        for tag, i1, i2, j1, j2 in SequenceMatcher(None, before, after).get_opcodes()
+        if tag != "equal"
+        for removed, added in [(written(before[i1:i2]), written(after[j1:j2]))]
+    ]
+    assert 0 < sum(changed) <= 5
+
+
+def written(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.strip()]
+
+
+def test_a_script_is_packaged_and_not_run_by_the_client(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import elasticflow\nraise SystemExit(elasticflow.elastic(None, None, None))\n")
+    job, code = load(str(script), ["--epochs", "3 or 4"])
+    job.set_hyperparameter(global_batch_size=64).term_condition(max_iterations=10).set_deadline(within=60)
+    spec = with_code(job, code).spec
+    assert code is not None
+    assert (spec.training_function, spec.code_digest) == ("train:__main__", code.code_digest)
+    assert dict(spec.hyperparameters) == {"1": "--epochs", "2": "3 or 4"}
+    assert spec.arguments == ("--epochs", "3 or 4")
+    assert submission_of(job).spec == spec
+
+
+def test_a_script_on_the_nodes_is_a_module():
+    job, code = load("examples.ddp.elastic:__main__")
+    job.set_hyperparameter(global_batch_size=64).term_condition(max_iterations=10).set_deadline(within=60)
+    assert code is None
+    assert job.spec().training_function == "examples.ddp.elastic:__main__"
+
+
+def test_settings_of_a_script_are_its_arguments(tmp_path):
+    with pytest.raises(InvalidJob, match=r"a script gets its settings \(rate\) as arguments, after --"):
+        Script("train.py").set_hyperparameter(rate=0.1).spec()
+    (tmp_path / "job.py").write_text("from elasticflow import ElasticJob\nclass Job(ElasticJob): ...\n")
+    with pytest.raises(NotLoadable, match=r"not a script: unexpected arguments --rate 0\.1; use --set"):
+        load(str(tmp_path / "job.py"), ["--rate", "0.1"])
+
+
+def test_a_file_without_job_is_rejected_with_both_ways_to_write_one(tmp_path):
+    (tmp_path / "plain.py").write_text("print('hello')\n")
+    with pytest.raises(NotLoadable, match=r"one subclass of ElasticJob .* must call elasticflow.elastic"):
+        load(str(tmp_path / "plain.py"))
+
+
+def test_options_are_printed_as_a_command_that_repeats_them():
+    options = SubmissionOptions(
+        target="train.py", arguments=("--epochs", "3"), batch=64, where=("--pool", "a")
+    )
+    assert options.command() == "eflow submit train.py --batch 64 --pool a -- --epochs 3"
+
+
+def test_outside_a_job_the_loader_is_unchanged(capsys):
+    model = nn.Linear(1, 1)
+    loader = elasticflow.elastic([1, 2], model, torch.optim.SGD(model.parameters()))
+    seen = [(epoch, batch, loader.iteration) for epoch in loader.epochs(2) for batch in loader]
+    assert seen == [(0, 1, 0), (0, 2, 1), (1, 1, 2), (1, 2, 3)]
+    assert len(loader) == 2
+    assert loader.index(2) == 1, "other attributes are the loader's"  # pyright: ignore[reportAttributeAccessIssue]
+    loader.report(accuracy=0.5)
+    assert capsys.readouterr().out == "accuracy=0.5\n"

@@ -1,0 +1,105 @@
+"""A profile-only request measures a job's speed and admits nothing."""
+
+from typing import Any
+
+import pytest
+
+from elasticflow.history.profile_view import profile_view
+from elasticflow.services.admission.policy import POLICY as ADMISSION
+from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
+from elasticflow.services.placement.policy import POLICY as PLACEMENT
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import CancelJob, ProfileJob
+from elasticflow.shared.state.idempotent_replies import idempotent_reply
+from elasticflow.shared.state.job import Phase
+from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, submit
+
+
+def ask(job_id: str = "p", **changes: Any) -> ProfileJob:
+    return ProfileJob(job_id=job_id, tenant="lab", spec=best_effort(**{"model_name": "new", **changes}))
+
+
+def profiling_level(history: History, rate: float, at_s: float) -> int:
+    """One level of the profiling run of job p; returns its number of GPUs."""
+    history.decided(ALLOCATOR, now_s=at_s)
+    history.decided(PLACEMENT, now_s=at_s)
+    job = history.state.live_jobs["p"]
+    assert job.spec is not None
+    history.then(
+        events.ThroughputMeasured(
+            profile_key=job.spec.measured_key,
+            num_gpus=len(job.gpus),
+            iterations_per_s=rate,
+            dataset_size=1000,
+            job_id="p",
+            generation=job.generation,
+            source="profile",
+            at_s=at_s,
+        )
+    )
+    return len(job.gpus)
+
+
+def test_an_unknown_profile_is_measured_and_no_job_is_left() -> None:
+    history = pool(4)
+    (asked,) = history.decided(ADMISSION, ask(min_gpus=2))
+    assert isinstance(asked, events.ProfileRequested)
+    assert asked.profile_only
+    assert [profiling_level(history, rate, NOW_S + rate) for rate in (2.0, 3.5)] == [2, 4]
+    history.decided(ALLOCATOR, now_s=NOW_S + 5.0)
+    (measured,) = history.decided(ADMISSION, now_s=NOW_S + 5.0)
+    assert measured == events.JobProfiled(job_id="p", iterations_per_s={2: 2.0, 4: 3.5}, at_s=NOW_S + 5.0)
+    job = history.state.ended_jobs["p"]
+    assert (job.phase, job.gpus) == (Phase.PROFILED, ())
+    assert not history.state.live_jobs
+    assert not history.state.usage
+    history.decided(ALLOCATOR, now_s=NOW_S + 6.0)
+    assert history.state.num_gpus_by_job == {}
+    assert history.decided(ADMISSION, ask(min_gpus=2)) == ()
+    assert idempotent_reply(history.state, ask(min_gpus=2)) == measured
+    view = profile_view(history.state, best_effort(model_name="new", max_gpus=2))
+    assert view is not None
+    assert [(p.num_gpus, p.speedup, p.efficiency, p.is_in_range) for p in view.points] == [
+        (2, 1.0, 1.0, True),
+        (4, 1.75, 0.875, False),
+    ]
+    assert (view.dataset_size, view.complete) == (1000, False)
+
+
+def test_a_known_profile_is_answered_at_once() -> None:
+    history = pool(8)
+    (measured,) = history.decided(ADMISSION, ask(model_name="linear", max_gpus=2))
+    assert measured == events.JobProfiled(job_id="p", iterations_per_s={1: 1.0, 2: 2.0}, at_s=NOW_S)
+    assert not history.state.live_jobs
+    assert not history.state.ended_jobs
+
+
+def test_a_profile_request_waits_for_the_present_run_and_may_be_cancelled() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, ask(), ask("q", model_name="other"))
+    assert profiling_level(history, 1.0, NOW_S + 1.0) == 1
+    assert history.state.live_jobs["q"].gpus == ()
+    history.decided(ADMISSION, CancelJob(job_id="q", tenant="lab"))
+    assert history.state.ended_jobs["q"].phase is Phase.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"min_gpus": 16}, "unrunnable"), ({"min_gpus": 3, "max_gpus": 3}, "invalid")],
+)
+def test_a_request_that_cannot_be_measured_is_rejected(changes: dict[str, Any], reason: str) -> None:
+    (refused,) = pool(4).decided(ADMISSION, ask(**changes))
+    assert isinstance(refused, events.JobRejected)
+    assert refused.reason == reason
+
+
+def test_a_name_belongs_to_a_job_or_to_a_profile_request() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, submit("p"))
+    (refused,) = history.decided(ADMISSION, ask(model_name="linear"))
+    assert isinstance(refused, events.JobRejected)
+    assert refused.reason == "duplicate"
+    assert profile_view(history.state, best_effort(model_name="unknown")) is None
+    known = profile_view(history.state, best_effort())
+    assert known is not None
+    assert {point.num_gpus: point.iterations_per_s for point in known.points} == LINEAR

@@ -1,0 +1,174 @@
+"""What the executor of node-0 emits about a job when its workers end."""
+
+import pytest
+
+from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId
+from elasticflow.services.executor.decisions.state import node_report
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    ExitCode,
+    Failed,
+    Finished,
+    Interrupted,
+    Profiled,
+    Progressed,
+    Started,
+)
+from elasticflow.shared.state.job import Phase
+from tests.support.executor_node import ExecutorNode, kills, kinds, stops
+from tests.support.histories import NOW_S
+
+TIMES = FailureTimeouts()
+
+# --- ending ---------------------------------------------------------------------------------------------
+
+
+def test_a_finished_job_is_reported_once_after_its_start() -> None:
+    node = ExecutorNode().settle().admit().place("node-0:0").forget()
+    node.reports(Started(iteration=0))
+    node.reports(Finished(iteration=100, condition="max_iterations", metrics={"loss": 0.5})).ends()
+    assert kinds(node.emitted) == [events.GenerationStarted, events.JobFinished, events.WorkersStopped]
+    job = node.state.pool.ended_jobs["a"]
+    assert (job.phase, job.iteration, job.metrics) == (Phase.FINISHED, 100, {"loss": 0.5})
+
+
+def test_workers_of_a_finished_job_may_write_their_last_log_lines() -> None:
+    node = ExecutorNode().training(2).reports(Finished(iteration=100, condition="metric")).ends()
+    assert node.actions == stops(0, 1)
+    node.at(NOW_S + 10.0)
+    assert node.actions == [*stops(0, 1), *kills(1)]
+
+
+def test_a_job_may_finish_while_it_is_being_stopped() -> None:
+    node = ExecutorNode().training(1).place("node-0:1")
+    node.reports(Finished(iteration=100, condition="metric")).ends()
+    assert kinds(node.emitted) == [events.JobFinished, events.WorkersStopped, events.WorkersStopped]
+    assert {event.generation for event in node.emitted[1:]} == {1, 2}
+    assert node.starts == []
+
+
+def test_a_failure_ends_the_job_with_its_traceback() -> None:
+    node = ExecutorNode().training(2).reports(Failed(error="ValueError: 7", traceback="..."), rank=1)
+    assert node.emitted == [
+        events.JobFailed(job_id="a", generation=1, error="ValueError: 7", traceback="...", at_s=NOW_S)
+    ]
+    assert node.actions == kills(0, 1)
+    node.ends(rank=1, code=ExitCode.FAILED).ends(code=ExitCode.PEER_LOST)
+    assert kinds(node.emitted[1:]) == [events.WorkersStopped]
+
+
+@pytest.mark.parametrize(
+    ("end", "explanation"),
+    [
+        ({"signal": 9}, "rank 1 on node-0 was ended by SIGKILL"),
+        ({"code": ExitCode.PEER_LOST}, "rank 1 on node-0 lost a peer"),
+        ({"code": ExitCode.DEVICE_UNUSABLE}, "rank 1 on node-0 cannot use its GPU (its log says why)"),
+        (
+            {"code": ExitCode.UNREADABLE},
+            "rank 1 on node-0 could not read a message of its executor (its log says why)",
+        ),
+        ({"code": 3}, "rank 1 on node-0 ended with exit code 3"),
+    ],
+)
+def test_a_crash_is_reported_once_and_stops_the_other_workers(end: dict[str, int], explanation: str) -> None:
+    node = ExecutorNode().training(2).ends(rank=1, **end)
+    assert [event.explanation for event in node.emitted_of(events.WorkerCrashed)] == [explanation]
+    assert node.actions == stops(0)
+    node.ends(code=ExitCode.PEER_LOST)
+    assert len(node.emitted) == 1
+    node.place("node-0:0")
+    assert kinds(node.emitted[1:]) == [events.WorkersStopped]
+    assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
+
+
+def test_survivors_of_a_crash_have_time_to_write_a_checkpoint() -> None:
+    node = ExecutorNode().training(2).ends(rank=0, signal=9)
+    assert node.actions == stops(1)
+    node.reports(Interrupted(iteration=12), rank=1).at(node.now_s + 5.0)
+    assert node.actions == stops(1)
+    node.reports(CheckpointWritten(iteration=12), rank=1).ends(rank=1)
+    node.place("node-0:0", "node-0:1")
+    assert [f.iteration for f in node.emitted_of(events.WorkersStopped)] == [12]
+    assert [start.assignment.checkpoint_iteration for start in node.starts] == [12, 12]
+
+
+def test_a_survivor_that_does_not_notice_a_crash_is_killed_soon() -> None:
+    """With NCCL a worker waits for a lost peer inside the GPU."""
+    node = (
+        ExecutorNode().training(2).reports(Progressed(iteration=5, iterations_per_s=1.0, metrics={}), rank=1)
+    )
+    node.ends(rank=0, signal=9)
+    assert node.policy.wake_at_s(node.state) == node.now_s + 3.0
+    node.at(node.now_s + 3.0)
+    assert node.actions == [*stops(1), *kills(1)]
+
+
+def test_the_crash_names_the_worker_that_died_not_the_one_that_lost_it() -> None:
+    node = ExecutorNode().training(2)
+    for rank, end in ((0, {"exit_code": ExitCode.PEER_LOST}), (1, {"signal": 11})):
+        node.state = node.policy.observe(
+            node.state, WorkerEnded(worker=WorkerId("a", 1, rank), **end), node.now_s
+        )
+    node.settle()
+    assert [event.explanation for event in node.emitted] == ["rank 1 on node-0 was ended by SIGSEGV"]
+
+
+def test_a_job_that_crashes_again_and_again_fails() -> None:
+    node = ExecutorNode().settle().admit()
+    for generation in range(1, 7):
+        node.place("node-0:0").ends(generation=generation, signal=11)
+    assert len(node.emitted_of(events.WorkerCrashed)) == 5
+    failed = node.emitted_of(events.JobFailed)
+    assert [event.error for event in failed] == [
+        "crashed 6 times in a row without a new checkpoint; last: rank 0 on node-0 was ended by SIGSEGV"
+    ]
+
+
+def test_an_exit_with_done_is_a_crash_only_if_no_other_node_has_stopped_the_job() -> None:
+    node = ExecutorNode().training(1).ends(code=ExitCode.DONE)
+    assert node.emitted == []
+    assert node.policy.wake_at_s(node.state) == NOW_S + TIMES.propagation_s
+    node.at(NOW_S + TIMES.propagation_s)
+    assert kinds(node.emitted) == [events.WorkerCrashed]
+
+    node = (
+        ExecutorNode().training(1).ends(code=ExitCode.DONE).place("node-0:1").at(NOW_S + TIMES.propagation_s)
+    )
+    assert kinds(node.emitted) == [events.WorkersStopped]
+
+
+# --- profiling runs -------------------------------------------------------------------------------------
+
+
+def test_a_profiling_run_is_measured_once_and_its_end_is_no_crash() -> None:
+    node = ExecutorNode().settle().profile().place("node-0:0").forget()
+    node.reports(Started(iteration=0)).reports(Profiled(iterations_per_s=2.5, dataset_size=1000)).ends()
+    node.at(NOW_S + TIMES.propagation_s)
+    assert kinds(node.emitted) == [events.GenerationStarted, events.ThroughputMeasured]
+    curve = node.state.pool.curves["unseen/b64"]
+    assert (curve.iterations_per_s, curve.dataset_size) == ({1: 2.5}, 1000)
+    node.forget().place("node-0:0", "node-0:1")
+    starts = [(start.worker.rank, start.assignment.purpose) for start in node.starts]
+    assert starts == [(0, "profile"), (1, "profile")]
+
+
+def test_a_profiling_run_that_is_replaced_is_killed_at_once() -> None:
+    node = ExecutorNode().settle().profile().place("node-0:0").reports(Started(iteration=0)).forget().place()
+    assert node.actions == kills(0)
+
+
+def test_the_heartbeat_reports_the_progress_of_a_profiling_run() -> None:
+    node = ExecutorNode().settle().profile().place("node-0:0").reports(Started(iteration=0))
+    node.reports(Progressed(iteration=4, iterations_per_s=None, metrics={}))
+    (worker,) = node_report(node.state, NOW_S + 1.0).workers
+    assert (worker.job_id, worker.iteration) == ("a", 4)
+
+
+def test_a_profiling_run_that_hangs_fails_its_job() -> None:
+    node = ExecutorNode().settle().profile().place("node-0:0").forget()
+    assert node.policy.wake_at_s(node.state) == NOW_S + TIMES.profiling_timeout_s
+    node.at(NOW_S + TIMES.profiling_timeout_s)
+    assert kinds(node.emitted) == [events.JobFailed]
+    assert node.actions == kills(0)

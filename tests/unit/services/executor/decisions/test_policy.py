@@ -1,0 +1,102 @@
+"""How a node joins, is lost, is cut off and shuts down: what its executor emits, and what becomes of its workers."""
+
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    ContactLost,
+    ContactRestored,
+    KillWorker,
+    SendToWorker,
+    ShutDown,
+    ShutDownRequested,
+    WorkerId,
+)
+from elasticflow.services.executor.decisions.state import node_report
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Progressed
+from tests.support.executor_node import ExecutorNode, kills, kinds, lost, stops
+from tests.support.histories import NOW_S
+
+
+def test_a_node_counted_as_lost_kills_all_workers_and_joins_again() -> None:
+    node = ExecutorNode().training(1)
+    first = node.state.incarnation
+    node.ledger(lost(node))
+    assert (node.actions, node.emitted) == (kills(0), [])
+    node.ends(signal=9)
+    assert kinds(node.emitted) == [events.NodeJoined]
+    assert node.state.incarnation != first
+    node.forget().place("node-0:0")
+    assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
+
+
+def test_a_replaced_executor_kills_all_workers_and_shuts_down() -> None:
+    node = ExecutorNode().training(1)
+    node.ledger(events.NodeJoined(node_id="node-0", incarnation="y", num_gpus=4, device="cpu", at_s=NOW_S))
+    assert node.actions == kills(0)
+    node.ends(signal=9)
+    assert node.actions[1] == ShutDown(replaced=True)
+    assert node.emitted == []
+
+
+def test_a_node_that_shuts_down_stops_its_workers_at_a_boundary() -> None:
+    """The next generation begins at their newest checkpoint, and `GenerationStarted` says which that was."""
+    node = ExecutorNode().training(1).note(ShutDownRequested())
+    assert node.actions == stops(0)
+    node.reports(CheckpointWritten(iteration=12)).ends()
+    assert kinds(node.emitted) == [events.NodeLost]
+    assert node.emitted[0].reason == "left"
+    assert node.actions[1] == ShutDown(replaced=False)
+    assert node.state.pool.live_jobs["a"].broken
+
+
+def test_a_worker_killed_during_a_shutdown_is_no_crash() -> None:
+    node = ExecutorNode().training(1).note(ShutDownRequested()).at(NOW_S + 10.0).ends(signal=9)
+    assert kinds(node.actions) == [SendToWorker, KillWorker, ShutDown]
+    assert kinds(node.emitted) == [events.NodeLost]
+
+
+def test_after_a_restart_a_broken_generation_is_not_started_but_reported_gone() -> None:
+    before = ExecutorNode().training(1)
+    node = ExecutorNode(before.state.pool, run_id="second").settle()
+    assert kinds(node.emitted) == [events.NodeJoined]
+    assert node.actions == []
+    node.forget().place("node-0:0", "node-0:1")
+    assert [event.generation for event in node.emitted] == [1]
+    assert [start.worker.generation for start in node.starts] == [2, 2]
+
+
+def test_without_contact_no_worker_starts_and_the_crash_is_explained() -> None:
+    node = ExecutorNode().training(1).note(ContactLost(silence_s=1.6)).ends(signal=9)
+    assert [event.explanation for event in node.emitted] == [
+        "rank 0 on node-0 ended because NATS was out of reach for 1.6 s"
+    ]
+    node.place("node-0:0")
+    assert node.starts == []
+    node.note(ContactRestored())
+    assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
+
+
+def test_the_heartbeat_reports_the_progress_of_each_training_worker() -> None:
+    node = ExecutorNode().training(2).reports(CheckpointWritten(iteration=5))
+    node.reports(Progressed(iteration=9, iterations_per_s=3.0, metrics={"loss": 1.0}))
+    node.reports(Alive(iteration=8, seconds_since_progress=4.0), rank=1)
+    heartbeat = node_report(node.state, NOW_S + 1.0)
+    assert heartbeat.workers == (
+        events.WorkerReport(
+            job_id="a",
+            generation=1,
+            rank=0,
+            iteration=9,
+            iterations_per_s=3.0,
+            checkpoint_iteration=5,
+            seconds_since_progress=1.0,
+            metrics={"loss": 1.0},
+        ),
+        events.WorkerReport(
+            job_id="a",
+            generation=1,
+            rank=1,
+            iteration=8,
+            iterations_per_s=None,
+            seconds_since_progress=5.0,
+        ),
+    )

@@ -1,0 +1,152 @@
+"""Which workers the executor of node-0 starts, stops at a step boundary, or kills."""
+
+from dataclasses import replace
+
+from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
+from elasticflow.services.executor.decisions.state import PoolMembership
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    ExitCode,
+    Progressed,
+    RendezvousListening,
+    Started,
+)
+from elasticflow.shared.messages.worker_protocol.to_worker import JoinRendezvous
+from elasticflow.shared.state.job import StoppingWorkers
+from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, sent, stops
+from tests.support.histories import NOW_S
+
+# --- starting -------------------------------------------------------------------------------------------
+
+
+def test_it_joins_before_anything_else_and_once() -> None:
+    node = ExecutorNode().settle().settle()
+    assert kinds(node.emitted) == [events.NodeJoined]
+    assert node.state.membership is PoolMembership.MEMBER
+
+
+def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
+    node = ExecutorNode().settle().ledger(OTHER_NODE).forget()
+    node.admit().place("node-0:2", "node-0:3", "node-1:0")
+    assignments = [start.assignment for start in node.starts]
+    assert [(a.rank, a.gpu_index, a.world_size, a.rendezvous) for a in assignments] == [
+        (0, 2, 3, ""),
+        (1, 3, 3, ""),
+    ]
+    node.reports(RendezvousListening(generation=1, port=4000))
+    assert node.emitted == [events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.1:4000")]
+    assert node.actions[2:] == [sent(JoinRendezvous(generation=1, address="10.0.0.1:4000"), rank=1)]
+    node.reports(Started(iteration=7), rank=1).reports(Started(iteration=7))
+    assert node.emitted[1:] == [
+        events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S)
+    ]
+
+
+def test_a_start_that_is_reported_late_names_its_checkpoint() -> None:
+    node = ExecutorNode().settle().admit().place("node-0:0").reports(Started(iteration=7)).forget()
+    job = node.state.pool.live_jobs["a"]
+    not_started = replace(job, started_at_s=None)
+    node.state = replace(
+        node.state, pool=replace(node.state.pool, live_jobs=node.state.pool.live_jobs.set("a", not_started))
+    )
+    node.reports(Progressed(iteration=9, iterations_per_s=1.0, metrics={}))
+    assert [event.iteration for event in node.emitted_of(events.GenerationStarted)] == [7]
+
+
+def test_the_address_of_a_rank_0_on_another_node_is_sent_once() -> None:
+    node = ExecutorNode().settle().ledger(OTHER_NODE).admit().place("node-1:0", "node-0:0").forget()
+    opened = events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.2:1")
+    node.ledger(opened, opened)
+    assert node.actions == [sent(JoinRendezvous(generation=1, address="10.0.0.2:1"), rank=1)]
+    assert node.emitted == []
+
+
+def test_a_worker_that_starts_late_gets_the_address_with_its_assignment() -> None:
+    node = ExecutorNode().settle().ledger(OTHER_NODE).admit().admit("b").place("node-0:0", job_id="b")
+    node.ledger(
+        events.PlacementDecided(
+            placements=(events.PlacedJob(job_id="b", generation=2, gpus=()),), at_s=node.now_s
+        )
+    )
+    node.place("node-1:0", "node-0:0").ledger(
+        events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.2:1")
+    )
+    node.forget().ends(job_id="b", signal=9)
+    (start,) = node.actions
+    assert (start.worker, start.assignment.rendezvous) == (WorkerId("a", 1, 1), "10.0.0.2:1")
+
+
+def test_a_generation_waits_until_the_older_one_is_gone_everywhere() -> None:
+    node = ExecutorNode().settle().ledger(OTHER_NODE)
+    node.admit().place("node-1:0").place("node-0:0")
+    assert node.actions == []
+    node.ledger(events.WorkersStopped(job_id="a", generation=1, node_id="node-1", at_s=NOW_S))
+    assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
+
+
+def test_a_worker_starts_once_its_gpu_is_free() -> None:
+    node = ExecutorNode().training(1).place().admit("b").place("node-0:0", job_id="b")
+    assert node.starts == []
+    node.ends(code=ExitCode.DONE)
+    assert [start.worker for start in node.starts] == [WorkerId("b", 1, 0)]
+
+
+# --- stopping -------------------------------------------------------------------------------------------
+
+
+def test_a_resize_stops_at_a_boundary_and_reports_the_checkpoint() -> None:
+    node = ExecutorNode().training(2).place("node-0:0")
+    assert (node.actions, node.emitted) == (stops(0, 1), [])
+    node.ends(rank=1)
+    assert node.emitted == []
+    node.reports(CheckpointWritten(iteration=40)).ends()
+    assert node.emitted == [
+        events.WorkersStopped(job_id="a", generation=1, node_id="node-0", iteration=40, at_s=NOW_S)
+    ]
+    assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
+
+
+def test_without_a_new_checkpoint_the_one_it_began_from_is_reported() -> None:
+    node = (
+        ExecutorNode()
+        .settle()
+        .admit()
+        .place("node-0:0")
+        .reports(Started(iteration=30))
+        .place()
+        .ends(signal=9)
+    )
+    assert [event.iteration for event in node.emitted_of(events.WorkersStopped)] == [30]
+
+
+def test_workers_that_do_not_train_yet_have_nothing_to_save() -> None:
+    node = ExecutorNode().settle().admit().place("node-0:0").place()
+    assert node.actions[1:] == kills(0)
+
+
+def test_a_worker_that_does_not_stop_in_time_is_killed_once() -> None:
+    node = ExecutorNode().training(1).place()
+    assert node.policy.wake_at_s(node.state) == NOW_S + 10.0
+    node.at(NOW_S + 9.9).at(NOW_S + 10.0).at(NOW_S + 20.0)
+    assert node.actions == [*stops(0), *kills(0)]
+    assert node.policy.wake_at_s(node.state) is None
+    assert node.emitted == []
+    node.ends(signal=9)
+    assert kinds(node.emitted) == [events.WorkersStopped]
+
+
+def test_the_workers_of_a_cancelled_job_are_killed_at_once() -> None:
+    node = ExecutorNode().training(1).ledger(events.JobCancelled(job_id="a", reason="", at_s=NOW_S))
+    assert node.actions == kills(0)
+    node.ends(signal=9)
+    assert kinds(node.emitted) == [events.WorkersStopped]
+    assert node.state.pool.ended_jobs["a"].stopping == ()
+    assert not node.state.workers
+
+
+def test_a_generation_that_never_ran_here_is_reported_gone() -> None:
+    node = ExecutorNode().settle().admit()
+    node.ledger(OTHER_NODE).place("node-1:0").place("node-0:0").forget().place("node-0:1")
+    assert [(f.generation, f.iteration) for f in node.emitted_of(events.WorkersStopped)] == [(2, None)]
+    assert node.state.pool.live_jobs["a"].stopping == (StoppingWorkers(generation=1, node_id="node-1"),)

@@ -1,0 +1,174 @@
+"""Settings of the executor, from its environment and its machine."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticflow.services.executor.settings import ExecutorSettings, num_cores, num_sockets, reachable_host
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.process.local_hardware import visible_gpus
+
+LOCAL = "nats://token@127.0.0.1:4222"
+
+
+def read(
+    environment: dict[str, str], *, num_gpus: int = 0, sockets: int = 2, nats_url: str = LOCAL
+) -> ExecutorSettings:
+    return ExecutorSettings.from_environment(
+        nats_url,
+        environment,
+        discovered_gpus=lambda _: tuple(map(str, range(num_gpus))),
+        discovered_sockets=lambda: sockets,
+    )
+
+
+def test_without_gpus_the_cores_become_cpu_slots() -> None:
+    settings = read({"EF_NODE_ID": "n"})
+    assert (settings.device, settings.num_gpus, settings.advertise_host) == ("cpu", num_cores(), "127.0.0.1")
+    assert settings.cpu_share == pytest.approx(0.8)
+    assert read({"EF_SLOTS": "4"}).cpu_share == pytest.approx(min(1.0, 0.8 * num_cores() / 4))
+
+
+def test_each_gpu_is_one_slot() -> None:
+    settings = read({}, num_gpus=8)
+    assert (settings.device, settings.num_gpus, settings.cpu_share) == ("cuda", 8, 1.0)
+    assert read({"EF_SLOTS": "2"}, num_gpus=8).num_gpus == 2
+    assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "3"}, num_gpus=8).device == "cpu"
+
+
+def test_each_gpu_has_a_warm_worker_and_cpu_slots_only_by_setting() -> None:
+    assert (read({}, num_gpus=8).warm_workers, read({"EF_SLOTS": "4"}).warm_workers) == (8, 0)
+    assert read({"EF_WARM_WORKERS": "2"}, num_gpus=8).warm_workers == 2
+    assert read({"EF_SLOTS": "4", "EF_WARM_WORKERS": "4"}).warm_workers == 4
+    with pytest.raises(BadSettings, match="EF_WARM_WORKERS"):
+        read({"EF_SLOTS": "4", "EF_WARM_WORKERS": "5"})
+
+
+def test_sockets_are_detected_if_gpus_are_spread_evenly_and_else_set() -> None:
+    assert (read({}, num_gpus=8).sockets, read({}, num_gpus=8).rack) == (2, "")
+    assert read({}, num_gpus=8, sockets=3).sockets == 1
+    assert read({"EF_SLOTS": "4"}, num_gpus=8).sockets == 1  # on which socket they are is unknown
+    assert read({"CUDA_VISIBLE_DEVICES": "0,1"}, num_gpus=2).sockets == 1
+    assert read({"EF_SLOTS": "4"}).sockets == 1  # a CPU slot is bound to no core
+    explicit = read({"EF_SOCKETS": "4", "EF_RACK": "r7"}, num_gpus=8)
+    assert (explicit.sockets, explicit.rack) == (4, "r7")
+    with pytest.raises(BadSettings, match=r"EF_SOCKETS.*EF_RACK"):
+        read({"EF_SOCKETS": "0", "EF_RACK": "a b"})
+
+
+@pytest.mark.parametrize(
+    ("packages", "numa_nodes", "sockets"),
+    [
+        (("0", "0", "1", "1"), ("0-1", "2-3"), 2),
+        (("0", "0", "1", "1"), ("0", "1", "2", "3"), 2),
+        (("0", "1", "2", "3"), ("0-3",), 1),
+        (("0", "0", "0", "0"), ("0-3", ""), 1),
+        ((), (), 1),
+    ],
+)
+def test_sockets_of_a_machine(
+    tmp_path: Path, packages: tuple[str, ...], numa_nodes: tuple[str, ...], sockets: int
+) -> None:
+    for number, package in enumerate(packages):
+        write(tmp_path / f"cpu/cpu{number}/topology/physical_package_id", package)
+    for number, cpus in enumerate(numa_nodes):
+        write(tmp_path / f"node/node{number}/cpulist", cpus)
+    assert num_sockets(tmp_path) == sockets
+
+
+def write(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{line}\n")
+
+
+def test_every_wrong_variable_is_named() -> None:
+    wrong = {"EF_NODE_ID": "a.b", "EF_DEVICE": "cuda", "EF_SLOTS": "0", "EF_CPU_SHARE": "much"}
+    with pytest.raises(BadSettings) as raised:
+        read(wrong)
+    assert [problem.split("=")[0] for problem in raised.value.problems] == [
+        "EF_DEVICE",
+        "EF_SLOTS",
+        "EF_NODE_ID",
+        "EF_CPU_SHARE",
+    ]
+
+
+def test_more_slots_than_gpus_are_rejected() -> None:
+    with pytest.raises(BadSettings, match="EF_SLOTS"):
+        read({"EF_SLOTS": "9"}, num_gpus=8)
+
+
+def test_the_default_node_id_is_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-7.cluster.local")
+    assert read({}).node_id == "gpu-7-cluster-local"
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("nats://localhost:4222", "127.0.0.1"),
+        ("127.0.0.1:4222", "127.0.0.1"),
+        ("tls://user:secret@[::1]:4222,nats://elsewhere:4222", "127.0.0.1"),
+    ],
+)
+def test_if_nats_runs_here_the_host_is_the_loopback(url: str, host: str) -> None:
+    assert reachable_host(url) == host
+
+
+def test_else_it_is_the_host_name_or_its_address_on_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-7")
+    assert reachable_host("nats://no-such-host.invalid:4222") == "gpu-7"
+    assert read({"EF_ADVERTISE_HOST": "10.1.1.1"}, nats_url="nats://far:4222").advertise_host == "10.1.1.1"
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        (None, ("0", "1")),
+        ("", ()),
+        ("1", ("1",)),
+        ("1, 0", ("1", "0")),
+        ("0,-1,1", ("0",)),
+        ("7,0", ()),
+        ("GPU-a1b2", ("GPU-a1b2",)),
+    ],
+)
+def test_visible_gpus_are_those_that_cuda_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: tuple[str, ...]
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'GPU 0: H (UUID: a)'\necho '  MIG 1g'\necho 'GPU 1: H (UUID: b)'\n")
+    driver.chmod(driver.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == seen
+
+
+def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("visible", [None, "", "0", "-1", "0,-1", "0,1000", "1000,0"])
+def test_visible_gpus_are_those_that_torch_counts(visible: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    counted = subprocess.run(
+        [sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True
+    )
+    assert len(visible_gpus(environment)) == int(counted.stdout)
+
+
+@pytest.mark.gpu
+def test_an_executor_has_the_gpus_that_torch_counts() -> None:
+    import torch  # slow, and only this test needs it
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EF_")}
+    settings = ExecutorSettings.from_environment(LOCAL, environment)
+    assert (settings.device, settings.num_gpus) == ("cuda", torch.cuda.device_count())

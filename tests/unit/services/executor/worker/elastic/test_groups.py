@@ -1,0 +1,210 @@
+"""A wait for lost peers fails, or its thread is abandoned and never interferes with its replacement."""
+
+# pyright: reportPrivateImportUsage=false
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elasticflow.services.executor.worker.elastic.groups import Group, Transfer
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, ThreadAbandoned
+from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from tests.unit.services.executor.worker.elastic.test_tcp_connections import connected
+
+CPU = torch.device("cpu")
+WAIT_S = 30.0
+
+
+class ForgottenTransfer:
+    """Like gloo's partly sent transfer, which does not notice the end of its connection."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def send(self, *_: object) -> "ForgottenTransfer":
+        return self
+
+    def wait(self, *_: object) -> None:
+        self.begun.set()
+        self.over.wait(WAIT_S)
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group(dist.HashStore(), generation=1, rank=0, size=1, device=CPU, timeout_s=WAIT_S)
+
+
+def test_a_stuck_thread_is_abandoned_once_and_notices_it(group: Group) -> None:
+    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
+    ends: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def exchange() -> None:
+        try:
+            group.exchange([Transfer(torch.ones(1), 1)], [])
+        except BaseException as end:
+            ends.put(end)
+        else:
+            ends.put(None)
+
+    threading.Thread(target=exchange, daemon=True).start()
+    assert transfer.begun.wait(WAIT_S)
+    group.close()
+    assert [group.abandon_waiting_thread(), group.abandon_waiting_thread()] == [True, False]
+    transfer.over.set()
+    assert isinstance(ends.get(timeout=WAIT_S), ThreadAbandoned)
+
+
+def test_only_a_waiting_thread_is_abandoned_and_no_wait_begins_in_a_closed_group(group: Group) -> None:
+    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
+    group.close()
+    assert not group.abandon_waiting_thread()
+    with pytest.raises(PeerLost):
+        group.exchange([Transfer(torch.ones(1), 1)], [])
+    assert not transfer.begun.is_set()
+    assert not group.abandon_waiting_thread()
+
+
+class NeverSums:
+    """A library whose sums never end. at_begin: called when one begins."""
+
+    def __init__(self, at_begin: Callable[[], None] = lambda: None) -> None:
+        self.at_begin, self.sum = at_begin, torch.futures.Future[list[torch.Tensor]]()
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> "NeverSums":
+        self.at_begin()
+        return self
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self.sum
+
+
+@pytest.mark.parametrize("when", ["before it begins", "while it begins"])
+def test_no_sum_waits_in_a_closed_group(group: Group, when: str) -> None:
+    """The reducer has begun one bucket when the group is closed, and continues with the next."""
+    group.process_group = NeverSums(group.close)  # type: ignore[assignment]
+    if when == "before it begins":
+        group.close()
+    gradients = torch.ones(3)
+    done = group.all_reduce(gradients)
+    assert done.done()
+    assert done.wait() is gradients
+
+
+def test_an_aborted_sum_ends_and_is_invalid(group: Group) -> None:
+    """torch's reducer would wait for it, and use the result."""
+    library = NeverSums()
+    group.process_group = library  # type: ignore[assignment]
+    gradients = torch.ones(3)
+    done = group.all_reduce(gradients)
+    group.check_received()
+    group.close()
+    assert done.wait() is gradients
+    with pytest.raises(PeerLost):
+        group.check_received()
+    library.sum.set_result([gradients])  # late, without effect
+
+
+def test_connections_of_users_while_a_group_is_built_do_not_belong_to_the_group() -> None:
+    store = dist.HashStore()
+
+    def build(rank: int) -> Group:
+        return Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(build, 0)
+        RendezvousStore(store, threading.Event(), wait_s=WAIT_S).wait(["gloo-1/0/0"])  # it has begun
+        with connected() as (ours, theirs):
+            second = build(1)
+            first.result(WAIT_S).close()
+            ours.sendall(b"still here")
+            assert theirs.recv(10) == b"still here"
+            with pytest.raises(PeerLost, match="closed by peer"):
+                second.all_gather(torch.ones(1))
+
+
+@dataclass
+class OnGpu:
+    """Stands for a tensor on a GPU."""
+
+    is_cuda: bool = True
+
+
+class Coalescing:
+    """Like NCCL: coalesced transfers have no work of their own; an empty list has none at all."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def _start_coalescing(self, _: object) -> None:
+        self.calls.append("start")
+
+    def _end_coalescing(self, _: object) -> "Coalescing":
+        self.calls.append("end")
+        return self
+
+    def send(self, tensors: list[object], *_: object) -> "Coalescing | None":
+        self.calls.append("send")
+        return None if isinstance(tensors[0], OnGpu) else self
+
+    recv = send
+
+    def wait(self, *_: object) -> None:
+        self.calls.append("wait")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "calls"),
+    [
+        (OnGpu(), ["start", "send", "send", "end", "wait"]),
+        (torch.ones(1), ["send", "send", "wait", "wait"]),
+        (None, []),
+    ],
+)
+def test_only_transfers_of_gpu_tensors_are_coalesced(group: Group, tensor: object, calls: list[str]) -> None:
+    """A job on GPUs may keep a tensor on the host, too."""
+    group.process_group = library = Coalescing()  # type: ignore[assignment]
+    transfers = [Transfer(tensor, 1)] if tensor is not None else []  # type: ignore[arg-type]
+    group.exchange(transfers, transfers)
+    assert library.calls == calls
+
+
+def test_a_worker_that_learns_of_a_loss_does_not_finish_computing_the_step(group: Group) -> None:
+    model = torch.nn.Linear(1, 1)
+    steps = BitwiseSteps(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        members=GenerationMembers(group, VirtualNodes(count=4, global_batch_size=4)),
+        job_seed=0,
+        cpu_throttle=CpuThrottle(1.0),
+        stopwatch=Stopwatch(CPU),
+        make_scheduler=partial(LockstepScheduler, on_start=lambda: None),
+    )
+    computed: list[int] = []
+
+    def train(part: int) -> None:
+        computed.append(part)
+        if part == 1:
+            group.close()
+        model(torch.ones(1, 1)).sum().backward()
+
+    try:
+        with pytest.raises(PeerLost, match="the group was closed"):
+            steps.run(0, [partial(train, part) for part in range(4)])
+        steps.roll_back()
+    finally:
+        steps.close()
+    assert computed == [0, 1]
+    assert model.weight.grad is None

@@ -1,0 +1,148 @@
+"""State transfers between threads that stand for workers."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elasticflow.services.executor.worker.elastic.groups import Group, Transfer
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.state_transfer import NO_STATE, transfer_state
+from elasticflow.services.executor.worker.elastic.tcp_connections import connections
+
+CPU = torch.device("cpu")
+
+
+def together(size, act):
+    """Results of act(group), run by that many members concurrently, by rank."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(size) as pool:
+
+        def member(rank):
+            return act(Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=30))
+
+        return list(pool.map(member, range(size)))
+
+
+def state(filled_with: float):
+    return {
+        "model": {"large": torch.full((300, 300), filled_with), "small": torch.full((3,), filled_with)},
+        "optimizer": {"steps": [torch.tensor(7), torch.tensor([True, False])], "nothing": torch.empty(0)},
+        "iteration": 12,
+        "names": ("loss", "norm"),
+        "strided": torch.arange(12.0).reshape(3, 4).t(),
+    }
+
+
+def assert_same(found, expected):
+    assert (found["iteration"], found["names"]) == (12, ("loss", "norm"))
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(found[part], expected[part], rtol=0.0, atol=0.0)
+    assert torch.equal(found["strided"], expected["strided"])
+
+
+@pytest.mark.parametrize("sources", [{0}, {1}, {0, 2}, {2, 3}])
+def test_workers_with_the_most_steps_are_the_sources_for_all_staying_ranks(sources):
+    def act(group):
+        has_it = group.rank in sources
+        steps = 12 if has_it else (3 if group.rank == 0 else NO_STATE)
+        return transfer_state(group, iteration=steps, num_staying=3, state=state(0.5) if has_it else None)
+
+    transfer = together(4, act)
+    for place, each in enumerate(transfer):
+        if place in sources or place >= 3:
+            assert each.state is None
+        else:
+            assert_same(each.state, state(0.5))
+            assert each.num_bytes == transfer[0].num_bytes > 300 * 300 * 4
+
+
+def test_a_joining_worker_receives_into_its_own_tensors_if_they_fit():
+    destinations = [torch.zeros(300, 300), torch.zeros(2), torch.zeros((), dtype=torch.int32)]
+
+    def act(group):
+        if group.rank == 0:
+            return transfer_state(group, iteration=12, num_staying=2, state=state(0.5))
+        return transfer_state(group, iteration=NO_STATE, num_staying=2, destinations=destinations)
+
+    _, transfer = together(2, act)
+    assert_same(transfer.state, state(0.5))
+    assert transfer.state["model"]["large"] is destinations[0]
+    assert destinations[1].tolist() == [0.0, 0.0]
+
+
+def test_nothing_moves_if_no_worker_needs_the_state():
+    transfer = together(3, lambda group: transfer_state(group, iteration=5, num_staying=2, state=state(1.0)))
+    assert [(each.state, each.num_bytes) for each in transfer] == [(None, 0)] * 3
+
+
+def test_training_continues_bitwise_after_a_state_transfer():
+    def trained(steps):
+        model = nn.Linear(4, 2)
+        nn.init.constant_(model.weight, 0.3)
+        nn.init.constant_(model.bias, -0.1)
+        optimizer = torch.optim.Adam(model.parameters())
+        step(model, optimizer, steps)
+        return model, optimizer
+
+    def step(model, optimizer, times):
+        for _ in range(times):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+
+    def act(group):
+        if group.rank == 0:
+            model, optimizer = trained(3)
+            whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            transfer_state(group, iteration=3, num_staying=2, state=whole)
+        else:
+            model = nn.Linear(4, 2)
+            optimizer = torch.optim.Adam(model.parameters())
+            destinations = list(model.state_dict().values())
+            transfer = transfer_state(group, iteration=NO_STATE, num_staying=2, destinations=destinations)
+            model.load_state_dict(transfer.state["model"])
+            optimizer.load_state_dict(transfer.state["optimizer"])
+        step(model, optimizer, 2)
+        return model.state_dict()
+
+    given, taken = together(2, act)
+    expected, _ = trained(5)
+    for found in (given, taken):
+        torch.testing.assert_close(found, expected.state_dict(), rtol=0.0, atol=0.0)
+
+
+def test_the_end_of_a_peer_is_noticed():
+    def act(group):
+        if group.rank == 1:
+            return
+        group.exchange([], [Transfer(torch.zeros(3), 1)])
+        return
+
+    with pytest.raises(PeerLost):
+        together(2, act)
+
+
+def test_a_third_worker_learns_of_a_loss_from_the_one_that_noticed_it():
+    """A process that has inherited the connections, e.g. a reader process, keeps them open."""
+    copies = []
+
+    def act(group):
+        group.barrier()  # both have arrived
+        if group.rank == 0:
+            # without the copies that the other thread made meanwhile
+            still_open = group._connections & connections()
+            copies.extend(os.dup(descriptor) for descriptor, _ in still_open)
+            group.close()
+            return
+        if group.rank == 1:
+            group.exchange([], [Transfer(torch.zeros(3), 0)])
+        return
+
+    with pytest.raises(PeerLost):
+        together(2, act)
+    for copy in copies:
+        os.close(copy)

@@ -1,0 +1,29 @@
+"""How a worker configures its device."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    benchmark, fill = torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark, torch.utils.deterministic.fill_uninitialized_memory = benchmark, fill
+
+
+def test_a_gpu_uses_repeatable_kernels_despite_settings_of_the_training_function() -> None:
+    torch.backends.cudnn.benchmark = True
+    choose_repeatable_kernels(torch.device("cuda", 0))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled(), "an operation without such a kernel may run"
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_a_cpu_slot_is_not_configured() -> None:
+    choose_repeatable_kernels(torch.device("cpu"))
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,33 @@
+"""What Prometheus reads of a pool: each series names its service and pool, and ends with its job."""
+
+from prometheus_client import generate_latest
+
+from elasticflow.services.admission.policy import POLICY
+from elasticflow.services.monitor.gauges import PoolGauges
+from elasticflow.shared.messages.commands import CancelJob
+from elasticflow.shared.runtime.process.metrics import Metrics
+from tests.support.histories import NOW_S, pool, submit
+
+WHERE = 'pool="lab",service="monitor"'
+
+
+def series(metrics: Metrics, name: str) -> dict[str, float]:
+    """Labels and values of the samples of one metric."""
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    samples = (line.removeprefix(name).rsplit(" ", 1) for line in lines if line.startswith(name + "{"))
+    return {labels: float(value) for labels, value in samples}
+
+
+def test_the_series_of_a_job_end_with_it() -> None:
+    metrics, history = Metrics("monitor", "lab"), pool(4)
+    gauges = PoolGauges(metrics)
+    history.decided(POLICY, submit("a", deadline_s=NOW_S + 300.0))
+    gauges.update(history.state, NOW_S)
+    assert series(metrics, "ef_gpus") == {f"{{{WHERE}}}": 4.0}
+    assert series(metrics, "ef_job_gpus") == {f'{{job_id="a",{WHERE}}}': 0.0}
+    assert series(metrics, "ef_jobs") == {f'{{phase="admitted",{WHERE}}}': 1.0}
+
+    history.decided(POLICY, CancelJob(job_id="a", tenant="lab", reason=""))
+    gauges.update(history.state, NOW_S)
+    assert series(metrics, "ef_job_gpus") == {}
+    assert series(metrics, "ef_jobs") == {f'{{phase="cancelled",{WHERE}}}': 1.0}

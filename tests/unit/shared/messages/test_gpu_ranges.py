@@ -1,0 +1,263 @@
+"""Given a job that says on how many GPUs it may run, then it is measured, promised and run on these alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.services.admission.commands.quote import quote
+from elasticflow.services.admission.policy import POLICY as ADMISSION
+from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
+from elasticflow.services.monitor import policy as monitor
+from elasticflow.services.placement.policy import POLICY as PLACEMENT
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import ProfileJob, QuoteDeadline, SetGpuLimits
+from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuRange, range_problem
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
+from elasticflow.shared.state.job import Phase
+from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
+from tests.support.worker_events import lost
+
+
+def shares(history: History) -> dict[str, int]:
+    history.decided(ALLOCATOR)
+    return {job_id: job.num_gpus for job_id, job in sorted(history.state.live_jobs.items())}
+
+
+# --- the range itself -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("min_gpus", "max_gpus", "sizes"),
+    [
+        (1, None, [1, 2, 4, 8]),
+        (4, 4, [4]),
+        (2, 8, [2, 4, 8]),
+        (3, 9, [4, 8]),
+        (3, 7, [4]),
+        (1, 3, [1, 2]),
+        (5, None, [8]),
+        (3, 3, []),
+        (5, 7, []),
+    ],
+)
+def test_powers_of_two_between_the_bounds_are_its_sizes(
+    min_gpus: int, max_gpus: int | None, sizes: list[int]
+) -> None:
+    gpu_range = GpuRange.of(min_gpus, max_gpus)
+    assert [size for size in LINEAR if gpu_range.allows(size)] == sizes
+    assert gpu_range.is_empty == (not sizes) == (range_problem(min_gpus, max_gpus) is not None)
+
+
+def test_what_two_ranges_have_in_common() -> None:
+    assert GpuRange(2, 8).intersection(GpuRange(4, None)) == GpuRange(4, 8)
+    assert GpuRange(2, None).intersection(ANY_NUMBER) == GpuRange(2, None)
+    assert GpuRange(1, 2).intersection(GpuRange(4, 8)).is_empty
+
+
+def test_bounds_with_the_same_sizes_between_them_are_one_range_in_words_and_in_keys() -> None:
+    assert spec(min_gpus=3, max_gpus=9).profile_key == spec(min_gpus=4, max_gpus=8).profile_key
+    assert spec(min_gpus=4, max_gpus=8).profile_key == "linear/b64[4..8]"
+    assert spec(min_gpus=4, max_gpus=8).measured_key == spec().profile_key == "linear/b64"
+    assert [str(GpuRange(*ends)) for ends in ((4, 4), (2, 8), (2, None), (1, 8))] == [
+        "4",
+        "2..8",
+        "2..",
+        "..8",
+    ]
+
+
+# --- what is promised -----------------------------------------------------------------------------------
+
+
+def promised_sizes(history: History, job_id: str = "a") -> set[int]:
+    return {s.num_gpus for s in segments(history.state.live_jobs[job_id].minimum_satisfactory_share)}
+
+
+def test_a_promise_counts_on_sizes_within_the_range_alone() -> None:
+    history = pool(8)
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 500.0), submit("b", min_gpus=4, max_gpus=4))
+    assert promised_sizes(history, "a") == {1}  # the cheapest that is in time
+    assert promised_sizes(history, "b") == {4}
+
+
+def test_a_deadline_that_the_range_cannot_keep_is_refused_and_quoted_as_it_is_admitted() -> None:
+    history = pool(8)
+    (refused,) = history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 30.0, max_gpus=2))
+    assert isinstance(refused, events.JobRejected)
+    assert refused.reason == "deadline"
+    assert "alone on 2 GPUs" in refused.explanation
+    quoted = quote(history.state, QuoteDeadline(tenant="lab", spec=spec(max_gpus=2)), NOW_S)
+    assert quoted.earliest_deadline_s == refused.earliest_deadline_s == NOW_S + 53.0  # a stop of 2 s
+    again = submit("again", deadline_s=quoted.earliest_deadline_s, max_gpus=2)
+    (admitted,) = history.decided(ADMISSION, again)
+    assert isinstance(admitted, events.JobAdmitted)
+
+
+@pytest.mark.parametrize("job_class", [JobClass.SLO, JobClass.SOFT, JobClass.BEST_EFFORT, JobClass.PADDING])
+def test_jobs_of_every_class_keep_to_their_range(job_class: JobClass) -> None:
+    deadline_s = NOW_S + 100.0 if job_class.has_deadline else None
+    history = pool(8)
+    history.decided(
+        ADMISSION, submit("a", job_class=job_class, deadline_s=deadline_s, min_gpus=2, max_gpus=4)
+    )
+    assert shares(history) == {"a": 4}
+    small = pool(3)
+    small.decided(ADMISSION, submit("a", job_class=job_class, deadline_s=deadline_s, min_gpus=2))
+    assert shares(small) == {"a": 2}
+
+
+def test_an_inelastic_job_waits_rather_than_run_on_less() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 60.0, min_gpus=2, max_gpus=2))
+    history.decided(ADMISSION, submit("b", job_class=JobClass.BEST_EFFORT, deadline_s=None, min_gpus=4))
+    assert shares(history) == {"a": 2, "b": 0}
+
+
+class Odd(ElasticJob):
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 64}
+    max_iterations = 10
+    min_gpus, max_gpus = 5, 7
+
+
+# --- refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({"min_gpus": 3, "max_gpus": 3}, "invalid", "min_gpus: jobs get 1, 2, 4, 8, ... GPUs, and none"),
+        ({"min_gpus": 8, "max_gpus": 4}, "invalid", "min_gpus: 8 is more than max_gpus, 4"),
+        ({"min_gpus": 128}, "invalid", "128 GPUs are more than the batch's 64 samples"),
+        ({"min_gpus": 16}, "unrunnable", "at least 16 GPUs, and the pool has 4"),
+        ({"min_gpus": 16, "model_name": "new"}, "unrunnable", "at least 16 GPUs, and the pool has 4"),
+    ],
+)
+def test_a_range_that_cannot_be_had_is_refused_in_words(
+    changes: dict[str, Any], reason: str, words: str
+) -> None:
+    (refused,) = pool(4).decided(ADMISSION, submit("a", **changes))
+    assert isinstance(refused, events.JobRejected)
+    assert refused.reason == reason
+    assert words in refused.explanation
+
+
+def test_a_job_class_with_an_empty_range_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(InvalidJob, match=r"^min_gpus: jobs get .* none of these lies from 5 to 7"):
+        Odd().set_deadline(within=60).spec()
+    asked = Odd().set_gpus(max_gpus=8).set_deadline(within=60).spec()
+    assert (asked.min_gpus, asked.max_gpus) == (5, 8)
+
+
+def test_a_promised_job_that_has_no_place_left_is_said_to_be_at_risk() -> None:
+    history = pool(4, 2)
+    history.decided(ADMISSION, submit("a", min_gpus=4))
+    history.then(lost())
+    state = monitor.start(history.state)
+    risks = [fact for fact in monitor.decide(state, (), NOW_S + 9.0) if isinstance(fact, events.JobAtRisk)]
+    assert [(risk.job_id, risk.projected_finish_s) for risk in risks] == [("a", None)]
+
+
+# --- pre-runs -------------------------------------------------------------------------------------------
+
+
+def measured(history: History, rate: float, at_s: float) -> int:
+    """One pre-run of job a; on how many GPUs."""
+    history.decided(ALLOCATOR, now_s=at_s)
+    history.decided(PLACEMENT, now_s=at_s)
+    job = history.state.live_jobs["a"]
+    assert job.spec is not None
+    history.then(
+        events.ThroughputMeasured(
+            profile_key=job.spec.measured_key,
+            num_gpus=len(job.gpus),
+            iterations_per_s=rate,
+            job_id="a",
+            generation=job.generation,
+            source="profile",
+            at_s=at_s + 0.5,
+        )
+    )
+    return len(job.gpus)
+
+
+def profiled(history: History, rates: dict[int, float], job_spec: JobSpec) -> list[int]:
+    """Submit it under a new name and measure until it is known; the numbers of GPUs that were tried."""
+    history.decided(ADMISSION, submit("a", model_name="new", **_range(job_spec)))
+    tried = list[int]()
+    while len(tried) < 9:
+        history.decided(ALLOCATOR, now_s=NOW_S + len(tried))
+        if known_curve(history.state, history.state.live_jobs["a"].spec or job_spec) is not None:
+            break
+        wanted = history.state.live_jobs["a"].num_gpus
+        tried.append(measured(history, rates[wanted], NOW_S + len(tried)))
+    return tried
+
+
+def _range(job_spec: JobSpec) -> dict[str, Any]:
+    return {"min_gpus": job_spec.min_gpus, "max_gpus": job_spec.max_gpus}
+
+
+@pytest.mark.parametrize(
+    ("min_gpus", "max_gpus", "tried"),
+    [(1, None, [1, 2, 4, 8]), (2, 4, [2, 4]), (4, None, [4, 8]), (8, 8, [8]), (3, 5, [4])],
+)
+def test_pre_runs_try_the_sizes_of_the_range_alone(
+    min_gpus: int, max_gpus: int | None, tried: list[int]
+) -> None:
+    assert profiled(pool(8), LINEAR, spec(min_gpus=min_gpus, max_gpus=max_gpus)) == tried
+
+
+def test_what_one_job_has_measured_another_need_not_measure() -> None:
+    history = pool(8)
+    assert profiled(history, LINEAR, spec(min_gpus=2, max_gpus=4)) == [2, 4]
+    history.decided(ADMISSION)
+    history.decided(ADMISSION, submit("b", model_name="new", min_gpus=4, max_gpus=4))
+    assert history.state.live_jobs["b"].phase is Phase.ADMITTED
+    history.decided(ADMISSION, submit("c", model_name="new", min_gpus=4))
+    assert history.state.live_jobs["c"].phase is Phase.PROFILING  # of 8 GPUs nobody knows
+    whole = pool(8)
+    assert profiled(whole, LINEAR, spec()) == [1, 2, 4, 8]
+    (admitted,) = whole.decided(ADMISSION, submit("c", model_name="new", min_gpus=2, max_gpus=4))[-1:]
+    assert isinstance(admitted, events.JobAdmitted)
+
+
+def test_of_a_part_that_is_known_each_smaller_part_is() -> None:
+    history = pool(8)
+    assert profiled(history, LINEAR, spec(min_gpus=1, max_gpus=4)) == [1, 2, 4]
+    history.decided(ADMISSION)
+    one = SetGpuLimits(job_id="a", tenant="lab", max_gpus=2)
+    (scaled,) = history.decided(ADMISSION, one)
+    assert isinstance(scaled, events.GpuLimitsSet)
+    (measured_already,) = history.decided(
+        ADMISSION, ProfileJob(job_id="p", tenant="lab", spec=best_effort(model_name="new", max_gpus=1))
+    )
+    assert measured_already == events.JobProfiled(job_id="p", iterations_per_s={1: 1.0}, at_s=NOW_S)
+
+
+def test_a_curve_that_ends_below_the_range_is_measured_in_it() -> None:
+    history = pool(8, curves={"new/b64": {1: 1.0, 2: 1.05}})
+    assert profiled(history, {8: 3.0}, spec(min_gpus=8)) == [8]
+
+
+def test_a_correction_of_one_point_reaches_every_range_that_holds_it() -> None:
+    history = pool(8)
+    history.decided(ADMISSION, submit("a", min_gpus=4), submit("b", max_gpus=2))
+    history.then(
+        events.ThroughputMeasured(
+            profile_key="linear/b64",
+            num_gpus=4,
+            iterations_per_s=3.0,
+            job_id="a",
+            generation=1,
+            source="training",
+            at_s=NOW_S + 1.0,
+        )
+    )
+    rates = {key: dict(curve.iterations_per_s) for key, curve in history.state.curves.items()}
+    assert rates["linear/b64"] == {**LINEAR, 4: 3.0}
+    assert rates["linear/b64[4..]"] == {4: 3.0, 8: 8.0}
+    assert rates["linear/b64[1..2]"] == {1: 1.0, 2: 2.0}

@@ -1,0 +1,49 @@
+"""Messages as they were once written, kept as bytes: each can still be read, and says what it said.
+
+A new type or version gets a file of its own beside the old ones, which are never written again:
+`recorded_messages/<type>-<version>.msgpack`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES
+
+FOLDER = Path(__file__).parent / "recorded_messages"
+RECORDED = sorted(FOLDER.glob("*.msgpack"))
+
+
+def contains(now: Any, then: Any) -> bool:
+    """Whatever was said then is said now; fields may have been added since, and parts have a newer version."""
+    if isinstance(then, dict):
+        if isinstance(now, dict) and "payload" in then and now["version"] > then["version"]:
+            return now["type"] == then["type"]
+        return isinstance(now, dict) and all(key in now and contains(now[key], then[key]) for key in then)
+    if isinstance(then, list):
+        return isinstance(now, list) and len(now) == len(then) and all(map(contains, now, then))
+    return type(now) is type(then) and now == then
+
+
+def test_each_type_is_recorded_in_each_version() -> None:
+    versions = {f"{name}-{n}" for name, kind in MESSAGE_TYPES.items() for n in range(1, kind.VERSION + 1)}
+    assert {path.stem for path in RECORDED} == versions
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_a_recorded_message_can_still_be_read(path: Path) -> None:
+    name, version = path.stem.split("-")
+    data = path.read_bytes()
+    envelope = codec.decode(data)
+    assert (envelope.id, envelope.cause_id, envelope.recorded_at_s) == ("recorded", "cause", 1_800_000_000.5)
+    assert type(envelope.message) is MESSAGE_TYPES[name]
+    if int(version) == MESSAGE_TYPES[name].VERSION:
+        again = codec.encode(
+            envelope.message, id="recorded", cause_id="cause", recorded_at_s=envelope.recorded_at_s
+        )
+        assert contains(
+            msgpack.unpackb(again, strict_map_key=False), msgpack.unpackb(data, strict_map_key=False)
+        )

@@ -1,0 +1,99 @@
+"""Wishes between being pulled and being acknowledged."""
+
+import asyncio
+
+import pytest
+
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import MessageRejected, WorkersStopped
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.process.logs import get_log
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, MAX_TRIES, CommandQueue
+from elasticflow.shared.state.pool import PoolState
+from tests.support.histories import submit
+from tests.support.virtual_clock import VirtualClock
+
+
+async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() -> None:
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    news = asyncio.Event()
+    inbox = CommandQueue(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState
+    )
+    running = asyncio.create_task(inbox.run())
+    data = codec.encode(submit("a"), id="wish", recorded_at_s=0.0)
+    await bus.append(subjects.submit("lab", "p"), data, message_id="wish")
+    await news.wait()
+    await clock.advance_to(2 * MAX_TRIES * ACK_WAIT_S)  # the ledger takes nothing for so long
+    rival = await bus.work("p", "admission", ack_wait_s=ACK_WAIT_S)
+    assert await rival.pull(1, 0.0) == []
+    assert [pending.command for pending in inbox.take(1)] == [submit("a")]
+
+    running.cancel()
+    await asyncio.wait({running})
+    pulling = asyncio.create_task(rival.pull(1, 2 * ACK_WAIT_S))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await clock.advance_to(clock.now_s() + ACK_WAIT_S)
+    (item,) = await pulling
+    assert (item.data, item.num_delivered) == (data, 2)
+
+
+async def test_no_more_wishes_are_taken_at_once_than_one_decision_can_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    wishes = [submit(f"job-{number}") for number in range(5)]
+    payloads = [codec.encode(wish, id=wish.job_id, recorded_at_s=0.0) for wish in wishes]
+    monkeypatch.setattr(
+        "elasticflow.shared.runtime.service.command_queue.MAX_DECISION_BYTES", int(2.5 * len(payloads[0]))
+    )
+    for wish, data in zip(wishes, payloads, strict=True):
+        await bus.append(subjects.submit("lab", "p"), data, message_id=wish.job_id)
+    all_here = asyncio.Event()
+    inbox = CommandQueue(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
+    )
+    running = asyncio.create_task(inbox.run())
+    await all_here.wait()  # one pull brings all
+    for expected in (wishes[:2], wishes[2:4], wishes[4:]):
+        taken = inbox.take(5)
+        assert [pending.command for pending in taken] == expected
+        inbox.settled(taken)
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_ledger() -> None:
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    for name in ("old", "unfolded"):
+        stopped = WorkersStopped(job_id=name, generation=1, node_id="n", at_s=0.0)
+        data = codec.encode(stopped, id=name, recorded_at_s=0.0)
+        await bus.append(subjects.job("p", name), data, message_id=name)
+    refusals = await bus.subscribe(subjects.answer("p", "old"))
+    names = ["old", "unfolded", "new"]
+    for name in names:
+        data = codec.encode(submit(name), id=name, recorded_at_s=0.0)
+        await bus.append(subjects.submit("lab", "p"), data, message_id=f"wish-{name}")
+    news = asyncio.Event()
+    folded = PoolState(sequence=1, num_forgotten=7)
+    inbox = CommandQueue(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, lambda: folded
+    )
+    running = asyncio.create_task(inbox.run())
+    refusal = codec.decode((await anext(refusals)).data).message
+    assert isinstance(refusal, MessageRejected)
+    assert "ended long ago" in refusal.problems[0]
+    while len(inbox.take(3)) < 2:
+        news.clear()
+        await news.wait()
+    assert [pending.command.job_id for pending in inbox.take(3)] == ["unfolded", "new"]
+    running.cancel()

@@ -1,0 +1,202 @@
+"""Decisions of a pool of 20,000 promised jobs: whatever they come to, each fits into one message, or is refused."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticflow.shared.errors import TooLarge
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import JobAdmitted, MessageRejected, PlanDecided
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.process.logs import get_log
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
+from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.replay.recorded_ledger import read_entries
+from elasticflow.simulator.replay.retaken_decisions import verify
+from tests.support.histories import NOW_S, spec, submit
+from tests.support.virtual_clock import VirtualClock
+
+POOL = "large"
+NUM_PROMISED = 20_000
+PROMISED = tuple(f"promised-{number:05}" for number in range(NUM_PROMISED))
+CLOCK = VirtualClock(NOW_S)
+
+
+def admitted(job_id: str, **changes: Any) -> JobAdmitted:
+    values = {"deadline_s": NOW_S + 1e6, "minimum_satisfactory_share": (NOW_S, NOW_S + 60.0, 1.0)} | changes
+    return JobAdmitted(job_id=job_id, tenant="lab", spec=spec(), gpu_seconds=60.0, at_s=NOW_S, **values)
+
+
+def moves_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[JobAdmitted, ...]:
+    """Admits everybody, each time with a new schedule for all promised jobs; of many segments for who is greedy."""
+    return tuple(
+        admitted(
+            command.job_id,
+            replanned=dict.fromkeys(
+                PROMISED, (NOW_S, NOW_S + 60.0, 1.0) * (10 if command.job_id == "greedy" else 1)
+            ),
+        )
+        for command in commands
+        if state.job(command.job_id) is None
+    )
+
+
+async def large_pool() -> MemoryBus:
+    bus = MemoryBus(clock=CLOCK)
+    await bus.ensure_pool(POOL)
+    for first in range(0, NUM_PROMISED, 5_000):
+        plan = tuple(admitted(job_id) for job_id in PROMISED[first : first + 5_000])
+        decision = PlanDecided(service="operator", based_on=0, now_s=NOW_S, events=plan)
+        data = codec.encode(decision, id=f"given-{first}", recorded_at_s=NOW_S)
+        await bus.append(subjects.plan(POOL), data, message_id=f"given-{first}")
+    return bus
+
+
+def hosted(bus: MemoryBus, policy: Policy[PoolState]) -> Host[PoolState]:
+    return Host(
+        bus=bus,
+        pool=POOL,
+        policy=policy,
+        clock=CLOCK,
+        instance="one",
+        log=get_log("test"),
+        metrics=Metrics(policy.service, POOL),
+        takes_commands=policy.service == "admission",
+    )
+
+
+@asynccontextmanager
+async def running(host: Host[PoolState]) -> AsyncIterator[asyncio.Task[None]]:
+    """The host, for the time of a test; what fails in it fails the test."""
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(host.run())
+        yield task
+        task.cancel()
+
+
+async def stored_after(bus: MemoryBus, sequence: int, wanted: int) -> list[LedgerRecord]:
+    """The next messages of the ledger, as many as wanted."""
+    found: list[LedgerRecord] = []
+    async for batch in bus.follow(POOL, after_sequence=sequence):
+        found += batch
+        if len(found) >= wanted:
+            break
+    return found
+
+
+async def wish(bus: MemoryBus, job_id: str) -> None:
+    data = codec.encode(submit(job_id), id=job_id, recorded_at_s=NOW_S)
+    await bus.append(subjects.submit("lab", POOL), data, message_id=job_id)
+
+
+async def test_fewer_wishes_are_decided_at_once_where_each_moves_everybody() -> None:
+    bus = await large_pool()
+    names = [f"new-{number}" for number in range(8)]
+    for name in names:
+        await wish(bus, name)
+    host = hosted(bus, planner("admission", moves_all))
+    answers = await bus.subscribe("ef.answer.>")
+    async with running(host):
+        answered = {codec.decode((await anext(answers)).data).message.job_id for _ in names}
+    assert answered == set(names)
+    decisions = [ledger_message(stored.subject, stored.data) for stored in await stored_after(bus, 4, 2)]
+    admissions = [[event.job_id for event in decision.events] for decision in decisions]
+    assert [job_id for said in admissions for job_id in said] == names  # each once, in order
+    assert max(map(len, admissions)) > 1  # still as many as fit
+    assert all(host.folded.job(name).phase is Phase.ADMITTED for name in names)
+
+
+async def test_a_wish_that_leads_to_too_much_is_put_aside_with_the_reason_and_nobody_waits_behind_it() -> (
+    None
+):
+    bus = await large_pool()
+    answers = await bus.subscribe("ef.answer.>")
+    for name in ("greedy", "modest"):
+        await wish(bus, name)
+    async with running(hosted(bus, planner("admission", moves_all))):
+        refusal = codec.decode((await anext(answers)).data).message
+        assert isinstance(refusal, MessageRejected)
+        assert "cannot be said at once" in refusal.problems[0]
+        assert f"{MAX_MESSAGE_BYTES - 4096} fit" in refusal.problems[0]
+        answer = codec.decode((await anext(answers)).data).message
+    assert isinstance(answer, JobAdmitted)
+    assert answer.job_id == "modest"
+
+
+def replans_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
+    if state.allocation_based_on:
+        return ()
+    schedule = (NOW_S, NOW_S + 60.0, 1.0) * 10
+    decided = events.AllocationDecided(
+        num_gpus_by_job={PROMISED[0]: 1},
+        valid_until_s=None,
+        planned=dict.fromkeys(PROMISED, schedule),
+        at_s=now_s,
+    )
+    return (decided,)
+
+
+async def test_an_allocation_comes_without_its_schedules_where_they_do_not_fit_and_can_be_verified() -> None:
+    bus = await large_pool()
+    policy = planner("allocator", replans_all)
+    async with running(hosted(bus, policy)):
+        (stored,) = await stored_after(bus, 4, 1)
+    decision = ledger_message(stored.subject, stored.data)
+    assert isinstance(decision, PlanDecided)
+    assert decision.events == (
+        events.AllocationDecided(
+            num_gpus_by_job={PROMISED[0]: 1}, valid_until_s=None, planned={}, at_s=NOW_S
+        ),
+    )
+    records = await stored_after(bus, 0, 5)
+    assert verify(read_entries(records), {"allocator": policy}).difference is None
+    poorer = replace(decision, events=(replace(decision.events[0], num_gpus_by_job={}),))
+    records[4] = replace(records[4], data=codec.encode(poorer, id="id", recorded_at_s=NOW_S))
+    assert verify(read_entries(records), {"allocator": policy}).difference is not None
+
+
+def admits_when_profiled(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
+    waiting = sorted(job.job_id for job in state.live_jobs.values() if job.phase is Phase.PROFILING)
+    return tuple(
+        admitted(job_id, replanned=moves_all(state, (submit("x"),), 0.0)[0].replanned) for job_id in waiting
+    )
+
+
+async def test_what_no_wish_asked_for_is_said_in_as_many_decisions_as_it_takes() -> None:
+    bus = await large_pool()
+    names = [f"profiled-{number}" for number in range(5)]
+    waiting = tuple(
+        events.ProfileRequested(job_id=name, tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
+        for name in names
+    )
+    decision = PlanDecided(service="operator", based_on=4, now_s=NOW_S, events=waiting)
+    await bus.append(subjects.plan(POOL), codec.encode(decision, id="w", recorded_at_s=NOW_S), message_id="w")
+    host = hosted(bus, planner("admission", admits_when_profiled))
+    async with running(host):
+        found = await stored_after(bus, 5, 2)
+    said = [[e.job_id for e in ledger_message(s.subject, s.data).events] for s in found]
+    assert [job_id for some in said for job_id in some] == names
+
+
+async def test_a_placement_is_said_as_a_whole_or_not_at_all() -> None:
+    def places_too_much(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
+        gpus = tuple((f"{'n' * 60}-{number:03}", 0) for number in range(1_000))
+        placed = tuple(events.PlacedJob(job_id=job_id, generation=1, gpus=gpus) for job_id in PROMISED[:100])
+        return (events.PlacementDecided(placements=placed, at_s=now_s),)
+
+    bus = await large_pool()
+    with pytest.raises(ExceptionGroup) as failed:
+        await hosted(bus, planner("placement", places_too_much)).run()
+    assert failed.group_contains(TooLarge)

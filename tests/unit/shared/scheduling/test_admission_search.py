@@ -1,0 +1,161 @@
+"""Where filling by deadline says no, alternative plans of the promised jobs may fit the job; none of them depends
+on who asks.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from elasticflow.shared.scheduling.admission import admission_search
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
+from elasticflow.shared.scheduling.admission.neighborhood_search import destroy_sets
+from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from tests.support.admission_plans import admit, filled_by_deadline
+from tests.support.exact_replay import is_on_time, most_gpus_at_once
+
+RIGID = ScalingCurve((2,), (2.0,))
+LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 3.0))
+
+
+def job(job_id: str, curve: ScalingCurve, iterations: float, deadline_s: float) -> SchedulableJob:
+    return SchedulableJob(job_id=job_id, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s)
+
+
+def plan_of(num_gpus: int, *promised: SchedulableJob) -> AdmissionPlan:
+    plan = AdmissionPlan.build([], num_gpus, 0.0)
+    assert all(admit(plan, one) for one in promised)
+    return plan
+
+
+def assert_all_kept(plan: AdmissionPlan, *jobs: SchedulableJob) -> None:
+    assert most_gpus_at_once(plan.schedules.values()) <= plan.num_gpus
+    assert all(is_on_time(one, plan.schedules[one.job_id], 0.0) for one in jobs)
+
+
+CROWD = (job("urgent", LINEAR, 60.0, 41.0), job("rigid", RIGID, 50.0, 61.0))
+NARROW = job(
+    "narrow", ScalingCurve((1,), (1.0,)), 10.0, 41.0
+)  # two may run beside each other, before all is needed
+
+CROWDED = (
+    job("short", LINEAR, 10.0, 51.0),
+    job("long", LINEAR, 60.0, 61.0),
+    job("last", RIGID, 40.0, 91.0),
+    job("next", RIGID, 40.0, 81.0),
+)
+STUBBORN = job("stubborn", ScalingCurve((1, 2), (1.0, 1.5)), 30.0, 71.0)
+
+
+@pytest.mark.parametrize(("crowd", "arriving_job"), [(CROWD, NARROW), (CROWDED, STUBBORN)])
+def test_other_plans_have_room_that_filling_by_deadline_misses(
+    crowd: tuple[SchedulableJob, ...], arriving_job: SchedulableJob
+) -> None:
+    plan = plan_of(2, *crowd)
+    assert filled_by_deadline(plan, arriving_job) is None
+    proposal = AdmissionSearch(plan).propose(arriving_job)
+    assert proposal is not None
+    assert proposal.moved
+    plan.accept(proposal)
+    assert_all_kept(plan, *crowd, arriving_job)
+
+
+@pytest.mark.parametrize(
+    ("promised", "arriving_job"),
+    [
+        ((job("rigid", RIGID, 70.0, 61.0),), job("to-the-second", RIGID, 50.0, 31.0)),
+        (
+            (
+                job("narrow", NARROW.curve, 60.0, 101.0),
+                job("linear", LINEAR, 50.0, 91.0),
+                job("short", STUBBORN.curve, 10.0, 71.0),
+                job("long", STUBBORN.curve, 50.0, 81.0),
+            ),
+            job("arriving_job", LINEAR, 20.0, 81.0),
+        ),
+    ],
+)
+def test_local_search_has_room_where_no_order_of_filling_does(
+    promised: tuple[SchedulableJob, ...], arriving_job: SchedulableJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(2, *promised)
+    with monkeypatch.context() as patch:
+        patch.setattr(admission_search, "MAX_JOBS_TO_SEARCH", 0)
+        assert AdmissionSearch(plan).propose(arriving_job) is None
+    proposal = AdmissionSearch(plan).propose(arriving_job)
+    assert proposal is not None
+    plan.accept(proposal)
+    assert_all_kept(plan, *promised, arriving_job)
+
+
+def test_the_same_question_has_the_same_answer_whatever_the_job_is_called() -> None:
+    search = AdmissionSearch(plan_of(2, *CROWD))
+    found = [search.propose(replace(NARROW, job_id=name)) for name in ("quote", "narrow", "quote")]
+    assert len({proposal and proposal.schedule for proposal in found}) == 1
+
+
+def test_a_quote_with_effort_is_earlier_and_tight() -> None:
+    plan = plan_of(2, job("flexible", LINEAR, 50.0, 51.0), job("late", RIGID, 20.0, 91.0))
+    asks, search = job("asks", RIGID, 60.0, 71.0), AdmissionSearch(plan)
+    around_s, quoted_s = earliest_deadline_around_s(plan, asks), search.earliest_deadline_s(asks)
+    assert quoted_s is not None
+    assert around_s is not None
+    assert quoted_s <= asks.deadline_s < around_s
+    assert filled_by_deadline(plan, asks) is None
+    assert search.propose(replace(asks, deadline_s=quoted_s)) is not None
+    assert search.propose(replace(asks, deadline_s=quoted_s - 1.0)) is None
+    assert AdmissionSearch(plan, 0).propose(replace(asks, deadline_s=quoted_s)) is None, "with less effort"
+
+
+def test_what_cannot_be_is_still_refused() -> None:
+    search = AdmissionSearch(plan_of(2, *CROWD))
+    assert search.propose(replace(NARROW, remaining_iterations=40.0)) is None
+    assert search.propose(replace(NARROW, deadline_s=5.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("promised", "asks", "less"),
+    [
+        ([job("rigid", RIGID, 50.0, 81.0), job("linear", LINEAR, 30.0, 61.0)], (RIGID, 70.0), 60.0),
+        (
+            [
+                job("rigid", RIGID, 70.0, 111.0),
+                job("urgent", ScalingCurve((1,), (1.0,)), 20.0, 21.0),
+                job("linear", LINEAR, 50.0, 91.0),
+            ],
+            (ScalingCurve((1, 2), (1.0, 1.5)), 60.0),
+            50.0,
+        ),
+    ],
+)
+def test_less_work_is_quoted_no_later_where_room_made_for_the_one_who_asks_was_in_its_own_way(
+    promised: list[SchedulableJob], asks: tuple[ScalingCurve, float], less: float
+) -> None:
+    search, (curve, iterations) = AdmissionSearch(plan_of(2, *promised)), asks
+    more_s = search.earliest_deadline_s(job("asks", curve, iterations, 61.0))
+    less_s = search.earliest_deadline_s(job("asks", curve, less, 61.0))
+    assert more_s is not None
+    assert less_s is not None
+    assert less_s <= more_s
+
+
+def test_what_is_asked_of_a_plan_that_has_changed_fails() -> None:
+    plan = plan_of(2, CROWD[0])
+    search = AdmissionSearch(plan)
+    assert admit(plan, CROWD[1])
+    with pytest.raises(AssertionError, match="the plan has changed"):
+        search.propose(NARROW)
+
+
+@pytest.mark.parametrize(("num_jobs", "num_sets"), [(0, 0), (1, 1), (3, 5), (40, 18), (1_000, 18)])
+def test_those_who_are_filled_anew_differ_and_the_fewest_come_first(num_jobs: int, num_sets: int) -> None:
+    order_K, window_s_K = np.arange(100, 100 + num_jobs), np.linspace(1.0, 9.0, num_jobs)
+    found = list(destroy_sets(order_K, window_s_K, np.linspace(0.5, 2.0, num_jobs) ** 2))
+    assert len({anew.order_K[anew.num_kept :].tobytes() for anew in found}) == len(found) == num_sets
+    for anew in found:
+        assert sorted(anew.order_K) == list(order_K)
+        assert 0 <= anew.num_kept < num_jobs
+    assert [anew.num_kept for anew in found] == sorted((anew.num_kept for anew in found), reverse=True)

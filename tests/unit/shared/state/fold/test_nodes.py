@@ -1,0 +1,56 @@
+"""Given this history of nodes that come and go, then this state."""
+
+from dataclasses import replace
+from typing import Any
+
+from elasticflow.shared.messages import events
+from elasticflow.shared.state.fold.nodes import KEEP_LEFT_S, KEEP_LOST_S
+from tests.support.histories import NOW_S
+from tests.support.worker_events import finished, job, joined, lost, placed, progressed, running
+
+
+def test_a_lost_node_breaks_its_jobs_but_is_not_their_fault() -> None:
+    history = running().then(progressed(1, 20, checkpoint=10), lost())
+    a = job(history)
+    assert (a.broken, a.iteration, a.restarts) == (True, 10, 0)
+    assert history.state.num_gpus == 4
+
+
+def test_nobody_waits_for_the_workers_of_a_lost_node() -> None:
+    history = running().then(placed(2, "node-1:1"), lost())
+    assert [s.node_id for s in job(history).stopping] == ["node-1"]
+    ended = running().then(finished(1), lost())
+    assert [s.node_id for s in job(ended).stopping] == ["node-1"]
+
+
+def test_a_node_comes_back_as_another_incarnation_only() -> None:
+    history = running().then(lost(), joined("first-0"))
+    assert not history.state.nodes["node-0"].alive
+    history.then(joined("second", num_gpus=2))
+    assert (history.state.nodes["node-0"].alive, history.state.num_gpus) == (True, 6)
+    before = history.state
+    history.then(lost(), joined("first-0"))  # told again, late
+    assert replace(history.state, sequence=before.sequence) == before
+
+
+def test_a_node_that_joins_anew_unasked_has_lost_its_workers() -> None:
+    assert job(running().then(joined("second"))).broken
+    assert not job(running().then(joined("first-0"))).broken
+
+
+def test_nodes_long_gone_are_forgotten_once_no_job_stands_on_them() -> None:
+    def gone(node: str, reason: Any, at_s: float) -> events.NodeLost:
+        return events.NodeLost(node_id=node, incarnation="i", reason=reason, at_s=NOW_S + at_s)
+
+    history = running().then(*[joined("i", node) for node in ("left", "silent", "stays")])
+    history.then(gone("left", "left", 20.0), gone("silent", "silent", 20.0))
+    history.then(events.NodeLost(node_id="node-0", incarnation="first-0", reason="left", at_s=NOW_S + 20.0))
+    assert history.state.nodes["left"].left
+    assert set(history.state.nodes) == {"node-0", "node-1", "left", "silent", "stays"}
+    later = events.NodeJoined(
+        node_id="new", incarnation="i", num_gpus=1, device="cpu", at_s=NOW_S + 20.0 + KEEP_LEFT_S + 1.0
+    )
+    assert set(history.then(later).state.nodes) == {"node-0", "node-1", "silent", "stays", "new"}
+    history.then(placed(2, "node-1:1"))  # no job names node-0 any more
+    much_later = replace(later, node_id="newer", at_s=NOW_S + 20.0 + KEEP_LOST_S + 1.0)
+    assert set(history.then(much_later).state.nodes) == {"node-1", "stays", "new", "newer"}

@@ -1,0 +1,28 @@
+"""Garbage is looked for again once all is loaded, and what is loaded is left alone from then on."""
+
+import gc
+
+import pytest
+
+from elasticflow.shared.import_without_gc import without_gc
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    gc.enable()
+
+
+def test_nothing_is_collected_meanwhile_nor_later_among_what_is_loaded():
+    num_before = gc.get_freeze_count()
+    with without_gc():
+        assert not gc.isenabled()
+        loaded = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= num_before + len(loaded)
+
+
+def test_a_library_that_is_not_there_leaves_the_collector_on():
+    with pytest.raises(ImportError), without_gc():
+        raise ImportError("no such library")
+    assert gc.isenabled()

@@ -1,0 +1,89 @@
+"""Schedules made with hindsight, and the fitting of one job, on workloads small enough to be solved by hand."""
+
+import numpy as np
+import pytest
+
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.bound import hindsight_schedule
+from elasticflow.simulator.bound.cheapest_schedule import MAX_SEGMENTS, cheapest_schedule
+from elasticflow.simulator.verification.certificates import Held
+from elasticflow.simulator.workload.workload import Workload
+from tests.support.trace_jobs import job
+
+GOOD = ScalingCurve((1, 2), (1.0, 2.0))
+POOR = ScalingCurve((1, 2), (1.0, 1.2))
+
+
+def fitted(
+    instants_s: list[float],
+    free: list[float],
+    price: list[float],
+    iterations: float,
+    curve: ScalingCurve,
+    stop_s: float,
+) -> tuple[list[Held], float]:
+    held = np.zeros((MAX_SEGMENTS, 3))
+    segments, cost = cheapest_schedule(
+        np.array(instants_s),
+        np.array(free),
+        np.array(price),
+        iterations,
+        np.array(curve.num_gpus_L, np.float64),
+        np.array(curve.iterations_per_s_L),
+        np.full(len(curve.num_gpus_L), stop_s),
+        held,
+    )
+    return [Held(*segment) for segment in held[:segments].tolist()], cost
+
+
+def about(*segments: tuple[float, float, int]) -> list[object]:
+    return [pytest.approx(segment, abs=1e-6) for segment in segments]
+
+
+def test_a_job_takes_the_level_that_costs_least() -> None:
+    held, cost = fitted([0.0, 20.0], [2.0], [1.0], 10, POOR, 2.0)
+    assert held == about((0, 12, 1))  # 2 s of stop, 10 s of progress
+    assert cost == pytest.approx(12, abs=1e-6)
+
+
+def test_a_job_in_a_hurry_takes_more() -> None:
+    assert fitted([0.0, 11.0], [2.0], [1.0], 10, POOR, 2.0)[0] == about((0, 2 + 10 / 1.2, 2))
+    assert fitted([0.0, 10.0], [2.0], [1.0], 10, POOR, 2.0) == ([], np.inf)
+
+
+def test_a_job_waits_for_cheap_time_but_not_for_less_than_a_stop_costs() -> None:
+    dear_then_cheap = fitted([0.0, 10.0, 20.0], [1.0, 1.0], [5.0, 1.0], 6, POOR, 2.0)
+    assert dear_then_cheap[0] == about((10, 18, 1))
+    pause = [0.0, 8.0, 9.0, 20.0]  # through the costly second, which costs less than another stop
+    assert fitted(pause, [1.0, 1.0, 1.0], [1.0, 1.5, 1.0], 12, POOR, 2.0)[0] == about((0, 14, 1))
+
+
+def test_a_job_pays_a_stop_again_after_it_was_without_gpus() -> None:
+    held, cost = fitted([0.0, 6.0, 10.0, 20.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0], 8, POOR, 2.0)
+    assert held == about((0, 6, 1), (10, 16, 1))  # 4 iterations and 4
+    assert cost == pytest.approx(12, abs=1e-6)
+
+
+def test_hindsight_leaves_gpus_for_a_later_job() -> None:
+    """First come, first served, the long job would take the only GPU: with hindsight two short ones are met."""
+    jobs = [job("long", 30, 0, 40, POOR), job("b", 10, 10, 22, POOR), job("c", 10, 20, 34, POOR)]
+    made = hindsight_schedule(Workload.of("by hand", jobs), 1, ResizeCost.flat(1.0))
+    assert sorted(made.schedules) == ["b", "c"]
+    assert made.met == 2
+    assert made.gpu_hours == pytest.approx(22 / 3600)
+
+
+def test_search_gains_jobs_and_the_same_seed_gains_the_same() -> None:
+    jobs = [job(f"job-{at}", 6 + 5 * at % 7, 2 * at, 2 * at + 13 + at % 4, GOOD) for at in range(30)]
+    workload, cost = Workload.of("crowded", jobs), ResizeCost.flat(1.0)
+    at_first = hindsight_schedule(workload, 2, cost, seed=7, moves=0)
+    searched = hindsight_schedule(workload, 2, cost, seed=7, moves=300)
+    assert at_first.met < searched.met
+    assert searched == hindsight_schedule(workload, 2, cost, seed=7, moves=300)
+
+
+def test_nothing_to_schedule() -> None:
+    assert hindsight_schedule(Workload.of("empty", []), 4, ResizeCost()).met == 0
+    hopeless = Workload.of("hopeless", [job("a", 100, 0, 1, POOR)])
+    assert hindsight_schedule(hopeless, 4, ResizeCost()).schedules == {}
