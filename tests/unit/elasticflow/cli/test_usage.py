@@ -221,7 +221,10 @@ def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ("heartbeat_timeout_s = 1e-6", "heartbeat_timeout_s: must be at least 2 s, not 1e-06: another replica"),
+        (
+            "heartbeat_timeout_s = 1e-6",
+            "heartbeat_timeout_s: must be at least 2 s, not 1e-06: another replica",
+        ),
         ("heartbeat_timeout_s = 1e11", "heartbeat_timeout_s: must be at most 86400 s, not 1e+11: else"),
         ("stall_timeout_s = 0.5", "stall_timeout_s: must be at least 7.5 s, not 0.5: a connection"),
         ("stall_timeout_s = 3\nheartbeat_timeout_s = 2", "stall_timeout_s: must be at least 6 s, not 3"),
@@ -241,7 +244,9 @@ def test_times_with_which_no_loss_is_told_from_a_pause_are_refused(
 
 
 async def test_a_configuration_that_was_not_read_from_a_file_is_checked_before_it_is_sent() -> None:
-    with pytest.raises(BadSettings, match="heartbeat_timeout_s: must be at least 2 s, not 1: another replica"):
+    with pytest.raises(
+        BadSettings, match="heartbeat_timeout_s: must be at least 2 s, not 1: another replica"
+    ):
         await configure("nats://nowhere.invalid:1", "p", PoolConfig(heartbeat_timeout_s=1.0), SystemClock())
 
 
