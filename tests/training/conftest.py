@@ -188,8 +188,11 @@ def job_spec(name: str, **fields: Any) -> JobSpec:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """Its workers also import `examples`, which is not installed: users' modules come with the code or by PYTHONPATH."""
     node = Node(tmp_path_factory.mktemp("node"))
-    await node.launcher.start()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        await node.launcher.start()
     yield node
     await node.launcher.close()
 
