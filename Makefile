@@ -12,7 +12,7 @@ TORCH := $(VENV)/.torch
 DOCS := $(VENV)/.docs
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
-SOURCES := shared services simulator elasticflow examples benchmarks tests
+SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py
 
 # Independent targets run in parallel: installation, compilation and pyright use one core each.
 MAKEFLAGS += --jobs=2
