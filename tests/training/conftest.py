@@ -188,7 +188,7 @@ def job_spec(name: str, **fields: Any) -> JobSpec:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    """Its workers also import `examples`, which is not installed: users' modules come with the code or by PYTHONPATH."""
+    """Its workers also import `examples`, which no installation holds."""
     node = Node(tmp_path_factory.mktemp("node"))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
