@@ -12,7 +12,7 @@ TORCH := $(VENV)/.torch
 DOCS := $(VENV)/.docs
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
-SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py
+SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py setup.py
 
 # Independent targets run in parallel: installation, compilation and pyright use one core each.
 MAKEFLAGS += --jobs=2
@@ -29,7 +29,7 @@ help:  ## show this list
 
 install: $(TORCH) loops  ## install into .venv, and compile what has changed of the scheduler's loops
 
-$(PACKAGES): pyproject.toml constraints.txt
+$(PACKAGES): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[embedded,plot,examples,dev]'

@@ -1,6 +1,7 @@
 """What is installed: `elasticflow` alone, each file once, the same from the wheel and from the sdist's wheel."""
 
 import os
+import re
 import tarfile
 import zipfile
 from email import message_from_bytes
@@ -50,7 +51,9 @@ def test_an_sdist_holds_files_in_place_of_links(distributions: tuple[Path, Path]
         members = archive.getmembers()
     assert all(member.isfile() or member.isdir() for member in members)
     names = {member.name.partition("/")[2] for member in members if member.isfile()}
-    assert files_of_checkout() | {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"} <= names
+    assert (
+        files_of_checkout() | {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"} <= names
+    )
     assert not {name for name in names if name.startswith(("shared/", "services/", "simulator/", "tests/"))}
 
 
@@ -61,6 +64,9 @@ def test_the_metadata_of_a_wheel(distributions: tuple[Path, Path]) -> None:
     assert wheel.read(f"{info}/top_level.txt").split() == [b"elasticflow"]
     assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert (metadata["Requires-Python"], metadata["License-Expression"]) == (">=3.11", "Apache-2.0")
+    description = str(metadata.get_payload())
+    assert "main/docs/tutorial/gpus_over_time.png" in description
+    assert not re.findall(r"\]\((?!https://)[^)]*\)", description), "an index shows it without the repository"
     always = [need for need in metadata.get_all("Requires-Dist") or () if "extra ==" not in need]
     assert {need.partition(">")[0] for need in always} == {
         *("immutables", "msgpack", "nats-py", "pydantic", "rich", "structlog", "typer")

@@ -17,6 +17,7 @@ _SOURCES = (
     "MANIFEST.in",
     "README.md",
     "pyproject.toml",
+    "setup.py",
 )
 
 
