@@ -1,4 +1,4 @@
-"""All commands in one application; failures that somebody has thought about end in one line, not a traceback."""
+"""All commands in one application. An expected failure prints one line instead of a traceback."""
 
 import os
 from collections.abc import Callable
@@ -9,19 +9,15 @@ from typer.core import TyperGroup
 
 from elasticflow import __version__
 from elasticflow.cli import (
-    amend,
-    checkpoint,
-    configure,
-    down,
     events,
-    explain,
     gpu_limits,
+    job_commands,
     jobs,
     logs,
     nodes,
+    pool,
     profile,
     replay,
-    simulate,
     submit,
     up,
     watch,
@@ -37,29 +33,29 @@ from elasticflow.shared.messages.export import BadExport
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.runtime.process.terminal import forget_stdout
 
-NEGATIVE = 1  # a refusal, or the answer is no
-CANNOT = 2  # wrong usage, or nobody to ask
+NEGATIVE = 1  # a rejection, or the answer is no
+CANNOT = 2  # wrong usage, or no connection
 INTERRUPTED = 130  # as shells report Ctrl-C
 
 _EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
 
 
 class _Eflow(TyperGroup):
-    """Turns what may go wrong below into exit codes."""
+    """Turns the errors of all commands into exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # whoever read our output has seen enough
+        except BrokenPipeError:  # the reader of our output has closed the pipe
             forget_stdout()
             raise typer.Exit(0) from None
         except _EXPECTED as error:
             note(f"eflow: {error}")
             if not isinstance(error, InvalidJob | UnknownJob | UnknownQuote):
                 raise typer.Exit(CANNOT) from None
-            if ctx.meta.get(AS_JSON):  # no is an answer, too
+            if ctx.meta.get(AS_JSON):  # a program reads this answer, too
                 print_json({"error": str(error)})
             raise typer.Exit(NEGATIVE) from None
         except OSError as error:
@@ -101,7 +97,7 @@ def eflow(
 
 
 def _in_short(command: Callable[..., None]) -> str:
-    """The first sentence of its help, on one line: what the list of commands shows."""
+    """The first sentence of its help, on one line, for the list of commands."""
     sentence, _, _ = " ".join((command.__doc__ or "").split()).partition(". ")
     return sentence.removesuffix(".")
 
@@ -111,9 +107,10 @@ def _add(*commands: Callable[..., None]) -> None:
         app.command(short_help=_in_short(command))(command)
 
 
-_add(up.up, down.down, configure.configure)
+_add(up.up, pool.down, pool.configure)
 _add(submit.submit, submit.quote, profile.profile)
-_add(jobs.jobs, jobs.cancel, amend.amend, gpu_limits.scale_out, gpu_limits.scale_in, checkpoint.checkpoint)
-_add(watch.watch, logs.logs, nodes.nodes, explain.explain, replay.replay)
+_add(jobs.jobs, job_commands.cancel, job_commands.amend)
+_add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
+_add(watch.watch, logs.logs, nodes.nodes, job_commands.explain, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))
-app.command(short_help=_in_short(simulate.simulate), context_settings=simulate.SETTINGS)(simulate.simulate)
+app.command(short_help=_in_short(replay.simulate), context_settings=replay.SIMULATE_SETTINGS)(replay.simulate)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they find their pool."""
+"""Options that several commands share, and the connection to the pool that they name."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,12 @@ NatsUrl = Annotated[
 Pool = Annotated[
     str,
     typer.Option(
-        "--pool", envvar="EF_POOL", metavar="NAME", rich_help_panel=_WHERE, show_default=False, help="Pool."
+        "--pool",
+        envvar="EF_POOL",
+        metavar="NAME",
+        rich_help_panel=_WHERE,
+        show_default=False,
+        help="Name of the pool on that server.",
     ),
 ]
 DataDir = Annotated[
@@ -45,18 +50,23 @@ DataDir = Annotated[
 ]
 When = Annotated[
     str,
-    typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or 2026-05-01T18:00."),
+    typer.Option(
+        "--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or a time: 2026-05-01T18:00."
+    ),
 ]
 NumIterations = Annotated[
-    int | None, typer.Option("--iterations", metavar="N", help="Stop after so many iterations in all.")
+    int | None, typer.Option("--iterations", metavar="N", help="Total number of iterations.")
 ]
 Tenant = Annotated[
-    str, typer.Option("--tenant", envvar="EF_TENANT", metavar="NAME", help="On whose behalf (for quotas).")
+    str,
+    typer.Option(
+        "--tenant", envvar="EF_TENANT", metavar="NAME", help="Tenant whose quota counts. Default: default."
+    ),
 ]
 
 
 def _remember(context: typer.Context, as_json: bool) -> bool:
-    """For whoever reports a failure of the command."""
+    """Keep the option for the handler that prints a failure of the command."""
     context.meta[AS_JSON] = as_json
     return as_json
 
@@ -68,7 +78,7 @@ Json = Annotated[
 
 
 def where_words(context: typer.Context) -> tuple[str, ...]:
-    """The options that name the pool, as they were typed: to be repeated in a command that we suggest."""
+    """The options that name the pool, as the user typed them. A suggested command repeats them."""
     typed = {"--nats-url": "nats_url", "--pool": "pool", "--data-dir": "data_dir"}
     return tuple(
         word
@@ -86,7 +96,7 @@ def run(
     data_dir: Path | None,
     tenant: str = "",
 ) -> T:
-    """Connect to the pool that the options name, do this, let go."""
+    """Connect to the pool that the options name, make the call, and disconnect."""
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return run_at(endpoint, call, tenant=tenant)
 

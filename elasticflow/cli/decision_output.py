@@ -1,4 +1,4 @@
-"""Decisions, quotes and ends of jobs, in words and as JSON."""
+"""Decisions, quotes and ends of jobs, as text and as JSON."""
 
 import math
 from dataclasses import replace
@@ -25,13 +25,13 @@ from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
 
 
-def show_decision(decision: Decision, wish: SubmissionOptions, *, now_s: float) -> None:
-    """now_s: later than the decision where the same wish was made before."""
+def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float) -> None:
+    """now_s: later than the decision if an earlier submission was the same."""
     match decision:
         case JobAdmitted():
             _show_admitted(decision, now_s)
         case JobRejected():
-            _show_rejected(decision, wish)
+            _show_rejected(decision, options)
         case JobCancelled():
             say_line(f"cancelled {decision.job_id} {decision.reason}".rstrip(), "yellow")
         case JobFailed():
@@ -52,55 +52,55 @@ def _show_admitted(event: JobAdmitted, now_s: float) -> None:
     )
 
 
-def _show_rejected(event: JobRejected, wish: SubmissionOptions) -> None:
+def _show_rejected(event: JobRejected, options: SubmissionOptions) -> None:
     say_line(f"rejected  {event.job_id}: {event.explanation}", "red")
     if event.earliest_deadline_s is not None:
         left_s = math.ceil(event.earliest_deadline_s - event.at_s)
         when = clock_time(event.earliest_deadline_s, now_s=event.at_s)
         say_line(f"  earliest deadline  {when} (in {duration_in_words(left_s)})")
-        again = replace(wish, deadline=f"{left_s}s", name=f"{wish.name}-2" if wish.name else "")
+        again = replace(options, deadline=f"{left_s}s", name=f"{options.name}-2" if options.name else "")
         say_line(f"  take it            {again.command()}")
     for offer in other_offers(event):
-        _show_offer(offer, event, wish)
+        _show_offer(offer, event, options)
     if event.reason == "duplicate":
         say_line("  choose another --name, or leave it out")
 
 
-def _show_offer(offer: Offer, event: JobRejected, wish: SubmissionOptions) -> None:
-    """The same command with other numbers. A deadline counts from when it is typed: whole seconds, rounded up."""
+def _show_offer(offer: Offer, event: JobRejected, options: SubmissionOptions) -> None:
+    """The same command with other numbers. The deadline counts from its submission: whole seconds, rounded up."""
     say_line(f"  or                 {offer_in_words(offer, event.spec, event.at_s)}")
     other_batch = event.spec is None or offer.global_batch_size != event.spec.global_batch_size
     again = replace(
-        wish,
+        options,
         deadline=f"{math.ceil(offer.deadline_s - event.at_s)}s",
         iterations=offer.max_iterations,
-        batch=offer.global_batch_size if other_batch else wish.batch,
-        name=f"{wish.name}-2" if wish.name else "",
+        batch=offer.global_batch_size if other_batch else options.batch,
+        name=f"{options.name}-2" if options.name else "",
     )
     say_line(f"  take it            {again.command()}")
 
 
-def show_quote(quoted: DeadlineQuoted, earliest_s: float, wish: SubmissionOptions) -> None:
+def show_quote(quoted: DeadlineQuoted, earliest_s: float, options: SubmissionOptions) -> None:
     left_s = math.ceil(earliest_s - quoted.at_s)
     when = clock_time(earliest_s, now_s=quoted.at_s)
     say_line(f"earliest deadline  {when} (in {duration_in_words(left_s)})", "green")
     if quoted.gpu_seconds is not None:
         say_line(f"  needs            {quoted.gpu_seconds:.0f} GPU-seconds")
-    say_line(f"  take it          {replace(wish, deadline=f'{left_s}s').command()}")
+    say_line(f"  take it          {replace(options, deadline=f'{left_s}s').command()}")
 
 
-def show_held(answer: QuoteReserved | QuoteRejected, wish: SubmissionOptions) -> None:
+def show_reserved(answer: QuoteReserved | QuoteRejected, options: SubmissionOptions) -> None:
     if isinstance(answer, QuoteRejected):
         say_line(f"no quote: {answer.explanation}", "yellow")
         return
-    say_line(f"held  {answer.job_id} for {duration_in_words(answer.until_s - answer.at_s)}", "green")
+    say_line(f"reserved  {answer.job_id} for {duration_in_words(answer.until_s - answer.at_s)}", "green")
     say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
     say_line(f"  needs     {answer.gpu_seconds:.0f} GPU-seconds")
-    say_line(f"  take it   {replace(wish, quote=answer.job_id).command()}")
+    say_line(f"  take it   {replace(options, quote=answer.job_id).command()}")
 
 
 def in_time(job: Job) -> bool:
-    """It finished, and before its deadline if it was promised one."""
+    """Whether it finished, and before its deadline if that was promised."""
     if job.phase is not Phase.FINISHED:
         return False
     late = job.deadline_s is not None and job.ended_at_s is not None and job.ended_at_s > job.deadline_s
@@ -121,7 +121,7 @@ def show_end(job: Job) -> None:
         say_line(f"  {job.explanation}")
 
 
-# --- as JSON --------------------------------------------------------------------------------------------
+# --- JSON --------------------------------------------------------------------------------------------
 
 _WORDS = {
     JobAdmitted: "admitted",
@@ -132,7 +132,7 @@ _WORDS = {
 
 
 def decision_as_json(decision: Decision) -> dict[str, Any]:
-    """The event's own fields, and the decision in a word."""
+    """The fields of the event, and the decision as one word."""
     return {"decision": _WORDS[type(decision)], **plain(decision)}
 
 

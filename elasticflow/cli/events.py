@@ -1,4 +1,4 @@
-"""`eflow events`: the ledger itself, message by message; and `eflow events export`, the ledger as a file."""
+"""`eflow events`: the ledger, message by message. `eflow events export`: the ledger as a file."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,8 +10,7 @@ import typer
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.ledger_file import write_ledger
-from elasticflow.client.ledger_view import LedgerEntry
+from elasticflow.client.ledger import LedgerEntry, write_ledger
 from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.event_summary import summary
 from elasticflow.shared.messages.events import Event, PlanDecided
@@ -22,16 +21,18 @@ app = typer.Typer(rich_markup_mode="rich")
 @app.callback(invoke_without_command=True)
 def events(
     context: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only what concerns this job.")] = "",
-    first: Annotated[int, typer.Option("--from", min=1, metavar="SEQ", help="Start at this sequence.")] = 1,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new messages as they arrive.")
+    ] = False,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Show only events about this job.")] = "",
+    first: Annotated[int, typer.Option("--from", min=1, metavar="SEQ", help="First sequence to show.")] = 1,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show the ledger, message by message: every decision and every fact, with its
-    sequence and time.
+    """Show the ledger, message by message: every decision and every event, with
+    its sequence and time.
 
     With --json one JSON array; with --json --follow one JSON value a line.
 
@@ -64,13 +65,13 @@ def events(
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; replaced if it is there.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; an existing one is replaced.")],
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write the whole ledger into a file that is replayed without any NATS.
+    """Write the whole ledger into a file, which can be replayed without NATS.
 
     \b
     Examples:
@@ -111,7 +112,7 @@ def event_rows(entry: LedgerEntry, job_id: str = "") -> Iterator[dict[str, Any]]
 
 
 def concerns(event: Event, job_id: str) -> bool:
-    """It names the job: as its subject, in an allocation, in a placement, or in a replanned schedule."""
+    """Whether the event names the job: as its subject, in an allocation, a placement or a replanned schedule."""
     if getattr(event, "job_id", "") == job_id:
         return True
     placed = (placement.job_id for placement in getattr(event, "placements", ()))

@@ -9,7 +9,7 @@ from elasticflow.cli.submission_options import duration_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.errors import UnknownJob
-from elasticflow.history.formatting import bound_in_words, schedule_in_words
+from elasticflow.history.formatting import limits_in_words, schedule_in_words
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
 from elasticflow.shared.state.job import Job
@@ -22,10 +22,10 @@ NumGpus = Annotated[
     typer.Argument(metavar="[N]", min=1, help="GPUs. Default: the next power of two.", show_default=False),
 ]
 For = Annotated[
-    str, typer.Option("--for", metavar="TIME", help="Until it ends by itself: 90s, 10m, 2h. Default: stands.")
+    str, typer.Option("--for", metavar="TIME", help="When the limit expires: 90s, 10m, 2h. Default: never.")
 ]
 Release = Annotated[
-    bool, typer.Option("--release", help="End the bound: let the system choose the number again.")
+    bool, typer.Option("--release", help="Clear the limits: the scheduler chooses the number again.")
 ]
 
 
@@ -40,11 +40,11 @@ def scale_out(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Let a job hold at least N GPUs whenever it trains, from now on.
+    """Give a job at least N GPUs whenever it trains, from now on.
 
-    Never at the cost of a promise: then it is refused, with the number that could
-    be had, and exit code is 1. A later promise that needs the GPUs lets the job
-    wait. A new bound takes the place of the one before.
+    If that breaks a promise, admission rejects it and offers another number;
+    the exit code is then 1. If a later promise needs the GPUs, the job waits.
+    New limits replace the previous ones.
 
     \b
     Examples:
@@ -73,11 +73,11 @@ def scale_in(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Let a job hold at most N GPUs, from now on.
+    """Give a job at most N GPUs, from now on.
 
-    Refused where its promise could not be kept on so few, with the number that
-    could be had; then exit code is 1. A new bound takes the place of the one
-    before.
+    If its promise cannot be kept on so few, admission rejects it and offers
+    another number; the exit code is then 1. New limits replace the previous
+    ones.
 
     \b
     Examples:
@@ -91,7 +91,7 @@ def scale_in(
             return await client.release(job_id)
         most = num_gpus or (await _job(client, job_id)).num_gpus // 2
         if not most:
-            raise InvalidJob(f"{job_id} holds 1 GPU at most, which is the least; name a number to bound it")
+            raise InvalidJob(f"{job_id} holds 1 GPU at most, the fewest possible; give a number to limit it")
         return await client.scale(job_id, max_gpus=most, duration=duration_of(lasting, "--for"))
 
     _answer(run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant), "in", as_json)
@@ -110,10 +110,10 @@ def _answer(answer: Answer, direction: Literal["in", "out"], as_json: bool) -> N
     if as_json:
         print_json({"scaled": done, **plain(answer)})
     elif isinstance(answer, GpuLimitsSet):
-        say_line(f"scaled  {answer.job_id}: {bound_in_words(answer, answer.at_s)}", "green")
+        say_line(f"scaled  {answer.job_id}: {limits_in_words(answer, answer.at_s)}", "green")
         if answer.minimum_satisfactory_share:
             say_line(f"  promised  {schedule_in_words(answer.minimum_satisfactory_share)}")
-        say_line(f"  end it    eflow scale-{direction} {answer.job_id} --release")
+        say_line(f"  clear it  eflow scale-{direction} {answer.job_id} --release")
     elif isinstance(answer, GpuLimitsCleared):
         say_line(f"released  {answer.job_id}: {answer.reason}", "green")
     else:

@@ -1,4 +1,4 @@
-"""`eflow jobs` and `eflow cancel`."""
+"""`eflow jobs`: the table of jobs."""
 
 import math
 from collections.abc import Callable
@@ -9,24 +9,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.terminal_output import bar, print_json, say, say_line, state_word, table
 from elasticflow.client.client import Client
-from elasticflow.history.formatting import bound_in_words
+from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.pool_views import JobView, job_views
 from elasticflow.sdk.times import clock_time, duration_in_words
-from elasticflow.shared.messages.events import CancelRejected, JobCancelled
 from elasticflow.shared.runtime.process.terminal import console
 
 
 def jobs(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that have ended.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """List the pool's jobs, in the order in which they were decided.
+    """List the pool's jobs, in the order of admission's decisions.
 
     \b
     Examples:
@@ -46,47 +45,14 @@ def jobs(
         say(jobs_table(views, now_s))
         for line in risk_lines(views, now_s):
             say_line(line, "yellow")
-        for line in bound_lines(views, now_s):
+        for line in limit_lines(views, now_s):
             say_line(line)
     else:
         say_line("no jobs" if everything else "no jobs now (`eflow jobs --all` shows those that have ended)")
 
 
-def cancel(
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger.")] = "",
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Stop a job and free its GPUs; its last checkpoint stays. Exit code 1 if
-    there is nothing to cancel.
-
-    \b
-    Examples:
-      eflow cancel digits-3f9a1c
-      eflow cancel digits-3f9a1c --reason "wrong learning rate"
-    """
-
-    async def ask(client: Client) -> JobCancelled | CancelRejected:
-        return await client.cancel(job_id, reason=reason)
-
-    answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
-    cancelled = isinstance(answer, JobCancelled)
-    if as_json:
-        explanation = "" if cancelled else answer.explanation
-        print_json({"job_id": job_id, "cancelled": cancelled, "explanation": explanation})
-    elif isinstance(answer, CancelRejected):
-        say_line(f"not cancelled: {job_id}: {answer.explanation}", "yellow")
-    else:
-        say_line(f"cancelled {job_id}")
-    raise typer.Exit(0 if cancelled else 1)
-
-
 def jobs_table(views: tuple[JobView, ...], now_s: float) -> Table:
-    """All columns where there is room for them, else those that are watched."""
+    """All columns on a wide terminal, else the most important ones."""
     wide = console().width >= _WIDE
     columns = [column for column in _COLUMNS if wide or column.in_narrow]
     return table(
@@ -97,20 +63,20 @@ def jobs_table(views: tuple[JobView, ...], now_s: float) -> Table:
 
 
 def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
-    """What can still be promised to jobs that would miss their deadline, as commands."""
+    """For each job that would miss its deadline, the command that amends it to one that admission would promise."""
     return [
-        f"{view.job_id} is at risk; this would be promised: "
+        f"{view.job_id} is at risk; admission would promise: "
         f"eflow amend {view.job_id} --deadline {math.ceil(view.earliest_deadline_s - now_s)}s"
         for view in views
         if view.at_risk and view.earliest_deadline_s is not None and view.earliest_deadline_s > now_s
     ]
 
 
-def bound_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
-    """What operators have asked for."""
+def limit_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
+    """The GPU limits that operators have set."""
     return [
-        f"{view.job_id} is bounded to {bound_in_words(view.bound, now_s)}; "
-        f"to end that: eflow scale-in {view.job_id} --release"
+        f"{view.job_id} is limited to {limits_in_words(view.bound, now_s)}; "
+        f"clear that with: eflow scale-in {view.job_id} --release"
         for view in views
         if view.bound is not None
     ]
@@ -129,12 +95,12 @@ def _time(at_s: float | None, now_s: float) -> str:
 
 
 def _gpus(view: JobView) -> str:
-    """As "4", or "4 of 2..8" where it may not run on any number."""
+    """As "4", or "4 of 2..8" for a job with a range of GPUs."""
     return f"{view.num_gpus or '-'}" + (f" of {view.gpu_range}" if view.gpu_range != ".." else "")
 
 
 def margin_word(view: JobView) -> Text:
-    """Time between the (expected) finish and the deadline: red if late, yellow if the monitor worries."""
+    """Time between the (expected) finish and the deadline: red if late, yellow if at risk."""
     if view.margin_s is None:
         return Text("-")
     style = "red" if view.margin_s < 0 else "yellow" if view.at_risk else "green"

@@ -1,4 +1,4 @@
-"""`eflow logs`: what a job's workers wrote."""
+"""`eflow logs`: the output of a job's workers."""
 
 import asyncio
 import re
@@ -21,9 +21,11 @@ _POLL_S = 0.3
 def logs(
     job_id: Annotated[str, typer.Argument(metavar="JOB")],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written, until the job has ended.")
+        bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")
     ] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Only this worker.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, metavar="N", help="Show only this worker.")
+    ] = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -31,9 +33,9 @@ def logs(
 ) -> None:
     """Show the logs of a job's workers, each line with its generation and rank.
 
-    The files lie in the pool's data folder. Where they are on another machine,
-    the traceback of a failed job still comes from the ledger. With --json
-    --follow one JSON value a line, the last of them how the job ended.
+    The files are in the pool's data folder. If that is on another machine, the
+    traceback of a failed job still comes from the ledger. With --json --follow
+    one JSON value a line; the last one says how the job ended.
 
     \b
     Examples:
@@ -58,7 +60,7 @@ def logs(
         return
     if reader.silent:
         _explain_silence(job, folder)
-    if job.explanation:  # the workers may not know it: that they stood still, or were cancelled
+    if job.explanation:  # the logs do not say that a job stalled or was cancelled
         note(f"eflow: job {job_id} {job.phase.value}: {job.explanation}")
 
 
@@ -71,7 +73,7 @@ def _show_as_json(line: str) -> None:
 
 
 def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader", show: Callable[[str], None]) -> Job:
-    """Print what is written until the job has ended, and then the rest; the job as it ended."""
+    """Print new lines until the job has ended, then the rest. Returns the ended job."""
 
     async def printing(client: Client) -> Job:
         ended = asyncio.create_task(client.wait(job_id))
@@ -100,7 +102,7 @@ def _explain_silence(job: Job, folder: Path | None) -> None:
 
 
 class LogReader:
-    """All logs of one job, read on from where it stopped last. folder: None or missing means no logs."""
+    """All logs of one job; each call continues where the last one stopped. folder: None or missing means no logs."""
 
     def __init__(self, folder: Path | None, rank: int | None) -> None:
         self._folder, self._rank = folder, rank
@@ -108,11 +110,11 @@ class LogReader:
 
     @property
     def silent(self) -> bool:
-        """Nothing was read so far."""
+        """Whether no line has been read so far."""
         return not any(self._read_up_to.values())
 
     def new_lines(self, *, to_the_end: bool) -> Iterator[str]:
-        """By generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: also a last line that is not whole yet."""
+        """By generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: include an unfinished last line."""
         for path in self._files():
             start = self._read_up_to.get(path, 0)
             with path.open("rb") as file:

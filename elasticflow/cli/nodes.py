@@ -15,14 +15,14 @@ from elasticflow.sdk.times import duration_in_words
 
 def nodes(
     all_nodes: Annotated[
-        bool, typer.Option("--all", help="Also nodes that left, or were lost more than an hour ago.")
+        bool, typer.Option("--all", help="Include nodes that left, or were lost more than an hour ago.")
     ] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """List the pool's nodes, and which job each of their GPUs carries.
+    """List the pool's nodes, and the job on each of their GPUs.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def nodes(
     elif views:
         say(nodes_table(views, now_s))
     else:
-        say_line("no nodes yet (`python -m elasticflow.services.executor` on a machine makes it one)")
+        say_line("no nodes yet (`python -m elasticflow.services.executor` on a machine adds it)")
 
 
 def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
@@ -68,12 +68,12 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:
-    """And which of its GPUs count as slow, for how long yet."""
+    """Alive; with slow GPUs, which ones and for how long they still count as slow."""
     slow = {index: until_s for index, until_s in sorted(view.slow_until_s.items()) if until_s > now_s}
     if not slow:
         return Text("alive", style="green")
     longest = duration_in_words(max(slow.values()) - now_s)
-    return Text(f"GPU {', '.join(map(str, slow))} slow ({longest} yet)", style="yellow")
+    return Text(f"GPU {', '.join(map(str, slow))} slow (for {longest})", style="yellow")
 
 
 def lost_word(view: NodeView, now_s: float) -> Text:

@@ -12,7 +12,7 @@ from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
 from elasticflow.errors import UnknownJob
 from elasticflow.history.formatting import undecided_in_words
-from elasticflow.history.profile_view import ProfileView, profile_view
+from elasticflow.history.pool_views import ProfileView, profile_view
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.submission import Submission, load, profilable, quotable, with_code
 from elasticflow.sdk.times import clock_time
@@ -34,11 +34,11 @@ def profile(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """How fast a job trains, by number of GPUs: what was measured of it.
+    """Show the measured throughput of a job by number of GPUs.
 
-    A training function that nobody has measured yet is measured now, in a pre-run
-    on GPUs that no promise needs; nothing is submitted. --gpus says which
-    numbers to try. Exit code 1 if it cannot be measured.
+    Without a measurement, the command measures the job now: in a profiling run
+    on GPUs that no promise needs. It submits no job. --gpus limits the numbers
+    to measure. Exit code 1 if the job cannot be measured.
 
     \b
     Examples:
@@ -50,15 +50,15 @@ def profile(
     if ":" not in target and not target.endswith(".py"):
         view = run(lambda client: _known(client, target), **where)
     else:
-        wish = SubmissionOptions(
+        options = SubmissionOptions(
             target=target,
             arguments=tuple(arguments or ()),
             batch=batch,
             settings=tuple(setting or ()),
             gpus=gpus,
         )
-        job, code = load(target, wish.arguments)
-        ready = profilable(with_code(quotable(wish.apply(job)), code))
+        job, code = load(target, options.arguments)
+        ready = profilable(with_code(quotable(options.apply(job)), code))
         view = run(lambda client: _measured(client, ready), **where)
     print_json(view) if as_json else _show(view)
 
@@ -71,7 +71,7 @@ async def _known(client: Client, job_id: str) -> ProfileView:
         raise UnknownJob(job_id, f"pool {client.endpoint.pool}")
     view = profile_view(state, job.spec)
     if view is None:
-        raise InvalidJob(f"nothing was measured of {job_id} yet")
+        raise InvalidJob(f"{job_id} has no measurement yet")
     return view
 
 
@@ -94,7 +94,7 @@ def _why_not(answer: ProfileReply) -> str:
         case JobCancelled():
             return f"cancelled {answer.reason}".rstrip()
         case JobProfiled():
-            return "it runs on no number of GPUs here"
+            return "the job runs on no number of GPUs of this pool"
         case _:
             return answer.explanation
 
@@ -116,4 +116,4 @@ def _show(view: ProfileView) -> None:
     columns = ("GPUS", "ITERATIONS/S", "SAMPLES/S", "SPEEDUP", "EFFICIENCY", "PROFILED", "")
     say(table(*columns, rows=rows, right=columns[:6]))
     if not view.complete:
-        say_line("more sizes are still to be measured", "yellow")
+        say_line("other numbers of GPUs are not yet measured", "yellow")

@@ -1,10 +1,12 @@
-"""`eflow replay`: hands a ledger, exported or live, to the simulator."""
+"""`eflow replay` and `eflow simulate`: run the simulator as another process, because the client has no policies."""
 
 import contextlib
+import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 
@@ -20,8 +22,9 @@ from elasticflow.cli.replay_options import (
     Until,
     Verify,
 )
-from elasticflow.cli.simulate import start_simulator
-from elasticflow.client.ledger_file import stream_ledger, write_ledger
+from elasticflow.client.ledger import stream_ledger, write_ledger
+from elasticflow.shared.extras import require_extra
+from elasticflow.shared.runtime.process.run_module import module_command
 
 _OURS = ("file", "nats_url", "pool", "data_dir")  # parameters that the simulator does not know
 
@@ -118,3 +121,32 @@ def _replayed(file: str, options: list[str]) -> int:
     """The simulator's exit code."""
     with start_simulator("replay", file, *options) as simulator:
         return simulator.wait()
+
+
+def start_simulator(*arguments: str, stdin: int | None = None) -> "subprocess.Popen[Any]":
+    """It shares our terminal, receives Ctrl-C too, and calls itself `eflow`. Raises MissingExtra."""
+    return subprocess.Popen(_command(arguments), stdin=stdin, env=_environment())
+
+
+def become_simulator(*arguments: str) -> NoReturn:
+    """Replace this process by the simulator, so that a signal to this process id reaches the simulator."""
+    os.execve(sys.executable, _command(arguments), _environment())
+
+
+def _command(arguments: tuple[str, ...]) -> list[str]:
+    require_extra("server", f"eflow {arguments[0]}")
+    return list(module_command("elasticflow.simulator", *arguments))
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "EF_CALLED_AS": "eflow"}
+
+
+SIMULATE_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def simulate(context: typer.Context) -> None:
+    """Run a trace of jobs through the scheduler on virtual time: what would be
+    promised, met, resized. `eflow simulate --help` has the options.
+    """
+    become_simulator("simulate", *context.args)

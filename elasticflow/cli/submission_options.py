@@ -1,4 +1,4 @@
-"""What a command line asks for, and how it would be typed again."""
+"""The options of a submission, and the command line that repeats them."""
 
 import json
 import shlex
@@ -24,11 +24,11 @@ class ClassName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionOptions:
-    """What the command line asks for, beside what the class says."""
+    """Options of the command line. They override the declarations of the job's class."""
 
     target: str
     arguments: tuple[str, ...] = ()  # of a script
-    torchrun: bool = False  # the script as it is
+    torchrun: bool = False  # run the script unchanged
     batch_per_worker: int | None = None
     deadline: str = ""
     batch: int | None = None
@@ -37,12 +37,12 @@ class SubmissionOptions:
     gpus: str = ""
     job_class: ClassName | None = None
     name: str = ""
-    quote: str = ""  # that is held, and taken by this
+    quote: str = ""  # id of a reserved quote that this submission takes
     tenant: str = ""
     where: tuple[str, ...] = ()  # options that name the pool
 
     def command(self) -> str:
-        """The command line that asks for this, ready to be pasted into a shell."""
+        """The command line with these options, quoted for a shell."""
         words = ["eflow", "submit", self.target, *(["--torchrun"] if self.torchrun else [])]
         options = {
             "--batch-per-worker": self.batch_per_worker,
@@ -64,11 +64,11 @@ class SubmissionOptions:
 
     @property
     def entry(self) -> str:
-        """The target, with what is to be run of it where an option says so."""
+        """The target; with --torchrun, the target as a torchrun script."""
         return f"{self.target}:{TORCHRUN}" if self.torchrun else self.target
 
     def apply(self, job: ElasticJob) -> ElasticJob:
-        """The job with what was asked for on top of what its class says."""
+        """Apply the options to the job."""
         if self.deadline:
             deadline = deadline_of(self.deadline)
             job.set_deadline(deadline.deadline, within=deadline.within)
@@ -87,7 +87,7 @@ class SubmissionOptions:
 
 
 def deadline_of(text: str) -> Deadline:
-    """What --deadline says; neither absolute nor relative if it says nothing."""
+    """The value of --deadline; neither absolute nor relative if the option is not given."""
     try:
         return parse_deadline(text) if text else Deadline()
     except ValueError as error:
@@ -103,7 +103,7 @@ def duration_of(text: str, option: str) -> float | None:
 
 
 def parse_gpus(text: str) -> tuple[int | None, int | None]:
-    """Least and most GPUs of "4" (no others), "2..8", "2.." or "..8"; None where nothing is said."""
+    """Least and most GPUs of "4" (no others), "2..8", "2.." or "..8"; None for an open end."""
     least, separator, most = text.partition("..")
     ends = [end for end in (least, most) if end]
     if not ends or not all(end.isascii() and end.isdigit() for end in ends):
@@ -113,7 +113,7 @@ def parse_gpus(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:
-    """NAME=VALUE; the value as a number or truth value where it reads as one, else as text."""
+    """NAME=VALUE; the value is a number or boolean if it is valid JSON of one, else text."""
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")

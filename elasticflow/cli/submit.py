@@ -21,8 +21,8 @@ from elasticflow.cli.decision_output import (
     in_time,
     show_decision,
     show_end,
-    show_held,
     show_quote,
+    show_reserved,
 )
 from elasticflow.cli.submission_options import ClassName, SubmissionOptions, duration_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
@@ -44,7 +44,8 @@ Target = Annotated[
     ),
 ]
 Arguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Of a script.", show_default=False)
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of a script.", show_default=False),
 ]
 Batch = Annotated[
     int | None, typer.Option("--batch", metavar="N", help="Global batch size: samples an iteration.")
@@ -58,14 +59,12 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="N|MIN..MAX",
-        help="Only for what does not run on other numbers of GPUs: 4, 2..8, 2.. or ..8.",
+        help="For a job that runs on no other number of GPUs: 4, 2..8, 2.. or ..8.",
     ),
 ]
 Torchrun = Annotated[
     bool,
-    typer.Option(
-        "--torchrun", help="Run the script as it is; it begins anew from its snapshot to be resized."
-    ),
+    typer.Option("--torchrun", help="Run the script unchanged; each resize restarts it from its snapshot."),
 ]
 BatchPerWorker = Annotated[
     int | None,
@@ -90,35 +89,45 @@ def submit(
         ClassName | None,
         typer.Option(
             "--class",
-            help="slo: kept or rejected. soft: tried. best-effort: no deadline. padding: below all.",
+            help="slo: deadline kept or job rejected. soft: tried. best-effort: no deadline. padding: lowest priority.",
         ),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", metavar="ID", help="Id of the job; twice the same is the same job.")
+        str,
+        typer.Option(
+            "--name", metavar="ID", help="Id of the job. Resubmitting the same job under it has no effect."
+        ),
     ] = "",
     quote_id: Annotated[
         str,
         typer.Option(
-            "--quote", metavar="ID", help="Take a quote that is held; its deadline unless you name one."
+            "--quote",
+            metavar="ID",
+            help="Take a reserved quote, with its deadline unless --deadline is given.",
         ),
     ] = "",
     tenant: Tenant = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="With --wait: at most 90s, 10m, 2h.")
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="With --wait: the longest wait, like 90s, 10m, 2h. Default: none.",
+        ),
     ] = "",
     detach: Annotated[
-        bool, typer.Option("--detach", "--no-wait", help="Do not even wait for the decision.")
+        bool, typer.Option("--detach", "--no-wait", help="Do not wait for the decision.")
     ] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Hand a job in; answer with the promise, or with why not and what could be
-    promised.
+    """Submit a job and print the decision: a promise, or a rejection with its
+    reason and counteroffers.
 
-    A file is packed and sent along; a module must be importable on the nodes.
+    A file is packaged and uploaded; a module must be importable on the nodes.
     Exit code 1 if the job is rejected; with --wait also if it fails, is
     cancelled, or ends after its deadline.
 
@@ -135,10 +144,13 @@ def submit(
       eflow submit train.py --deadline 2h --gpus 2..8
     """
     if quote_id and name:
-        raise typer.BadParameter("a quote is taken under its own id; leave --name out", param_hint="--name")
+        raise typer.BadParameter("the job gets the id of the quote; leave --name out", param_hint="--name")
     if name.startswith("-"):
-        raise typer.BadParameter(f"other commands would take {name!r} for an option", param_hint="--name")
-    wish = SubmissionOptions(
+        raise typer.BadParameter(
+            f"other commands would read {name!r} as an option; begin with another character",
+            param_hint="--name",
+        )
+    options = SubmissionOptions(
         target=target,
         arguments=tuple(arguments or ()),
         torchrun=torchrun,
@@ -155,13 +167,13 @@ def submit(
     )
     timeout_s = duration_of(timeout, "--timeout")
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
-    job, code = load(wish.entry, wish.arguments)
-    job = wish.apply(job)
+    job, code = load(options.entry, options.arguments)
+    job = options.apply(job)
     if quote_id and not deadline:
         job.set_deadline(run(lambda client: client.quote_reservation(quote_id), **where).deadline_s)
     try:
         ready = with_code(job, code)
-    except InvalidJob as error:  # one answer names all that is wrong
+    except InvalidJob as error:  # one error names all problems
         raise InvalidJob(*error.problems, *problems_of_names(job_id=name, tenant=tenant)) from None
     name = name or quote_id
 
@@ -178,7 +190,7 @@ def submit(
         if not (wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
-            show_decision(decision, wish, now_s=client.now_s())
+            show_decision(decision, options, now_s=client.now_s())
         return decision, await client.wait(decision.job_id, timeout=timeout_s)
 
     if detach:
@@ -189,7 +201,7 @@ def submit(
     if as_json:
         print_json(decision_as_json(decision) | ({"end": end_as_json(ended)} if ended else {}))
     elif ended is None:
-        show_decision(decision, wish, now_s=SystemClock().now_s())
+        show_decision(decision, options, now_s=SystemClock().now_s())
     else:
         show_end(ended)
     good = isinstance(decision, JobAdmitted) and (ended is None or in_time(ended))
@@ -216,11 +228,11 @@ def quote(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """The earliest deadline that a job would be promised now. Nothing is submitted;
-    nothing is reserved without --reserve.
+    """Quote the earliest deadline that admission would promise a job now.
 
-    Exit code 1 if no deadline can be quoted, for instance because the job's
-    speed was never measured.
+    The command submits no job, and reserves GPUs only with --reserve. Exit code
+    1 if no deadline can be quoted, for example because the job's speed was never
+    measured.
 
     \b
     Examples:
@@ -228,7 +240,7 @@ def quote(
       eflow quote train.py:Digits --batch 256 --iterations 3000 --json
       eflow quote train.py --reserve 60s
     """
-    wish = SubmissionOptions(
+    options = SubmissionOptions(
         target=target,
         arguments=tuple(arguments or ()),
         torchrun=torchrun,
@@ -240,8 +252,8 @@ def quote(
         tenant=tenant,
         where=where_words(context),
     )
-    job, code = load(wish.entry, wish.arguments)
-    ready = with_code(quotable(wish.apply(job)), code)
+    job, code = load(options.entry, options.arguments)
+    ready = with_code(quotable(options.apply(job)), code)
 
     reserved_s = duration_of(reserve, "--reserve")
 
@@ -252,13 +264,13 @@ def quote(
 
     quoted = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
     if not isinstance(quoted, DeadlineQuoted):
-        held = isinstance(quoted, QuoteReserved)
-        print_json({"held": held, **plain(quoted)}) if as_json else show_held(quoted, wish)
-        raise typer.Exit(0 if held else 1)
+        reserved = isinstance(quoted, QuoteReserved)
+        print_json({"held": reserved, **plain(quoted)}) if as_json else show_reserved(quoted, options)
+        raise typer.Exit(0 if reserved else 1)
     if as_json:
         print_json(quoted)
     elif quoted.earliest_deadline_s is None:
         say_line(f"no quote: {quoted.explanation}", "yellow")
     else:
-        show_quote(quoted, quoted.earliest_deadline_s, wish)
+        show_quote(quoted, quoted.earliest_deadline_s, options)
     raise typer.Exit(0 if quoted.earliest_deadline_s is not None else 1)

@@ -1,4 +1,4 @@
-"""How the command speaks: results on stdout, as tables or one JSON value; everything else on stderr."""
+"""Output of the command: results on stdout, as tables or one JSON value; everything else on stderr."""
 
 import json
 import sys
@@ -29,25 +29,25 @@ STYLES = {
 
 
 def say(shown: RenderableType) -> None:
-    """A result."""
+    """Print a result."""
     console().print(shown)
 
 
 def say_line(text: str, style: str = "") -> None:
-    """One line of a result, never wrapped."""
+    """Print one line of a result, never wrapped."""
     if style:
         console().print(Text(text, style=style), soft_wrap=True)
-    else:  # of which a log may have a million: rich takes fifty times as long
+    else:  # a log may have a million lines; rich is fifty times slower
         print(text, flush=True)
 
 
 def note(text: str, end: str = "\n") -> None:
-    """Something beside the result."""
+    """Print a message to stderr."""
     print(text, file=sys.stderr, end=end, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON value, on one line."""
+    """Print one JSON value, on one line."""
     print(json.dumps(plain(value), default=str), flush=True)
 
 
@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
 def table(
     *columns: str, rows: Iterable[tuple[RenderableType | None, ...]], right: tuple[str, ...] = ()
 ) -> Table:
-    """Plain columns, as `kubectl` and `docker` have them; the named ones flush right."""
+    """Plain columns, as those of `kubectl` and `docker`. right: columns that are right-aligned."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
@@ -79,6 +79,6 @@ def state_word(word: str) -> Text:
 
 
 def bar(fraction: float, width: int = 12) -> Text:
-    """[#####-----] without the brackets, in eighths of a cell on terminals that draw them anyway."""
+    """A progress bar of `width` cells."""
     filled = round(max(0.0, min(1.0, fraction)) * width)
     return Text("━" * filled, style="green") + Text("─" * (width - filled), style="bright_black")

@@ -49,16 +49,18 @@ def up(
     slots: Annotated[
         int | None,
         typer.Option(
-            "--slots", min=1, metavar="N", help="GPUs or CPU slots of each. Default: 4, or all GPUs."
+            "--slots", min=1, metavar="N", help="GPUs or CPU slots of each node. Default: 4, or all GPUs."
         ),
     ] = None,
-    device: Annotated[Device, typer.Option("--device", help="cpu: leave the GPUs alone.")] = Device.AUTO,
+    device: Annotated[
+        Device, typer.Option("--device", help="Device of the workers; cpu ignores the GPUs.")
+    ] = Device.AUTO,
     data_dir: Annotated[
         Path,
         typer.Option(_FOLDER, envvar="EF_DATA_DIR", metavar="DIR", help="Ledger, logs, checkpoints."),
     ] = Path(DATA_DIR),
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave it running; `eflow down` stops it.")
+        bool, typer.Option("--detach", "-d", help="Return once the pool runs; `eflow down` stops it.")
     ] = False,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="PoolConfig as TOML or JSON.")
@@ -70,7 +72,7 @@ def up(
             min=0.5,
             max=0.9999,
             metavar="P",
-            help="Promise what is kept with this probability.",
+            help="Probability with which promises are kept. Default: a fixed margin.",
         ),
     ] = None,
     reserve: Annotated[
@@ -80,12 +82,16 @@ def up(
             min=0,
             max=2,
             metavar="K",
-            help="Promise what is kept with K nodes down at once.",
+            help="Promises hold with up to K nodes down. Default: 0.",
         ),
     ] = None,
     replicas: Annotated[
         list[str] | None,
-        typer.Option("--replicas", metavar="SERVICE=N", help=f"More than one of {', '.join(REPLICABLE)}."),
+        typer.Option(
+            "--replicas",
+            metavar="SERVICE=N",
+            help=f"Replicas of a service: {', '.join(REPLICABLE)}. Default: 1.",
+        ),
     ] = None,
     pool: Pool = "",
     nats_url: Annotated[
@@ -96,27 +102,38 @@ def up(
     ] = "",
     nats_host: Annotated[
         str,
-        typer.Option("--nats-host", metavar="HOST", help="Where our NATS listens: 0.0.0.0 for more nodes."),
+        typer.Option(
+            "--nats-host",
+            metavar="HOST",
+            help="Address on which NATS listens; 0.0.0.0 lets other machines join.",
+        ),
     ] = "127.0.0.1",
     nats_port: Annotated[
-        int, typer.Option("--nats-port", min=0, max=65535, metavar="PORT", help="0: a free one.")
+        int,
+        typer.Option(
+            "--nats-port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Port on which NATS listens; 0 chooses a free one.",
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:
     """Start everything on this machine: NATS, the five services, and executors
     with CPU slots or GPUs.
 
-    What dies is started again. Ctrl-C stops all of it, in order; what was
-    accepted stays in the ledger, and the next `eflow up` on the same folder
-    goes on with it.
+    A process that dies is restarted. Ctrl-C stops all processes in order. The
+    ledger keeps all jobs, and the next `eflow up` on the same folder continues
+    them.
 
     \b
     Examples:
       eflow up
       eflow up --nodes 1 --slots 8 --detach
       eflow up --replicas admission=3 --config pool.toml
-      eflow up --nodes 4 --reserve 1   (one node may be down)
-      eflow up --nats-host 0.0.0.0 --nats-port 4222   (for more nodes)
+      eflow up --nodes 4 --reserve 1   (one node may fail)
+      eflow up --nats-host 0.0.0.0 --nats-port 4222   (other machines join)
     """
     require_one_version()
     require_extra("server", "eflow up")
@@ -148,8 +165,8 @@ def up(
 
 
 async def _supervise(plan: UpPlan, as_json: bool) -> int:
-    """The exit code: 0 after SIGTERM; Ctrl-C comes out as KeyboardInterrupt."""
-    from elasticflow.local.supervisor import Supervisor  # here: it needs what only servers have
+    """The exit code: 0 after SIGTERM. Ctrl-C raises KeyboardInterrupt."""
+    from elasticflow.local.supervisor import Supervisor  # here: it needs libraries of the extra `server`
 
     supervising = asyncio.ensure_future(
         Supervisor(plan, note).run(lambda run: _show(run, as_json, detached=False))
@@ -166,8 +183,10 @@ async def _supervise(plan: UpPlan, as_json: bool) -> int:
 
 
 def _start_detached(data_dir: Path) -> RunFile:
-    """The same command again, in a session of its own; return when all is well or tell why it is not. Whatever ends us
-    before ends that, too."""
+    """Run the same command in a session of its own. Return once all processes are healthy, or print why it ended.
+
+    If this process ends before that, it terminates the other one.
+    """
     pid = holder_of(data_dir)
     if pid is not None:
         raise AlreadyRunning(str(data_dir), pid)
@@ -175,8 +194,8 @@ def _start_detached(data_dir: Path) -> RunFile:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     arguments = [word for word in sys.argv[1:] if word not in ("--detach", "-d", "--json")]
-    with log_file.open("ab") as log, log_file.open() as said:
-        said.seek(0, os.SEEK_END)
+    with log_file.open("ab") as log, log_file.open() as output:
+        output.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             module_command("elasticflow", *arguments),
             stdin=subprocess.DEVNULL,
@@ -186,7 +205,7 @@ def _start_detached(data_dir: Path) -> RunFile:
         )
         try:
             while process.poll() is None:
-                text = said.read()  # before looking whether all is well: then it says what we say
+                text = output.read()  # before the check: once the pool is healthy, its output repeats ours
                 run = read_run_file(data_dir)
                 if run is not None and run.pid == process.pid and run.healthy:
                     return run
@@ -196,7 +215,7 @@ def _start_detached(data_dir: Path) -> RunFile:
             process.terminate()
             process.wait()
             raise
-        note(said.read(), end="")  # why it ended
+        note(output.read(), end="")  # the reason of the end
     raise typer.Exit(2)
 
 

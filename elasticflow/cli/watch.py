@@ -1,4 +1,4 @@
-"""`eflow watch`: the pool, live. On a terminal a picture that stays in place, in a pipe a line for each change."""
+"""`eflow watch`: the pool, live. On a terminal it redraws one view, in a pipe it prints a line for each change."""
 
 import asyncio
 import contextlib
@@ -22,19 +22,19 @@ from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.shared.state.pool import PoolState
 
 _REDRAW_S = 0.5
-_RECENT_S = 60.0  # how long an ended job stays in the picture
-_STEPS = 10  # lines for the progress of one job in a pipe
+_RECENT_S = 60.0  # how long an ended job stays in view
+_STEPS = 10  # lines for the progress of one job, in a pipe
 
 
 def watch(
-    once: Annotated[bool, typer.Option("--once", help="Show the pool as it is now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the pool as it is now, and exit.")] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Watch nodes and jobs: phase, GPUs, progress, speed, finish and margin.
-    Ctrl-C ends it.
+    Ctrl-C ends the command.
 
     In a pipe it prints one line for each change; with --json one JSON value a
     line, the whole pool each time.
@@ -60,7 +60,7 @@ def watch(
 
 
 async def _draw(client: Client) -> None:
-    """Follow the ledger; redraw at a steady pace, because estimates move while nothing happens."""
+    """Follow the ledger, and redraw at a steady rate, because estimates change without events."""
     newest: list[PoolState] = [await client.state()]
 
     async def follow() -> None:
@@ -121,7 +121,7 @@ def picture(state: PoolState, now_s: float) -> Group:
 
 
 def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now_s: float) -> Iterator[str]:
-    """A line for each job that is not as it was; seen remembers, from call to call."""
+    """A line for each job that has changed. seen: what each job looked like at the last call; updated here."""
     for view in views:
         mark = (view.activity, view.num_gpus, view.generation, view.at_risk, int(view.progress * _STEPS))
         if seen.get(view.job_id) != mark:

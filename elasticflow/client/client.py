@@ -3,16 +3,15 @@
 Views come from the ledger, not from a service. The same without `await` is `elasticflow/sdk/synchronous.py`.
 """
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar, get_args
+from typing import get_args
 
 from elasticflow.client.command_requests import CommandRequests, check, fresh_job_id
+from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
-from elasticflow.client.retry import with_retry
-from elasticflow.errors import NoAdmission, Undecided, UnknownPool, UnknownQuote
+from elasticflow.errors import NoAdmission, UnknownPool, UnknownQuote
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
@@ -44,7 +43,6 @@ from elasticflow.shared.messages.events import (
     QuoteReserved,
 )
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
@@ -52,8 +50,6 @@ from elasticflow.shared.state.pool import QuoteReservation
 
 REPLY_TIMEOUT_S = 30.0
 CHECKPOINT_TIMEOUT_S = 300.0  # a large checkpoint takes minutes
-
-SomeReply = TypeVar("SomeReply", bound=Decision | ProfileReply)
 
 
 class Client(CommandRequests):
@@ -92,7 +88,8 @@ class Client(CommandRequests):
         timeout: until the first reply. Raises InvalidJob, Undecided.
         """
         command = self._submission(spec, job_id)
-        return await self._decided(command, get_args(Decision), code, on_undecided, seconds_of(timeout))
+        kinds = get_args(Decision)
+        return await self._reply_to(command, kinds, timeout, code=code, on_undecided=on_undecided)
 
     async def profile(
         self,
@@ -107,56 +104,19 @@ class Client(CommandRequests):
         Submits no job. timeout: until the first reply. Raises InvalidJob, Undecided.
         """
         command = ProfileJob(job_id=f"profile-{fresh_job_id(spec)}"[:64], tenant=self.tenant, spec=spec)
-        check(command)
-        return await self._decided(command, get_args(ProfileReply), code, on_undecided, seconds_of(timeout))
-
-    async def _decided(
-        self,
-        command: SubmitJob | ProfileJob,
-        kinds: tuple[type[SomeReply], ...],
-        code: Package | None,
-        on_undecided: Callable[[ProfileRequested], None] | None,
-        timeout_s: float,
-    ) -> SomeReply:
-        """Publish the command and wait for a reply of one of these kinds. timeout_s: until the first reply."""
-        async with self._replies_to(command.job_id) as replies:
-            await self._upload_and_publish(command, code)
-            deadline = asyncio.timeout(timeout_s)
-            try:
-                async with deadline:
-                    while True:
-                        match await replies.next():
-                            case ProfileRequested() as undecided:
-                                if on_undecided and deadline.when() is not None:  # it arrives twice
-                                    on_undecided(undecided)
-                                deadline.reschedule(None)
-                            case MessageRejected(problems=problems):
-                                raise InvalidJob(*problems)
-                            case decision if isinstance(decision, kinds) and _is_about(
-                                decision, command.spec
-                            ):
-                                return decision
-                            case _:
-                                pass
-            except TimeoutError:
-                raise Undecided(command.job_id, timeout_s) from None
+        kinds = get_args(ProfileReply)
+        return await self._reply_to(command, kinds, timeout, code=code, on_undecided=on_undecided)
 
     async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
         """Submit a job without waiting for the decision. Returns its id. Raises InvalidJob, naming every bad field."""
         command = self._submission(spec, job_id)
-        await self._upload_and_publish(command, code)
+        await self._publish(command, code)
         return command.job_id
 
     def _submission(self, spec: JobSpec, job_id: str) -> SubmitJob:
         command = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
         check(command)
         return command
-
-    async def _upload_and_publish(self, command: SubmitJob | ProfileJob, code: Package | None) -> None:
-        if code is not None:
-            bucket = streams.code_bucket(self._pool)
-            await with_retry(self._bus.put_object, bucket, code.code_digest, code.archive)
-        await self._publish(command)
 
     async def quote(self, spec: JobSpec, *, timeout: Duration = REPLY_TIMEOUT_S) -> DeadlineQuoted:
         """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
@@ -263,8 +223,3 @@ class Client(CommandRequests):
         if duration is not None:
             return self.now_s() + seconds_of(duration)
         return None if moment is None else timestamp_of(moment)
-
-
-def _is_about(decision: Decision | ProfileReply, spec: JobSpec) -> bool:
-    """Whether it does not decide on another submission under the same id."""
-    return getattr(decision, "spec", None) in (None, spec)

@@ -3,25 +3,26 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
-from elasticflow.client.ledger_view import LedgerView
+from elasticflow.client.ledger import LedgerView, with_retry
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.client.replies import CommandReply, ReplyStream, follow_replies
-from elasticflow.client.retry import with_retry
+from elasticflow.client.replies import AnyReply, ReplyStream, follow_replies
 from elasticflow.errors import Undecided
 from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command, QuoteDeadline
+from elasticflow.shared.messages.commands import Command, ProfileJob, QuoteDeadline, SubmitJob
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import MessageRejected
+from elasticflow.shared.messages.events import MessageRejected, ProfileRequested
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 
-SomeReply = TypeVar("SomeReply", bound=CommandReply)
+SomeReply = TypeVar("SomeReply", bound=AnyReply)
 
 
 class CommandRequests(LedgerView):
@@ -35,26 +36,46 @@ class CommandRequests(LedgerView):
         return self._clock.now_s()
 
     async def _reply_to(
-        self, command: Command, kinds: tuple[type[SomeReply], ...], timeout: Duration
+        self,
+        command: Command,
+        kinds: tuple[type[SomeReply], ...],
+        timeout: Duration,
+        *,
+        code: Package | None = None,
+        on_undecided: Callable[[ProfileRequested], None] | None = None,
     ) -> SomeReply:
-        """Publish a command and wait for a reply of one of these kinds. Raises InvalidJob, Undecided."""
+        """Publish a command and wait for a reply of one of these kinds. timeout: until the first reply.
+
+        Raises InvalidJob, Undecided.
+        """
         check(command)
         timeout_s = seconds_of(timeout)
+        spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
         async with self._replies_to(command.job_id) as replies:
-            await self._publish(command)
+            await self._publish(command, code)
+            deadline = asyncio.timeout(timeout_s)
             try:
-                async with asyncio.timeout(timeout_s):
+                async with deadline:
                     while True:
-                        reply = await replies.next()
-                        if isinstance(reply, kinds):
-                            return reply
-                        if isinstance(reply, MessageRejected):
-                            raise InvalidJob(*reply.problems)
+                        match await replies.next():
+                            case reply if isinstance(reply, kinds) and _is_about(reply, spec):
+                                return reply
+                            case ProfileRequested() as undecided if spec is not None:
+                                if on_undecided and deadline.when() is not None:  # it arrives twice
+                                    on_undecided(undecided)
+                                deadline.reschedule(None)
+                            case MessageRejected(problems=problems):
+                                raise InvalidJob(*problems)
+                            case _:
+                                pass
             except TimeoutError:
                 raise Undecided(command.job_id, timeout_s) from None
 
-    async def _publish(self, command: Command) -> None:
-        """Append to the work queue once: a retry after a lost acknowledgement has the same message id."""
+    async def _publish(self, command: Command, code: Package | None = None) -> None:
+        """Upload the code, then append to the work queue once: a retry has the same message id."""
+        if code is not None:
+            bucket = streams.code_bucket(self._pool)
+            await with_retry(self._bus.put_object, bucket, code.code_digest, code.archive)
         message_id = f"{type(command).__name__}-{fresh_id()}"
         data = codec.encode(command, id=message_id, recorded_at_s=self.now_s())
         subject = subjects.submit(self.tenant, self._pool)
@@ -68,6 +89,11 @@ class CommandRequests(LedgerView):
         entries = self.entries(after_sequence=after_sequence)
         async with follow_replies(subscription, entries, job_id) as replies:
             yield replies
+
+
+def _is_about(reply: AnyReply, spec: JobSpec | None) -> bool:
+    """Whether the reply does not decide on another submission under the same id. spec: None accepts any."""
+    return spec is None or getattr(reply, "spec", None) in (None, spec)
 
 
 def check(message: Command | QuoteDeadline) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from elasticflow.client.ledger_view import LedgerView
+from elasticflow.client.ledger import LedgerView
 from elasticflow.shared.errors import BadSettings, Reload
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec

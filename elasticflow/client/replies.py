@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from elasticflow.client.ledger_view import LedgerEntry
+from elasticflow.client.ledger import LedgerEntry
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import (

@@ -1,10 +1,10 @@
-"""Each event of a job's life as a sentence with numbers, and what it is the reason for. Pure."""
+"""Each event of a job as a sentence with numbers, and as the cause of a later change of GPUs. Pure."""
 
 from elasticflow.history.formatting import (
-    bound_in_words,
     bytes_in_words,
     deadline_in_words,
     gpus_counted,
+    limits_in_words,
     margin_in_words,
     metrics_in_words,
     offer_in_words,
@@ -26,13 +26,14 @@ from elasticflow.shared.state.pool import PoolState
 
 
 def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str:
-    """An event whose subject is the job."""
+    """The sentence for an event about this job."""
     match event:
         case events.ProfileRequested():
-            asked = f"to be measured, for {event.tenant}: {spec_in_words(event.spec)}"
-            return f"{asked if event.profile_only else _submitted(event)}; {undecided_in_words(event)}"
+            profile_only = f"{event.tenant} requested its profile: {spec_in_words(event.spec)}"
+            request = profile_only if event.profile_only else _submitted(event)
+            return f"{request}; {undecided_in_words(event)}"
         case events.JobProfiled():
-            return f"measured, which was all that was asked for: {speeds_in_words(event.iterations_per_s)}"
+            return f"profiled, as requested: {speeds_in_words(event.iterations_per_s)}"
         case events.JobAdmitted():
             return _admitted(event, old, state)
         case events.JobRejected():
@@ -40,21 +41,21 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.JobCancelled():
             return f"cancelled at iteration {new.iteration}" + (f": {event.reason}" if event.reason else "")
         case events.CancelRejected():
-            return f"a wish to cancel it was refused: {event.explanation}"
+            return f"the request to cancel it was rejected: {event.explanation}"
         case events.JobAmended():
             what = f"{event.max_iterations} iterations, {deadline_in_words(event.deadline_s, event.at_s)}"
             share = event.minimum_satisfactory_share
-            return f"amended to {what}" + (f": {schedule_in_words(share)} keep it" if share else "")
+            return f"amended to {what}" + (f": {schedule_in_words(share)} keep the promise" if share else "")
         case events.AmendRejected():
-            return f"a wish to amend it was refused: {event.explanation}"
+            return f"the request to amend it was rejected: {event.explanation}"
         case events.GpuLimitsSet():
             share = event.minimum_satisfactory_share
             keeps = f": {schedule_in_words(share)} keep its deadline" if share else ""
-            return f"bounded by its operator to {bound_in_words(event, event.at_s)}{keeps}"
+            return f"its operator limited it to {limits_in_words(event, event.at_s)}{keeps}"
         case events.GpuLimitsRejected():
-            return f"a wish to scale it was refused: {event.explanation}"
+            return f"the request to scale it was rejected: {event.explanation}"
         case events.GpuLimitsCleared():
-            return f"no longer bounded: {event.reason}"
+            return f"its GPU limits were cleared: {event.reason}"
         case events.CheckpointRequested():
             return "a checkpoint was requested"
         case events.CheckpointWritten():
@@ -72,7 +73,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return _crashed(event, old, new, state)
         case events.WorkerLagged():
             gpu = gpus_in_words(new.gpus[event.rank : event.rank + 1])
-            return f"rank {event.rank} on {gpu} takes {event.slowdown:.1f} times as long as the others: its GPU is slow"
+            return f"rank {event.rank} on {gpu} takes {event.slowdown:.1f} times as long as its peers: its GPU is slow"
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
@@ -103,12 +104,12 @@ def _meanwhile(previous_generation: PreviousGeneration | None) -> str:
         return ""
     before = f"generation {previous_generation.generation}"
     if previous_generation.trains:
-        return f"; {before} trains on until all are ready"
-    return f"; whoever is left of {before} goes on in it"
+        return f"; {before} trains until all workers are ready"
+    return f"; the survivors of {before} continue in it"
 
 
 def cause_in_words(event: Event, job_id: str) -> str:
-    """Why GPUs may change hands after this event; "" if the event is no reason worth telling."""
+    """Why the allocation may change after this event; "" if the event is no cause."""
 
     def name(other: str) -> str:
         return "it" if other == job_id else other
@@ -120,7 +121,7 @@ def cause_in_words(event: Event, job_id: str) -> str:
         case events.JobAdmitted():
             return f"{name(event.job_id)} was admitted"
         case events.ProfileRequested():
-            return f"{name(event.job_id)} waits to be decided"
+            return f"{name(event.job_id)} waits for a decision"
         case events.JobFinished():
             return f"{name(event.job_id)} finished"
         case events.JobFailed():
@@ -128,15 +129,15 @@ def cause_in_words(event: Event, job_id: str) -> str:
         case events.JobCancelled():
             return f"{name(event.job_id)} was cancelled"
         case events.JobProfiled():
-            return f"{name(event.job_id)} is measured"
+            return f"{name(event.job_id)} was profiled"
         case events.JobAmended():
             return f"{name(event.job_id)} was amended"
         case events.GpuLimitsSet():
-            return f"{name(event.job_id)} was bounded to {bound_in_words(event, event.at_s)}"
+            return f"{name(event.job_id)} was limited to {limits_in_words(event, event.at_s)}"
         case events.GpuLimitsCleared():
-            return f"{name(event.job_id)} is no longer bounded"
+            return f"{whose(event.job_id)} GPU limits were cleared"
         case events.QuoteReserved():
-            return f"a quote is held for {name(event.job_id)}"
+            return f"a quote is reserved for {name(event.job_id)}"
         case events.JobAtRisk():
             return f"{name(event.job_id)} is at risk"
         case events.WorkerCrashed():
@@ -144,7 +145,7 @@ def cause_in_words(event: Event, job_id: str) -> str:
         case events.WorkerLagged():
             return f"a GPU of {name(event.job_id)} is slow"
         case events.MemoryExceeded():
-            return f"{whose(event.job_id)} micro-batches did not fit into the memory"
+            return f"{whose(event.job_id)} micro-batches exceeded the memory"
         case events.ThroughputMeasured():
             return f"{whose(event.job_id)} speed on {gpus_counted(event.num_gpus)} was measured"
         case events.NodeJoined():
@@ -186,8 +187,8 @@ def _rejected(event: events.JobRejected) -> str:
     if event.earliest_deadline_s is not None:
         offer = f"; the earliest deadline was {moment_in_words(event.earliest_deadline_s, event.at_s)}"
     if others := other_offers(event):
-        told = " or ".join(offer_in_words(other, event.spec, event.at_s) for other in others)
-        offer += f"; promised would have been {told}"
+        offered = " or ".join(offer_in_words(other, event.spec, event.at_s) for other in others)
+        offer += f"; admission would have promised {offered}"
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
 
 
@@ -195,16 +196,16 @@ def _started(event: events.GenerationStarted, new: Job) -> str:
     after = (
         f", {duration_in_words(event.at_s - new.placed_at_s)} after its placement" if new.placed_at_s else ""
     )
-    went_over = "" if event.resize is None else f": {_timeline_in_words(event.resize)}"
+    timeline = "" if event.resize is None else f": {_timeline_in_words(event.resize)}"
     return (
         f"generation {event.generation} trains on {gpus_counted(event.num_gpus)} "
-        f"from iteration {event.iteration}{after}{went_over}"
+        f"from iteration {event.iteration}{after}{timeline}"
     )
 
 
 def _timeline_in_words(resize: ResizeTimeline) -> str:
-    """From the wish to the first step, as rank 0 saw it."""
-    moved = f", {resize.bytes_moved / 1e6:.1f} MB moved to each newcomer" if resize.bytes_moved else ""
+    """From the placement to the first step, as measured by rank 0."""
+    moved = f", {resize.bytes_moved / 1e6:.1f} MB sent to each joining worker" if resize.bytes_moved else ""
     return (
         f"prepared in {duration_in_words(resize.prepare_s)} without a stop, "
         f"switched in {resize.stop_s * 1e3:.1f} ms, first step in {resize.first_step_s * 1e3:.1f} ms{moved}"
@@ -219,22 +220,22 @@ def _progressed(event: events.JobProgressed, new: Job) -> str:
 
 def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: PoolState) -> str:
     if old is None or old.broken or not new.broken:
-        return ""  # its peers end with it: the first crash of a generation is the news
-    what_is_left = (
+        return ""  # the first crash of a generation breaks it; its peers end as a consequence
+    progress = (
         f"the job falls back to iteration {new.checkpoint_iteration}"
         if new.previous_generation is None
-        else "the others keep what was done"
+        else "the other workers keep the progress"
     )
     return (
         f"the worker of rank {event.rank} on {event.node_id} crashed in generation {event.generation}: "
-        f"{event.explanation} (crash {new.restarts} in a row, at most {state.config.max_restarts}); {what_is_left}"
+        f"{event.explanation} (crash {new.restarts} in a row, at most {state.config.max_restarts}); {progress}"
     )
 
 
 def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
     return (
-        f"{event.micro_batch_size} samples at once do not fit into the memory of rank {event.rank} on "
-        f"{event.node_id}: it goes on with {new.micro_batch_size} at a time"
+        f"a micro-batch of {event.micro_batch_size} samples exceeds the memory of rank {event.rank} on "
+        f"{event.node_id}: the job continues with {new.micro_batch_size} samples"
     )
 
 
@@ -242,11 +243,11 @@ def _at_risk(event: events.JobAtRisk) -> str:
     if event.projected_finish_s is None:
         return "at risk: it makes no progress"
     late = duration_in_words(event.projected_finish_s - event.deadline_s)
-    told = f"at risk: on what is there, at its measured speed, it would end {late} after its deadline"
+    risk = f"at risk: at its measured speed it would end {late} after its deadline"
     if event.earliest_deadline_s is None:
-        return told
+        return risk
     by = moment_in_words(event.earliest_deadline_s, event.at_s)
-    return f"{told}; amended to {by}, it would be promised anew"
+    return f"{risk}; admission would promise an amendment to {by}"
 
 
 def _finished(event: events.JobFinished, new: Job) -> str:
@@ -261,5 +262,5 @@ def _finished(event: events.JobFinished, new: Job) -> str:
         margin += (
             f" ({duration_in_words(abs(early_s))} {'earlier' if early_s >= 0 else 'later'} than planned)"
         )
-    why = "its own condition is met" if event.condition == "metric" else "all iterations are done"
+    why = "its termination condition is met" if event.condition == "metric" else "all iterations are done"
     return f"finished at iteration {event.iteration}, {why}{margin}{metrics_in_words(event.metrics)}"

@@ -1,4 +1,4 @@
-"""Parts of sentences about jobs: what is asked for, promised, offered and measured, with numbers. Pure."""
+"""Parts of sentences about jobs: specifications, promises, offers and measurements, with numbers. Pure."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 
 
 def spec_in_words(spec: JobSpec) -> str:
-    """What a job is to do, and its class."""
+    """The work of a job, and its class."""
     only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range} GPUs only"
     return (
         f"{spec.training_function}, {spec.max_iterations} iterations of {spec.global_batch_size} samples{only_on}, "
@@ -27,26 +27,26 @@ def deadline_in_words(deadline_s: float | None, now_s: float) -> str:
 def undecided_in_words(event: events.ProfileRequested) -> str:
     """Why there is no decision yet."""
     if event.waits_for == "gpus":
-        comes = "measured" if event.profile_only else "decided"
-        return f"the pool has no GPUs now, so it is {comes} when a node joins"
+        done = "profiled" if event.profile_only else "decided"
+        return f"the pool has no GPUs now, so the job is {done} when a node joins"
     before = "" if event.profile_only else " before the decision"
-    return f"its speed is not known, so it is measured on free GPUs{before}"
+    return f"its speed is unknown, so it is measured on free GPUs{before}"
 
 
 def margin_in_words(config: PoolConfig) -> str:
-    """What is taken off measured speeds before a promise counts on them."""
+    """How much slower than measured promises expect a job to be."""
     if config.confidence is None:
         return f"a margin of {config.throughput_margin:.0%}"
-    return f"what a confidence of {config.confidence:g} asks for"
+    return f"what a confidence of {config.confidence:g} requires"
 
 
 def other_offers(event: events.JobRejected) -> tuple[Offer, ...]:
-    """Those beside the earliest deadline, which comes first."""
+    """The offers other than the earliest deadline, which is the first one."""
     return event.offers if event.earliest_deadline_s is None else event.offers[1:]
 
 
 def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
-    """As "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size where it is another."""
+    """As "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size only if it changes."""
     other_batch = spec is None or offer.global_batch_size != spec.global_batch_size
     batches = f", in batches of {offer.global_batch_size}," if other_batch else ""
     return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
@@ -66,11 +66,11 @@ def gpus_counted(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def bound_in_words(bound: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:
+def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:
     """As "at least 4 GPUs until 15:04:14 (in 10m 00s)"."""
-    ends = (("at least", bound.min_gpus), ("at most", bound.max_gpus))
+    ends = (("at least", limits.min_gpus), ("at most", limits.max_gpus))
     told = " and ".join(f"{word} {gpus_counted(count)}" for word, count in ends if count is not None)
-    return told + ("" if bound.until_s is None else f" until {moment_in_words(bound.until_s, now_s)}")
+    return told + ("" if limits.until_s is None else f" until {moment_in_words(limits.until_s, now_s)}")
 
 
 def schedule_in_words(schedule: ShareSchedule) -> str:

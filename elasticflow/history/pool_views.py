@@ -1,13 +1,14 @@
-"""Jobs and nodes as people look at them: a folded pool in, rows of plain values out. Pure."""
+"""Jobs, nodes and throughput profiles of a folded pool as rows of plain values, for tables and JSON. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, largest_level
 
 LOST_LATELY_S = 3_600.0
 
@@ -22,8 +23,8 @@ class JobView:
     training_function: str
     activity: str  # undecided, profiling, waiting, starting, running, recovering, or how it ended
     num_gpus: int
-    gpu_range: str  # on which it may run now, as "2..8"; "..": any
-    bound: GpuLimits | None  # that an operator has set
+    gpu_range: str  # the numbers on which it may run now, as "2..8"; "..": any
+    bound: GpuLimits | None  # set by an operator
     gpus: tuple[str, ...]  # "node:index", in rank order
     generation: int
     iteration: int
@@ -49,8 +50,8 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node and what its GPUs carry; jobs[i] is the job on GPU i, "" if it is free. slow_until_s: by GPU, of
-    those on which workers were slower than their peers."""
+    """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
+    slow."""
 
     node_id: str
     alive: bool
@@ -99,7 +100,7 @@ def job_view(job: Job, now_s: float, bound: GpuLimits | None = None) -> JobView:
 
 
 def activity(job: Job) -> str:
-    """What the job does now, in a word."""
+    """What the job does now, as one word."""
     if job.phase is Phase.PROFILING and not job.gpus:
         return "undecided"
     if job.phase is not Phase.ADMITTED:
@@ -112,7 +113,7 @@ def activity(job: Job) -> str:
 
 
 def expected_finish_s(job: Job, now_s: float) -> float | None:
-    """When it ended; else by its speed now; else as promised; None if nobody knows."""
+    """When it ended; else by its speed now; else as promised; None if unknown."""
     if job.ended_at_s is not None:
         return job.ended_at_s
     if job.phase is Phase.PROFILING or job.spec is None:
@@ -129,7 +130,7 @@ def promised_finish_s(job: Job) -> float | None:
 
 
 def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[JobView, ...]:
-    """Live jobs in the order of their decisions; with ended ones before them if wanted."""
+    """Jobs in the order of their decisions. ended: include ended jobs."""
     jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
     return tuple(job_view(job, now_s, state.gpu_limits.get(job.job_id)) for job in sorted(jobs, key=_by_age))
 
@@ -139,7 +140,7 @@ def _by_age(job: Job) -> tuple[float, str]:
 
 
 def node_views(state: PoolState) -> tuple[NodeView, ...]:
-    """By node id."""
+    """All nodes, by node id."""
     holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
     return tuple(
         NodeView(
@@ -157,7 +158,60 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
 
 
 def present_nodes(views: tuple[NodeView, ...], now_s: float) -> tuple[NodeView, ...]:
-    """Those that are there, or were lost so lately that somebody may miss them; not those that left."""
+    """The live nodes, and those lost in the last hour; not those that left."""
     return tuple(
         view for view in views if view.alive or (not view.left and now_s - view.since_s <= LOST_LATELY_S)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePoint:
+    """speedup: over the fewest GPUs on which it runs; efficiency: speedup for each GPU, from 0 to 1."""
+
+    num_gpus: int
+    iterations_per_s: float
+    samples_per_s: float
+    speedup: float
+    efficiency: float
+    is_in_range: bool
+    measured_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileView:
+    """All measurements of a profile. gpu_range: of the job. complete: no number of GPUs is left to measure."""
+
+    profile_key: str
+    global_batch_size: int
+    gpu_range: str
+    complete: bool
+    dataset_size: int | None
+    points: tuple[ProfilePoint, ...]  # by number of GPUs
+
+
+def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
+    """None if nothing has been measured."""
+    whole, own = state.curves.get(spec.measured_key), state.curves.get(spec.profile_key)
+    if whole is None or not whole.iterations_per_s:
+        return None
+    rates = sorted(whole.iterations_per_s.items())
+    first, slowest = next(((num_gpus, rate) for num_gpus, rate in rates if rate), (1, 1.0))
+    return ProfileView(
+        profile_key=spec.measured_key,
+        global_batch_size=spec.global_batch_size,
+        gpu_range=str(spec.gpu_range),
+        complete=own is not None and own.complete and largest_level(state, spec) <= own.probed_to,
+        dataset_size=whole.dataset_size,
+        points=tuple(
+            ProfilePoint(
+                num_gpus=num_gpus,
+                iterations_per_s=rate,
+                samples_per_s=rate * spec.global_batch_size,
+                speedup=rate / slowest,
+                efficiency=rate / slowest * first / num_gpus,
+                is_in_range=spec.gpu_range.allows(num_gpus),
+                measured_at_s=whole.measured_at_s.get(num_gpus),
+            )
+            for num_gpus, rate in rates
+        ),
     )

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from elasticflow.client.configure_pool import configure
 from elasticflow.errors import StartFailed, UnusableFolder
-from elasticflow.local.child_process import ChildProcess, free_port, last_line
+from elasticflow.local.child_process import ChildProcess, free_port, last_line, start_process
 from elasticflow.local.run_file import RunFile, RunningProcess, remove_run_file, take
-from elasticflow.local.scheduler_compilation import compile_scheduler
 from elasticflow.local.up_plan import DECIDERS, PlannedProcess, UpPlan
 from elasticflow.shared import machine_code
 from elasticflow.shared.errors import ElasticFlowError, StorageFull
@@ -207,3 +206,31 @@ def kept_token(data_dir: Path) -> str:
         with os.fdopen(descriptor, "w") as file:
             file.write(fresh_id())
     return path.read_text().strip()
+
+
+_COMMAND = module_command("elasticflow.shared.scheduling.compiled.warm_up")
+_REPORT_AFTER_S = 3.0  # no report if nearly all of the code is compiled
+
+
+async def compile_scheduler(
+    environment: Mapping[str, str],
+    log_file: Path,
+    report: Callable[[str], None],
+    *,
+    command: tuple[str, ...] = _COMMAND,
+    report_after_s: float = _REPORT_AFTER_S,
+) -> None:
+    """Compile in a child process that ends with this call. report: called if it takes long. Raises StartFailed."""
+    process = await start_process(command, environment, log_file)
+    notice = asyncio.get_running_loop().call_later(
+        report_after_s, report, "compiling the scheduler, once for this installation: about 20 s"
+    )
+    try:
+        status = await process.wait()
+    finally:
+        notice.cancel()
+        if process.returncode is None:
+            process.kill()  # the next process compiles the rest
+            await process.wait()
+    if status != 0:
+        raise StartFailed("the compiled scheduler", last_line(log_file), str(log_file))

@@ -10,7 +10,7 @@ from rich.live import Live
 
 from elasticflow.cli.watch import changes, picture
 from elasticflow.client.client import Client
-from elasticflow.client.ledger_file import write_ledger
+from elasticflow.client.ledger import write_ledger
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.history.pool_views import job_views
 from elasticflow.local.supervisor import Supervisor

@@ -60,7 +60,7 @@ async def test_a_bound_ends_by_itself(door: FrontDoor) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await door.eflow("jobs", "--json")).value[0]["bound"] is not None:
             pass
-    assert "no longer bounded: they have expired" in (await door.eflow("explain", "j1")).out
+    assert "its GPU limits were cleared: they have expired" in (await door.eflow("explain", "j1")).out
 
 
 async def test_a_curve_is_shown_of_a_job_and_of_a_file(door: FrontDoor) -> None:

@@ -181,7 +181,7 @@ async def test_a_killed_supervisor_leaves_no_process(laptop: Laptop) -> None:
     os.kill(laptop.run().pid, signal.SIGKILL)
     await laptop.until(lambda: not any(_runs(pid) for pid in pids))
     status, out, _ = await laptop.eflow("down")
-    assert (status, out) == (0, "nothing runs in .eflow\n")
+    assert (status, out) == (0, "no pool runs in .eflow\n")
 
 
 async def test_a_process_that_cannot_start_is_named(laptop: Laptop) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import psutil
 
 from elasticflow.client.client import Client
-from elasticflow.client.ledger_file import write_ledger
+from elasticflow.client.ledger import write_ledger
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.local.run_file import RunFile, read_run_file
 from elasticflow.local.supervisor import Supervisor

@@ -264,5 +264,5 @@ def test_a_config_that_is_no_map_is_refused(nowhere: Path) -> None:
         read_config(nowhere / "pool.json")
 
 
-def test_down_where_nothing_runs_says_so() -> None:
-    assert eflow("down") == (0, "nothing runs in .eflow\n")
+def test_down_without_a_pool_says_so() -> None:
+    assert eflow("down") == (0, "no pool runs in .eflow\n")

@@ -8,8 +8,7 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from elasticflow.client.ledger_file import stream_ledger
-from elasticflow.client.ledger_view import LedgerEntry, LedgerView
+from elasticflow.client.ledger import LedgerEntry, LedgerView, stream_ledger
 from elasticflow.shared.messages.export import LedgerRecord, records_in
 
 WAIT_S = 10.0

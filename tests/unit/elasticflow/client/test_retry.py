@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from elasticflow.client import client as client_module
-from elasticflow.client import retry
+from elasticflow.client import ledger
 from elasticflow.client.client import Client
+from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.client.retry import with_retry
 from elasticflow.errors import UnknownPool
 from elasticflow.shared.errors import BadCredentials, ElasticFlowError, MaybeStored, Unavailable
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -77,7 +77,7 @@ async def test_unavailable_and_maybe_stored_are_retried() -> None:
 
 
 async def test_retries_end_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "RETRY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(ledger, "RETRY_TIMEOUT_S", 0.0)
     with pytest.raises(Unavailable):
         await with_retry(failing(no_leader()))
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from elasticflow.errors import StartFailed
-from elasticflow.local.scheduler_compilation import compile_scheduler
+from elasticflow.local.supervisor import compile_scheduler
 
 LONG_S = 60.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.history.job_history import story
+from elasticflow.history.job_history import job_history
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.executor.decisions.local_events_and_actions import SendToWorker, WorkerId
 from elasticflow.shared.messages import events
@@ -92,7 +92,7 @@ def test_the_job_history_shows_the_checkpoint() -> None:
             ),
         ),
     ]
-    assert story(entries, "a")[-1].text == "checkpoint of iteration 7 written, 1.23 MB: /data/x.ckpt"
+    assert job_history(entries, "a")[-1].text == "checkpoint of iteration 7 written, 1.23 MB: /data/x.ckpt"
 
 
 # --- executor -------------------------------------------------------------------------------------------

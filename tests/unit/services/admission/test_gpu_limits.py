@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.history.job_history import story
+from elasticflow.history.job_history import job_history
 from elasticflow.history.pool_views import job_views
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
@@ -255,10 +255,10 @@ def test_the_job_history_and_the_list_of_jobs_show_gpu_limits() -> None:
     happened(answer)
     happened(events.GpuLimitsRejected(job_id="a", explanation="no; 2 could be had", num_gpus=2, at_s=NOW_S))
     happened(events.GpuLimitsCleared(job_id="a", reason="its time is over", at_s=NOW_S))
-    told = [sentence.text for sentence in story(entries, "a")]
-    assert told[1].startswith("bounded by its operator to at most 2 GPUs until ")
+    told = [sentence.text for sentence in job_history(entries, "a")]
+    assert told[1].startswith("its operator limited it to at most 2 GPUs until ")
     assert told[1].endswith(" keep its deadline")
     assert told[2:] == [
-        "a wish to scale it was refused: no; 2 could be had",
-        "no longer bounded: its time is over",
+        "the request to scale it was rejected: no; 2 could be had",
+        "its GPU limits were cleared: its time is over",
     ]

@@ -1,15 +1,21 @@
-"""A pool's ledger: its messages, and the state that they fold to. No service takes part."""
+"""A pool's ledger, read over one connection or from an exported file, and the state that it folds to.
+
+No service takes part. The file format is in `shared/messages/export.py`.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import BinaryIO, ParamSpec, TypeVar
 
-from elasticflow.client.retry import with_retry
-from elasticflow.errors import NotEnded, UnknownJob
+from elasticflow.errors import NotAnExport, NotEnded, UnknownJob
 from elasticflow.sdk.times import Duration, seconds_of
+from elasticflow.shared.errors import MaybeStored, Unavailable
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import Event, PlanDecided
-from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.service import snapshot_store
@@ -17,6 +23,12 @@ from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
+
+RETRY_TIMEOUT_S = 15.0  # a cluster that has lost a server elects a leader in seconds, without any reply
+_RETRY_S = 0.2
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 LedgerEntry = tuple[LedgerRecord, Event | PlanDecided | None]  # None: an unreadable message
 
@@ -94,3 +106,67 @@ def readable(stored: LedgerRecord) -> Event | PlanDecided | None:
         return ledger_message(stored.subject, stored.data)
     except codec.Undecodable:
         return None
+
+
+async def write_ledger(client: LedgerView, file: Path) -> int:
+    """Write all messages up to now; return their number. The file appears whole, or not at all."""
+    unfinished = file.with_name(f".{file.name}.part")
+    count = 0
+    try:
+        with unfinished.open("wb") as out:
+            writer = ExportWriter(out)
+            async with contextlib.aclosing(client.entries(up_to=await client.last_sequence())) as entries:
+                async for stored, _ in entries:
+                    writer.add(stored)
+                    count += 1
+            writer.finish()
+        unfinished.replace(file)
+    except OSError as error:  # with the file name that the user gave
+        raise OSError(error.errno, error.strerror, str(file)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return count
+
+
+async def stream_ledger(client: LedgerView, pipe: BinaryIO) -> None:
+    """Write all messages, then each new one as soon as the ledger has it, without end.
+
+    A slow reader delays only this. Raises ConnectionError once the reader is gone.
+    """
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
+    stream = asyncio.StreamWriter(transport, protocol, None, loop)
+    writer = ExportWriter(stream)
+    try:
+        async with contextlib.aclosing(client.entries()) as entries:
+            async for stored, _ in entries:
+                writer.add(stored)
+                await stream.drain()
+    finally:
+        if not transport.is_closing():
+            transport.abort()
+
+
+def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
+    """Raises NotAnExport, with the place, if the file has another format, is truncated or damaged."""
+    with file.open("rb") as opened:
+        try:
+            records = read_export(opened)
+        except BadExport as error:
+            raise NotAnExport(str(file), str(error)) from None
+    return tuple((record, readable(record)) for record in records)
+
+
+async def with_retry(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Repeat an idempotent call while JetStream does not reply.
+
+    No attempt starts later than RETRY_TIMEOUT_S after the first. Raises the error of the last attempt.
+    """
+    give_up_at_s = time.monotonic() + RETRY_TIMEOUT_S
+    while True:
+        try:
+            return await call(*args, **kwargs)
+        except (Unavailable, MaybeStored):
+            if time.monotonic() + _RETRY_S > give_up_at_s:
+                raise
+        await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,230 @@
+"""Commands about one job: `eflow cancel`, `eflow amend`, `eflow checkpoint`, `eflow explain`."""
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticflow.cli.command_options import (
+    DataDir,
+    Json,
+    NatsUrl,
+    NumIterations,
+    Pool,
+    Tenant,
+    When,
+    run,
+    run_at,
+)
+from elasticflow.cli.submission_options import deadline_of
+from elasticflow.cli.terminal_output import plain, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.ledger import LedgerEntry, read_ledger
+from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.client.replies import CheckpointReply
+from elasticflow.errors import UnknownJob
+from elasticflow.history.formatting import bytes_in_words, schedule_in_words
+from elasticflow.history.job_history import HistoryEntry, job_history
+from elasticflow.sdk.times import clock_time, moment_in_words
+from elasticflow.shared.messages.events import (
+    AmendRejected,
+    CancelRejected,
+    CheckpointRejected,
+    CheckpointUpToDate,
+    CheckpointWritten,
+    JobAmended,
+    JobCancelled,
+)
+
+
+def cancel(
+    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger.")] = "",
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a job and free its GPUs; its last checkpoint is kept. Exit code 1 if
+    there is nothing to cancel.
+
+    \b
+    Examples:
+      eflow cancel digits-3f9a1c
+      eflow cancel digits-3f9a1c --reason "wrong learning rate"
+    """
+
+    async def ask(client: Client) -> JobCancelled | CancelRejected:
+        return await client.cancel(job_id, reason=reason)
+
+    answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    cancelled = isinstance(answer, JobCancelled)
+    if as_json:
+        explanation = "" if cancelled else answer.explanation
+        print_json({"job_id": job_id, "cancelled": cancelled, "explanation": explanation})
+    elif isinstance(answer, CancelRejected):
+        say_line(f"not cancelled: {job_id}: {answer.explanation}", "yellow")
+    else:
+        say_line(f"cancelled {job_id}")
+    raise typer.Exit(0 if cancelled else 1)
+
+
+def amend(
+    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    deadline: When = "",
+    iterations: NumIterations = None,
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Change the deadline or the iterations of an admitted job, running or
+    not.
+
+    If that breaks a promise, admission rejects it: the existing promise is
+    unchanged, and the exit code is 1.
+
+    \b
+    Examples:
+      eflow amend digits-3f9a1c --deadline 10m
+      eflow amend digits-3f9a1c --iterations 5000 --deadline 2h
+    """
+    wanted = deadline_of(deadline)
+
+    async def ask(client: Client) -> JobAmended | AmendRejected:
+        return await client.amend(
+            job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations
+        )
+
+    answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    amended = isinstance(answer, JobAmended)
+    if as_json:
+        print_json({"amended": amended, **plain(answer)})
+    elif isinstance(answer, JobAmended):
+        _show_amended(answer)
+    else:
+        _show_amend_rejected(answer)
+    raise typer.Exit(0 if amended else 1)
+
+
+def _show_amended(answer: JobAmended) -> None:
+    say_line(f"amended  {answer.job_id}: {answer.max_iterations} iterations", "green")
+    if answer.deadline_s is not None:
+        say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
+    if answer.minimum_satisfactory_share:
+        say_line(f"  promised  {schedule_in_words(answer.minimum_satisfactory_share)}")
+
+
+def _show_amend_rejected(answer: AmendRejected) -> None:
+    say_line(f"not amended: {answer.job_id}: {answer.explanation}", "yellow")
+    for offer in answer.offers:
+        left_s = math.ceil(offer.deadline_s - answer.at_s)
+        say_line(
+            f"  take it  eflow amend {answer.job_id} --deadline {left_s}s --iterations {offer.max_iterations}"
+        )
+
+
+def checkpoint(
+    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint of a job now, for example before the maintenance of a
+    machine.
+
+    The job trains on meanwhile. The command returns once the checkpoint is
+    complete on the disk. If the job does not train, the command prints the
+    newest checkpoint. Exit code 1 if there is none.
+
+    \b
+    Examples:
+      eflow checkpoint digits-3f9a1c
+      eflow checkpoint digits-3f9a1c --json | jq -r .file
+    """
+
+    async def ask(client: Client) -> tuple[CheckpointReply, Path | None]:
+        folder = client.endpoint.data_dir
+        return await client.checkpoint(job_id), None if folder is None else folder / "checkpoints" / job_id
+
+    answer, folder = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    exists = isinstance(answer, CheckpointWritten) or (
+        isinstance(answer, CheckpointUpToDate) and answer.iteration > 0
+    )
+    if as_json:
+        print_json(
+            {"exists": exists, **plain(answer), **({"folder": str(folder)} if folder and exists else {})}
+        )
+    else:
+        _show_checkpoint(answer, folder)
+    raise typer.Exit(0 if exists else 1)
+
+
+def _show_checkpoint(answer: CheckpointReply, folder: Path | None) -> None:
+    match answer:
+        case CheckpointWritten():
+            say_line(f"checkpoint  {answer.job_id}: iteration {answer.iteration}", "green")
+            say_line(f"  {bytes_in_words(answer.num_bytes)} in {answer.file}")
+        case CheckpointUpToDate(iteration=0):
+            say_line(f"no checkpoint: {answer.job_id} has written none so far", "yellow")
+        case CheckpointUpToDate():
+            where = f", in {folder}" if folder else ""
+            say_line(
+                f"checkpoint  {answer.job_id} does not train now; its newest is of iteration {answer.iteration}{where}"
+            )
+        case CheckpointRejected():
+            say_line(f"no checkpoint: {answer.job_id}: {answer.explanation}", "yellow")
+        case _:
+            say_line(f"no checkpoint: {answer.job_id}: writing it failed: {answer.explanation}", "red")
+
+
+def explain(
+    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Read an exported ledger instead of the live one."),
+    ] = None,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Explain each decision about a job: the promise and its numbers, each
+    change of its GPUs with the cause, crashes, risks, and the end with its margin.
+
+    \b
+    Examples:
+      eflow explain digits-3f9a1c
+      eflow explain digits-3f9a1c --file run.ledger
+      eflow explain digits-3f9a1c --json | jq -r '.[].text'
+    """
+    if file is not None:
+        entries, unknown = read_ledger(file), UnknownJob(job_id, str(file), f"eflow replay {file}")
+    else:
+        endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+        entries, unknown = run_at(endpoint, _ledger), UnknownJob(job_id, f"pool {endpoint.pool}")
+    records = ((stored.sequence, stored.stored_at_s, message) for stored, message in entries)
+    history = job_history(records, job_id)
+    if not history:
+        raise unknown
+    if as_json:
+        print_json(list(history))
+        return
+    for entry in history:
+        say_line(history_line(entry))
+
+
+async def _ledger(client: Client) -> tuple[LedgerEntry, ...]:
+    async with contextlib.aclosing(client.entries(up_to=await client.last_sequence())) as entries:
+        return tuple([entry async for entry in entries])
+
+
+def history_line(entry: HistoryEntry) -> str:
+    """ "18:02:01  #12  admitted: ..."."""
+    return f"{clock_time(entry.at_s)}  #{entry.sequence:<5} {entry.text}"
