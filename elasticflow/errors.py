@@ -1,4 +1,4 @@
-"""Errors between a user and a pool; they belong to the tree in `shared/errors.py`."""
+"""Errors of the client and of `eflow up`; they belong to the tree in `shared/errors.py`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -52,7 +52,7 @@ class UnknownQuote(PermanentFailure):
 
 @dataclass(eq=False)
 class NotLoadable(PermanentFailure):
-    """target: as the user named it."""
+    """target: as the user typed it."""
 
     target: str
     reason: str
@@ -66,8 +66,8 @@ class Undecided(Retry):
     timeout_s: float
 
     MESSAGE: ClassVar[str] = (
-        "admission did not reply about {job_id!r} within {timeout_s:g} s; the command is stored and decided as "
-        "soon as an admission service runs (`eflow jobs` shows it then)"
+        "admission did not reply about {job_id!r} within {timeout_s:g} s; the command is stored, and admission "
+        "decides on it when it runs (`eflow jobs` shows the job then)"
     )
 
 

@@ -1,34 +1,34 @@
 """The expected failures, split by what the caller does next.
 
     ElasticFlowError
-    ├── Retry                      nothing is wrong with the message: wait a little, ask again
-    │   ├── Unavailable            no server, or no leader; nothing was stored
-    │   ├── StorageFull            no room until the operator makes some; nothing was stored
-    │   ├── MaybeStored            the answer got lost: look (or repeat, if repeating is harmless)
-    │   ├── NoResponder            nobody listens on this subject
-    │   ├── RequestTimeout         somebody listens, nobody answered in time
-    │   └── NotFound               no such object or key, as yet
-    ├── Reload                     the decision rests on an old state: catch up, decide again
-    │   ├── WrongExpectedSequence  a rival wrote first
-    │   └── LeaseLost              a rival may hold the lease now
-    ├── PermanentFailure                       this message can never succeed: put it aside, tell its sender
+    ├── Retry                      the message is valid: wait, and repeat the call
+    │   ├── Unavailable            no server, or no leader; the message is not stored
+    │   ├── StorageFull            no disk space until the operator frees some; the message is not stored
+    │   ├── MaybeStored            the acknowledgement was lost: look for the message, or repeat an idempotent call
+    │   ├── NoResponder            no process listens on this subject
+    │   ├── RequestTimeout         a process listens, but did not reply in time
+    │   └── NotFound               no such object or key, so far
+    ├── Reload                     the decision is based on an old state: fold the new messages, decide again
+    │   ├── WrongExpectedSequence  another replica wrote first
+    │   └── LeaseLost              another replica may hold the lease
+    ├── PermanentFailure           this message can never succeed: dead-letter it, and reply to its sender
     │   ├── UnknownStream          no pool takes this subject
     │   ├── TooLarge               larger than one message may be
-    │   └── BusRejected             the server says no, for a reason of its own
-    └── Stop                       this process cannot go on: say why, exit, let the operator act
-        ├── BadSettings            the environment or a configuration file is wrong
-        ├── BadCredentials         the server refuses who we are
-        ├── BusClosed              the connection was closed and will not come back
-        ├── LedgerBroken           the ledger is not the one that we have read before
-        ├── ServerMissing          no nats-server here
-        ├── ServerTooOld           only one that lacks what we need
-        ├── ServerFailed           the embedded server did not come up
-        ├── StoreTaken             another live server has this store folder
-        ├── PortTaken              somebody else listens on this port
-        └── CannotListen           no address of this machine, or a port that we may not take
+    │   └── BusRejected            the server rejects the message, with a reason
+    └── Stop                       this process cannot continue: print the reason and exit; the operator must act
+        ├── BadSettings            the environment or a configuration file is invalid
+        ├── BadCredentials         the server rejects the token or user
+        ├── BusClosed              the connection is closed, and does not reconnect
+        ├── LedgerBroken           the ledger differs from the one that was read before
+        ├── ServerMissing          no nats-server is installed
+        ├── ServerTooOld           the installed nats-server lacks a required feature
+        ├── ServerFailed           the embedded server did not start
+        ├── StoreTaken             another live server uses this store folder
+        ├── PortTaken              another process listens on this port
+        └── CannotListen           not an address of this machine, or a port without permission
 
-A refusal (a job that is not admitted) is no failure: it is an answer. A broken invariant is an `assert`.
-Data is in fields; the sentence is made from them, once, by `__str__`.
+A rejection (a job that is not admitted) is a reply, not a failure. A broken invariant is an `assert`.
+Each error has its data in fields; `__str__` builds the sentence from them.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from typing import ClassVar
 
 @dataclass(eq=False)
 class ElasticFlowError(Exception):
-    """A failure that somebody has thought about."""
+    """An expected failure."""
 
     MESSAGE: ClassVar[str] = "unexplained failure"
 
@@ -46,24 +46,24 @@ class ElasticFlowError(Exception):
 
 
 class Retry(ElasticFlowError):
-    """Wait a little, ask again."""
+    """Wait, and repeat the call."""
 
 
 class Reload(ElasticFlowError):
-    """Catch up with the ledger, decide again."""
+    """Fold the new messages of the ledger, and decide again."""
 
 
 class PermanentFailure(ElasticFlowError):
-    """Put the message aside: repeating it cannot help."""
+    """Dead-letter the message: a repetition cannot succeed."""
 
 
 class Stop(ElasticFlowError):
-    """Exit with this sentence: only an operator can help."""
+    """Print the sentence and exit: the operator must act."""
 
 
 @dataclass(eq=False)
 class Unavailable(Retry):
-    """Nothing was stored. url: without secrets."""
+    """The message is not stored. url: without secrets."""
 
     url: str
     reason: str
@@ -83,7 +83,7 @@ class StorageFull(Retry):
 
 @dataclass(eq=False)
 class MaybeStored(Retry):
-    """Sent, but the acknowledgement did not come: the message may be in the stream, now or soon."""
+    """The message was sent, but not acknowledged: it is in the stream, will be soon, or never."""
 
     subject: str
     message_id: str
@@ -95,7 +95,7 @@ class MaybeStored(Retry):
 class NoResponder(Retry):
     subject: str
 
-    MESSAGE: ClassVar[str] = "nobody listens on {subject}"
+    MESSAGE: ClassVar[str] = "no process listens on {subject}"
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class RequestTimeout(Retry):
     subject: str
     timeout_s: float
 
-    MESSAGE: ClassVar[str] = "no answer on {subject} within {timeout_s:g} s"
+    MESSAGE: ClassVar[str] = "no reply on {subject} within {timeout_s:g} s"
 
 
 @dataclass(eq=False)
@@ -116,13 +116,13 @@ class NotFound(Retry):
 
 @dataclass(eq=False)
 class WrongExpectedSequence(Reload):
-    """expected: the sequence that the writer had seen last on this subject. found: what it is; None if not told."""
+    """expected: the last sequence that the writer has read on this subject. found: the actual one; None if unknown."""
 
     subject: str
     expected: int
     found: int | None = None
 
-    MESSAGE: ClassVar[str] = "{subject} has moved on from sequence {expected}"
+    MESSAGE: ClassVar[str] = "{subject} has messages after sequence {expected}"
 
 
 @dataclass(eq=False)
@@ -157,12 +157,12 @@ class BusRejected(PermanentFailure):
     code: int
     reason: str
 
-    MESSAGE: ClassVar[str] = "NATS refuses {subject}: {reason} (code {code})"
+    MESSAGE: ClassVar[str] = "NATS rejects {subject}: {reason} (code {code})"
 
 
 @dataclass(eq=False)
 class BadSettings(Stop):
-    """problems: one line for each setting that is wrong."""
+    """problems: one line for each invalid setting."""
 
     problems: tuple[str, ...]
 
@@ -176,7 +176,7 @@ class BadCredentials(Stop):
 
     url: str
 
-    MESSAGE: ClassVar[str] = "NATS at {url} refuses the credentials; check the token or user in NATS_URL"
+    MESSAGE: ClassVar[str] = "NATS at {url} rejects the credentials; check the token or user in NATS_URL"
 
 
 @dataclass(eq=False)
@@ -188,14 +188,14 @@ class BusClosed(Stop):
 
 @dataclass(eq=False)
 class LedgerBroken(Stop):
-    """expected: the sequence that must come next; found: what is there instead."""
+    """expected: the sequence that must be next; found: the actual one."""
 
     pool: str
     expected: int
     found: int
 
     MESSAGE: ClassVar[str] = (
-        "the ledger of pool {pool} should go on at sequence {expected}, but has {found}: "
+        "the ledger of pool {pool} should continue at sequence {expected}, but continues at {found}: "
         "messages are missing, or this is another ledger"
     )
 
@@ -232,7 +232,7 @@ class StoreTaken(Stop):
     store_dir: str
     pid: int
 
-    MESSAGE: ClassVar[str] = "process {pid} serves {store_dir} already; stop it, or choose another folder"
+    MESSAGE: ClassVar[str] = "process {pid} already serves {store_dir}; stop it, or choose another folder"
 
 
 @dataclass(eq=False)
@@ -241,13 +241,13 @@ class PortTaken(Stop):
     port: int
 
     MESSAGE: ClassVar[str] = (
-        "something else listens on {host}:{port}; choose another port, or 0 for a free one"
+        "another process listens on {host}:{port}; choose another port, or 0 for a free one"
     )
 
 
 @dataclass(eq=False)
 class CannotListen(Stop):
-    """host: as asked for; reason: of the operating system."""
+    """host: as requested; reason: of the operating system."""
 
     host: str
     port: int

@@ -27,9 +27,8 @@ def _digest() -> str:
 def folder() -> Path | None:
     """The cache folder beside the sources; None if no folder is writable, so that each process compiles for itself.
 
-    numba caches by file and misses a change in a function that is called from another file; therefore each digest
-    of all
-    files has its own folder. numba also writes where it reads: a user without write access works on a private copy.
+    numba caches by file, and misses a change in a function that is called from another file. Therefore each digest of
+    all files has its own folder. numba also writes where it reads: a user without write access uses a private copy.
     """
     name = f"compiled-{_digest()}"
     installed = Path(os.environ.get("NUMBA_CACHE_DIR") or _SCHEDULING / "__pycache__") / name

@@ -32,9 +32,8 @@ from elasticflow.shared.scheduling.placement.placement import MigrationRules, an
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.node import NodeState
 from elasticflow.shared.state.policy import Policy, planner
-from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
+from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at, spec_of
 
 MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
 LONGEST_STAY_S = 600.0  # no job is expected to keep its GPUs for longer, because the pool changes

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.node import NodeState
-from elasticflow.shared.state.pool import PoolState, slow_gpus_at
+from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at
 
 SETTLED_S = 60.0  # on its GPUs before a job gets another one, because the cause may move with the job
 

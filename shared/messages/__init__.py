@@ -1,1 +1,1 @@
-"""The language of the bus: values, facts, wishes, their life cycle and their bytes. Pure, no I/O."""
+"""The messages of the bus: commands, events, the values in them, and their bytes. Pure, no I/O."""

@@ -1,6 +1,6 @@
-"""Wishes, in the imperative. Users publish them; admission answers.
+"""Commands, in the imperative. Users publish them; admission replies with an event, or with a reply declared here.
 
-A command may be refused, may come twice and may come late. Facts (`events`) may not be refused.
+Admission may reject a command. A command may arrive twice or late.
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
+    DurationS,
     PositiveGpus,
     PositiveIterations,
     ReservationS,
@@ -19,7 +20,7 @@ from elasticflow.shared.messages.limits import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitJob:
-    """Please train this by its deadline. The same job_id with the same spec is the same wish."""
+    """Train this job by its deadline. Resubmitting the same spec under the same job_id has no effect."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -29,7 +30,7 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJob:
-    """Stop this job and free its GPUs; its last checkpoint stays."""
+    """Stop this job and free its GPUs; its last checkpoint is kept."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -39,9 +40,9 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuoteDeadline:
-    """Which deadline would be promised now? Asked by request, answered by `DeadlineQuoted`, never stored.
+    """Quote the earliest deadline that admission would promise now. A request with the reply `DeadlineQuoted`.
 
-    Nothing is reserved: that is a decision, and asked for by `ReserveQuote`.
+    It is never stored, and reserves no GPUs: `ReserveQuote` does.
     """
 
     VERSION: ClassVar[int] = 1
@@ -51,23 +52,23 @@ class QuoteDeadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveQuote:
-    """Quote a deadline and reserve what keeps it, for reserve_s seconds: `QuoteReserved`, or `QuoteRejected`.
+    """Quote a deadline and reserve its GPUs for reserve_s seconds: `QuoteReserved`, or `QuoteRejected`.
 
-    job_id: the name that the job is to have; it is taken by a `SubmitJob` of that name that asks for no more.
+    job_id: of the future job. A `SubmitJob` with this id takes the reservation if it requires no more.
     """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     tenant: Token
-    spec: JobSpec  # its deadline does not count
+    spec: JobSpec  # its deadline is ignored
     reserve_s: ReservationS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmendJob:
-    """Another deadline or another number of iterations for an admitted job: `JobAmended`, or `AmendRejected`.
+    """Change the deadline or the number of iterations of an admitted job: `JobAmended`, or `AmendRejected`.
 
-    None leaves it as it is. Where it is refused the old promise stays.
+    None keeps the value. After a rejection the existing promise is unchanged.
     """
 
     VERSION: ClassVar[int] = 1
@@ -79,11 +80,10 @@ class AmendJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetGpuLimits:
-    """Let an admitted job hold at least min_gpus GPUs, or at most max_gpus, whatever else it could have:
-    `GpuLimitsSet`, or `GpuLimitsRejected`. (Amoeba, Table 1: scale_out, scale_in.)
+    """Limit the GPUs of an admitted job: `GpuLimitsSet`, `GpuLimitsCleared` or `GpuLimitsRejected`.
 
-    This bound takes the place of the one before; neither number: the bound ends (`GpuLimitsCleared`).
-    until_s: when it ends by itself.
+    New limits replace the previous ones; without numbers the limits are cleared. until_s: when they expire.
+    (Amoeba, Table 1: scale_out, scale_in.)
     """
 
     VERSION: ClassVar[int] = 1
@@ -96,20 +96,23 @@ class SetGpuLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileJob:
-    """Find out how fast this trains on each number of GPUs in its range, and train nothing: `ProfileRequested` where
-    that has to be measured, then `JobProfiled`. (Amoeba, Table 1: profile.)
+    """Profile this job on each number of GPUs in its range, without training it: `JobProfiled`.
+
+    `ProfileRequested` precedes it if the throughput is not yet measured. (Amoeba, Table 1: profile.)
     """
 
     VERSION: ClassVar[int] = 1
-    job_id: Token  # of the pre-run
+    job_id: Token  # of the profiling run
     tenant: Token
     spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCheckpoint:
-    """Write a checkpoint of a job now, before the next periodic one: `CheckpointRequested`, then `CheckpointWritten` or
-    `CheckpointFailed`; or at once `CheckpointUpToDate`, `CheckpointRejected`. (Amoeba, Table 1: checkpoint.)
+    """Write a checkpoint of a job now: `CheckpointRequested`, then `CheckpointWritten` or `CheckpointFailed`.
+
+    If the job does not train, admission replies at once: `CheckpointUpToDate` or `CheckpointRejected`.
+    (Amoeba, Table 1: checkpoint.)
     """
 
     VERSION: ClassVar[int] = 1
@@ -118,3 +121,25 @@ class RequestCheckpoint:
 
 
 Command = SubmitJob | CancelJob | ReserveQuote | AmendJob | SetGpuLimits | ProfileJob | RequestCheckpoint
+
+
+# --- replies that are never stored -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineQuoted:
+    """The reply to `QuoteDeadline`: the earliest deadline that admission would have promised at at_s, if any."""
+
+    VERSION: ClassVar[int] = 1
+    earliest_deadline_s: TimeS | None
+    gpu_seconds: DurationS | None = None
+    explanation: Text = ""
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRejected:
+    """The reply to an invalid message, which is kept on the dead-letter subject. From the host."""
+
+    VERSION: ClassVar[int] = 1
+    problems: tuple[Text, ...]

@@ -1,4 +1,4 @@
-"""An event in a line: the keys and numbers that a log, a table or `eflow events` shows of it."""
+"""An event as one line: the keys and numbers that logs, tables and `eflow events` show."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -16,14 +16,14 @@ _MANY = 32
 
 
 def summary(message: Any) -> dict[str, Any]:
-    """The message's fields, each short: a spec as what it asks for, GPUs as node:0,1, schedules as steps."""
+    """The message's fields, shortened: the main fields of a spec, GPUs as node:0,1, schedules as steps."""
     shown: dict[str, Any] = {}
     for field in fields(message):
         value = getattr(message, field.name)
         if value is None or value == () or value == "":
             continue
         if isinstance(value, JobSpec):
-            shown |= _asked_for(value)
+            shown |= _main_fields(value)
         elif field.name == "minimum_satisfactory_share":
             shown[field.name] = _steps(value)
         elif field.name in ("replanned", "planned"):
@@ -51,11 +51,11 @@ def _steps(schedule: ShareSchedule) -> list[str]:
 
 
 def _few(shown: dict[str, Any], items: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of a map, and how much is not."""
+    """The shown part of a map, and the number of items that are left out."""
     return shown if len(shown) == len(items) else {**shown, "...": f"{len(items) - len(shown)} more"}
 
 
-def _asked_for(spec: JobSpec) -> dict[str, Any]:
+def _main_fields(spec: JobSpec) -> dict[str, Any]:
     return {
         "training_function": spec.training_function,
         "global_batch_size": spec.global_batch_size,

@@ -1,11 +1,11 @@
-"""A ledger as one file that any machine can read, without NATS: `eflow events export`, `eflow replay`.
+"""A ledger as one file that any machine can read without NATS: `eflow events export`, `eflow replay`.
 
     EFLEDGER1\\n
     (length, crc32 | msgpack [sequence, subject, message_id, stored_at_s, data]) for each message
     (length, crc32 | msgpack {"count", "sha256"})        the end; the digest is of all bytes before it
 
-Length and crc32 are big-endian, four bytes each. The messages stay as they were on the bus: what they mean is
-known to `codec` alone. `read_export` hands out nothing of a file before all of it was checked.
+Length and crc32 are big-endian, four bytes each. The messages are the bytes that were on the bus; `codec` decodes
+them. `read_export` returns no record before it has checked the whole file.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _unpack = cast(Callable[[bytes], object], msgpack.unpackb)  # pyright: ignore[re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRecord:
-    """One message of a ledger, as raw as it was stored."""
+    """One message of a ledger, not decoded."""
 
     sequence: int
     subject: str
@@ -38,17 +38,17 @@ class LedgerRecord:
 
 
 class BadExport(ValueError):
-    """This file cannot be replayed; the message says what is wrong with it and where."""
+    """The file cannot be replayed; the message says what is wrong, and where."""
 
 
 class Sink(Protocol):
-    """A file, or a stream of asyncio."""
+    """A file, or an asyncio stream."""
 
     def write(self, data: bytes, /) -> object: ...
 
 
 class ExportWriter:
-    """Writes records as they come; without `finish` the file counts as cut off."""
+    """Writes records one by one. A file without `finish` counts as truncated."""
 
     def __init__(self, file: Sink) -> None:
         self._file = file
@@ -57,13 +57,13 @@ class ExportWriter:
         self._write(MAGIC)
 
     def add(self, record: LedgerRecord) -> None:
-        """Append one record; they must come in the order of the ledger."""
+        """Append one record. Records must be in the order of the ledger."""
         fields = [record.sequence, record.subject, record.message_id, float(record.stored_at_s), record.data]
         self._write(_framed(_pack(fields)))
         self._count += 1
 
     def finish(self) -> None:
-        """Write the end, which proves to a reader that nothing is missing."""
+        """Write the end, by which a reader checks that no record is missing."""
         self._write(_framed(_pack({"count": self._count, "sha256": self._digest.hexdigest()})))
 
     def _write(self, data: bytes) -> None:
@@ -72,13 +72,15 @@ class ExportWriter:
 
 
 def read_export(file: BinaryIO) -> tuple[LedgerRecord, ...]:
-    """Every record of the file. Raises BadExport if it is foreign, cut off or damaged."""
+    """All records of the file. Raises BadExport if it has another format, is truncated or damaged."""
     return tuple(records_in(file))
 
 
 def records_in(file: BinaryIO) -> Iterator[LedgerRecord]:
-    """The records as they come, each checked; of a file that is still being written, say. Raises BadExport, also
-    where the end is missing or belongs to other records."""
+    """The records one by one, each checked, for example while the file is still written.
+
+    Raises BadExport, also if the end is missing or belongs to other records.
+    """
     if file.read(len(MAGIC)) != MAGIC:
         raise BadExport("not an export of an ElasticFlow ledger (it does not begin with EFLEDGER1)")
     digest = hashlib.sha256(MAGIC)
@@ -88,9 +90,9 @@ def records_in(file: BinaryIO) -> Iterator[LedgerRecord]:
         fields = _fields(framed[_PREFIX.size :], last)
         if isinstance(fields, dict):
             if fields != {"count": last, "sha256": digest.hexdigest()}:
-                raise BadExport(f"damaged: its end does not belong to its {last} messages")
+                raise BadExport(f"damaged: its end does not match its {last} messages")
             if file.read(1):
-                raise BadExport(f"damaged: something follows its end, after sequence {last}")
+                raise BadExport(f"damaged: it has bytes after its end, which follows sequence {last}")
             return
         record = _record(fields, last)
         last = record.sequence

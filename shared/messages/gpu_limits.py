@@ -1,6 +1,6 @@
-"""The numbers of GPUs on which a job may run: powers of two within a range of the user's and an operator's limits.
+"""The numbers of GPUs on which a job may run: powers of two within the range of the user and the limits of an operator.
 
-A user need not give a range. It is for models that do not run, or do not converge, on other numbers.
+Most jobs need no range. It is for models that do not run, or do not converge, on other numbers.
 """
 
 from dataclasses import dataclass

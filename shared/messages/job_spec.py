@@ -1,6 +1,6 @@
-"""What a user asks for: a training function, a global batch, a termination condition and a deadline.
+"""The specification of a job: a training function, a global batch, a termination condition and a deadline.
 
-Not a number of GPUs (ElasticFlow, section 3.1 and Table 1); a range of them only for what does not run elsewhere.
+It has no number of GPUs (ElasticFlow, section 3.1 and Table 1), only a range for jobs that do not run on others.
 """
 
 import hashlib
@@ -32,28 +32,28 @@ from elasticflow.shared.messages.limits import (
 
 
 def _in_one_sentence(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
-    """What is none of several kinds is said once, not once for each kind."""
+    """One error for a value of no allowed type, instead of one for each type."""
     try:
         return validated(value)
     except ValidationError:
         raise PydanticCustomError(
-            "scalar", "must be a truth value, a finite number of 64 bits, or text of at most 256 characters"
+            "scalar", "must be a boolean, a finite number of 64 bits, or text of at most 256 characters"
         ) from None
 
 
-SCRIPT = "__main__"  # in the place of a class: a script whose loop is elastic
-TORCHRUN = "__torchrun__"  # or one that starts as under torchrun: others join by starting it anew
+SCRIPT = "__main__"  # instead of a class: a script whose loop is elastic
+TORCHRUN = "__torchrun__"  # or an unchanged script, started as under torchrun; each resize restarts it
 
 Scalar = Annotated[bool | Integer | Finite | Annotated[str, FewItems], WrapValidator(_in_one_sentence)]
 
 
 class JobClass(StrEnum):
-    """Guarantees flow downwards only: a lower class never makes a higher one late."""
+    """The class of a job. A lower class never makes a job of a higher one late."""
 
     SLO = "slo"  # hard deadline: promised at admission, then kept
-    SOFT = "soft"  # deadline tried, never at the expense of a promise
+    SOFT = "soft"  # the scheduler tries to meet the deadline, but breaks no promise for it
     BEST_EFFORT = "best_effort"  # no deadline
-    PADDING = "padding"  # no deadline, and only GPUs that nobody else would use
+    PADDING = "padding"  # no deadline, and only GPUs that no other job uses
 
     @property
     def has_deadline(self) -> bool:
@@ -62,7 +62,7 @@ class JobClass(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricCondition:
-    """Ends the job early once `metric` reaches `value`; max_iterations bounds it anyway."""
+    """Ends the job once `metric` reaches `value`, at the latest after max_iterations."""
 
     metric: Name
     comparison: Literal["<=", ">="]
@@ -79,20 +79,20 @@ class MetricCondition:
 class JobSpec:
     """One training job, as its user describes it (ElasticFlow, Table 1)."""
 
-    training_function: FunctionPath  # "package.module:Class"; instead of a class SCRIPT or TORCHRUN
-    code_digest: Digest = ""  # sha256 of the code archive in the object store; "" = importable on the nodes
-    model_name: Annotated[str, FewItems] = ""  # names the throughput profile; "" = the function itself
+    training_function: FunctionPath  # "package.module:Class", or SCRIPT or TORCHRUN instead of a class
+    code_digest: Digest = ""  # SHA-256 of the code archive in the object store; "": importable on the nodes
+    model_name: Annotated[str, FewItems] = ""  # names the throughput profile; "": the function names it
     global_batch_size: BatchSize
     hyperparameters: Annotated[Mapping[str, Scalar], FewItems] = field(default_factory=dict[str, Scalar])
     max_iterations: PositiveIterations
     metric_conditions: Annotated[tuple[MetricCondition, ...], FewItems] = ()
     job_class: JobClass = JobClass.SLO
     deadline_s: TimeS | None = None  # absolute, seconds since 1970
-    deadline_in_s: PositiveDurationS | None = None  # or relative to the first decision on it
+    deadline_in_s: PositiveDurationS | None = None  # or relative to the first decision on the job
     seed: Seed = 0
     description: Text = ""
-    min_gpus: PositiveGpus = 1  # it does not run, or is not to run, on fewer
-    max_gpus: PositiveGpus | None = None  # nor on more; the same as min_gpus: it is inelastic
+    min_gpus: PositiveGpus = 1  # the job does not run, or does not converge, on fewer
+    max_gpus: PositiveGpus | None = None  # nor on more; equal to min_gpus: an inelastic job
 
     @property
     def entry(self) -> str:
@@ -101,23 +101,23 @@ class JobSpec:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of a script: its hyperparameters 1, 2, ..., as a shell counts them."""
+        """The arguments of a script: its hyperparameters 1, 2, ..., as a shell counts them."""
         numbers = sorted((name for name in self.hyperparameters if name.isdecimal()), key=int)
         return tuple(str(self.hyperparameters[number]) for number in numbers)
 
     @property
     def gpu_range(self) -> GpuRange:
-        """The sizes on which it may run."""
+        """The numbers of GPUs on which it may run."""
         return GpuRange.of(self.min_gpus, self.max_gpus)
 
     @property
     def profile_key(self) -> str:
-        """Names the scaling curve that the job is planned on: what was measured, as far as its range goes."""
+        """Names the scaling curve of the job: the part of the measured curve within its range."""
         return self.gpu_range.profile_key(self.measured_key)
 
     @property
     def measured_key(self) -> str:
-        """Jobs with one key share what is measured: same code, hyperparameters and global batch."""
+        """Names the measured curve. Jobs with the same code, hyperparameters and global batch share it."""
         if self.model_name:
             return f"{self.model_name}/b{self.global_batch_size}"
         settings = json.dumps(dict(self.hyperparameters), sort_keys=True)

@@ -1,6 +1,6 @@
-"""Bounds on every size and number at the door, as annotated types that the codec enforces.
+"""Bounds on every size and number in a message, as annotated types that the codec enforces.
 
-A value that passed the codec is within these bounds; nothing behind it checks them again.
+A value that passed the codec is within these bounds; no other code checks them again.
 """
 
 from typing import Annotated
@@ -13,7 +13,7 @@ MAX_SUBMISSION_BYTES = 256 * 1024
 MAX_GPUS = 1 << 17
 MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
-MAX_TIME_S = 1e11  # some 3,000 years after 1970: later is a mistake in units
+MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
 _LINE_PATTERN = r"^[^\x00-\x1f]*$"
@@ -28,7 +28,7 @@ PATTERNS_IN_WORDS = {
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_LINE_PATTERN)]
-Rack = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": not known
+Rack = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": unknown
 Text = Annotated[str, StringConstraints(max_length=20_000)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
@@ -48,9 +48,8 @@ Seed = Annotated[int, Strict(), Ge(0), Lt(1 << 63)]
 Sequence = Annotated[int, Strict(), Ge(0), Le(1 << 62)]
 TimeS = Annotated[float, Strict(), Ge(0), Le(MAX_TIME_S), AllowInfNan(False)]
 DurationS = Annotated[float, Strict(), Ge(0), Le(MAX_TIME_S), AllowInfNan(False)]
-ReservationS = Annotated[
-    float, Strict(), Gt(0), Le(600), AllowInfNan(False)
-]  # a quote is held for so long at most
+# the longest reservation of a quote
+ReservationS = Annotated[float, Strict(), Gt(0), Le(600), AllowInfNan(False)]
 PositiveDurationS = Annotated[float, Strict(), Gt(0), Le(MAX_TIME_S), AllowInfNan(False)]
 Rate = Annotated[float, Strict(), Ge(0), Le(1e12), AllowInfNan(False)]  # iterations per second
 Finite = Annotated[float, Strict(), AllowInfNan(False)]

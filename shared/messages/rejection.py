@@ -1,7 +1,7 @@
-"""What a refusal carries: offers that admission would promise instead, and the certificate of the refusal.
+"""The contents of a rejection: offers that admission would promise instead, and an infeasibility certificate.
 
-A refusal for lack of GPUs carries one certificate, which anyone can check (`simulator/verification`). The first three
-kinds are proofs: from the jobs' numbers alone they show that no schedule keeps every promise and this deadline.
+A rejection for lack of GPUs has one certificate, which any program can check (`simulator/verification`). The first
+three kinds are proofs: from the jobs' numbers alone they show that no schedule keeps every promise and this deadline.
 A price is for one GPU during one second.
 """
 
@@ -20,7 +20,7 @@ Price = Annotated[float, Strict(), Ge(0), Le(1e12), AllowInfNan(False)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Values with which the refused command is promised, if it comes before any other change of the pool."""
+    """Values with which admission accepts the rejected command, if the pool does not change before."""
 
     deadline_s: TimeS
     max_iterations: PositiveIterations
@@ -29,7 +29,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooSlowAlone:
-    """The job would be late even alone on the whole cluster.
+    """The job would be late even if it had the whole cluster alone.
 
     earliest_end_s: None if it runs on no number of GPUs here.
     """

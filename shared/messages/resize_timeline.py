@@ -1,4 +1,4 @@
-"""How a change of a job's workers went that nobody had to stop for."""
+"""The times of a resize whose workers switched without a stop."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from elasticflow.shared.messages.limits import DurationS, NumBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeTimeline:
-    """As one worker saw it, by a clock that nobody sets.
+    """As measured by one worker, on its monotonic clock.
 
-    prepare_s: from the wish, or its birth, to the step boundary at which all were ready; the others trained meanwhile.
-    stop_s: from that boundary to the first step: the only time in which nobody trained.
+    prepare_s: from the order to switch, or the start of a joining worker, to the step boundary at which all were ready.
+    stop_s: from that boundary to the first step; only in this time no worker trained.
     first_step_s: the first step of the new generation.
-    bytes_moved: state that each newcomer was handed.
+    bytes_moved: state that each joining worker received.
     """
 
     prepare_s: DurationS

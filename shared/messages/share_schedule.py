@@ -1,4 +1,4 @@
-"""GPUs, and the GPUs of one job over time. A GPU is one slot of a node: a device, or a slice of CPU."""
+"""GPUs, and the number of GPUs of one job over time. A GPU is one slot of a node: a device, or a share of a CPU."""
 
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple

@@ -4,17 +4,17 @@ PLAN = "plan"
 
 
 def submit(tenant: str, pool: str) -> str:
-    """Wishes of users: a work queue, shared by the replicas of admission."""
+    """Commands of users: a work queue, shared by the replicas of admission."""
     return f"ef.submit.{tenant}.{pool}"
 
 
 def quote(pool: str) -> str:
-    """Requests for a quote, answered at once by any replica of admission."""
+    """Requests for a quote; any replica of admission replies at once."""
     return f"ef.quote.{pool}"
 
 
 def answer(pool: str, job_id: str) -> str:
-    """Where admission says what it decided; a courtesy, the truth is in the ledger."""
+    """Replies of admission to one sender. They may be lost; the ledger has every decision."""
     return f"ef.answer.{pool}.{job_id}"
 
 
@@ -24,12 +24,12 @@ def plan(pool: str) -> str:
 
 
 def job(pool: str, job_id: str) -> str:
-    """Facts about a job."""
+    """Events of a job."""
     return f"ef.ledger.{pool}.job.{job_id}"
 
 
 def node(pool: str, node_id: str) -> str:
-    """Facts about a node."""
+    """Events of a node."""
     return f"ef.ledger.{pool}.node.{node_id}"
 
 
@@ -44,5 +44,5 @@ def every_node(pool: str) -> str:
 
 
 def dead_letter(pool: str, service: str) -> str:
-    """Messages that nobody could read, with the reason."""
+    """Unreadable messages, with the reason."""
     return f"ef.dead.{pool}.{service}"

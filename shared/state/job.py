@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import log
 
 from elasticflow.shared.messages.events import RejectionReason
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
-from elasticflow.shared.state.statistics import NO_SPEEDS, SpeedStatistics
 
 
 class Phase(StrEnum):
@@ -53,6 +53,32 @@ class PreviousGeneration:
     def surviving(self) -> tuple[GpuId, ...]:
         """The GPUs of the survivors, in rank order."""
         return tuple(gpu for gpu in self.gpus if gpu not in self.lost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedStatistics:
+    """Logarithms of measured / expected speed: of a job, its reports; of a profile, the means of its ended jobs.
+
+    scatter: sum of squared distances from the mean.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    scatter: float = 0.0
+
+    def with_ratio(self, ratio: float) -> "SpeedStatistics":
+        """With one more ratio of measured to expected speed."""
+        return self.with_log_ratio(log(ratio))
+
+    def with_log_ratio(self, log_ratio: float) -> "SpeedStatistics":
+        """With one more logarithm of such a ratio."""
+        count = self.count + 1
+        distance = log_ratio - self.mean
+        mean = self.mean + distance / count
+        return SpeedStatistics(count=count, mean=mean, scatter=self.scatter + distance * (log_ratio - mean))
+
+
+NO_SPEEDS = SpeedStatistics()
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`

@@ -1,4 +1,4 @@
-"""What the ledger of one pool says, folded: jobs, nodes, curves, shares and placements.
+"""What the ledger of one pool says, folded: nodes, jobs, scaling curves, shares and placements.
 
 Every service folds the same events into this one value (`ledger_fold.evolve`) and decides on it. The maps are
 persistent (immutables.Map): a fold step costs the same with ten jobs and with a hundred thousand.
@@ -16,9 +16,42 @@ from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
-from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.node import NodeState, SlowGpu
-from elasticflow.shared.state.statistics import NO_SPEEDS, Demand, SpeedStatistics
+from elasticflow.shared.state.job import NO_SPEEDS, Job, Phase, SpeedStatistics
+
+DEMAND_CHUNK = 256  # submissions
+MAX_DEMAND_CHUNKS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGpu:
+    """A GPU on which a worker was slower than its peers. It counts as slow for `PoolConfig.slow_gpu_s`.
+
+    slowdown: the worker's time for equal work, divided by the median of its peers'.
+    job_id, generation: of the report.
+    """
+
+    gpu_index: int
+    slowdown: float
+    job_id: str
+    generation: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """One node, as last reported by its executor and the monitor."""
+
+    node_id: str
+    incarnation: str
+    num_gpus: int
+    device: str
+    alive: bool
+    since_s: float
+    left: bool = False  # its executor deregistered it
+    sockets: int = 1
+    rack: str = ""
+    slow_gpus: tuple[SlowGpu, ...] = ()  # some may have expired
+    earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +97,27 @@ class MeasuredCurve:
     def complete(self) -> bool:
         """The profiling run is over: promises may use the curve."""
         return self.probed_to > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The newest submissions with a deadline, promised or not. Selective admission expects similar ones to come.
+
+    A chunk holds at_s and the required GPU-seconds of each, one after another. Full chunks never change, so an
+    addition costs the same after ten submissions and after ten thousand.
+    """
+
+    since_s: float | None = None  # the first submission of all
+    full: tuple[tuple[float, ...], ...] = ()  # oldest first
+    newest: tuple[float, ...] = ()
+
+    def added(self, at_s: float, gpu_seconds: float) -> "Demand":
+        """With one more submission; the oldest are dropped."""
+        newest = (*self.newest, at_s, gpu_seconds)
+        since_s = at_s if self.since_s is None else self.since_s
+        if len(newest) < 2 * DEMAND_CHUNK:
+            return Demand(since_s=since_s, full=self.full, newest=newest)
+        return Demand(since_s=since_s, full=(*self.full[-(MAX_DEMAND_CHUNKS - 1) :], newest), newest=())
 
 
 # immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.

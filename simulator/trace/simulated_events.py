@@ -18,7 +18,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import StoppingWorkers
-from elasticflow.shared.state.node import NodeState
+from elasticflow.shared.state.pool import NodeState
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR
 from elasticflow.simulator.trace.cluster_state import Training
 

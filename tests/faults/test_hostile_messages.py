@@ -12,7 +12,7 @@ from elasticflow.shared.errors import NotFound
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES
+from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import (
     JobFinished,
     JobRejected,

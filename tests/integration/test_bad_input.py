@@ -351,7 +351,7 @@ async def test_a_wrong_token(user: User) -> None:
     service = await user.python("elasticflow.services.admission", NATS_URL=wrong)
     for ran in (looked, submitted, service):
         assert ran.status == 2
-        assert f"NATS at nats://***@{server} refuses the credentials; check the token or user" in ran.err
+        assert f"NATS at nats://***@{server} rejects the credentials; check the token or user" in ran.err
         assert "guess" not in ran.err + ran.out
     assert looked.out == submitted.out == ""
 

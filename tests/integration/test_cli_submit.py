@@ -174,7 +174,7 @@ async def test_a_wrong_token_is_said_so(tmp_path: Path, door: FrontDoor) -> None
     with EmbeddedServer(tmp_path / "guarded", token="secret") as guarded:
         ran = await door.eflow("jobs", "--nats-url", guarded.url.replace("secret", "guess"))
     assert ran.status == 2
-    assert "refuses the credentials" in ran.err
+    assert "rejects the credentials" in ran.err
     assert "guess" not in ran.err
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import Undecodable
-from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES, UPCASTERS
+from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES, UPCASTERS, Undecodable
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from tests.support.example_specs import examples
 from tests.support.message_strategies import messages, messages_of

@@ -14,7 +14,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
 )
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.statistics import Demand
+from elasticflow.shared.state.pool import Demand
 from tests.support.example_specs import examples
 
 NUM_GPUS = 4

@@ -15,8 +15,7 @@ from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJo
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
-from elasticflow.shared.state.node import NodeState
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import NodeState, PoolState
 from elasticflow.simulator.trace.node_failures import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import StringConstraints
 
 from elasticflow.shared.messages import commands, events
-from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES
+from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.limits import TimeS
 from elasticflow.shared.messages.share_schedule import ShareSchedule

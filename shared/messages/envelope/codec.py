@@ -1,10 +1,10 @@
-"""Bytes exist only here: a msgpack envelope around one message, checked field by field on the way in.
+"""Bytes exist only here: a msgpack envelope around one message, checked field by field when it is read.
 
     {id, cause_id, type, version, recorded_at_s, payload}
 
-A type is a name in the registry. It grows by fields with defaults (old readers pass over what they do not know);
-any other change is a new VERSION, an upcaster, and an old message kept as bytes in the tests.
-JSON is accepted as well, so that any NATS client can publish a wish by hand; only msgpack is ever written.
+A type grows by fields with defaults: older readers ignore the fields that they do not know. Any other change needs a
+new VERSION, an upcaster, and an old message kept as bytes in the tests. JSON is accepted as well, so that a user can
+publish a command with any NATS client; only msgpack is written.
 """
 
 import json
@@ -20,9 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.frozen_values import memoize_last
-from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES, UPCASTERS, Fields, Message
-from elasticflow.shared.messages.events import PlanDecided, PlanEvent
+from elasticflow.shared.messages.commands import Command, QuoteDeadline
+from elasticflow.shared.messages.events import Event, PlanDecided, PlanEvent, Reply, Telemetry
 from elasticflow.shared.messages.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TIME_S,
@@ -33,19 +32,26 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 
+Message = Command | QuoteDeadline | PlanDecided | Event | Reply | Telemetry
+Fields = dict[str, Any]  # a payload
+
+MESSAGE_TYPES: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}  # by wire name
+# (name, version) -> a function from the payload of that version to that of the next. Empty until the first release.
+UPCASTERS: dict[tuple[str, int], Callable[[Fields], Fields]] = {}
+
 _pack = cast(Callable[[Fields], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
 _unpackb = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
 
-_COMMANDS = {message_type.__name__: message_type for message_type in get_args(Command)}
-_PLAN_EVENTS = {message_type.__name__: message_type for message_type in get_args(PlanEvent)}
-_MAX_PROBLEMS = 100  # that one refusal names
+_COMMANDS = {kind.__name__: kind for kind in get_args(Command)}
+_PLAN_EVENTS = {kind.__name__: kind for kind in get_args(PlanEvent)}
+_MAX_PROBLEMS = 100  # in one error
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = 80
 
 
 class Undecodable(ValueError):
-    """These bytes are no message of ours. problems: one line for each thing that is wrong."""
+    """These bytes are not a valid message. problems: one line for each error."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("; ".join(problems))
@@ -54,7 +60,7 @@ class Undecodable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A message with its birth certificate. cause_id: id of the message that led to it, "" if none did."""
+    """A message with its origin. cause_id: id of the message that caused it, "" if none did."""
 
     id: str
     cause_id: str
@@ -83,22 +89,18 @@ def decode(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Envelope:
     if len(data) > max_bytes:
         raise Undecodable(f"message of {len(data):,} bytes is above {max_bytes:,}")
     envelope = _unpack(data)
-    header = [_header(envelope, name) for name in ("id", "cause_id")]
+    id, cause_id = (_header(envelope, name) for name in ("id", "cause_id"))
     recorded_at_s = envelope.get("recorded_at_s", 0.0)
     if isinstance(recorded_at_s, bool) or not isinstance(recorded_at_s, int | float):
         raise Undecodable("recorded_at_s: must be a number of seconds since 1970")
     if not 0 <= recorded_at_s <= MAX_TIME_S:
-        raise Undecodable(f"recorded_at_s: {recorded_at_s} is no time in seconds since 1970")
-    return Envelope(
-        id=header[0],
-        cause_id=header[1],
-        recorded_at_s=float(recorded_at_s),
-        message=_from_tagged(envelope),
-    )
+        raise Undecodable(f"recorded_at_s: {recorded_at_s} is not a time in seconds since 1970")
+    message = _from_tagged(envelope)
+    return Envelope(id=id, cause_id=cause_id, recorded_at_s=float(recorded_at_s), message=message)
 
 
 def validate(message: Message) -> tuple[str, ...]:
-    """What is wrong with a message built in Python, one line for each field; () if nothing is."""
+    """The problems of a message built in Python, one line for each field; () if it is valid."""
     try:
         _from_tagged(_tagged(message))
     except Undecodable as error:
@@ -108,8 +110,8 @@ def validate(message: Message) -> tuple[str, ...]:
 
 def _unpack(data: bytes) -> Fields:
     try:
-        if data[:1] == b"{":  # in msgpack a lone positive integer, never one of our envelopes
-            data = _pack(json.loads(data))  # so that nothing passes which could not be passed on
+        if data[:1] == b"{":  # in msgpack this byte is a single integer, never an envelope
+            data = _pack(json.loads(data))  # rejects numbers that msgpack cannot encode
         unpacked = _unpackb(data, strict_map_key=False)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise Undecodable(f"neither msgpack nor JSON: {type(error).__name__}: {error}"[:300]) from error
@@ -127,7 +129,7 @@ def _header(envelope: Fields, name: str) -> str:
 
 @cache
 def _adapter(message_type: type[Any]) -> TypeAdapter[Any]:
-    """Made when it is first asked for: no process reads and writes messages of all types."""
+    """Built on first use: no process reads and writes messages of all types."""
     assert MESSAGE_TYPES[message_type.__name__] is message_type
     return TypeAdapter(message_type)
 
@@ -140,7 +142,7 @@ def _tagged(message: Message) -> Fields:
     return {"type": type(message).__name__, "version": message.VERSION, "payload": payload}
 
 
-@memoize_last  # it is asked for twice: for the id that is made of it, and for the bytes
+@memoize_last  # called twice for each decision: for its id and for its bytes
 def _plan_payload(decision: PlanDecided) -> Fields:
     return {
         "service": decision.service,
@@ -178,31 +180,33 @@ def _upcast(name: str, old: int, payload: Fields) -> Fields:
     try:
         return upcaster(payload)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise Undecodable(f"payload: no {name} of version {old}: {type(error).__name__}: {error}") from error
+        raise Undecodable(
+            f"payload: not a {name} of version {old}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
     try:
         return adapter.validate_python(payload)
     except ValidationError as error:
-        if error.error_count() > _MAX_PROBLEMS:  # millions of them would take minutes to spell out
+        if error.error_count() > _MAX_PROBLEMS:  # millions of lines would take minutes
             raise Undecodable(f"payload: wrong in {error.error_count():,} places") from error
         raise Undecodable(*(problem_in(details) for details in error.errors(include_url=False))) from error
 
 
 def problem_in(details: Any) -> str:
-    """What pydantic found wrong in one field, in a line: "spec.seed: must be ..., not ..."."""
+    """One of pydantic's errors as a line: "spec.seed: must be ..., not ..."."""
     place = ".".join(str(part) for part in details["loc"])
     given = "" if details["type"] == "missing" else f", not {_shown(details['input'])}"
     if details["type"] == "string_pattern_mismatch":
-        said = PATTERNS_IN_WORDS[details["ctx"]["pattern"]]
+        rule = PATTERNS_IN_WORDS[details["ctx"]["pattern"]]
     else:
-        said = details["msg"].replace("Input should be", "must be")
-    return f"{place}: {said}{given}"
+        rule = details["msg"].replace("Input should be", "must be")
+    return f"{place}: {rule}{given}"
 
 
 def _shown(value: object) -> str:
-    """A value of any size and depth, short."""
+    """A value of any size and depth, shortened."""
     return f"{_REPR.repr(value):.80}"
 
 
@@ -228,7 +232,7 @@ def _plan(payload: Fields) -> PlanDecided:
 
 
 def _each(payload: Fields, name: str, known: Mapping[str, type[Any]]) -> tuple[Any, ...]:
-    """The messages under this name; only known ones are looked into, so a decision never nests."""
+    """The messages under this name. Their types must be in `known`, so that decisions cannot nest."""
     items = payload.get(name, [])
     if not isinstance(items, list):
         raise Undecodable(f"{name}: must be a list of messages")
@@ -236,7 +240,7 @@ def _each(payload: Fields, name: str, known: Mapping[str, type[Any]]) -> tuple[A
 
 
 def job_id_in(data: bytes) -> str:
-    """The job_id of a message that may be wrong otherwise, so that its sender can be told; else ""."""
+    """The job_id of a message that may be invalid otherwise, for the reply to its sender; "" if it has none."""
     try:
         envelope = _unpack(data)
     except Undecodable:

@@ -1,10 +1,11 @@
 """Events, named in the past tense. Each docstring names the writer.
 
 An event carries all that the fold needs, its own time (`at_s`) included: the state is a function of the ledger alone.
-Import events from here. A new event belongs to the union at the end of its file; from the unions follow the registry,
-the ledger subject and the strategies of the property tests.
+Import events from here. A new event is added to the union at the end of its file; its wire name, its ledger subject
+and the strategies of the property tests follow from the unions.
 """
 
+from elasticflow.shared.messages.commands import DeadlineQuoted, MessageRejected
 from elasticflow.shared.messages.events.admission import *  # noqa: F403
 from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.events.jobs import *  # noqa: F403
@@ -13,8 +14,6 @@ from elasticflow.shared.messages.events.nodes import *  # noqa: F403
 from elasticflow.shared.messages.events.nodes import NodeEvent, NodeReported
 from elasticflow.shared.messages.events.planning import *  # noqa: F403
 from elasticflow.shared.messages.events.planning import PlanEvent
-from elasticflow.shared.messages.events.replies import *  # noqa: F403
-from elasticflow.shared.messages.events.replies import DeadlineQuoted, MessageRejected
 
 Event = PlanEvent | NodeEvent | JobEvent
 Reply = AdmissionEvent | DeadlineQuoted | MessageRejected  # to the sender of a command

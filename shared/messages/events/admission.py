@@ -1,4 +1,4 @@
-"""What admission decides about wishes: jobs, quotes and amendments."""
+"""Decisions of admission on commands. From admission, all of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ RejectionReason = Literal["invalid", "deadline", "price", "quota", "duplicate", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequested:
-    """Too little is known to decide: the job's scaling curve has to be measured first, or the pool has no GPUs until a
-    node joins. From admission.
+    """The decision waits until the job's scaling curve is measured, or until a node joins a pool without GPUs. From
+    admission.
 
-    profile_only: there is nothing to decide, `JobProfiled` follows.
+    profile_only: the user requested no decision; `JobProfiled` follows.
     """
 
     VERSION: ClassVar[int] = 1
@@ -43,7 +43,7 @@ class ProfileRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProfiled:
-    """This is how fast it trains, which was all that was asked for. From admission."""
+    """The throughput of a job that the user only wanted profiled. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -53,7 +53,7 @@ class JobProfiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdmitted:
-    """Admission promised the deadline; the schedule that proves it comes along. From admission."""
+    """Admission promised the deadline, with a schedule that keeps it. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -62,20 +62,20 @@ class JobAdmitted:
     deadline_s: TimeS | None
     minimum_satisfactory_share: ShareSchedule
     gpu_seconds: DurationS
-    least_gpu_seconds: DurationS = 0.0  # that would have kept the deadline on an empty cluster; 0 without one
-    # Promised jobs that made room and are still in time, with their new schedules.
+    least_gpu_seconds: DurationS = 0.0  # to keep the deadline on an empty cluster; 0 without a deadline
+    # New schedules of promised jobs that were replanned for this job and are still in time.
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     at_s: TimeS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRejected:
-    """Admission cannot promise it. From admission.
+    """Admission cannot promise the deadline, or the job breaks a rule. From admission.
 
-    reason: a word for programs; explanation: a sentence with numbers for people.
-    earliest_deadline_s: what could have been promised at at_s, None if no deadline would do.
-    offers: other wishes of the same job that are promised if they are made at once.
-    infeasibility_certificate: of a refused deadline, what shows that it was refused rightly.
+    reason: for programs; explanation: a sentence with numbers for people.
+    earliest_deadline_s: what admission could have promised at at_s; None if no deadline is possible.
+    offers: other values that admission promises if the job is resubmitted with them at once.
+    infeasibility_certificate: why the deadline cannot be promised.
     """
 
     VERSION: ClassVar[int] = 1
@@ -86,9 +86,8 @@ class JobRejected:
     explanation: Text
     deadline_s: TimeS | None = None
     earliest_deadline_s: TimeS | None = None
-    least_gpu_seconds: DurationS = (
-        0.0  # to keep the deadline on an empty cluster; 0: no deadline, or impossible
-    )
+    # To keep the deadline on an empty cluster; 0: no deadline, or impossible.
+    least_gpu_seconds: DurationS = 0.0
     offers: Annotated[tuple[Offer, ...], FewItems] = ()
     infeasibility_certificate: InfeasibilityCertificate | None = None
     at_s: TimeS
@@ -96,7 +95,7 @@ class JobRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCancelled:
-    """A wish to cancel was granted. From admission."""
+    """The job is cancelled. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -106,7 +105,7 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRejected:
-    """Nothing to cancel: no such job, another tenant's, or it has ended. From admission."""
+    """There is nothing to cancel: the job is unknown, another tenant's, or has ended. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -116,14 +115,13 @@ class CancelRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuoteReserved:
-    """A deadline was quoted, and what keeps it is reserved until until_s. From admission.
+    """Admission quoted a deadline and reserves its GPUs until until_s. From admission.
 
-    schedule: the GPUs that are reserved; none before until_s, so that they are of use until it is known whether the
-    quote is taken.
+    schedule: the reserved GPUs. It begins at until_s, so that other jobs can use them while the quote is open.
     """
 
     VERSION: ClassVar[int] = 1
-    job_id: Token  # the name that the job is to have
+    job_id: Token  # of the future job
     tenant: Token
     spec: JobSpec
     deadline_s: TimeS
@@ -136,7 +134,7 @@ class QuoteReserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuoteRejected:
-    """Nothing is held. From admission."""
+    """Admission reserves nothing. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -146,9 +144,9 @@ class QuoteRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAmended:
-    """From now on this is what was promised, and the schedule that proves it. From admission.
+    """The new promise of the job, with a schedule that keeps it. From admission.
 
-    gpu_seconds: what the new schedule holds beyond the old one. replanned: as of `JobAdmitted`.
+    gpu_seconds: of the new schedule beyond the old one. replanned: as in `JobAdmitted`.
     """
 
     VERSION: ClassVar[int] = 1
@@ -163,9 +161,9 @@ class JobAmended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmendRejected:
-    """The job stays as it is, promise and all. From admission.
+    """The job and its promise are unchanged. From admission.
 
-    offers: amendments that are granted if they are asked for at once.
+    offers: amendments that admission accepts if they are requested at once.
     """
 
     VERSION: ClassVar[int] = 1
@@ -177,9 +175,9 @@ class AmendRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLimitsSet:
-    """An operator's bound stands on the job from now on, and this schedule keeps its promise under it. From admission.
+    """An operator's GPU limits apply to the job from now on; this schedule keeps its promise. From admission.
 
-    gpu_seconds, replanned: as of `JobAmended`.
+    gpu_seconds, replanned: as in `JobAmended`.
     """
 
     VERSION: ClassVar[int] = 1
@@ -195,9 +193,9 @@ class GpuLimitsSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLimitsRejected:
-    """What bound stood before stands. From admission.
+    """The GPU limits of the job are unchanged. From admission.
 
-    num_gpus: the nearest number that is granted if it is asked for at once; None if there is none.
+    num_gpus: the nearest limit that admission accepts if it is requested at once; None if there is none.
     """
 
     VERSION: ClassVar[int] = 1
@@ -209,7 +207,7 @@ class GpuLimitsRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLimitsCleared:
-    """No operator's bound stands on the job any more. From admission."""
+    """The job has no GPU limits of an operator from now on. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token

@@ -1,4 +1,4 @@
-"""What executors and the monitor tell of jobs that train."""
+"""Reports of executors and of the monitor about jobs that train."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,8 +37,8 @@ class RendezvousOpened:
 class GenerationStarted:
     """All workers of the generation train. From the executor of rank 0.
 
-    iteration: the first; a whole checkpoint of so many steps exists, unless workers went over without a stop.
-    resize: how they did, as rank 0 saw it.
+    iteration: the first; a complete checkpoint of so many steps exists, unless workers switched without a stop.
+    resize: the times of that switch, as measured by rank 0.
     """
 
     VERSION: ClassVar[int] = 1
@@ -52,9 +52,9 @@ class GenerationStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStopped:
-    """No process of this generation is left on this node. From the executor.
+    """All processes of this generation on this node have ended. From the executor.
 
-    iteration: the newest whole checkpoint that the node knows of; only rank 0's node knows one.
+    iteration: of the newest complete checkpoint that the node knows; only the node of rank 0 knows one.
     """
 
     VERSION: ClassVar[int] = 1
@@ -67,7 +67,7 @@ class WorkersStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCrashed:
-    """A worker ended unasked: its generation is broken and a new one is due. From the executor."""
+    """A worker ended without a request: its generation is broken, and a new one is due. From the executor."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -80,8 +80,8 @@ class WorkerCrashed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryExceeded:
-    """A worker's memory does not hold a micro-batch of so many samples: a generation with smaller ones is due, and
-    nobody is lost. From the executor."""
+    """A micro-batch of so many samples exceeds a worker's memory. A generation with smaller ones is due; no worker is
+    lost. From the executor."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -94,10 +94,9 @@ class MemoryExceeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLagged:
-    """A worker takes longer for its part of each step than the others do for theirs, by sample: the GPU is slow. From
-    the executor of rank 0.
+    """A worker takes longer for each sample than its peers: its GPU is slow. From the executor of rank 0.
 
-    slowdown: its time by the median of the others'.
+    slowdown: its time, divided by the median of its peers'.
     """
 
     VERSION: ClassVar[int] = 1
@@ -110,14 +109,14 @@ class WorkerLagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgressed:
-    """How far and how fast. From the monitor, every few seconds for each running job."""
+    """The progress and speed of a job. From the monitor, every few seconds for each running job."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     generation: Generation
     iteration: Iterations
-    iterations_per_s: Rate | None  # over the last reports, None while unknown
-    checkpoint_iteration: Iterations = 0  # where a crash would fall back to
+    iterations_per_s: Rate | None  # mean of the last reports; None: unknown so far
+    checkpoint_iteration: Iterations = 0  # to which a crash falls back
     metrics: Annotated[Mapping[Name, Finite], FewItems] = field(default_factory=dict[str, float])
     at_s: TimeS
 
@@ -126,7 +125,7 @@ class JobProgressed:
 class CheckpointWritten:
     """The requested checkpoint is complete on the disk. From the executor of rank 0.
 
-    request: sequence of the `CheckpointRequested`. file: as that node sees it.
+    request: sequence of the `CheckpointRequested`. file: its path on that node.
     """
 
     VERSION: ClassVar[int] = 1
@@ -164,8 +163,12 @@ class JobFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed:
-    """The training function cannot go on; its traceback is in the job's log. From the executor, or admission
-    for a profile that cannot be measured."""
+    """The job cannot continue, on any GPUs. From the executor, the monitor, or as a repeated reply from admission.
+
+    The executor: the training function raised an error, the job crashed too often, or its profiling run timed out.
+    The monitor: no iteration ended for `PoolConfig.stall_timeout_s`. Admission repeats the event to the sender of a
+    repeated command, and never writes it into the ledger.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -177,13 +180,13 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputMeasured:
-    """Speed of a profile on num_gpus. From the executor (pre-run) or the monitor (while training)."""
+    """The throughput of a profile on num_gpus. From the executor (in a profiling run) or the monitor (in training)."""
 
     VERSION: ClassVar[int] = 1
     profile_key: Name
     num_gpus: NumGpus
     iterations_per_s: Rate
-    dataset_size: Iterations | None = None  # samples, known after a pre-run
+    dataset_size: Iterations | None = None  # samples; known after a profiling run
     job_id: Token
     generation: Generation
     source: Literal["profile", "training"]
@@ -192,9 +195,10 @@ class ThroughputMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:
-    """At its measured speed the job would miss its promise. From the monitor.
+    """At its measured speed the job would miss its deadline. From the monitor.
 
-    earliest_deadline_s: what an `AmendJob` would be promised at at_s, beside all others that are late; None if none.
+    earliest_deadline_s: that admission would promise to an `AmendJob` at at_s, together with those of all other late
+    jobs; None if there is none.
     """
 
     VERSION: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""What executors and the monitor tell of nodes."""
+"""Reports of executors and of the monitor about nodes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from elasticflow.shared.messages.limits import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """An executor offers its GPUs; what earlier incarnations ran is gone. From the executor."""
+    """An executor adds its GPUs to the pool. Workers of earlier incarnations have ended. From the executor."""
 
     VERSION: ClassVar[int] = 1
     node_id: Token
@@ -31,13 +31,13 @@ class NodeJoined:
     num_gpus: NumGpus
     device: Literal["cpu", "cuda"]
     at_s: TimeS
-    sockets: NumSockets = 1  # its GPUs are spread over, in order and evenly
+    sockets: NumSockets = 1  # over which its GPUs are spread evenly, in order
     rack: Rack = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node fell silent (monitor) or said good-bye (executor). Its workers have ended."""
+    """A node is silent (from the monitor) or was deregistered (from its executor). Its workers have ended."""
 
     VERSION: ClassVar[int] = 1
     node_id: Token
@@ -65,7 +65,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReported:
-    """Heartbeat of an executor with what its workers last said. Telemetry, never in the ledger."""
+    """A heartbeat of an executor, with the last report of each worker. Telemetry, never in the ledger."""
 
     VERSION: ClassVar[int] = 1
     node_id: Token

@@ -1,4 +1,4 @@
-"""What follows from a plan: shares, places, what plans assume; and the decision as one message."""
+"""Decisions of the allocator, of placement and of the operator; and any decision as one message."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,12 @@ from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationDecided:
-    """GPUs of each job from now on; jobs that are not named have none. From the allocator.
+    """The number of GPUs of each job from now on; jobs that are not named get none. From the allocator.
 
-    valid_until_s: when the planned shares change next, None if they stay.
-    planned: schedules of promised jobs, where they are no longer those recorded before. Filling anew is greedy
-        and can miss a way that existed a moment ago; the recorded way is then still there to be kept. Left out as a
-        whole where one message does not hold them.
-    probes: the job whose share is for the first time one of which its curve knows nothing.
+    valid_until_s: when the planned shares change next; None if they do not.
+    planned: schedules of promised jobs, if they differ from the recorded ones. The allocator falls back to the recorded
+        schedules if a new plan misses a deadline. Empty if they do not fit into one message.
+    probes: the job that starts a scaling probe: its share is a number of GPUs without a measurement.
     """
 
     VERSION: ClassVar[int] = 1
@@ -34,9 +33,9 @@ class AllocationDecided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileCompleted:
-    """The scaling curve of a profile is known well enough to promise on. From the allocator.
+    """The scaling curve of a profile is complete enough for promises. From the allocator.
 
-    measured_to: the most GPUs of the pre-run, where more of them might help; None where not.
+    measured_to: the most GPUs of the profiling run, if more might improve the throughput; else None.
     """
 
     VERSION: ClassVar[int] = 1
@@ -57,7 +56,7 @@ class PlacedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementDecided:
-    """New generations of the jobs whose GPUs change; all others stay where they are. From placement."""
+    """New generations of the jobs whose GPUs change; all others keep theirs. From placement."""
 
     VERSION: ClassVar[int] = 1
     placements: tuple[PlacedJob, ...]
@@ -67,7 +66,7 @@ class PlacementDecided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfigured:
-    """What the pool's policies assume from here on. From the operator (`eflow up`, or a service at start)."""
+    """The configuration of the pool from now on. From the operator: `eflow up` or `eflow configure`."""
 
     VERSION: ClassVar[int] = 1
     config: PoolConfig
@@ -79,9 +78,9 @@ PlanEvent = AdmissionEvent | AllocationDecided | ProfileCompleted | PlacementDec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDecided:
-    """One decision, whole: who took it, on what, at what time, for which wishes, and what follows.
+    """One decision as one message: its service, its input, its time, its commands and its events.
 
-    It stands on the pool's plan subject, where compare-and-set admits one decision after another.
+    Services append it to the pool's plan subject by compare-and-set, so decisions are totally ordered.
     based_on: the ledger sequence up to which the service had folded; now_s: its clock at the decision.
     A replay folds to based_on, decides again at now_s and compares the events.
     """

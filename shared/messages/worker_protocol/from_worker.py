@@ -36,9 +36,8 @@ class ExitCode(IntEnum):
     PEER_LOST = 71  # another worker of the generation is gone: a new generation can continue
     SUPERSEDED = 72  # a newer generation of the job has written a checkpoint
     DEVICE_UNUSABLE = 73  # a fault of the node; the worker's log says which
-    OUT_OF_MEMORY = (
-        74  # a script ends with it; `Interrupted` reported before that smaller micro-batches may fit
-    )
+    # a script ends with it; an earlier `Interrupted` reported that smaller micro-batches may fit
+    OUT_OF_MEMORY = 74
     UNREADABLE = 75  # it could not read a message of its executor; its log has the reason
 
 

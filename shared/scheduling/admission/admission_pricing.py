@@ -20,7 +20,7 @@ import numpy as np
 from elasticflow.shared.scheduling.availability.availability_profile import AvailabilityProfile
 from elasticflow.shared.scheduling.compiled.compile import Floats, compiled
 from elasticflow.shared.scheduling.jobs.job_table import Levels, SchedulableJob, levels_of
-from elasticflow.shared.state.statistics import Demand
+from elasticflow.shared.state.pool import Demand
 
 IDLE_UTILIZATION = 0.25
 """A job is not priced while it and all promises use at most this part of the GPU-seconds in its window."""

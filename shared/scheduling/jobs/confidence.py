@@ -12,7 +12,7 @@ from math import exp, floor, sqrt
 from statistics import NormalDist
 
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.state.statistics import SpeedStatistics
+from elasticflow.shared.state.job import SpeedStatistics
 
 REPORT_SPREAD = 0.1
 STEADY_SPREAD = 0.01

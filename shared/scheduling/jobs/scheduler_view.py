@@ -13,10 +13,8 @@ from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.node import NodeState
-from elasticflow.shared.state.pool import PoolState, largest_level
-from elasticflow.shared.state.statistics import NO_SPEEDS, SpeedStatistics
+from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
+from elasticflow.shared.state.pool import NodeState, PoolState, largest_level
 
 MAX_KNOWN_CURVES = 4096
 WORTHWHILE_SPEEDUP = 1.1  # profiling stops at a doubling that gains less

@@ -5,8 +5,7 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
-from elasticflow.shared.state.node import NodeState
-from elasticflow.shared.state.pool import PoolState, with_nodes
+from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 
 KEEP_LEFT_S = 3_600.0
 KEEP_LOST_S = 86_400.0

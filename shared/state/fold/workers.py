@@ -15,8 +15,7 @@ from elasticflow.shared.state.fold.jobs import (
     workers_on,
 )
 from elasticflow.shared.state.job import Job, StoppingWorkers
-from elasticflow.shared.state.node import SlowGpu
-from elasticflow.shared.state.pool import PoolState, slow_gpu, spec_of
+from elasticflow.shared.state.pool import PoolState, SlowGpu, slow_gpu, spec_of
 
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import elasticflow
-from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES
+from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 
 ROOT = Path(__file__).parents[3]
 RECORDS = sorted((ROOT / "docs/adr").glob("0*.md"))

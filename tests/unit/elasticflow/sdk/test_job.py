@@ -62,9 +62,9 @@ def test_a_hyperparameter_of_a_wrong_type_is_named_once():
     with pytest.raises(InvalidJob) as error:
         job.spec()
     assert error.value.problems == (
-        "hyperparameters.learning_rate: must be a truth value, a finite number of 64 bits, "
+        "hyperparameters.learning_rate: must be a boolean, a finite number of 64 bits, "
         "or text of at most 256 characters, not inf",
-        "hyperparameters.layers: must be a truth value, a finite number of 64 bits, "
+        "hyperparameters.layers: must be a boolean, a finite number of 64 bits, "
         "or text of at most 256 characters, not [3]",
     )
 

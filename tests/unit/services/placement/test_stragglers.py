@@ -10,8 +10,7 @@ from elasticflow.services.placement.stragglers import SETTLED_S
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol.from_worker import Lagged
-from elasticflow.shared.state.node import SlowGpu
-from elasticflow.shared.state.pool import slow_gpus_at
+from elasticflow.shared.state.pool import SlowGpu, slow_gpus_at
 from tests.support.executor_node import ExecutorNode
 from tests.support.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.unit.services.placement.test_policy import admitted, allocated

@@ -74,5 +74,5 @@ def test_a_missing_message_is_noticed() -> None:
 
 
 def test_nothing_may_follow_the_end() -> None:
-    with pytest.raises(BadExport, match="something follows its end, after sequence 5"):
+    with pytest.raises(BadExport, match="it has bytes after its end, which follows sequence 5"):
         read_export(io.BytesIO(exported(RECORDS) + b"x"))

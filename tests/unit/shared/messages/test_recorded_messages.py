@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.registry import MESSAGE_TYPES
+from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 
 FOLDER = Path(__file__).parent / "recorded_messages"
 RECORDED = sorted(FOLDER.glob("*.msgpack"))

@@ -13,7 +13,7 @@ from elasticflow.shared.scheduling.admission.admission_pricing import (
 from elasticflow.shared.scheduling.availability.availability_profile import empty_availability_profile
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.statistics import Demand
+from elasticflow.shared.state.pool import Demand
 
 DAY_S = 86_400.0
 NUM_GPUS = 8

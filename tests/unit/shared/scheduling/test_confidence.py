@@ -10,8 +10,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.confidence import confidence_factor
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
-from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.statistics import NO_SPEEDS, SpeedStatistics
+from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
 from tests.support import histories
 from tests.support.histories import NOW_S, History, gpus, spec
 

@@ -14,8 +14,7 @@ from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state import snapshot
 from elasticflow.shared.state.job import PreviousGeneration
-from elasticflow.shared.state.node import NodeState, SlowGpu
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import NodeState, PoolState, SlowGpu
 
 
 @pytest.mark.parametrize(
