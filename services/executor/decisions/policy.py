@@ -6,7 +6,6 @@ taken for as long as the processes differ from what they should be.
 
 from functools import partial
 
-from elasticflow.services.executor.decisions.checkpoint_requests import requested_checkpoint
 from elasticflow.services.executor.decisions.crash_survivors import peers_lost, unnoticed_due_s
 from elasticflow.services.executor.decisions.exit_classification import crash_due_s, end_of_job, overdue_at_s
 from elasticflow.services.executor.decisions.local_event_fold import observe
@@ -16,7 +15,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     ShutDown,
     WorkerId,
 )
-from elasticflow.services.executor.decisions.reconciler import ends, kill_due_s, starts
+from elasticflow.services.executor.decisions.reconciler import ends, kill_due_s, requested_checkpoint, starts
 from elasticflow.services.executor.decisions.state import (
     NodeSpecification,
     PoolMembership,

@@ -1,4 +1,4 @@
-"""Which worker processes this node must start, stop at a step boundary, or kill. Pure.
+"""Which worker processes this node must start, stop, kill, or ask for a checkpoint. Pure.
 
 Compares what the ledger places here with what runs here. `crash_survivors` decides for workers that switch.
 """
@@ -18,8 +18,15 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.state import State, can_train
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
+from elasticflow.shared.messages.events import CheckpointFailed, CheckpointWritten
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous, StopAtBoundary
+from elasticflow.shared.messages.worker_protocol import from_worker
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    JoinRendezvous,
+    StopAtBoundary,
+    WriteCheckpoint,
+)
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import spec_of
 
@@ -144,3 +151,51 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
 def _waits_for_address(job: Job, worker: WorkerRecord) -> bool:
     is_in_rendezvous = worker.runs and worker.newest_generation == job.generation
     return is_in_rendezvous and worker.rendezvous_rank != 0 and not worker.rendezvous
+
+
+# --- requested checkpoints ------------------------------------------------------------------------------
+
+
+def requested_checkpoint(
+    job: Job, workers: tuple[WorkerRecord, ...], now_s: float
+) -> list[SendToWorker | CheckpointWritten | CheckpointFailed]:
+    """The order, or the result, for the newest checkpoint request of the job.
+
+    Rank 0 of the training generation writes it. If another generation trains first, its rank 0 gets the order.
+    """
+    if not job.checkpoint_request or job.phase is not Phase.ADMITTED:
+        return []
+    result = next((r for worker in workers if (r := _result(job, worker, now_s)) is not None), None)
+    if result is not None:
+        return [result]
+    if job.training_generation is None:
+        return []
+    rank0_id = WorkerId(job.job_id, job.training_generation, 0)
+    return [
+        SendToWorker(worker=worker.id, message=WriteCheckpoint(request=job.checkpoint_request))
+        for worker in workers
+        if worker.id == rank0_id and _needs_request(worker, job.checkpoint_request)
+    ]
+
+
+def _needs_request(worker: WorkerRecord, request: int) -> bool:
+    can_write = worker.runs and worker.trains and not worker.is_ending
+    return can_write and worker.checkpoint_request < request
+
+
+def _result(job: Job, worker: WorkerRecord, now_s: float) -> CheckpointWritten | CheckpointFailed | None:
+    result = worker.checkpoint_result
+    if result is None or result.request != job.checkpoint_request:
+        return None
+    if isinstance(result, from_worker.CheckpointFailed):
+        return CheckpointFailed(
+            job_id=job.job_id, request=result.request, explanation=result.reason, at_s=now_s
+        )
+    return CheckpointWritten(
+        job_id=job.job_id,
+        request=result.request,
+        iteration=result.iteration,
+        num_bytes=result.num_bytes,
+        file=result.file,
+        at_s=now_s,
+    )

@@ -26,13 +26,11 @@ torch and forks a child for each worker. They talk over sockets (shared/messages
         training_loop.py        from the assignment to the end of the job
         worker_setup.py         from the assignment to a worker that can train
         training_step.py        one step: compute, agree, evaluate, switch
-        step_boundary.py        rolls a failed step back
-        step_agreement.py       what all workers agree on in each step
-        job_state.py            what a checkpoint or a state transfer carries
+        step_agreement.py       what all workers agree on in each step; whether their states differ
+        job_state.py            what a checkpoint or a state transfer carries; the step boundary to roll back to
         training_function.py    the interface of the user's class, and its import
         user_code_checks.py     what user code must return and do
         repeatability_check.py  whether a step depends on declared state only
-        state_fingerprint.py    whether all workers still hold the same state
         stragglers.py           which worker is persistently slow (pure)
         virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
         random_seeds.py         seeds by phase, iteration and virtual node

@@ -29,11 +29,14 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
-from elasticflow.services.executor.worker.steps.job_state import JobState
+from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
-from elasticflow.services.executor.worker.steps.state_fingerprint import fingerprint, require_same_state
-from elasticflow.services.executor.worker.steps.step_agreement import Agreement, GenerationMembers
-from elasticflow.services.executor.worker.steps.step_boundary import StepBoundary, StepStage
+from elasticflow.services.executor.worker.steps.step_agreement import (
+    Agreement,
+    GenerationMembers,
+    fingerprint,
+    require_same_state,
+)
 from elasticflow.services.executor.worker.steps.stragglers import StragglerDetector
 from elasticflow.services.executor.worker.steps.training_function import (
     TrainingFunction,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from elasticflow.services.executor.worker.steps.state_fingerprint import PARAMETERS_EVERY, fingerprint
+from elasticflow.services.executor.worker.steps.step_agreement import PARAMETERS_EVERY, fingerprint
 
 
 def made(dtype=torch.float32, size=5):
