@@ -1,4 +1,4 @@
-"""One contract, two buses: every test that takes `connect` runs over memory and over a real nats-server."""
+"""One contract, two buses: each test with the fixture `connect` runs on the in-memory bus and on a real nats-server."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,13 +10,13 @@ from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.command_line import FrontDoor, front_door
+from tests.support.command_line import CommandLinePool, command_line_pool
 from tests.support.shared_pool import POOL, Connect
 
 
 @pytest.fixture(params=["memory", "nats"])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
-    """Makes clients of one bus, as processes of their own would; all are closed at the end."""
+    """Connects clients to one bus, as separate processes do; all are closed at the end."""
     buses: list[Bus] = []
     broker = MemoryBroker()
     server = request.getfixturevalue("nats_server") if request.param == "nats" else None
@@ -33,15 +33,15 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
 
 @pytest.fixture
 async def bus(connect: Connect) -> Bus:
-    """A client, with one pool made."""
+    """A client of a bus with one pool."""
     bus = await connect()
     await bus.ensure_pool(POOL)
     return bus
 
 
 @pytest.fixture
-async def door(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[FrontDoor]:
+async def cli(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[CommandLinePool]:
     folder = tmp_path / "user"
     folder.mkdir()
-    async with front_door(nats_server.url, folder) as door:
-        yield door
+    async with command_line_pool(nats_server.url, folder) as cli:
+        yield cli

@@ -1,8 +1,8 @@
-"""What a user does wrong gets a clear answer: what is wrong, where, and what to do. The pool lives on, whole.
+"""Each mistake of a user gets a clear error: cause, place, and what to do next. The pool keeps working.
 
-One real pool for the whole module; each wrong thing is done by the command and, where that is not the same, by a
-message published with a plain NATS client. What is wrong with files and options alone is in
-`tests/unit/elasticflow/cli/test_usage.py`, what fails on the bus itself in `tests/faults`.
+One real pool for the whole module. Each test makes the mistake with the command and, if that differs, with a message
+from a plain NATS client. Mistakes in files and options alone are in `tests/unit/elasticflow/cli/test_usage.py`,
+failures of the bus in `tests/faults`.
 """
 
 import asyncio
@@ -27,7 +27,10 @@ from tests.support.terminal_user import User
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-KNOWN, UNKNOWN = 0.01, 0.02  # learning rates of broken jobs: whether the speed is known, so that it trains
+KNOWN, UNKNOWN = (
+    0.01,
+    0.02,
+)  # learning rates of broken jobs, which decide whether the speed is known and the job trains at once
 LIGHT_JOB = """
 {first_line}
 from elasticflow import ElasticJob
@@ -40,8 +43,8 @@ class Light(ElasticJob):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPool]:
-    """One node with two slots. Whatever was done to it: afterwards the same processes are there, a good job
-    trains to its end, and every decision can be taken again."""
+    """One node with two slots. After all tests the same processes run, a valid job trains to its end, and a replay
+    reproduces every decision."""
     known = {
         spec(name, learning_rate=KNOWN).profile_key: {1: 50.0}
         for name in ("RaisesInIteration10", "Diverges", "NeverReturns")
@@ -60,7 +63,7 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
 @pytest.fixture
 def user(pool: RunningPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path])  # the command adds the folders of users' files
+    monkeypatch.setattr("sys.path", [*sys.path])  # the command adds the folders of the users' files
     (tmp_path / "light.py").write_text(LIGHT_JOB.format(first_line=""))
     return User(pool, tmp_path)
 
@@ -78,7 +81,7 @@ def spec(name: str, *, learning_rate: float, **changes: Any) -> JobSpec:
 
 
 def published(name: str, **changes: Any) -> dict[str, Any]:
-    """The same as fields of a message; its speed is not known, so it is pre-run."""
+    """The same job as fields of a message. Its speed is unknown, so it gets a profiling run."""
     return {
         "training_function": f"examples.broken:{name}",
         "global_batch_size": 16,
@@ -88,7 +91,7 @@ def published(name: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-# --- refused at the door --------------------------------------------------------------------------------
+# --- rejected by admission -----------------------------------------------------------------------------
 
 
 async def test_an_unknown_pool(user: User) -> None:
@@ -98,7 +101,7 @@ async def test_an_unknown_pool(user: User) -> None:
         assert "no pool 'mars' on the NATS server at nats://***@127.0.0.1:" in ran.err
         assert f"it has {POOL}" in ran.err
     client = await nats.connect(user.pool.url)
-    with pytest.raises(nats.js.errors.NoStreamResponseError):  # the server says that nobody keeps it
+    with pytest.raises(nats.js.errors.NoStreamResponseError):  # the server replies that no stream stores it
         await client.jetstream().publish("ef.submit.default.mars", b"{}")
     with pytest.raises(nats.errors.NoRespondersError):
         await client.request("ef.quote.mars", b"{}")
@@ -116,8 +119,8 @@ async def test_a_deadline_in_the_past(user: User) -> None:
     assert as_json.value["deadline_s"] == 978307200.0
     assert relative.value["error"] == "deadline_in_s: must be greater than 0, not 0.0"
 
-    wish = published("Diverges", deadline_in_s=None, deadline_s=978307200.0)
-    said, answer = await user.publishes("SubmitJob", "late-by-hand", spec=wish)
+    spec_fields = published("Diverges", deadline_in_s=None, deadline_s=978307200.0)
+    said, answer = await user.publishes("SubmitJob", "late-by-hand", spec=spec_fields)
     assert (said, answer["reason"]) == ("JobRejected", "invalid")
     assert "in the past; choose a later one" in answer["explanation"]
 
@@ -139,22 +142,22 @@ async def test_a_batch_of_nothing(user: User) -> None:
 
 
 async def test_a_batch_larger_than_the_data_set(user: User) -> None:
-    told = "global_batch_size: 512 is more than the data set's 256 samples; lower it"
+    error = "global_batch_size: 512 is more than the data set's 256 samples; lower it"
     target = "examples.broken:BatchTooLarge"
     ran = await user.eflow("submit", target, "--deadline", "10m", "--name", "large")
     assert ran.status == 1
-    assert f"failed    large: {told}" in ran.out
+    assert f"failed    large: {error}" in ran.out
     await user.job_has_ended("large", Phase.FAILED)
-    wish = published("BatchTooLarge", global_batch_size=512)
-    said, answer = await user.publishes("SubmitJob", "large-by-hand", spec=wish)
-    assert (said, answer["error"]) == ("JobFailed", told)
+    spec_fields = published("BatchTooLarge", global_batch_size=512)
+    said, answer = await user.publishes("SubmitJob", "large-by-hand", spec=spec_fields)
+    assert (said, answer["error"]) == ("JobFailed", error)
     await user.job_has_ended("large-by-hand", Phase.FAILED)
 
 
 # --- training functions that go wrong -------------------------------------------------------------------
 
 
-async def test_a_training_function_that_does_not_import_here(user: User) -> None:
+async def test_a_training_function_that_cannot_be_imported_by_the_client(user: User) -> None:
     (user.folder / "typo.py").write_text(LIGHT_JOB.format(first_line="import no_such_library"))
     expected = {
         "absent.py": "cannot load absent.py: there is no file",
@@ -168,8 +171,8 @@ async def test_a_training_function_that_does_not_import_here(user: User) -> None
         assert said in ran.err
 
 
-async def test_a_training_function_that_does_not_import_on_the_nodes(user: User) -> None:
-    """What the file's import statements name is sent with it; a name made at run time is not."""
+async def test_a_training_function_that_cannot_be_imported_on_the_nodes(user: User) -> None:
+    """The archive has the modules that import statements name, but none that is named at run time."""
     (user.folder / "beside.py").touch()
     first_line = 'import importlib; importlib.import_module("be" + "side")'
     (user.folder / "alone.py").write_text(LIGHT_JOB.format(first_line=first_line))
@@ -196,9 +199,11 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
     assert ran.status == 1
     assert "failed  raises: " in ran.out
     assert "RuntimeError: this is the 10th iteration (in iteration 9)" in ran.out
-    said, answer = await user.publishes("SubmitJob", "pre-run-raises", spec=published("RaisesInIteration10"))
+    said, answer = await user.publishes(
+        "SubmitJob", "profiling-raises", spec=published("RaisesInIteration10")
+    )
     assert (said, "line 48, in train" in answer["traceback"]) == ("JobFailed", True)
-    for job_id in ("raises", "pre-run-raises"):
+    for job_id in ("raises", "profiling-raises"):
         await user.job_has_ended(job_id, Phase.FAILED)
         logs = await user.eflow("logs", job_id)
         assert logs.status == 0
@@ -208,7 +213,7 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
 
 
 async def test_a_loss_that_becomes_nan(user: User) -> None:
-    told = "the loss is nan in iteration 10: lower the learning rate (it is 0.0"
+    error = "the loss is nan in iteration 10: lower the learning rate (it is 0.0"
     ran, (said, answer) = await asyncio.gather(
         user.eflow(
             "submit", "examples.broken:Diverges", "--deadline", "10m", "--name", "nan", "--wait", "--json"
@@ -216,25 +221,25 @@ async def test_a_loss_that_becomes_nan(user: User) -> None:
         user.publishes("SubmitJob", "nan-by-hand", spec=published("Diverges")),
     )
     assert (ran.status, ran.value["decision"], ran.value["end"]["activity"]) == (1, "admitted", "failed")
-    assert told in ran.value["end"]["explanation"]
-    assert (said, told in answer["error"]) == ("JobFailed", True)
+    assert error in ran.value["end"]["explanation"]
+    assert (said, error in answer["error"]) == ("JobFailed", True)
     await user.pool.ended(["nan"])
     await user.job_has_ended("nan-by-hand", Phase.FAILED)
 
 
-async def test_a_job_that_never_calls_back(user: User) -> None:
-    """Neither from its training nor from its pre-run."""
+async def test_a_training_function_that_never_returns(user: User) -> None:
+    """Neither in training nor in its profiling run."""
     ran, (said, answer) = await asyncio.gather(
         user.eflow(
             "submit", "examples.broken:NeverReturns", "--deadline", "10m", "--name", "silent", "--wait"
         ),
-        user.publishes("SubmitJob", "silent-pre-run", spec=published("NeverReturns")),
+        user.publishes("SubmitJob", "silent-profiling", spec=published("NeverReturns")),
     )
     assert (ran.status, said) == (1, "JobFailed")
-    for told in (ran.out, answer["error"]):
-        assert "s after 9 were done; does train() return?" in told
+    for error in (ran.out, answer["error"]):
+        assert "s after 9 were done; does train() return?" in error
     await user.pool.ended(["silent"])
-    await user.job_has_ended("silent-pre-run", Phase.FAILED)
+    await user.job_has_ended("silent-profiling", Phase.FAILED)
     assert "does train() return?" in (await user.eflow("logs", "silent")).err
 
 
@@ -242,9 +247,9 @@ async def test_a_job_that_never_calls_back(user: User) -> None:
 
 
 async def test_two_submissions_with_one_id(user: User) -> None:
-    """The answer to the same wish is the same, also once the job has failed; another wish is refused."""
-    wish = ("submit", "light.py", "--deadline", "10m", "--name", "twice", "--json")
-    first, again = await user.eflow(*wish), await user.eflow(*wish)
+    """The same submission gets the same reply, also after the job has failed; another one is rejected."""
+    command = ("submit", "light.py", "--deadline", "10m", "--name", "twice", "--json")
+    first, again = await user.eflow(*command), await user.eflow(*command)
     assert (first.status, first.value["decision"]) == (1, "failed")
     assert (
         first.value["error"]
@@ -252,7 +257,7 @@ async def test_two_submissions_with_one_id(user: User) -> None:
         == "TypeError: Light lacks init_model (while the model and the data set were made)"
     )
     assert again.status == 1
-    other = await user.eflow(*wish, "--iterations", "5")
+    other = await user.eflow(*command, "--iterations", "5")
     shown = await user.eflow("submit", "light.py", "--deadline", "11m", "--name", "twice")
     assert (other.status, other.value["reason"]) == (1, "duplicate")
     assert "rejected  twice: job_id: twice names another job already" in shown.out
@@ -263,7 +268,7 @@ async def test_two_submissions_with_one_id(user: User) -> None:
     await user.job_has_ended("twice", Phase.FAILED)
 
 
-async def test_cancelling_what_has_ended_or_never_was(user: User) -> None:
+async def test_cancelling_an_ended_or_unknown_job(user: User) -> None:
     await user.pool.acknowledged(job(JobClass.BEST_EFFORT, max_iterations=2), "done")
     await user.pool.ended(["done"])
     lab = ("--tenant", "lab")
@@ -271,7 +276,7 @@ async def test_cancelling_what_has_ended_or_never_was(user: User) -> None:
         await user.eflow("cancel", "done", *lab),
         await user.eflow("cancel", "done", *lab, "--json"),
     )
-    unknown = await user.eflow("cancel", "nobody", "--json")
+    unknown = await user.eflow("cancel", "unknown", "--json")
     assert (shown.status, shown.out) == (1, "not cancelled: done: it has ended already: finished\n")
     assert (as_json.status, as_json.value["cancelled"]) == (1, False)
     assert unknown.status == 1
@@ -281,17 +286,17 @@ async def test_cancelling_what_has_ended_or_never_was(user: User) -> None:
     await user.job_has_ended("done", Phase.FINISHED)
 
 
-async def test_asking_for_a_job_that_never_was(user: User) -> None:
+async def test_commands_for_an_unknown_job(user: User) -> None:
     for command in ("logs", "explain"):
-        ran = await user.eflow(command, "nobody", "--json")
+        ran = await user.eflow(command, "unknown", "--json")
         assert ran.status == 1
-        assert "unknown job 'nobody' in pool" in ran.value["error"]
+        assert "unknown job 'unknown' in pool" in ran.value["error"]
 
 
 # --- files, disks, servers ------------------------------------------------------------------------------
 
 
-async def test_a_file_that_is_no_whole_export(user: User) -> None:
+async def test_a_file_that_is_not_a_complete_export(user: User) -> None:
     good = await user.eflow("events", "export", "good.ledger", "--json")
     assert good.status == 0
     data = (user.folder / "good.ledger").read_bytes()
@@ -317,10 +322,10 @@ async def test_a_file_that_is_no_whole_export(user: User) -> None:
     )
 
 
-async def test_a_disk_without_room_for_checkpoints(user: User) -> None:
-    with full_disk(user.pool.data_dir / "checkpoints" / "no-room"):
-        await user.pool.acknowledged(job(JobClass.SLO, max_iterations=5), "no-room")
-        failed = await user.job_has_ended("no-room", Phase.FAILED)
+async def test_a_disk_that_is_too_full_for_checkpoints(user: User) -> None:
+    with full_disk(user.pool.data_dir / "checkpoints" / "full-disk"):
+        await user.pool.acknowledged(job(JobClass.SLO, max_iterations=5), "full-disk")
+        failed = await user.job_has_ended("full-disk", Phase.FAILED)
     assert "the checkpoint of iteration 5 could not be written" in failed.explanation
     assert "No space left on device" in failed.explanation
     assert "free disk space on the node, then submit the job again" in failed.explanation
@@ -358,7 +363,7 @@ async def test_a_wrong_token(user: User) -> None:
 
 @contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
-    """A disk of its own at this folder, without a byte left."""
+    """A full disk at this folder."""
     with small_disk(folder, "4k"):
         (folder / "ballast").write_bytes(b"x" * 4096)
         yield

@@ -1,4 +1,4 @@
-"""The benchmark runs: real services over a real NATS, a little work, no time asserted."""
+"""The pipeline benchmark runs, with real services over a real NATS and little work. No time is asserted."""
 
 from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster

@@ -1,4 +1,4 @@
-"""What every bus keeps, whatever it is made of: pools and their ledgers."""
+"""The contract of every bus: pools and their ledgers."""
 
 import asyncio
 from contextlib import aclosing
@@ -54,7 +54,7 @@ async def test_any_bytes_survive(bus: Bus) -> None:
     assert [message.data for message in await read_all(bus)] == blobs
 
 
-async def test_only_one_of_rival_decisions_wins(connect: Connect, bus: Bus) -> None:
+async def test_only_one_of_concurrent_decisions_is_stored(connect: Connect, bus: Bus) -> None:
     rivals = [bus, await connect(), await connect()]
     seen = await bus.append(PLAN, b"first", message_id="first", expected_last_subject_sequence=0)
     await bus.append(job(1), b"a fact between", message_id="fact")
@@ -70,7 +70,9 @@ async def test_only_one_of_rival_decisions_wins(connect: Connect, bus: Bus) -> N
     assert len(winners) == 1
     assert len(losers) == 2
     assert (losers[0].subject, losers[0].expected) == (PLAN, seen)
-    assert {loser.found for loser in losers} <= {winners[0], None}, "told where it is, or to be asked for"
+    assert {loser.found for loser in losers} <= {winners[0], None}, (
+        "the error has the actual sequence, or none"
+    )
     assert await bus.last_subject_sequence(PLAN) == winners[0]
 
 
@@ -83,7 +85,7 @@ async def test_a_repeat_with_the_same_id_is_not_stored_again(bus: Bus) -> None:
     assert await bus.last_sequence(POOL) == 1
 
 
-async def test_an_unknown_pool_takes_nothing(bus: Bus) -> None:
+async def test_an_unknown_pool_stores_no_message(bus: Bus) -> None:
     with pytest.raises(UnknownStream) as caught:
         await bus.append("ef.ledger.nowhere.plan", b"", message_id="1")
     assert caught.value.subject == "ef.ledger.nowhere.plan"
@@ -103,7 +105,7 @@ async def test_the_largest_message_fits_and_a_larger_one_is_refused(bus: Bus) ->
     await bus.append(PLAN, b"the connection is well", message_id="3")
 
 
-async def test_following_starts_anywhere_and_goes_on_with_what_comes(connect: Connect, bus: Bus) -> None:
+async def test_following_starts_anywhere_and_continues_with_new_messages(connect: Connect, bus: Bus) -> None:
     for i in range(3):
         await bus.append(job(i), b"", message_id=str(i))
     follower = await connect()
@@ -114,7 +116,7 @@ async def test_following_starts_anywhere_and_goes_on_with_what_comes(connect: Co
         assert (stored.sequence, stored.data) == (4, b"new")
 
 
-async def test_what_has_arrived_comes_as_one_batch(bus: Bus) -> None:
+async def test_stored_messages_are_read_as_one_batch(bus: Bus) -> None:
     total = 2 * MAX_BATCH + 100
     await asyncio.gather(*(bus.append(job(i % 7), b"%d" % i, message_id=str(i)) for i in range(total)))
     batches = [batch async for batch in bus.read(POOL, after_sequence=0, up_to=total)]

@@ -1,4 +1,4 @@
-"""What every bus keeps, whatever it is made of: plain messages, requests, and the end of a connection."""
+"""The contract of every bus: plain messages, requests, and the end of a connection."""
 
 import asyncio
 
@@ -52,10 +52,10 @@ async def test_a_request_is_answered(connect: Connect, bus: Bus) -> None:
     await answering
 
 
-async def test_a_request_that_nobody_answers_says_why(bus: Bus) -> None:
-    with pytest.raises(NoResponder) as nobody:
-        await bus.request("ef.quote.nobody", b"", 5.0)
-    assert nobody.value.subject == "ef.quote.nobody"
+async def test_a_request_without_a_reply_names_the_reason(bus: Bus) -> None:
+    with pytest.raises(NoResponder) as failed:
+        await bus.request("ef.quote.unknown", b"", 5.0)
+    assert failed.value.subject == "ef.quote.unknown"
     deaf = await bus.subscribe("ef.quote.deaf")
     with pytest.raises(RequestTimeout) as late:
         await bus.request("ef.quote.deaf", b"", 0.05)
@@ -63,8 +63,8 @@ async def test_a_request_that_nobody_answers_says_why(bus: Bus) -> None:
     await deaf.close()
 
 
-async def test_whoever_has_subscribed_gets_what_another_publishes_next(connect: Connect, bus: Bus) -> None:
-    """An answer, say, that comes at once. It is a race: each round is another chance to lose it."""
+async def test_a_subscriber_gets_the_next_message_of_another_client(connect: Connect, bus: Bus) -> None:
+    """For example an immediate reply. Each round repeats the race between both clients."""
     async with asyncio.timeout(60):
         for number in range(150):
             listener = await connect()
@@ -75,8 +75,8 @@ async def test_whoever_has_subscribed_gets_what_another_publishes_next(connect: 
 
 
 @pytest.mark.parametrize("num_turns", range(1, 8))
-async def test_who_is_cancelled_while_subscribing_hears_it(bus: Bus, num_turns: int) -> None:
-    """Otherwise a service that is told to stop just after its start would go on for ever."""
+async def test_cancelling_a_subscribing_task_ends_it(bus: Bus, num_turns: int) -> None:
+    """Otherwise a service that is stopped during its start would run forever."""
     subscribing = asyncio.ensure_future(bus.subscribe("ef.telemetry.>"))
     for _ in range(num_turns):  # of the event loop
         await asyncio.sleep(0)
@@ -85,7 +85,7 @@ async def test_who_is_cancelled_while_subscribing_hears_it(bus: Bus, num_turns: 
             await subscribing
 
 
-async def test_a_closed_bus_lets_everybody_go(connect: Connect, bus: Bus) -> None:
+async def test_a_closed_bus_ends_all_waits(connect: Connect, bus: Bus) -> None:
     doomed = await connect()
     queue = await doomed.work(POOL, "admission")
     subscription = await doomed.subscribe("ef.telemetry.>")

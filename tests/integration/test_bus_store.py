@@ -1,4 +1,4 @@
-"""What every bus keeps, whatever it is made of: objects, values and leases."""
+"""The contract of every bus: objects, values and leases."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from elasticflow.shared.runtime.service.leader_lease import Lease
 from tests.support.shared_pool import POOL, Connect
 
 
-async def test_objects_come_back_whole(connect: Connect, bus: Bus) -> None:
+async def test_objects_are_read_back_complete(connect: Connect, bus: Bus) -> None:
     bucket = streams.code_bucket(POOL)
     big = bytes(range(256)) * (20 * 4096)  # 20 MiB
     await bus.put_object(bucket, "empty", b"")
@@ -66,12 +66,12 @@ async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bu
     assert await first.try_acquire()
     await doomed.close()
     second = Lease(bus, POOL, "allocator", "second", ttl_s=lambda: 1, clock=SystemClock())
-    told: asyncio.Queue[bool] = asyncio.Queue()
-    holding = asyncio.create_task(second.hold(told.put_nowait))
+    holds: asyncio.Queue[bool] = asyncio.Queue()
+    holding = asyncio.create_task(second.hold(holds.put_nowait))
     async with asyncio.timeout(60):
-        assert await told.get()
+        assert await holds.get()
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
-    assert not await told.get()
+    assert not await holds.get()
     third = Lease(bus, POOL, "allocator", "third", ttl_s=lambda: 1, clock=SystemClock())
-    assert await third.try_acquire(), "released by the one that was cancelled"
+    assert await third.try_acquire(), "the cancelled holder releases it"

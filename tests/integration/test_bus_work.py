@@ -1,4 +1,4 @@
-"""What every bus keeps, whatever it is made of: each wish in the work queue is done, by one replica."""
+"""The contract of every bus: one replica handles each command of the work queue."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ async def pull_all(queue: WorkQueue, count: int) -> list[WorkItem]:
     return items
 
 
-async def test_work_comes_with_everything_it_was_sent_with(bus: Bus) -> None:
+async def test_a_command_arrives_with_all_its_headers(bus: Bus) -> None:
     queue = await bus.work(POOL, "admission")
     waiting = asyncio.create_task(queue.pull(10, 10.0))
     await bus.append(SUBMIT, b"job", message_id="id-1", headers={"Answer-To": "ef.answer"})
@@ -26,7 +26,7 @@ async def test_work_comes_with_everything_it_was_sent_with(bus: Bus) -> None:
     await queue.close()
 
 
-async def test_a_pull_brings_all_there_is_up_to_its_limit(bus: Bus) -> None:
+async def test_a_pull_returns_all_messages_up_to_its_limit(bus: Bus) -> None:
     for i in range(5):
         await bus.append(SUBMIT, b"%d" % i, message_id=str(i))
     queue = await bus.work(POOL, "admission")
@@ -60,7 +60,7 @@ async def test_replicas_share_the_work_and_each_item_goes_to_one(connect: Connec
     assert done[1]
 
 
-async def test_work_handed_back_comes_again(bus: Bus) -> None:
+async def test_rejected_work_is_delivered_again(bus: Bus) -> None:
     queue = await bus.work(POOL, "admission")
     await bus.append(SUBMIT, b"job", message_id="1")
     (item,) = await queue.pull(1, 5.0)

@@ -1,4 +1,4 @@
-"""Operators' calls over a real server: bounds, granted or refused, told, ended and decided again; measured curves."""
+"""Operators' commands over a real server: GPU limits, throughput profiles and checkpoints."""
 
 import asyncio
 import json
@@ -6,12 +6,12 @@ from typing import Any
 
 import elasticflow
 from elasticflow.shared.messages import events
-from tests.support.command_line import WAIT_S, FrontDoor
+from tests.support.command_line import WAIT_S, CommandLinePool
 from tests.support.histories import LINEAR
 
 
-async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
-    wish = (
+async def test_gpu_limits_from_the_command_to_their_end(cli: CommandLinePool) -> None:
+    command = (
         "submit",
         "line.py",
         "--iterations",
@@ -23,25 +23,25 @@ async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
         "--gpus",
         "1..4",
     )
-    submitted = await door.eflow(*wish)
+    submitted = await cli.eflow(*command)
     assert submitted.status == 0, submitted.out + submitted.err
-    refused = await door.eflow("scale-in", "j1", "1")
+    refused = await cli.eflow("scale-in", "j1", "1")
     assert refused.status == 1
     assert refused.out.splitlines()[-1] == "  take it  eflow scale-in j1 2"
-    taken = await door.eflow("scale-in", "j1", "2", "--for", "1h")
+    taken = await cli.eflow("scale-in", "j1", "2", "--for", "1h")
     assert taken.status == 0
     assert taken.out.startswith("scaled  j1: at most 2 GPUs until ")
-    shown = await door.eflow("jobs")
+    shown = await cli.eflow("jobs")
     assert "- of ..2" in shown.out
     assert "to end that: eflow scale-in j1 --release" in shown.out
-    out = await door.eflow("scale-out", "j1", "--json")
+    out = await cli.eflow("scale-out", "j1", "--json")
     assert (out.status, out.value["scaled"], out.value["min_gpus"]) == (0, True, 2)
-    released = await asyncio.to_thread(elasticflow.release, "j1", nats_url=door.url)
+    released = await asyncio.to_thread(elasticflow.release, "j1", nats_url=cli.url)
     assert isinstance(released, events.GpuLimitsCleared)
-    again = await door.eflow("scale-out", "j1", "--release", "--json")
+    again = await cli.eflow("scale-out", "j1", "--release", "--json")
     assert (again.status, again.value["scaled"]) == (1, False)
-    told = [sentence["type"] for sentence in json.loads((await door.eflow("explain", "j1", "--json")).out)]
-    assert told == [
+    types = [entry["type"] for entry in json.loads((await cli.eflow("explain", "j1", "--json")).out)]
+    assert types == [
         "JobAdmitted",
         "GpuLimitsRejected",
         "GpuLimitsSet",
@@ -49,54 +49,54 @@ async def test_a_bound_from_the_wish_to_its_end(door: FrontDoor) -> None:
         "GpuLimitsCleared",
         "GpuLimitsRejected",
     ]
-    verified = await door.eflow("replay", "--verify")
+    verified = await cli.eflow("replay", "--verify")
     assert verified.status == 0, verified.out + verified.err
 
 
-async def test_a_bound_ends_by_itself(door: FrontDoor) -> None:
-    await door.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
-    scaled = await door.eflow("scale-in", "j1", "1", "--for", "0.5s", "--json")
+async def test_gpu_limits_expire(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    scaled = await cli.eflow("scale-in", "j1", "1", "--for", "0.5s", "--json")
     assert scaled.value["max_gpus"] == 1
     async with asyncio.timeout(WAIT_S):
-        while (await door.eflow("jobs", "--json")).value[0]["bound"] is not None:
+        while (await cli.eflow("jobs", "--json")).value[0]["bound"] is not None:
             pass
-    assert "its GPU limits were cleared: they have expired" in (await door.eflow("explain", "j1")).out
+    assert "its GPU limits were cleared: they have expired" in (await cli.eflow("explain", "j1")).out
 
 
-async def test_a_curve_is_shown_of_a_job_and_of_a_file(door: FrontDoor) -> None:
-    await door.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
-    of_job = await door.eflow("profile", "j1", "--json")
+async def test_a_curve_is_shown_of_a_job_and_of_a_file(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    of_job = await cli.eflow("profile", "j1", "--json")
     assert {point["num_gpus"]: point["speedup"] for point in of_job.value["points"]} == LINEAR
-    of_file = await door.eflow("profile", "line.py", "--gpus", "..2")
+    of_file = await cli.eflow("profile", "line.py", "--gpus", "..2")
     assert of_file.status == 0, of_file.err
     assert "linear/b64, 64 samples an iteration" in of_file.out
     assert of_file.out.count("not in ..2") == 2
-    unknown = await door.eflow("profile", "nobody", "--json")
-    assert (unknown.status, "unknown job 'nobody'" in unknown.value["error"]) == (1, True)
-    assert [job["job_id"] for job in (await door.eflow("jobs", "--all", "--json")).value] == ["j1"]
+    unknown = await cli.eflow("profile", "unknown", "--json")
+    assert (unknown.status, "unknown job 'unknown'" in unknown.value["error"]) == (1, True)
+    assert [job["job_id"] for job in (await cli.eflow("jobs", "--all", "--json")).value] == ["j1"]
 
 
-async def test_a_checkpoint_is_asked_for_and_told_when_it_is_whole(door: FrontDoor) -> None:
-    await door.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
-    none_yet = await door.eflow("checkpoint", "j1")
+async def test_a_checkpoint_is_requested_and_reported_when_it_is_complete(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    none_yet = await cli.eflow("checkpoint", "j1")
     assert (none_yet.status, none_yet.out) == (1, "no checkpoint: j1 has none so far\n")
-    await door.place("j1", "node-0:0", "node-0:1")
-    await door.train("j1", iteration=40)
-    asking = asyncio.create_task(door.eflow("checkpoint", "j1"))
+    await cli.place("j1", "node-0:0", "node-0:1")
+    await cli.train("j1", iteration=40)
+    asking = asyncio.create_task(cli.eflow("checkpoint", "j1"))
     async with asyncio.timeout(WAIT_S):
         newest: dict[str, Any] = {}
         while newest.get("type") != "CheckpointRequested":
-            newest = (await door.eflow("events", "--job", "j1", "--json")).value[-1]
+            newest = (await cli.eflow("events", "--job", "j1", "--json")).value[-1]
         written = events.CheckpointWritten(
             job_id="j1",
             request=newest["sequence"],
             iteration=41,
             num_bytes=1_200,
             file="/data/41.ckpt",
-            at_s=door.now_s + 3.0,
+            at_s=cli.now_s + 3.0,
         )
-        await door.tell(written)
+        await cli.append(written)
         ran = await asking
     assert ran.status == 0
     assert ran.out == "checkpoint  j1: iteration 41\n  1.2 kB in /data/41.ckpt\n"
-    assert "checkpoint of iteration 41 written" in (await door.eflow("explain", "j1")).out
+    assert "checkpoint of iteration 41 written" in (await cli.eflow("explain", "j1")).out

@@ -1,4 +1,4 @@
-"""`eflow up` on real processes: it starts all, mends what is killed, and leaves nothing."""
+"""`eflow up` on real processes: it starts all, restarts killed ones, and leaves none behind."""
 
 import asyncio
 import fcntl
@@ -23,7 +23,7 @@ SERVICES = {"admission", "allocator", "placement", "monitor"}
 
 
 class Laptop:
-    """A folder in which `eflow up` runs, without nodes: executors have tests of their own."""
+    """A folder in which `eflow up` runs without nodes; other tests cover executors."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Laptop:
 
     async def until(self, fact: Any) -> None:
         async with asyncio.timeout(WAIT_S):
-            while not fact():  # noqa: ASYNC110 - other processes tell nobody when they change
+            while not fact():  # noqa: ASYNC110 - other processes report to no one
                 await asyncio.sleep(0.05)
 
     def pids(self) -> set[int]:
@@ -105,7 +105,7 @@ async def test_up_in_the_background_and_down_again(laptop: Laptop) -> None:
     assert not (laptop.data_dir / "run.json").exists()
 
 
-async def test_whoever_ends_up_while_it_starts_in_the_background_ends_what_it_started(laptop: Laptop) -> None:
+async def test_ending_up_during_a_background_start_ends_all_its_processes(laptop: Laptop) -> None:
     process = await laptop.start("up", "--detach", "--nodes", "0")
     await laptop.until(lambda: holder_of(laptop.data_dir) is not None)
     started = holder_of(laptop.data_dir)
@@ -115,20 +115,20 @@ async def test_whoever_ends_up_while_it_starts_in_the_background_ends_what_it_st
     await laptop.until(lambda: not _runs(started))
 
 
-async def test_what_is_killed_is_started_again_and_nothing_is_lost(laptop: Laptop) -> None:
+async def test_killed_processes_are_restarted_and_no_message_is_lost(laptop: Laptop) -> None:
     before = await laptop.up()
     events = json.loads((await laptop.eflow("events", "--json"))[1])
     for name in ("placement", "nats-server"):
         os.kill(before.processes[name].pid, signal.SIGKILL)
 
-    def mended() -> bool:
+    def restarted() -> bool:
         after = laptop.run().processes
         return all(
             name in after and after[name].pid != before.processes[name].pid
             for name in ("placement", "nats-server")
         )
 
-    await laptop.until(mended)
+    await laptop.until(restarted)
     assert laptop.run().nats_url == before.nats_url
     again = json.loads((await laptop.eflow("events", "--json"))[1])
     assert again[: len(events)] == events
@@ -155,7 +155,7 @@ async def test_ctrl_c_while_the_scheduler_is_compiled(
 ) -> None:
     kept = machine_code.folder()
     assert kept is not None
-    compiled = laptop.folder / kept.name  # a place of our own, where another process seems to compile
+    compiled = laptop.folder / kept.name  # another cache folder, whose lock this test holds
     compiled.mkdir()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(laptop.folder))
     with (compiled / "lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""`eflow simulate compare`: several policies on one page, the numbers beside it."""
+"""`eflow simulate compare`: several policies on one page, with a file of the numbers."""
 
 import csv
 import html
@@ -31,7 +31,7 @@ def compare(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_one_page_with_all_figures_and_all_numbers_beside_it(tmp_path: Path) -> None:
+def test_one_page_with_all_figures_and_a_file_of_all_numbers(tmp_path: Path) -> None:
     trace, folder = tmp_path / "few.csv", tmp_path / "report"
     write_trace(small(), trace)
     policies = ("selective", "edf", "gandiva")
@@ -58,7 +58,7 @@ def test_one_page_with_all_figures_and_all_numbers_beside_it(tmp_path: Path) -> 
     assert float(ours["met"]) <= float(ours["bound"]) + 1e-6
 
 
-def test_json_is_one_object_that_says_what_the_page_and_the_numbers_say(tmp_path: Path) -> None:
+def test_json_is_one_object_with_the_content_of_the_page(tmp_path: Path) -> None:
     trace, folder = tmp_path / "few.csv", tmp_path / "report"
     write_trace(small(), trace)
     chosen = ("--policy", "edf", "--policy", "gandiva", "--nodes", "1", "--bound", "--json")
@@ -90,7 +90,7 @@ def test_json_is_one_object_that_says_what_the_page_and_the_numbers_say(tmp_path
         (("--trace", "small", "--nodes", "0"), "nodes must be at least 1"),
     ],
 )
-def test_bad_input_ends_in_a_sentence_before_anything_is_run(
+def test_bad_input_is_an_error_before_the_first_run(
     arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     status, shown, complaint = compare(*arguments, "--out", str(tmp_path / "report"))
@@ -99,7 +99,7 @@ def test_bad_input_ends_in_a_sentence_before_anything_is_run(
     assert not (tmp_path / "report").exists()
 
 
-def test_a_trial_is_run_once_whoever_asks_and_in_any_number_of_processes() -> None:
+def test_a_trial_runs_once_for_all_figures_and_any_number_of_processes() -> None:
     comparison = RunMatrix(
         workloads=(small(),),
         clusters=(ClusterShape(num_nodes=1, gpus_per_node=8),),
@@ -124,7 +124,7 @@ def test_a_mix_grows_by_more_of_the_same_jobs() -> None:
     assert {job.job_class for job in mixed(workload, 0.5).jobs} == {JobClass.SLO, JobClass.BEST_EFFORT}
 
 
-def test_loosened_deadlines_leave_that_many_times_the_time() -> None:
+def test_loosened_deadlines_multiply_the_time() -> None:
     workload = small(100)
     given = {job.job_id: job for job in workload.jobs}
     for job in loosened(workload, 3.0).jobs:
@@ -141,10 +141,10 @@ def test_loosened_deadlines_leave_that_many_times_the_time() -> None:
     ("interrupted_at", "runs", "figures"),
     [
         (150, ["edf"], ["7", "8"]),  # in the second run
-        (400, ["edf", "gandiva", "pollux"], ["7", "8"]),  # after them, among those that other figures ask for
+        (400, ["edf", "gandiva", "pollux"], ["7", "8"]),  # later, among those of other figures
     ],
 )
-def test_ctrl_c_leaves_a_report_of_what_was_run(
+def test_ctrl_c_leaves_a_report_of_the_completed_runs(
     interrupted_at: int,
     runs: list[str],
     figures: list[str],

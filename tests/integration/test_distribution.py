@@ -1,4 +1,4 @@
-"""What is installed: `elasticflow` alone, each file once, the same from the wheel and from the sdist's wheel."""
+"""The installed files: only `elasticflow`, each file once, the same from the wheel and from the wheel of the sdist."""
 
 import os
 import re
@@ -17,17 +17,17 @@ FOLDERS = ("elasticflow", "shared", "services", "simulator")
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """sdist and wheel."""
+    """The sdist and the wheel."""
     folder = tmp_path_factory.mktemp("distributions")
     checkout = copy_of_checkout(folder / "checkout")
-    stale = checkout / "shared" / "removed"  # what a removed package leaves behind
+    stale = checkout / "shared" / "removed"  # a removed package leaves such a folder
     (stale / "__pycache__").mkdir(parents=True)
     (stale / "__pycache__" / "module.pyc").touch()
     return build(checkout, folder)
 
 
 def files_of_checkout() -> set[str]:
-    """As they are installed: everything below `elasticflow`."""
+    """The files below `elasticflow`, by their installed paths."""
     found = {
         path
         for folder in FOLDERS
@@ -73,7 +73,7 @@ def test_the_metadata_of_a_wheel(distributions: tuple[Path, Path]) -> None:
     }
 
 
-def test_an_installed_wheel_imports_and_nothing_else_of_ours_does(
+def test_an_installed_wheel_makes_only_elasticflow_importable(
     distributions: tuple[Path, Path], tmp_path: Path
 ) -> None:
     site = install(distributions[1], tmp_path / "site")

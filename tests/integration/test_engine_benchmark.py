@@ -1,4 +1,4 @@
-"""The engine's benchmark runs: real workers and peers, a little work, no time asserted."""
+"""The benchmark of the engine runs, with real workers and little work. No time is asserted."""
 
 import os
 
@@ -14,7 +14,7 @@ from benchmarks.engine.transient import measure_transient
 SMALL = Options(million_parameters=(1,), rounds=1)
 
 
-def test_every_mode_is_measured_beside_plain_ddp() -> None:
+def test_every_mode_is_measured_next_to_plain_ddp() -> None:
     modes = ("fast", "bitwise_4")
     row = measure_steady("gpt", million_parameters=1, num_workers=2, rounds=1, modes=modes)
     assert all(
@@ -41,28 +41,28 @@ def test_a_restart_under_torchrun_is_measured() -> None:
     assert min(row["2 -> 4"], row["4 -> 2"], row["crash_s"]) > 0
 
 
-def test_torchft_is_measured_or_missed_aloud() -> None:
+def test_torchft_is_measured_or_reported_missing() -> None:
     (row,) = torchft.measure(SMALL)
     if "not installed" in row.get("error", ""):
         pytest.skip(row["error"])
     assert row["crash_s"] > 0
 
 
-async def test_transient_gpus_are_measured_beside_a_restart() -> None:
+async def test_transient_gpus_are_measured_next_to_a_restart() -> None:
     rows = await measure_transient(1, period_s=1.0, rounds=1)
     assert [row["way"] for row in rows] == ["gone-over", "stopped-and-resumed"]
     assert all(row["steps"] > 0 and row["of_ideal"] > 0 for row in rows)
     assert transient.table(rows).row_count == 2
 
 
-def test_what_a_restore_costs_is_measured() -> None:
+def test_the_cost_of_a_restore_is_measured() -> None:
     row = restores.measure_restores(1, rounds=1)
     assert row["num_bytes"] > 7_000_000, "weights and momentum"
     assert row["bytes_per_s"] > 0
     assert restores.table([row | {"copied_bytes_per_s": 1e9}]).row_count == 1
 
 
-async def test_what_checkpoints_and_newcomers_cost_is_measured() -> None:
+async def test_the_cost_of_checkpoints_and_joining_workers_is_measured() -> None:
     row = await measure_stalls(1, rounds=1)
     assert row["step_s"] > 0
     assert stalls.table([row]).row_count == 1

@@ -67,7 +67,7 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 async def until_moving(bus: Bus, job_id: str) -> None:
-    """Return when a heartbeat reports a finished iteration: there is state to checkpoint then."""
+    """Return when a heartbeat reports a finished iteration: from then on a checkpoint has content."""
     heartbeats = await bus.subscribe(subjects.every_node(POOL))
     async with asyncio.timeout(60):
         async for message in heartbeats:
@@ -88,7 +88,7 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
         executor(nats_server, tmp_path, "node-0") as first,
         executor(nats_server, tmp_path, "node-1") as second,
     ):
-        await ledger.until_told(events.NodeJoined, count=2)
+        await ledger.until_received(events.NodeJoined, count=2)
         await ledger.place(
             "a",
             1,
@@ -99,20 +99,20 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
             max_iterations=400,
             hyperparameters={"step_s": 0.005},
         )
-        started = await ledger.until_told(events.GenerationStarted)
+        started = await ledger.until_received(events.GenerationStarted)
         assert (started.num_gpus, started.iteration) == (2, 0)
         await until_moving(bus, "a")
         await ledger.place("a", 2, "node-1:0")
-        resumed = await ledger.until_told(events.GenerationStarted, count=2)
+        resumed = await ledger.until_received(events.GenerationStarted, count=2)
         assert resumed.iteration > 0
-        finished = await ledger.until_told(events.JobFinished)
+        finished = await ledger.until_received(events.JobFinished)
         assert (finished.iteration, finished.condition) == (400, "max_iterations")
         for process in (first, second):
             process.send_signal(signal.SIGTERM)
-        left = await ledger.until_told(events.NodeLost, count=2)
+        left = await ledger.until_received(events.NodeLost, count=2)
         assert left.reason == "left"
         assert [await asyncio.to_thread(exit_code, process) for process in (first, second)] == [0, 0]
-    assert not [message for message in ledger.told if isinstance(message, events.WorkerCrashed)]
+    assert not [message for message in ledger.received if isinstance(message, events.WorkerCrashed)]
     assert not marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})
 
 
@@ -130,21 +130,21 @@ async def test_after_an_executor_was_killed_its_job_continues_from_the_checkpoin
         "hyperparameters": {"step_s": 0.005},
     }
     with executor(nats_server, tmp_path, "node-0") as process:
-        await ledger.until_told(events.NodeJoined)
+        await ledger.until_received(events.NodeJoined)
         await ledger.place("a", 1, "node-0:0", **job)
-        await ledger.until_told(events.GenerationStarted)
+        await ledger.until_received(events.GenerationStarted)
         await ledger.place("a", 2, "node-0:0", "node-0:1")
-        resumed = await ledger.until_told(events.GenerationStarted, count=2)
+        resumed = await ledger.until_received(events.GenerationStarted, count=2)
         process.kill()
     with executor(nats_server, tmp_path, "node-0") as process:
-        await ledger.until_told(events.NodeJoined, count=2)
+        await ledger.until_received(events.NodeJoined, count=2)
         assert ledger.state.live_jobs["a"].broken
         assert (
             len(marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})) == 1
         )  # the new fork server
         await ledger.place("a", 3, "node-0:1")
-        again = await ledger.until_told(events.GenerationStarted, count=3)
+        again = await ledger.until_received(events.GenerationStarted, count=3)
         assert again.iteration >= resumed.iteration > 0
         process.send_signal(signal.SIGTERM)
-        await ledger.until_told(events.NodeLost)
+        await ledger.until_received(events.NodeLost)
         assert await asyncio.to_thread(exit_code, process) == 0

@@ -173,7 +173,7 @@ async def ended(task: "asyncio.Task[None]") -> None:
 async def test_an_executor_from_joining_to_shutdown(bus: Bus, run: Run, tmp_path: Path) -> None:
     task, launcher = await run()
     ledger = Ledger(bus)
-    joined = await ledger.until_told(events.NodeJoined)
+    joined = await ledger.until_received(events.NodeJoined)
     assert (joined.node_id, joined.num_gpus, joined.device) == ("node-0", 4, "cpu")
     assert (joined.sockets, joined.rack) == (1, "r7")
     await ledger.place("a", 1, "node-0:2", "node-0:3")
@@ -186,9 +186,9 @@ async def test_an_executor_from_joining_to_shutdown(bus: Bus, run: Run, tmp_path
     await ledger.until(lambda pool: pool.live_jobs["a"].generation == 2 and pool.live_jobs["a"].training)
     assert ledger.state.live_jobs["a"].checkpoint_iteration == 5
     await ended(task)
-    left = await ledger.until_told(events.NodeLost)
+    left = await ledger.until_received(events.NodeLost)
     assert (left.incarnation, left.reason) == (joined.incarnation, "left")
-    assert [event.iteration for event in ledger.told if isinstance(event, events.WorkersStopped)] == [5]
+    assert [event.iteration for event in ledger.received if isinstance(event, events.WorkersStopped)] == [5]
     assert not launcher.running
 
 
@@ -196,18 +196,18 @@ async def test_a_worker_switches_and_another_joins_it(bus: Bus, run: Run) -> Non
     task, launcher = await run()
     ledger = Ledger(bus)
     await ledger.plan(events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=NOW_S))
-    await ledger.until_told(events.NodeJoined)
+    await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:1")
-    await ledger.until_told(events.GenerationStarted)
+    await ledger.until_received(events.GenerationStarted)
     await ledger.place("a", 2, "node-0:1", "node-0:3")
-    started = await ledger.until_told(events.GenerationStarted, count=2)
+    started = await ledger.until_received(events.GenerationStarted, count=2)
     assert (started.generation, started.iteration, started.resize) == (2, 7, TIMELINE)
     staying, joining = launcher.workers
     assert (staying.assignment.generation, staying.assignment.rank) == (2, 0)
     assert (joining.assignment.rendezvous_size, joining.assignment.gpu_index) == (2, 3)
     assert launcher.addresses == ["127.0.0.1:5000"]
     await ended(task)
-    await ledger.until_told(events.NodeLost)
+    await ledger.until_received(events.NodeLost)
     assert len(launcher.workers) == 2
     assert not launcher.running
 
@@ -216,7 +216,7 @@ async def test_heartbeats_report_training_workers(bus: Bus, run: Run) -> None:
     heartbeats = await bus.subscribe(subjects.telemetry(POOL, "node-0"))
     await run()
     ledger = Ledger(bus)
-    joined = await ledger.until_told(events.NodeJoined)
+    joined = await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
     async with asyncio.timeout(PATIENCE_S):
         async for message in heartbeats:
@@ -231,25 +231,25 @@ async def test_heartbeats_report_training_workers(bus: Bus, run: Run) -> None:
 async def test_a_node_counted_as_lost_joins_as_another_incarnation(bus: Bus, run: Run) -> None:
     _, launcher = await run()
     ledger = Ledger(bus)
-    joined = await ledger.until_told(events.NodeJoined)
+    joined = await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
-    await ledger.until_told(events.GenerationStarted)
-    await ledger.tell(
+    await ledger.until_received(events.GenerationStarted)
+    await ledger.append(
         events.NodeLost(node_id="node-0", incarnation=joined.incarnation, reason="silent", at_s=NOW_S)
     )
-    again = await ledger.until_told(events.NodeJoined, count=2)
+    again = await ledger.until_received(events.NodeJoined, count=2)
     assert again.incarnation != joined.incarnation
     assert not launcher.running
     await ledger.place("a", 2, "node-0:0")
-    await ledger.until_told(events.GenerationStarted, count=2)
+    await ledger.until_received(events.GenerationStarted, count=2)
 
 
 async def test_a_node_name_belongs_to_one_executor(bus: Bus, run: Run, tmp_path: Path) -> None:
     first, launcher = await run()
     ledger = Ledger(bus)
-    await ledger.until_told(events.NodeJoined)
+    await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
-    await ledger.until_told(events.GenerationStarted)
+    await ledger.until_received(events.GenerationStarted)
     second, _ = await run()
     with pytest.raises(BadSettings, match="already runs here"):
         await second
@@ -267,18 +267,18 @@ async def test_without_contact_to_nats_the_workers_are_killed(
     _, launcher = await run()
     ledger = Ledger(bus)
     await ledger.plan(events.PoolConfigured(config=PoolConfig(heartbeat_timeout_s=1.0), at_s=NOW_S))
-    await ledger.until_told(events.NodeJoined)
+    await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
-    await ledger.until_told(events.GenerationStarted)
+    await ledger.until_received(events.GenerationStarted)
     nats_server.kill()
     async with asyncio.timeout(PATIENCE_S):
         while launcher.running:  # noqa: ASYNC110 - a fake worker reports to its executor only
             await asyncio.sleep(0.02)
     nats_server.start()
-    crashed = await ledger.until_told(events.WorkerCrashed)
+    crashed = await ledger.until_received(events.WorkerCrashed)
     assert "NATS was out of reach" in crashed.explanation
     await ledger.place("a", 2, "node-0:0")
-    await ledger.until_told(events.GenerationStarted, count=2)
+    await ledger.until_received(events.GenerationStarted, count=2)
 
 
 # --- code -----------------------------------------------------------------------------------------------
@@ -332,19 +332,19 @@ async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> N
     await bus.put_object(streams.code_bucket(POOL), digest, data)
     _, launcher = await run()
     ledger = Ledger(bus)
-    await ledger.until_told(events.NodeJoined)
+    await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0", code_digest=digest)
-    failed = await ledger.until_told(events.JobFailed)
+    failed = await ledger.until_received(events.JobFailed)
     assert "cannot be unpacked" in failed.error
-    await ledger.until_told(events.WorkersStopped)
+    await ledger.until_received(events.WorkersStopped)
     assert launcher.workers == []
 
 
 async def test_a_job_cancelled_before_its_code_arrives_starts_no_worker(bus: Bus, run: Run) -> None:
     _, launcher = await run()
     ledger = Ledger(bus)
-    await ledger.until_told(events.NodeJoined)
+    await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0", code_digest="0" * 64)
     await ledger.plan(events.JobCancelled(job_id="a", reason="", at_s=NOW_S))
-    await ledger.until_told(events.WorkersStopped)
+    await ledger.until_received(events.WorkersStopped)
     assert launcher.workers == []

@@ -1,4 +1,4 @@
-"""Scripts over the whole pipeline: one as it is, resized by a stop, beside one that is elastic."""
+"""Scripts over the whole pipeline: an unchanged one, resized by restarts, and an elastic one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ ELASTIC = JobSpec(
 CURVES = {"digits/b150": {1: 20.0, 2: 30.0}, "snapshots/b100": {1: 20.0, 2: 40.0}}
 
 
-async def test_a_script_gives_way_to_a_promise_and_ends(tmp_path: Path) -> None:
+async def test_a_script_shrinks_for_a_promise_and_finishes(tmp_path: Path) -> None:
     config = replace(CONFIG, curves=CURVES)
     async with running_pool(tmp_path, num_nodes=1, replicas={}, config=config) as pool:
         await pool.acknowledged(AS_IT_IS, "as-it-is")
@@ -38,7 +38,7 @@ async def test_a_script_gives_way_to_a_promise_and_ends(tmp_path: Path) -> None:
                 and len(job.gpus) == 2
                 and job.checkpoint_iteration > 0
             ),
-            "it trains on two GPUs, and has saved something",
+            "it trains on two GPUs, and has saved a snapshot",
         )
         await pool.acknowledged(ELASTIC, "elastic")
         await pool.ended(["as-it-is", "elastic"])
@@ -49,10 +49,10 @@ async def test_a_script_gives_way_to_a_promise_and_ends(tmp_path: Path) -> None:
     starts = [
         fact for fact in facts if isinstance(fact, events.GenerationStarted) and fact.job_id == "as-it-is"
     ]
-    assert len(starts) > 1, "it gave way"
+    assert len(starts) > 1, "it shrank for the promise"
     unnoted = AS_IT_IS.max_iterations - finished["as-it-is"].iteration
     assert unnoted in range(0, 15 * len(starts), 15), "of an epoch that was saved just before a stop"
-    assert all(start.resize is None for start in starts), "nobody joins it while it trains"
+    assert all(start.resize is None for start in starts), "no worker joins it while it trains"
     iterations = [start.iteration for start in starts]
     assert iterations == sorted(iterations)
-    assert iterations[-1] > 0, "it went on from what it had saved"
+    assert iterations[-1] > 0, "it resumed from its snapshot"

@@ -1,4 +1,4 @@
-"""A server that is killed and comes back, again and again: nothing acknowledged is lost, nothing is out of order."""
+"""A server that is killed and restarted repeatedly loses no acknowledged message and keeps the order."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ BETWEEN_KILLS = 60  # messages
 async def write_facts(
     bus: NatsBus, written: dict[str, int], killed: asyncio.Event, enough: asyncio.Event
 ) -> None:
-    """Append one after another until the killing has ended, then a few more."""
+    """Append messages until the last kill, then a few more."""
     while not (killed.is_set() and enough.is_set()):
         message_id = f"fact-{len(written)}"
         written[message_id] = await bus.append_event(REPORTED_EVENTS, b"", message_id=message_id)
@@ -31,7 +31,7 @@ async def write_facts(
 
 
 async def decide(bus: NatsBus, decided: list[int], killed: asyncio.Event) -> None:
-    """The loop of a decider: append by compare-and-set, look after a doubt."""
+    """The loop of a decider: append by compare-and-set; after a lost acknowledgement, look for the message."""
     last = 0
     while not killed.is_set():
         try:
@@ -67,7 +67,7 @@ async def work(bus: NatsBus, done: set[bytes]) -> None:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(90):
-        while not holds():  # noqa: ASYNC110 - facts of several tasks, with no event in common
+        while not holds():  # noqa: ASYNC110 - several tasks change the state, without a common event
             await asyncio.sleep(0.005)
 
 
@@ -107,11 +107,13 @@ async def test_nothing_acknowledged_is_lost_over_kills_of_the_server(nats_server
     await reader.close()
 
 
-async def test_away_means_unavailable_at_once_and_nothing_is_sent_later(nats_server: EmbeddedServer) -> None:
+async def test_a_stopped_server_is_unavailable_at_once_and_no_message_is_sent_later(
+    nats_server: EmbeddedServer,
+) -> None:
     states: list[str] = []
     bus = await connect_nats(nats_server.url, name="test", on_state=states.append)
     await bus.ensure_pool(POOL)
-    pending = asyncio.create_task(bus.request("ef.nobody", b"", 60.0))
+    pending = asyncio.create_task(bus.request("ef.unknown", b"", 60.0))
     listener = await bus.subscribe("ef.deaf")
     waiting = asyncio.create_task(bus.request("ef.deaf", b"", 60.0))
     await anext(listener)
@@ -134,12 +136,12 @@ async def test_away_means_unavailable_at_once_and_nothing_is_sent_later(nats_ser
     assert states == ["connected", "disconnected", "reconnected", "closed"]
 
 
-async def test_a_deleted_consumer_is_made_again(nats_server: EmbeddedServer) -> None:
+async def test_a_deleted_consumer_is_created_again(nats_server: EmbeddedServer) -> None:
     bus = await connect_nats(nats_server.url, name="test")
     await bus.ensure_pool(POOL)
     queue = await bus.work(POOL, "admission")
     pulling = asyncio.create_task(queue.pull(1, 20.0))
-    admin = bus._connection  # what an operator with the nats tool does
+    admin = bus._connection  # as an operator with the nats tool
     await until_consumer_waits(bus)
     await admin.api("CONSUMER.DELETE.EF_SUBMIT_p.admission")
     await bus.append(SUBMIT, b"job", message_id="1")
@@ -174,20 +176,22 @@ async def test_a_consumer_that_the_server_forgot_is_replaced(
     await bus.close()
 
 
-async def test_a_break_that_comes_while_the_connection_is_being_mended_is_found(
+async def test_a_loss_during_a_reconnection_is_detected(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nats-py passes over the end of a connection while it makes it anew: its reader ends, and it takes itself for
-    connected from then on. Only a ping that nobody answers tells."""
+    """nats-py ignores the end of a connection while it reconnects: its reader ends, and it counts as connected.
+
+    Only a ping without a reply detects that.
+    """
     monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.client._PING_INTERVAL_S", 0.2)
     states: list[str] = []
     bus = await connect_nats(nats_server.url, name="test", on_state=states.append)
     await bus.ensure_pool(POOL)
     client = bus._connection.client
-    client._status = client.RECONNECTING  # the moment at which the end comes
+    client._status = client.RECONNECTING  # the connection ends at this moment
     nats_server.kill()
     await until(lambda: client._reading_task is None or client._reading_task.done())
-    client._status = client.CONNECTED  # and what it concludes
+    client._status = client.CONNECTED  # and nats-py counts as connected
     assert bus.is_connected
     assert states == ["connected"]
     nats_server.start()

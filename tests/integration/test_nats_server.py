@@ -1,4 +1,4 @@
-"""The embedded server: found or explained, alone on its store and port, gone with its parent."""
+"""The embedded server: found or a clear error, alone on its store and port, ended with its parent."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None:
-    elsewhere = "192.0.2.1"  # of a network that is for documents only (RFC 5737)
+    elsewhere = "192.0.2.1"  # of a network for documentation (RFC 5737)
     server = EmbeddedServer(tmp_path, host=elsewhere)
     with pytest.raises(CannotListen) as refused:
         server.start()
@@ -133,7 +133,7 @@ async def test_a_wrong_token_is_refused_at_once(tmp_path: Path) -> None:
             assert str(server.port) in str(refused.value)
 
 
-async def test_no_server_is_explained(tmp_path: Path) -> None:
+async def test_a_missing_server_is_explained(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path)
     server.start()
     server.stop()
@@ -142,7 +142,7 @@ async def test_no_server_is_explained(tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
-async def test_a_full_queue_refuses_and_keeps_what_it_has(nats_server: EmbeddedServer) -> None:
+async def test_a_full_queue_rejects_new_messages_and_keeps_the_old(nats_server: EmbeddedServer) -> None:
     bus = await connect_nats(nats_server.url, name="test", limits=StreamLimits(submit_bytes=10_000))
     await bus.ensure_pool("p")
     for i in range(2):
@@ -157,7 +157,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(nats_server: EmbeddedS
     await bus.close()
 
 
-def test_a_disk_that_runs_low_or_has_room_again_asks_for_another_start(
+def test_a_change_of_free_disk_space_requires_another_start(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not nats_server.has_wrong_bound

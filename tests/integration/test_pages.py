@@ -1,4 +1,4 @@
-"""HttpServer over real sockets, asked for by whoever may come."""
+"""HttpServer over real sockets, with valid and invalid requests."""
 
 import asyncio
 import urllib.error
@@ -33,21 +33,21 @@ async def port() -> AsyncIterator[int]:
 
 
 async def said(port: int, request: bytes) -> bytes:
-    """All that comes back until the connection ends."""
+    """All bytes that the server sends until the connection ends."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
         writer.write(request)
         writer.write_eof()
         async with asyncio.timeout(60.0):
             return await reader.read()
-    except OSError:  # it was not read to its end
+    except OSError:  # the server did not read all of it
         return b""
     finally:
         writer.close()
 
 
 def read(port: int, path: str) -> tuple[int, str, str]:
-    """As any client of HTTP sees it: status, type, text."""
+    """Status, type and text, as an HTTP client reads them."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}{path}", timeout=60.0) as page:
             return page.status, page.headers["Content-Type"], page.read().decode()
@@ -70,11 +70,11 @@ async def test_a_page_is_read_by_its_path(port: int, path: str, status: int, tex
     assert await page_is_ok(HOST, port, path, timeout_s=60.0) is (status == 200)
 
 
-async def test_a_service_that_is_too_busy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its event loop does not come to making the page."""
+async def test_a_blocked_service_reports_that_it_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop has no time to render the page."""
     monkeypatch.setattr(pages_module, "_PATIENCE_S", 0.05)
     server = HttpServer({"/healthz": lambda: HttpResponse(b"ok\n")}, host=HOST, port=0)
-    busy = read(server.port, "/healthz")  # here, in the loop, which does nothing else meanwhile
+    busy = read(server.port, "/healthz")  # blocks the event loop
     assert busy[::2] == (503, "the service does not answer\n")
     assert await page_is_ok(HOST, server.port, "/healthz", timeout_s=60.0)
     server.close()
@@ -93,17 +93,17 @@ async def test_a_service_that_is_too_busy_says_so(monkeypatch: pytest.MonkeyPatc
         b"x" * LONGER_THAN_A_HEAD,
     ],
 )
-async def test_what_is_no_request_gets_no_page_and_the_next_one_does(port: int, request_: bytes) -> None:
+async def test_an_invalid_request_gets_no_page_and_the_next_one_does(port: int, request_: bytes) -> None:
     assert b" 200 " not in await said(port, request_)
     assert await page_is_ok(HOST, port, "/good", timeout_s=60.0)
 
 
-async def test_a_page_that_fails_ends_its_connection_alone(port: int) -> None:
+async def test_a_failing_page_ends_only_its_connection(port: int) -> None:
     assert await said(port, b"GET /broken HTTP/1.1\r\n\r\n") == b""
     assert await page_is_ok(HOST, port, "/good", timeout_s=60.0)
 
 
-async def test_where_nobody_answers_no_page_is_well() -> None:
+async def test_without_a_server_no_page_is_healthy() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -116,7 +116,7 @@ async def test_where_nobody_answers_no_page_is_well() -> None:
     assert not await page_is_ok(HOST, port, "/healthz", timeout_s=60.0)
 
 
-async def test_a_service_shows_its_metrics_and_why_it_is_unwell() -> None:
+async def test_a_service_shows_its_metrics_and_why_it_is_unhealthy() -> None:
     metrics = Metrics("admission", "default")
     metrics.decisions_total.inc()
     reasons: list[str | None] = [None, "not connected to NATS"]

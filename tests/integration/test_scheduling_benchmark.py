@@ -1,4 +1,4 @@
-"""The scheduler's benchmark runs: each part with little work, counts that must agree, no time asserted."""
+"""The benchmark of the scheduler runs, each part with little work; the counts must agree. No time is asserted."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +35,7 @@ def small(known: Throughputs) -> Case:
     return next(case for case in traces if case.name == "small").first(20)
 
 
-def test_a_score_stands_beside_its_rulers_and_its_gap_adds_up(small: Case) -> None:
+def test_a_score_is_compared_with_its_bounds_and_its_gap_adds_up(small: Case) -> None:
     plan = Plan(cases=(small,), scales=(8,), baselines=("edf", "tiresias"), moves=100)
     (row,) = rows = list(measure_quality(plan, 1))
     assert row["num_gpus"] == 8
@@ -52,7 +52,7 @@ def test_a_score_stands_beside_its_rulers_and_its_gap_adds_up(small: Case) -> No
     assert all(len(line) == len(sheet.columns) for sheet in shown for line in sheet.rows)
 
 
-def test_who_asks_for_less_is_not_refused(known: Throughputs) -> None:
+def test_an_easier_deadline_is_not_rejected(known: Throughputs) -> None:
     measured = measure_relaxations(known, 3, 25)
     for found in measured["policies"]:
         assert {law["relaxed"]: law["refused"] for law in found["laws"]} == {
@@ -65,7 +65,7 @@ def test_who_asks_for_less_is_not_refused(known: Throughputs) -> None:
     assert all(len(line) == len(shown.columns) for line in shown.rows)
 
 
-def test_only_rows_that_are_not_known_are_measured(small: Case) -> None:
+def test_only_missing_rows_are_measured(small: Case) -> None:
     plan = Plan(cases=(small,), scales=(8, 16), moves=0)
     known = [{**row, "bound": "as it was"} for row in measure_quality(replace(plan, scales=(8,)), 1)]
     again, new = measure_quality(plan, 1, known)
@@ -77,7 +77,7 @@ def test_only_rows_that_are_not_known_are_measured(small: Case) -> None:
     assert other["hindsight_found"] is not None
 
 
-def test_what_was_measured_is_kept_at_once_and_gone_on_from(tmp_path: Path) -> None:
+def test_each_result_is_saved_at_once_and_an_interrupted_run_continues(tmp_path: Path) -> None:
     file = tmp_path / "all.json"
     first = Results(file, resume=True, quick=True)
     with suppress(KeyboardInterrupt), first.counted("cycle"):
@@ -98,7 +98,7 @@ def test_a_simulation_is_the_same_with_and_without_checks(small: Case) -> None:
     assert (unchecked["met"], unchecked["messages"]) == (checked["met"], checked["messages"])
 
 
-def test_decisions_are_asked_of_pools_as_loaded_as_they_say(known: Throughputs) -> None:
+def test_decisions_are_measured_on_pools_of_the_stated_load(known: Throughputs) -> None:
     decisions = measure_decisions(known, num_gpus=32, num_live=10, count=4)
     for load in ("with_room", "saturated"):
         assert decisions[load]["live_jobs"] >= 8
@@ -112,7 +112,7 @@ def test_decisions_are_asked_of_pools_as_loaded_as_they_say(known: Throughputs) 
     assert all(len(line) == len(sheet.columns) for sheet in shown for line in sheet.rows)
 
 
-def test_a_pool_that_is_laid_out_keeps_all_promises_on_gpus_of_its_own(known: Throughputs) -> None:
+def test_a_generated_pool_keeps_all_promises_on_disjoint_gpus(known: Throughputs) -> None:
     state, now_s = laid_out_pool(recipe_of(256, 150, LOOSE), known, 150)
     jobs = state.live_jobs.values()
     assert len(jobs) == 150
@@ -127,7 +127,7 @@ def test_a_pool_that_is_laid_out_keeps_all_promises_on_gpus_of_its_own(known: Th
         assert policy.decide(state, (), now_s) == (), "it is at rest"
 
 
-def test_lives_with_failures_are_counted(known: Throughputs) -> None:
+def test_simulated_runs_with_failures_are_counted(known: Throughputs) -> None:
     lives = measure_failures(known, 2, 1)
     assert lives["jobs"] == 200
     assert lives["outages"] > 0
@@ -136,12 +136,12 @@ def test_lives_with_failures_are_counted(known: Throughputs) -> None:
     assert lives["certificates_checked"] > 0
 
 
-def test_generated_workloads_do_not_hang_on_published_traces(known: Throughputs) -> None:
+def test_generated_workloads_need_no_published_traces(known: Throughputs) -> None:
     cases = generated_cases(known)
     assert len({case.name for case in cases}) == len(cases) >= 4
     assert all(cluster_of(case.published_gpus // scale).num_gpus for case in cases for scale in (1, 32))
 
 
-def test_a_folder_without_traces_is_refused(known: Throughputs, tmp_path: Path) -> None:
+def test_a_folder_without_traces_is_an_error(known: Throughputs, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="holds no trace"):
         trace_cases(tmp_path, known)

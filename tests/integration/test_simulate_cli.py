@@ -1,4 +1,4 @@
-"""`eflow simulate`, as people and scripts use it."""
+"""`eflow simulate` on a terminal and in scripts."""
 
 import csv
 import json
@@ -48,7 +48,7 @@ NUMBERS = (
 
 
 def simulate(*arguments: str, policy: str = "edf") -> Result:
-    """Of most that is tested here any policy is capable."""
+    """Most of these tests hold for any policy; EDF is fast."""
     return CliRunner().invoke(app, ["simulate", "--policy", policy, *arguments])
 
 
@@ -66,14 +66,14 @@ def test_json_is_one_object_with_all_numbers() -> None:
     assert not shown["partial"]
 
 
-def test_the_table_says_the_same() -> None:
+def test_the_table_has_the_same_numbers() -> None:
     result = simulate("--trace", "small", "--nodes", "2")
     assert result.exit_code == 0
     assert "deadline_satisfactory_ratio" in result.stdout
     assert result.stderr == ""
 
 
-def test_eflow_hands_over_arguments_output_and_exit_code() -> None:
+def test_eflow_passes_on_arguments_output_and_exit_code() -> None:
     def eflow(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "elasticflow", "simulate", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -86,7 +86,7 @@ def test_eflow_hands_over_arguments_output_and_exit_code() -> None:
     assert "eflow simulate --trace" in helped.stdout
 
 
-def test_a_signal_to_eflow_is_one_to_the_simulation(tmp_path: Path) -> None:
+def test_a_signal_to_eflow_reaches_the_simulation(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     os.mkfifo(trace)
     command = [sys.executable, "-m", "elasticflow", "simulate", "--trace", str(trace), "--json"]
@@ -103,7 +103,7 @@ def test_a_signal_to_eflow_is_one_to_the_simulation(tmp_path: Path) -> None:
         ("simulator", "Usage: python -m elasticflow.simulator simulate "),
     ],
 )
-def test_the_usage_line_says_what_was_typed(called: str, usage: str) -> None:
+def test_the_usage_line_names_the_typed_command(called: str, usage: str) -> None:
     command = [sys.executable, "-m", called, "simulate", "--help"]
     helped = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert usage in helped.stdout
@@ -121,7 +121,7 @@ def test_the_usage_line_says_what_was_typed(called: str, usage: str) -> None:
         (("--trace", "small", "--out", "/dev/null/out"), "/dev/null/out: no file can be written there"),
     ],
 )
-def test_bad_input_ends_in_a_sentence_and_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_an_error_with_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
     result = simulate(*arguments, "--json")
     assert result.exit_code == 2
     assert said in result.stderr
@@ -130,7 +130,7 @@ def test_bad_input_ends_in_a_sentence_and_exit_code_2(arguments: tuple[str, ...]
 
 
 class Distrustful(TraceVerification):
-    """Finds fault with everything."""
+    """Rejects every certificate."""
 
     def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
         self.certificates_checked += 1
@@ -138,7 +138,9 @@ class Distrustful(TraceVerification):
         self.failures.append(f"at {now_s} s: I do not like it")
 
 
-def test_a_wrong_certificate_is_counted_said_and_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_certificate_is_counted_reported_and_sets_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(simulated_run, "TraceVerification", Distrustful)
     result = simulate("--trace", "small", "--nodes", "2", "--json", policy="selective")
     assert result.exit_code == 1
@@ -147,19 +149,19 @@ def test_a_wrong_certificate_is_counted_said_and_an_exit_code(monkeypatch: pytes
     assert result.stderr.count("certificate refused: at ") == 5
 
 
-def test_a_baseline_promises_nothing_that_could_be_checked() -> None:
+def test_a_baseline_makes_no_promise_to_check() -> None:
     shown = numbers(simulate("--trace", "small", "--nodes", "2", "--json"))
     assert shown["certificates_checked"] is None
     assert shown["certificate_failures"] is None
 
 
-def test_without_a_trace_the_usage_is_wrong() -> None:
+def test_a_missing_trace_is_a_usage_error() -> None:
     result = simulate()
     assert result.exit_code == 2
     assert "--trace" in result.output
 
 
-def test_a_bad_row_is_named_or_passed_over(tmp_path: Path) -> None:
+def test_a_bad_row_is_named_or_skipped(tmp_path: Path) -> None:
     trace = tmp_path / "jobs.csv"
     trace.write_text(HEADER + GOOD_ROW + "0,-5,resnet50,90000,64\n")
     refused = simulate("--trace", str(trace), "--json")
@@ -170,7 +172,7 @@ def test_a_bad_row_is_named_or_passed_over(tmp_path: Path) -> None:
     assert f"skipped: {trace}:3" in passed.stderr
 
 
-def test_out_writes_tables_that_agree_with_the_numbers_and_pictures(tmp_path: Path) -> None:
+def test_out_writes_tables_that_agree_with_the_numbers_and_figures(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     shown = numbers(simulate("--trace", "small", "--nodes", "2", "--json", "--out", str(folder)))
     with (folder / "jobs.csv").open(newline="") as opened:
@@ -189,14 +191,14 @@ def test_out_writes_tables_that_agree_with_the_numbers_and_pictures(tmp_path: Pa
         assert 5_000 < len(picture) < 300_000
 
 
-def test_ctrl_c_shows_what_there_is_marked_partial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_shows_partial_results_marked_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_at(10, monkeypatch)
     before = signal.getsignal(signal.SIGINT)
     result = simulate("--trace", "small", "--nodes", "2", "--json", "--bound")
     assert result.exit_code == 130
     shown = json.loads(result.stdout)
     assert shown["partial"]
-    assert shown["bound"] is None  # it is of the whole trace, and may take a while
+    assert shown["bound"] is None  # of the whole trace, which takes a while
     assert shown["admitted"] < 20
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -1,4 +1,4 @@
-"""A project with packages named as ours: `eflow up` starts in it, its job is submitted, trains, and resumes."""
+"""A project whose packages have the names of ours: `eflow up` starts in it, and its job trains and resumes."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ PROJECT = {
     "    return torch.utils.data.TensorDataset(torch.ones(64, size), torch.zeros(64, 1))\n",
     "examples/__init__.py": "EXAMPLE = True\n",
     "tests.py": "CHECKED = True\n",
-    # What stops a process of ours that looks into the current folder first.
+    # Ends a process of ours that imports from the current folder first.
     "prometheus_client.py": "raise SystemExit('the prometheus_client of the project')\n",
     "psutil.py": "raise SystemExit('the psutil of the project')\n",
 }
@@ -104,7 +104,7 @@ class Project:
         return process.returncode, output.decode()
 
     async def eflow(self, *arguments: str) -> str:
-        """As the installed script calls it."""
+        """Run the installed script."""
         status, output = await self.python("-P", "-c", EFLOW, *arguments)
         assert status == 0, output
         return output
@@ -116,7 +116,7 @@ class Project:
         return [worker for server in children(executor.pid) for worker in children(server.pid)]
 
 
-# What setuptools installs for `pip install --editable`, in short.
+# What `pip install --editable` installs, in short.
 FINDER = """
 import importlib.util, sys
 
@@ -162,11 +162,11 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
     project = Project(tmp_path / "project", str(site))
     yield project
     run = read_run_file(project.folder / ".eflow")
-    if run is not None:  # the test has failed before `eflow down`
+    if run is not None:  # the test failed before `eflow down`
         os.kill(run.pid, signal.SIGTERM)
 
 
-async def test_a_project_with_packages_named_as_ours_trains_and_resumes(project: Project) -> None:
+async def test_a_project_with_the_names_of_our_packages_trains_and_resumes(project: Project) -> None:
     await project.eflow("up", "--detach", "--nodes", "1", "--slots", "1", "--device", "cpu")
     await project.eflow("submit", "train.py", "--name", "own")
     checkpoints = project.folder / ".eflow" / "checkpoints" / "own"

@@ -1,4 +1,4 @@
-"""Promises on a plan, one after another, as admission makes them."""
+"""Promises on a plan, one after another, as admission adds them."""
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch

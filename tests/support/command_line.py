@@ -1,4 +1,4 @@
-"""`eflow` as its users run it: a process, over a real nats-server, before a real admission service."""
+"""`eflow` as a process, over a real nats-server, with a real admission service."""
 
 import asyncio
 import os
@@ -35,13 +35,13 @@ class Line(ElasticJob):
 """
 
 
-class FrontDoor:
-    """A pool with two nodes of four GPUs whose curve is known, and the command line before it."""
+class CommandLinePool:
+    """A pool with two nodes of four GPUs and a known curve, and the `eflow` command for it."""
 
     def __init__(self, url: str, bus: NatsBus, folder: Path) -> None:
         self.url, self.bus, self.folder = url, bus, folder
         self.now_s = SystemClock().now_s()
-        self._told = 0
+        self._num_appended = 0
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
@@ -68,11 +68,11 @@ class FrontDoor:
         assert b"Traceback" not in err, err.decode()
         return Ran(status=process.returncode, out=out.decode(), err=err.decode())
 
-    async def tell(self, *messages: Any) -> None:
-        """Append facts, and decisions of the allocator and placement, as the services would."""
+    async def append(self, *messages: Any) -> None:
+        """Append events, and decisions of the allocator and of placement, as the services do."""
         for message in messages:
-            self._told += 1
-            message_id = f"told-{self._told}"
+            self._num_appended += 1
+            message_id = f"test-{self._num_appended}"
             data = codec.encode(message, id=message_id, recorded_at_s=self.now_s)
             decided = isinstance(message, events.PlanDecided)
             subject = subjects.plan(POOL) if decided else subject_of(POOL, message)
@@ -80,7 +80,7 @@ class FrontDoor:
 
     async def decide(self, service: str, *decided: Any) -> None:
         based_on = await self.bus.last_sequence(POOL)
-        await self.tell(
+        await self.append(
             events.PlanDecided(service=service, based_on=based_on, now_s=self.now_s, events=decided)
         )
 
@@ -94,8 +94,8 @@ class FrontDoor:
         await self.decide("placement", events.PlacementDecided(placements=(placed,), at_s=self.now_s))
 
     async def train(self, job_id: str, *, iteration: int, generation: int = 1) -> None:
-        """The job has started and come this far."""
-        await self.tell(
+        """Report that the job has started and reached this iteration."""
+        await self.append(
             events.GenerationStarted(
                 job_id=job_id, generation=generation, num_gpus=2, iteration=0, at_s=self.now_s + 1.0
             ),
@@ -111,15 +111,15 @@ class FrontDoor:
 
 
 @asynccontextmanager
-async def front_door(url: str, folder: Path) -> AsyncIterator[FrontDoor]:
-    """folder: the user's, empty; the server has no pool yet."""
-    async with AsyncExitStack() as open_ones:
+async def command_line_pool(url: str, folder: Path) -> AsyncIterator[CommandLinePool]:
+    """folder: of the user, empty. The server has no pool yet."""
+    async with AsyncExitStack() as stack:
         bus = await connect_nats(url, name="test")
-        open_ones.push_async_callback(bus.close)
+        stack.push_async_callback(bus.close)
         await bus.ensure_pool(POOL)
         (folder / "line.py").write_text(JOB_FILE)
-        made = FrontDoor(url, bus, folder)
-        await _furnish(made)
+        made = CommandLinePool(url, bus, folder)
+        await _configure(made)
         settings = Settings.from_environment({"NATS_URL": url, "EF_DATA_DIR": str(folder)})
         process = Process(
             settings=settings,
@@ -128,23 +128,23 @@ async def front_door(url: str, folder: Path) -> AsyncIterator[FrontDoor]:
             log=get_log("admission"),
             metrics=Metrics("admission", POOL),
         )
-        open_ones.push_async_callback(process.bus.close)
-        await open_ones.enter_async_context(_beside(serve(process)))
+        stack.push_async_callback(process.bus.close)
+        await stack.enter_async_context(_beside(serve(process)))
         async with asyncio.timeout(WAIT_S):
-            while not await _is_answered(bus):  # noqa: ASYNC110 - a subject can only be asked
+            while not await _admission_replies(bus):  # noqa: ASYNC110 - a subject can only be polled
                 await asyncio.sleep(0.01)
         yield made
 
 
-async def _furnish(door: FrontDoor) -> None:
-    """The pool's settings, and its nodes."""
+async def _configure(cli: CommandLinePool) -> None:
+    """Configure the pool, and add its nodes."""
     config = PoolConfig(resize_cost_s=1.0, throughput_margin=0.0, curves={"linear/b64": LINEAR})
-    await door.decide("operator", events.PoolConfigured(config=config, at_s=door.now_s))
+    await cli.decide("operator", events.PoolConfigured(config=config, at_s=cli.now_s))
     for number in range(2):
         joined = events.NodeJoined(
-            node_id=f"node-{number}", incarnation=f"first-{number}", num_gpus=4, device="cpu", at_s=door.now_s
+            node_id=f"node-{number}", incarnation=f"first-{number}", num_gpus=4, device="cpu", at_s=cli.now_s
         )
-        await door.tell(joined)
+        await cli.append(joined)
 
 
 @asynccontextmanager
@@ -157,8 +157,8 @@ async def _beside(serving: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _is_answered(bus: NatsBus) -> bool:
-    """Any question, be it one that nobody understands."""
+async def _admission_replies(bus: NatsBus) -> bool:
+    """Whether admission replies, even to an invalid request."""
     try:
         await bus.request(subjects.quote(POOL), b"?", WAIT_S)
     except NoResponder:

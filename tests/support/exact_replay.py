@@ -1,4 +1,4 @@
-"""What schedules really come to, in fractions: no rounding, no tolerance, and no code of the scheduler."""
+"""The exact results of schedules, in fractions: without rounding, tolerance or code of the scheduler."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,9 +8,9 @@ from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedul
 
 
 def exact_end_s(job: SchedulableJob, schedule: Schedule, now_s: float) -> Fraction | None:
-    """When the job's last iteration ends if it holds these GPUs, each change of share charged; None if it never does.
+    """When the job's last iteration ends on these GPUs, with the cost of each resize; None if it never ends.
 
-    Asserts that the segments are disjoint, in order and to come, and that the job runs at each of their levels.
+    Asserts that the segments are disjoint, ordered and in the future, and that the job runs at each of their levels.
     """
     left, held = Fraction(job.remaining_iterations), job.current_num_gpus
     ready_s = _exact(job.stalled_until_s, now_s)
@@ -32,7 +32,7 @@ def exact_end_s(job: SchedulableJob, schedule: Schedule, now_s: float) -> Fracti
 
 
 def is_on_time(job: SchedulableJob, schedule: Schedule, now_s: float) -> bool:
-    """Whether the schedule does all that is left, and is over by the deadline."""
+    """Whether the schedule completes the job by its deadline."""
     ends_s = exact_end_s(job, schedule, now_s)
     return (
         ends_s is not None and ends_s <= job.deadline_s and all(s.end_s <= job.deadline_s for s in schedule)
@@ -40,7 +40,7 @@ def is_on_time(job: SchedulableJob, schedule: Schedule, now_s: float) -> bool:
 
 
 def most_gpus_at_once(schedules: Iterable[Schedule]) -> int:
-    """The most GPUs that all hold together at any instant."""
+    """The most GPUs that all jobs together hold at any instant."""
     changes = sorted(
         change
         for schedule in schedules
@@ -48,14 +48,14 @@ def most_gpus_at_once(schedules: Iterable[Schedule]) -> int:
         for change in ((start_s, num_gpus), (end_s, -num_gpus))
     )
     most, held = 0, 0
-    for _, by in changes:  # at one instant what is given back sorts before what is taken
+    for _, by in changes:  # at one instant, released GPUs sort before acquired ones
         held += by
         most = max(most, held)
     return most
 
 
 def advanced(job: SchedulableJob, schedule: Schedule, now_s: float, to_s: float) -> SchedulableJob:
-    """The job at a later instant, having followed its schedule; what is left is rounded as a report would be."""
+    """The job at a later instant of its schedule. Its remaining iterations are rounded as in a report."""
     left, held = Fraction(job.remaining_iterations), job.current_num_gpus
     ready_s = _exact(job.stalled_until_s, now_s)
     until_s = now_s
@@ -86,10 +86,10 @@ def earliest_end_s(
     cap: int,
     left: Fraction,
 ) -> Fraction | None:
-    """The earliest end of `left` iterations over every choice of a level up to `cap`, or none, in each piece.
+    """The earliest end of `left` iterations, over each choice of a level up to `cap`, or of none, in each piece.
 
-    pieces: from when on how many GPUs are free, the last one without end. Brute force: five pieces and three
-    levels are 1,024 ways. A change within a piece is never better: the work done is convex in its instant.
+    pieces: (start, number of free GPUs); the last one has no end. Brute force: five pieces and three levels have 1,024
+    choices. A change within a piece is never better: the work done is convex in its instant.
     """
     levels = [level for level in job.curve.levels if level <= cap]
     now_s = pieces[0][0]

@@ -1,8 +1,8 @@
-"""How many examples a property gets, in parts of the usual number, which `make search` raises to ten times as many."""
+"""The number of examples of a property, relative to the default, which `make search` multiplies by ten."""
 
 from hypothesis import settings
 
 
 def examples(percent: int) -> settings:
-    """To decorate a property with, for which the usual number would be too many or too few."""
+    """Decorator for a property that needs more or fewer examples than the default."""
     return settings(max_examples=percent * settings().max_examples // 100)

@@ -70,10 +70,10 @@ class ExecutorNode:
         self.actions: list[Any] = []
         self.processes: dict[WorkerId, int] = {}
 
-    # -- what happens to it
+    # -- external events
 
     def settle(self) -> "ExecutorNode":
-        """Decide until nothing is left to decide."""
+        """Decide until a decision has no output."""
         for _ in range(MAX_ROUNDS):
             if not self._round():
                 return self
@@ -126,7 +126,7 @@ class ExecutorNode:
         return self.place_on(gpus(*names), job_id)
 
     def stop_free(self) -> "ExecutorNode":
-        """From here on workers switch to the next generation where they can."""
+        """From now on workers switch to the next generation without a stop if they can."""
         return self.ledger(events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=self.now_s))
 
     def place_on(self, gpus: tuple[GpuId, ...], job_id: str) -> "ExecutorNode":
@@ -159,7 +159,7 @@ class ExecutorNode:
         return self.reports(switched, job_id=job_id, generation=generation, rank=rank)
 
     def training(self, num_gpus: int = 1, job_id: str = "a") -> "ExecutorNode":
-        """A job that trains on this node only, in its first generation, from iteration 0."""
+        """Add a job that trains on this node only, in generation 1, from iteration 0."""
         self.settle().admit(job_id).place(*(f"node-0:{index}" for index in range(num_gpus)), job_id=job_id)
         if num_gpus > 1:
             self.reports(RendezvousListening(generation=1, port=4000), job_id=job_id)

@@ -1,6 +1,6 @@
-"""What must be true afterwards, read from the ledger and from what the workers wrote while they trained.
+"""Invariants after a fault, checked on the ledger and on the log files of the workers.
 
-Nothing here asks the code under test for its opinion; only the bytes are decoded with it.
+The checks use no code under test except the codec.
 """
 
 import re
@@ -17,7 +17,7 @@ _STEP = re.compile(r"^step (\d+) of process (\d+) (begins|ends) at ([\d.]+)$", r
 
 
 def assert_sound(entries: tuple[Entry, ...], data_dir: Path) -> None:
-    """One chain of decisions, no job decided twice, no GPU held twice, no two generations at once."""
+    """One chain of decisions; no job decided twice, no GPU held twice, no two generations at once."""
     assert list(violations(entries)) == []
     assert_one_chain(entries)
     assert_decided_once(entries)
@@ -25,7 +25,7 @@ def assert_sound(entries: tuple[Entry, ...], data_dir: Path) -> None:
 
 
 def assert_one_chain(entries: tuple[Entry, ...]) -> None:
-    """Every decision had seen all decisions before it: compare-and-set let no second one through."""
+    """Every decision is based on all earlier decisions: compare-and-set accepted no concurrent one."""
     last_decision = 0
     for entry in entries:
         if isinstance(entry.message, PlanDecided):
@@ -34,13 +34,13 @@ def assert_one_chain(entries: tuple[Entry, ...]) -> None:
 
 
 def assert_decided_once(entries: tuple[Entry, ...]) -> None:
-    """Whoever asked how often, and whoever was killed while deciding."""
+    """Each job has one decision, despite repeated commands and killed services."""
     times = Counter(decision.job_id for decision in decisions(entries))
     assert {job_id: number for job_id, number in times.items() if number > 1} == {}
 
 
 def decisions(entries: tuple[Entry, ...]) -> list[JobAdmitted | JobRejected]:
-    """Admission's final words; not those on a second job of a name that is taken."""
+    """Admission's final decisions, without rejections of duplicate ids."""
     return [
         event
         for entry in entries
@@ -52,7 +52,7 @@ def decisions(entries: tuple[Entry, ...]) -> list[JobAdmitted | JobRejected]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One that a worker process has taken. Times are of the machine's monotonic clock."""
+    """One step of a worker process. Times are of the machine's monotonic clock."""
 
     job_id: str
     pid: int
@@ -69,7 +69,7 @@ class Step:
 
 
 def steps(data_dir: Path) -> list[Step]:
-    """All that any worker ever took, by job and time. Whoever was interrupted in one has not taken it."""
+    """All completed steps of all workers, by job and time. An interrupted step does not count."""
     found: list[Step] = []
     for log in sorted(data_dir.glob("logs/*/g*-r*.log")):
         began_s: dict[tuple[int, int], float] = {}
@@ -88,8 +88,10 @@ def steps(data_dir: Path) -> list[Step]:
 
 
 def overlaps(data_dir: Path) -> Iterator[str]:
-    """Workers that trained one job at the same time, though not with each other: those of one generation are never
-    more than a step apart, whatever generations they were born in."""
+    """Workers that trained one job at the same time, but not together.
+
+    Workers of one generation are never more than one step apart, whatever generation they started in.
+    """
     under_way: list[Step] = []
     for step in steps(data_dir):
         under_way = [
@@ -102,5 +104,5 @@ def overlaps(data_dir: Path) -> Iterator[str]:
 
 
 def iterations_trained(data_dir: Path, job_id: str) -> set[int]:
-    """Iterations that at least one worker of the job took, in any generation."""
+    """Iterations that at least one worker of the job completed, in any generation."""
     return {step.iteration for step in steps(data_dir) if step.job_id == job_id}

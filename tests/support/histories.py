@@ -1,4 +1,4 @@
-"""Histories for tests: a pool as its ledger makes it, in a few words."""
+"""Histories for tests: ledgers of a pool, in short form."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +28,7 @@ def spec(**changes: Any) -> JobSpec:
 
 
 def best_effort(**changes: Any) -> JobSpec:
-    """The same without a deadline."""
+    """The same job without a deadline."""
     return spec(job_class=JobClass.BEST_EFFORT, deadline_s=None, **changes)
 
 

@@ -1,4 +1,4 @@
-"""Histories of a small pool: any events in any order, about few enough things that they meet."""
+"""Histories of a small pool: any events in any order, about so few jobs and nodes that they interact."""
 
 from dataclasses import fields, replace
 from functools import cache
@@ -22,7 +22,7 @@ REPORTED_EVENTS: tuple[type[Any], ...] = (
     *get_args(events.JobEvent),
 )
 ENDS = (events.JobFinished, events.JobFailed, events.JobCancelled, events.JobRejected)
-# Weighted, so that jobs live long enough for something to happen to them.
+# Weighted, so that jobs live long enough to receive events.
 KINDS = (
     *(None, *PLAN_EVENTS, *REPORTED_EVENTS),
     *[kind for kind in REPORTED_EVENTS if kind not in ENDS] * 3,
@@ -96,7 +96,7 @@ BEGINNINGS = ((), RUNNING[:2], RUNNING, (STOP_FREE, *RUNNING))
 
 @st.composite
 def histories(draw: st.DrawFn, max_size: int = 30) -> tuple[Any, ...]:
-    """Messages of a ledger. Generations lie around the current one: what is far off is ignored anyway."""
+    """Messages of a ledger. Generations are close to the current one, because the fold ignores others."""
     state, messages = PoolState(), list[Any]()
     for sequence, message in enumerate(draw(st.sampled_from(BEGINNINGS)), 1):
         messages.append(message)
@@ -141,7 +141,7 @@ def _small(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 def _around(draw: st.DrawFn, message: Any, state: PoolState) -> Any:
-    """The message about a generation that is, was or could be next."""
+    """The same message about the current, the previous or the next generation."""
     job = state.job(message.job_id)
     offset = draw(st.sampled_from((1, 1, 2, 0) if isinstance(message, PlacedJob) else (0, 0, 0, -1, 1)))
     return replace(message, generation=max(0, (job.generation if job else 0) + offset))

@@ -1,4 +1,4 @@
-"""`elasticflow` as users install it: built as wheel and sdist, and laid into a folder of its own."""
+"""`elasticflow` as users install it: built as wheel and sdist, and installed into a folder."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# What a build reads; all else in a checkout stays out.
+# The inputs of a build; other files of a checkout are not copied.
 _SOURCES = (
     "elasticflow",
     "shared",
@@ -22,7 +22,7 @@ _SOURCES = (
 
 
 def copy_of_checkout(folder: Path) -> Path:
-    """The sources, so that a build writes nothing into the checkout and finds nothing that an older one left."""
+    """Copy the sources, so that a build neither writes into the checkout nor reads files of an older build."""
     for name in _SOURCES:
         source, copy = ROOT / name, folder / name
         if source.is_dir():
@@ -34,7 +34,7 @@ def copy_of_checkout(folder: Path) -> Path:
 
 
 def python(*arguments: str | Path, cwd: Path, **environment: str) -> str:
-    """Its output, without what this process has set; the process has to succeed."""
+    """The output of a Python process, without the environment of this one. Fails if the process fails."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
     ran = subprocess.run(
         [sys.executable, *arguments],
@@ -50,14 +50,14 @@ def python(*arguments: str | Path, cwd: Path, **environment: str) -> str:
 
 
 def build(checkout: Path, folder: Path) -> tuple[Path, Path]:
-    """sdist, and the wheel that is built from that."""
+    """Build the sdist, and the wheel from it."""
     python("-m", "build", "--no-isolation", "--outdir", folder, cwd=checkout)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
 
 
 def install(wheel: Path, site: Path) -> Path:
-    """The wheel without its dependencies, which this environment has; `PYTHONPATH=site` finds it."""
+    """Install the wheel without dependencies, which this environment has; `PYTHONPATH=site` finds it."""
     python(
         "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, cwd=site.parent
     )

@@ -14,7 +14,7 @@ from elasticflow.simulator.trace import simulated_run
 
 
 def interrupt_at(num_decisions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of the allocator's decision of this number, counted over all simulations."""
+    """Interrupt the allocator's decision of this number, counted over all simulations."""
     count = 0
 
     def interrupted(name: str, requested_num_gpus: Mapping[str, int]) -> NamedPolicies:

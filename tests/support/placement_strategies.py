@@ -24,7 +24,7 @@ def topologies(draw: st.DrawFn, max_nodes: int = 6, max_gpus_per_node: int = 9) 
 
 @st.composite
 def gpu_counts(draw: st.DrawFn, num_gpus: int, job_ids: tuple[str, ...]) -> dict[str, int]:
-    """Powers of two, or 0, for some jobs; in all no more than `num_gpus`."""
+    """Powers of two, or 0, for some jobs; their sum is at most `num_gpus`."""
     left, counts = num_gpus, dict[str, int]()
     for job_id in draw(st.permutations(job_ids)):
         fitting = [0] + [2**k for k in range(left.bit_length()) if 2**k <= left]

@@ -1,4 +1,4 @@
-"""A ledger whose decisions a test makes, and whose events it waits for."""
+"""A ledger into which a test writes decisions, and from which it awaits events."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import NOW_S, gpus, spec
 
 POOL = "pool-a"
-PATIENCE_S = 60.0  # far above what any awaited event takes
+PATIENCE_S = 60.0  # much longer than any event takes
 
 
 class Ledger:
-    """Writes decisions as the planners do, and waits for events of the executor."""
+    """Writes decisions as the planners do, and awaits events of the executor."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.state = PoolState()
-        self.told: list[Any] = []
+        self.received: list[Any] = []
 
-    async def tell(self, *messages: Any) -> None:
+    async def append(self, *messages: Any) -> None:
         for message in messages:
-            number = len(self.told) + await self.bus.last_sequence(POOL)
+            number = len(self.received) + await self.bus.last_sequence(POOL)
             data = codec.encode(message, id=f"test-{number}", recorded_at_s=NOW_S)
             plan = isinstance(message, events.PlanDecided)
             subject = subjects.plan(POOL) if plan else subject_of(POOL, message)
@@ -47,25 +47,25 @@ class Ledger:
         await self.plan(admitted, placement) if generation == 1 else await self.plan(placement)
 
     async def plan(self, *plan: Any) -> None:
-        await self.tell(events.PlanDecided(service="test", based_on=0, now_s=NOW_S, events=plan))
+        await self.append(events.PlanDecided(service="test", based_on=0, now_s=NOW_S, events=plan))
 
     async def until(self, wanted: Callable[[PoolState], object]) -> PoolState:
-        """The first state for which `wanted` holds; `told` has every event until then."""
+        """The first state for which `wanted` holds; `received` has every event up to then."""
         if wanted(self.state):
             return self.state
         async with asyncio.timeout(PATIENCE_S):
             async for batch in self.bus.follow(POOL, after_sequence=self.state.sequence):
                 for stored in batch:
                     message = ledger_message(stored.subject, stored.data)
-                    self.told.append(message)
+                    self.received.append(message)
                     self.state = ledger_fold.evolve(self.state, message, stored.sequence)
                     if wanted(self.state):
                         return self.state
         raise AssertionError("the ledger has an end")
 
-    async def until_told(self, kind: type, count: int = 1) -> Any:
-        def told(_: PoolState) -> bool:
-            return sum(isinstance(message, kind) for message in self.told) >= count
+    async def until_received(self, kind: type, count: int = 1) -> Any:
+        def has_received(_: PoolState) -> bool:
+            return sum(isinstance(message, kind) for message in self.received) >= count
 
-        await self.until(told)
-        return [message for message in self.told if isinstance(message, kind)][count - 1]
+        await self.until(has_received)
+        return [message for message in self.received if isinstance(message, kind)][count - 1]

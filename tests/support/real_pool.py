@@ -1,7 +1,6 @@
-"""A whole pool for one test, on this machine and for real: a nats-server, services and nodes under the supervisor,
-a client beside them, and a hand that kills any of it.
+"""A real pool on this machine for one test: nats-server, services and nodes under the supervisor, and a client.
 
-Everything is waited for as a fact; the only wall time here is the patience after which a test has failed.
+A test can kill each process. It awaits events, not time: the only wall time is the timeout after which it fails.
 """
 
 import asyncio
@@ -35,21 +34,21 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry, read_entries
 
 POOL = "faults"
-PATIENCE_S = 120.0  # for what must come; far above what it takes
+PATIENCE_S = 120.0  # for awaited events; much longer than they take
 _POLL_S = 0.02
-RATES = {1: 40.0, 2: 60.0, 4: 80.0}  # iterations/s of tiny_jobs.Steps, near enough for a promise
+RATES = {1: 40.0, 2: 60.0, 4: 80.0}  # iterations/s of tiny_jobs.Steps, accurate enough for a promise
 CONFIG = PoolConfig(
     stop_free=True,
     resize_cost_s=1.0,
     throughput_margin=0.5,
-    max_restarts=50,  # here it is not the job's fault
+    max_restarts=50,  # here the test, not the job, causes the crashes
     curves={"steps/b8": RATES},
 )
 T = TypeVar("T")
 
 
 def job(job_class: JobClass = JobClass.SLO, **changes: object) -> JobSpec:
-    """`tiny_jobs.Steps` with a known curve; an SLO job has all the time in the world."""
+    """`tiny_jobs.Steps` with a known curve. An SLO job has a very late deadline."""
     spec = JobSpec(
         training_function="tests.support.user_code.tiny_jobs:Steps",
         model_name="steps",
@@ -64,7 +63,7 @@ def job(job_class: JobClass = JobClass.SLO, **changes: object) -> JobSpec:
 
 @dataclass
 class RunningPool:
-    """reports: what the supervisor told, e.g. of processes that ended."""
+    """reports: lines of the supervisor, for example about processes that ended."""
 
     data_dir: Path
     url: str
@@ -77,11 +76,11 @@ class RunningPool:
     @property
     def run(self) -> RunFile:
         run = read_run_file(self.data_dir)
-        assert run is not None, "the supervisor is gone"
+        assert run is not None, "the supervisor has ended"
         return run
 
     def pid(self, name: str) -> int | None:
-        """Process id of a service or server, None while it is down."""
+        """Process id of a service or server; None while it does not run."""
         process = self.run.processes.get(name)
         return process.pid if process is not None and psutil.pid_exists(process.pid) else None
 
@@ -89,7 +88,7 @@ class RunningPool:
         return {name: process.pid for name, process in self.run.processes.items()}
 
     def fork_servers(self) -> list[psutil.Process]:
-        """Of all nodes that are up."""
+        """The fork servers of all running nodes."""
         executors = [
             pid for name in self.run.processes if name.startswith("executor") and (pid := self.pid(name))
         ]
@@ -99,7 +98,7 @@ class RunningPool:
         return [worker for server in self.fork_servers() for worker in children(server.pid)]
 
     async def kill(self, name: str) -> list[psutil.Process]:
-        """SIGKILL; return once it is gone, with what it had started: that must follow by itself."""
+        """Send SIGKILL. Return once the process and all that it started have ended."""
         pid = await eventually(lambda: self.pid(name), f"{name} is up")
         process = psutil.Process(pid)
         orphans = process.children(recursive=True)
@@ -110,14 +109,14 @@ class RunningPool:
     async def restarted(self, name: str, pid: int) -> None:
         await eventually(lambda: self.pid(name) not in (None, pid), f"{name} runs again")
 
-    # -- facts -------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------
 
     async def acknowledged(self, spec: JobSpec, job_id: str, *, unless: type[Retry] | None = None) -> str:
-        """Hand a job in, again and again until the server has said that it is stored. Raises `unless`."""
+        """Submit a job, repeatedly until the server acknowledges it. Raises `unless`."""
         return await persistently(lambda: self.client.post(spec, job_id=job_id), unless=unless)
 
     async def node_joins(self, node_id: str, num_gpus: int) -> None:
-        """A node that exists on paper only: jobs are admitted and placed, nobody trains them."""
+        """Add a node without an executor: jobs are admitted and placed, but no worker trains them."""
         joined = NodeJoined(
             node_id=node_id, incarnation="1", num_gpus=num_gpus, device="cpu", at_s=self.client.now_s()
         )
@@ -125,7 +124,7 @@ class RunningPool:
         await self.bus.append_event(subjects.node(POOL, node_id), data, message_id=f"joined-{node_id}")
 
     async def when(self, holds: Callable[[PoolState], bool], what: str) -> PoolState:
-        """The first state of the ledger in which this holds."""
+        """The first state of the ledger for which this holds."""
 
         async def first() -> PoolState:
             async with contextlib.aclosing(self.client.states()) as states:
@@ -143,7 +142,7 @@ class RunningPool:
             raise AssertionError(f"it never came that {what}: {in_words(seen[-1])}") from None
 
     async def ended(self, job_ids: Iterable[str]) -> PoolState:
-        """The state once these jobs have come to their end, and no worker of theirs is left."""
+        """The state once these jobs have ended, and all their workers too."""
         job_ids = tuple(job_ids)
 
         def all_ended(state: PoolState) -> bool:
@@ -154,7 +153,7 @@ class RunningPool:
         return await self.when(all_ended, f"{', '.join(job_ids)} have ended")
 
     async def ledger(self) -> tuple[Entry, ...]:
-        """All of it, after `replay --verify` has agreed with every decision in it."""
+        """The whole ledger. Fails unless `replay --verify` reproduces every decision."""
         file = self.data_dir.parent / "ledger.eflow"
         await persistently(lambda: write_ledger(self.client, file))
         command = (sys.executable, "-m", "elasticflow.simulator", "replay", str(file), "--verify")
@@ -176,7 +175,7 @@ async def running_pool(
     config: PoolConfig = CONFIG,
     nats_url: str = "",
 ) -> AsyncIterator[RunningPool]:
-    """A pool that is well when the body begins. Afterwards no process of it is left, or the test has failed."""
+    """A pool that is healthy when the body begins. Fails if a process of it is left afterwards."""
     data_dir = folder / "pool"
     plan = UpPlan(
         data_dir=data_dir,
@@ -202,7 +201,7 @@ async def running_pool(
             endpoint = Endpoint(nats_url=url, pool=POOL)
             client = Client(bus, endpoint, tenant="lab", clock=SystemClock())
             yield RunningPool(data_dir, url, bus, client, reports)
-            assert not up.done(), "the supervisor has given up"
+            assert not up.done(), "the supervisor has ended"
         finally:
             await bus.close()
     finally:
@@ -221,7 +220,7 @@ def children(pid: int) -> list[psutil.Process]:
 
 
 def left_behind(data_dir: Path) -> list[str]:
-    """Processes that belong to this folder: told so by their environment, or started with a path in it."""
+    """Processes of this folder, recognized by their environment or by a path in their arguments."""
     found: list[str] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -234,10 +233,10 @@ def left_behind(data_dir: Path) -> list[str]:
 
 
 async def eventually(holds: Callable[[], T | None], what: str) -> T:
-    """Wait until this is true; its value."""
+    """Wait until this is true, and return its value."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while not (value := holds()):  # noqa: ASYNC110 - processes tell nobody of what they do
+            while not (value := holds()):  # noqa: ASYNC110 - processes report to no one
                 await asyncio.sleep(_POLL_S)
             return value
     except TimeoutError:
@@ -245,7 +244,7 @@ async def eventually(holds: Callable[[], T | None], what: str) -> T:
 
 
 async def persistently(ask: Callable[[], Awaitable[T]], *, unless: type[Retry] | None = None) -> T:
-    """Ask until there is an answer: servers are being killed here. Raises `unless`."""
+    """Repeat the call until it returns, because the test kills servers. Raises `unless`."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -257,7 +256,7 @@ async def persistently(ask: Callable[[], Awaitable[T]], *, unless: type[Retry] |
 
 
 def in_words(state: PoolState) -> str:
-    """What a failed test shows of the pool."""
+    """The pool as a failed test prints it."""
     jobs = [
         f"{job.job_id}: {job.phase} g{job.generation} on {list(job.gpus)} iteration {job.iteration}"
         f"{' broken' if job.broken else ''}{f' stopping {job.stopping}' if job.stopping else ''} {job.explanation}"

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def job(number: int) -> str:
-    """Subject of a job's facts."""
+    """Subject of the events of a job."""
     return f"ef.ledger.{POOL}.job.j{number}"
 
 

@@ -1,4 +1,4 @@
-"""A disk of its own for a test, small enough to fill; it needs root, and is gone afterwards."""
+"""A small disk that a test can fill. It needs root, and is removed afterwards."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a tmpfs of this size at a new folder; the test is skipped where that cannot be done."""
+    """Mount a tmpfs of this size at a new folder. Skips the test if that fails."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     folder.mkdir(parents=True)

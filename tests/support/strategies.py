@@ -1,4 +1,4 @@
-"""Legal inputs for the properties: each strategy draws what its module accepts, odd shapes included."""
+"""Valid inputs for the properties, unusual ones included."""
 
 import math
 
@@ -11,7 +11,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 
 @st.composite
 def scaling_curves(draw: st.DrawFn, max_gpus: int = 32, max_levels: int | None = None) -> ScalingCurve:
-    """Curves with missing levels, standstills and falls, as memory limits and communication make them."""
+    """Curves with missing levels, plateaus and decreases, as memory limits and communication cause them."""
     all_levels = [2**k for k in range(max_gpus.bit_length())]
     levels = draw(
         st.lists(st.sampled_from(all_levels), min_size=1, max_size=max_levels, unique=True).map(sorted)
@@ -25,7 +25,7 @@ def scaling_curves(draw: st.DrawFn, max_gpus: int = 32, max_levels: int | None =
 
 
 def resize_costs() -> st.SearchStrategy[ResizeCost]:
-    """The same for every number of GPUs, or more for more."""
+    """Equal costs for all numbers of GPUs, or higher costs for more GPUs."""
     flat = st.sampled_from([0.0, 1.0, 10.0, 100.0]).map(ResizeCost.flat)
     return st.one_of(flat, st.just(ResizeCost((1, 4, 16), (2.0, 4.0, 9.5))))
 
@@ -39,7 +39,7 @@ def schedulable_jobs(
     max_gpus: int = 32,
     max_levels: int | None = None,
 ) -> SchedulableJob:
-    """Jobs from hopelessly tight to without a deadline; unless `fresh`, perhaps running or being resized."""
+    """Jobs with deadlines from impossible to none. Unless `fresh`, some run or are being resized."""
     curve = draw(scaling_curves(max_gpus, max_levels))
     share = 0 if fresh else draw(st.sampled_from([0, *curve.num_gpus_L]))
     cost = draw(resize_costs())

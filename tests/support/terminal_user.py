@@ -1,4 +1,4 @@
-"""Somebody before a running pool: the `eflow` command, processes, plain messages, and how it all ended."""
+"""A user of a running pool: `eflow` commands, processes, plain NATS messages, and their results."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -36,13 +36,13 @@ class Ran:
 
 
 class User:
-    """Somebody before the pool, with a folder of their own."""
+    """A user of the pool, with a folder of files."""
 
     def __init__(self, pool: RunningPool, folder: Path) -> None:
         self.pool, self.folder = pool, folder
 
     async def eflow(self, *arguments: str, **environment: str) -> Ran:
-        """The command, in a thread of this process: starting one for each takes as long as all else here."""
+        """Run the command in a thread of this process: starting a process takes as long as the rest of a test."""
         unset = dict.fromkeys(("NATS_URL", "EF_POOL", "EF_TENANT"))
         here = {**unset, "EF_DATA_DIR": str(self.pool.data_dir), **environment}
         async with asyncio.timeout(WAIT_S):
@@ -51,7 +51,7 @@ class User:
         return Ran(status=ran.exit_code, out=ran.stdout, err=ran.stderr)
 
     async def python(self, *arguments: str, **environment: str) -> Ran:
-        """A process of its own."""
+        """Run Python in another process."""
         here = {"PYTHONPATH": str(ROOT), "EF_DATA_DIR": str(self.pool.data_dir)}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -68,7 +68,7 @@ class User:
         return Ran(status=process.returncode, out=out.decode(), err=err.decode())
 
     async def publishes(self, message_type: str, job_id: str, **payload: Any) -> tuple[str, dict[str, Any]]:
-        """Type and fields of the last answer to a message as `docs/how-to/publish-messages.md` shows it."""
+        """Publish a message as in `docs/how-to/publish-messages.md`. Returns type and fields of the last reply."""
         message = {"type": message_type, "payload": {"job_id": job_id, "tenant": "default", **payload}}
         client = await nats.connect(self.pool.url)
         try:
@@ -83,7 +83,7 @@ class User:
             await client.close()
 
     async def job_has_ended(self, job_id: str, phase: Phase) -> Job:
-        """It ended like this, and all GPUs are free again."""
+        """Wait until the job has ended in this phase, and all GPUs are free."""
         state = await self.pool.ended([job_id])
         assert state.ended_jobs[job_id].phase is phase, state.ended_jobs[job_id]
         assert all(node.num_free_gpus == node.num_gpus for node in node_views(state) if node.alive)

@@ -1,4 +1,4 @@
-"""Jobs of a trace, made by hand."""
+"""Jobs of a trace, for tests."""
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
@@ -15,7 +15,7 @@ def job(
     curve: ScalingCurve = ONE_GPU,
     job_class: JobClass = JobClass.SLO,
 ) -> TraceJob:
-    """Only what a schedule depends on."""
+    """A job with the fields that a schedule depends on."""
     return TraceJob(
         job_id=job_id,
         submitted_at_s=submitted_at_s,

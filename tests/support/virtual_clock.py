@@ -1,4 +1,4 @@
-"""A clock for tests of what waits: it moves when it is told to."""
+"""A clock for tests of waits: it moves only when a test advances it."""
 
 import asyncio
 import heapq
@@ -6,7 +6,7 @@ import itertools
 
 
 class VirtualClock:
-    """A clock that moves only when told to; sleepers wake in the order of instants, then of calls."""
+    """A clock that a test advances. Sleepers wake in the order of their instants, then of their calls."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s
@@ -24,17 +24,15 @@ class VirtualClock:
         await wake
 
     def next_wake_s(self) -> float | None:
-        """When the first sleeper wants to wake; None if nobody sleeps."""
+        """When the first sleeper wakes; None if there is none."""
         while self._sleepers and self._sleepers[0][2].cancelled():
             heapq.heappop(self._sleepers)
         return self._sleepers[0][0] if self._sleepers else None
 
     async def advance_to(self, at_s: float) -> None:
-        """Move to at_s, stopping at every instant on the way at which somebody wakes."""
+        """Advance to at_s, in steps from one waking sleeper to the next."""
         while (wake_s := self.next_wake_s()) is not None and wake_s <= at_s:
             self._now_s = max(self._now_s, wake_s)
             heapq.heappop(self._sleepers)[2].set_result(None)
-            await asyncio.sleep(
-                0
-            )  # the sleeper runs at its own instant, and may go to sleep again before at_s
+            await asyncio.sleep(0)  # the sleeper runs at its instant, and may sleep again before at_s
         self._now_s = max(self._now_s, at_s)

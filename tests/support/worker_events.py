@@ -1,4 +1,4 @@
-"""Facts about job a on two nodes, short to write; and how it began."""
+"""Events of job a on two nodes, in short form, and the start of its history."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A user's script that calls all of the public API. Never run: pyright checks it in strict mode."""
+"""A user's script that calls the whole public API. No test runs it: pyright checks it in strict mode."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
