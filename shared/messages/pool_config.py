@@ -59,9 +59,7 @@ class PoolConfig:
     # first-come rejects deadlines that cannot be kept; selective also jobs that displace more valuable ones
     admission: Literal["first-come", "selective"] = "selective"
     reserve_nodes: Annotated[int, Strict(), Ge(0), Le(2)] = 0  # promises hold with up to so many nodes down
-    throughput_margin: Fraction = (
-        0.1  # promises assume speeds that are lower than the measured curve by this fraction
-    )
+    throughput_margin: Fraction = 0.1  # promises assume speeds so much below the measured curve
     # replaces the margin: promises assume the speed that a job reaches with this probability
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] | None = None
     # standard deviation of ln(measured / curve) before the first measurement

@@ -1,4 +1,4 @@
-"""Whatever silence a pool tolerates: signs of life are frequent enough, and nobody trains on who is counted as lost."""
+"""For any timeout of a pool, heartbeats are frequent enough, and no worker trains that counts as lost."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +45,7 @@ def test_workers_have_ended_when_their_node_is_counted_as_lost(times: FailureTim
 @given(st.floats(min_value=2.0, max_value=MAX_TIME_S))
 def test_a_service_is_led_again_before_a_node_could_be_lost(silence_s: float) -> None:
     leader_lease_s = FailureTimeouts(heartbeat_timeout_s=silence_s).leader_lease_s
-    assert leader_lease_s + leader_lease_s / 3 < silence_s, "whoever stands by looks three times in a lease"
+    assert leader_lease_s + leader_lease_s / 3 < silence_s, "a standby replica checks the lease three times"
 
 
 @given(TIMES)

@@ -72,7 +72,7 @@ def test_a_fact_told_again_at_any_later_time_changes_nothing(history: tuple[Any,
 @PROPERTY
 @given(history=histories())
 def test_ends_are_final_and_generations_only_grow(history: tuple[Any, ...]) -> None:
-    """But for a rejection: another wish may come under its name."""
+    """Except for a rejection: another job may be submitted under its id."""
     state = PoolState()
     for message in history:
         before, state = state, fold((message,), state)

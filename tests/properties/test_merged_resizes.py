@@ -1,4 +1,4 @@
-"""Whatever numbers of GPUs are wished for while earlier changes are under way: the last ones come true.
+"""Whatever numbers of GPUs are wanted for while earlier changes are under way: the last ones come true.
 
 Placement, executors and a ledger on virtual time; messages come late, in any order, and twice; workers die, or none
 does. The simulated world asserts at each start and switch that no other generation of the job trains, and no GPU has
@@ -28,33 +28,33 @@ from tests.support.histories import LINEAR, best_effort
 
 JOBS: tuple[str, ...] = ("a", "b")
 ARRIVAL_S, ADMITTED_S = 5.0, 15.0  # when all nodes are there; when both jobs are admitted
-CRASHES_S = 25.0  # so long some workers are killed
-CALM_S = 90.0  # virtual; a hand-over takes a start, its patience and some messages
+CRASHES_S = 25.0  # workers are killed for so long
+CALM_S = 90.0  # virtual; a switch takes a start, its timeout and some messages
 ENDLESS = best_effort(max_iterations=10**9)
 SIZES = st.sampled_from((0, 1, 2, 4))
-WISHES = st.lists(st.tuples(st.floats(0.0, 5.0), SIZES, SIZES), min_size=1, max_size=8)
+ALLOCATIONS = st.lists(st.tuples(st.floats(0.0, 5.0), SIZES, SIZES), min_size=1, max_size=8)
 
 
-def wish(cluster: VirtualCluster, num_gpus_by_job: dict[str, int]) -> None:
-    """What the allocator would decide, whatever it knows."""
+def allocate(cluster: VirtualCluster, num_gpus_by_job: dict[str, int]) -> None:
+    """Append an allocation, whatever the state is."""
     now_s, based_on = cluster.loop.now_s, len(cluster.records)
     allocated = AllocationDecided(num_gpus_by_job=num_gpus_by_job, valid_until_s=None, at_s=now_s)
     decision = PlanDecided(service="allocator", based_on=based_on, now_s=now_s, events=(allocated,))
-    data = codec.encode(decision, id=f"wish-{based_on}", recorded_at_s=now_s)
-    cluster.append(subjects.plan(POOL), data, message_id=f"wish-{based_on}")
+    data = codec.encode(decision, id=f"allocation-{based_on}", recorded_at_s=now_s)
+    cluster.append(subjects.plan(POOL), data, message_id=f"allocation-{based_on}")
 
 
 @examples(40)
 @given(
-    wishes=WISHES,
+    allocations=ALLOCATIONS,
     stop_free=st.booleans(),
     start_s=st.sampled_from((0.2, 1.5, 4.0)),
     max_delay_s=st.sampled_from((0.005, 0.3, 1.0)),
     crash_every_s=st.sampled_from((None, 4.0)),
     seed=st.integers(0, 2**32),
 )
-def test_the_last_wish_comes_true_and_one_generation_trains_at_a_time(
-    wishes: list[tuple[float, int, int]],
+def test_the_last_allocation_is_reached_and_one_generation_trains_at_a_time(
+    allocations: list[tuple[float, int, int]],
     stop_free: bool,
     start_s: float,
     max_delay_s: float,
@@ -83,17 +83,17 @@ def test_the_last_wish_comes_true_and_one_generation_trains_at_a_time(
     )
     with VirtualCluster(scenario, lambda: (ADMISSION, PLACEMENT), seed=seed, faults=faults) as cluster:
         cluster.run_for(ADMITTED_S)
-        wished = dict.fromkeys(JOBS, 0)
-        for gap_s, *num_gpus in wishes:
+        wanted = dict.fromkeys(JOBS, 0)
+        for gap_s, *num_gpus in allocations:
             cluster.run_for(gap_s)
-            wished = dict(zip(JOBS, num_gpus, strict=True))
-            wish(cluster, wished)
+            wanted = dict(zip(JOBS, num_gpus, strict=True))
+            allocate(cluster, wanted)
         cluster.run_for(CALM_S)
         jobs = cluster.state.live_jobs
-        assert {job_id: len(jobs[job_id].gpus) for job_id in JOBS} == wished
-        assert {job_id: jobs[job_id].training for job_id in JOBS} == {j: n > 0 for j, n in wished.items()}
+        assert {job_id: len(jobs[job_id].gpus) for job_id in JOBS} == wanted
+        assert {job_id: jobs[job_id].training for job_id in JOBS} == {j: n > 0 for j, n in wanted.items()}
         assert not any(job.is_switching or job.stopping for job in jobs.values())
-        assert cluster.environment.num_processes == sum(wished.values()), (
-            "one process for each GPU, and none is left over"
+        assert cluster.environment.num_processes == sum(wanted.values()), (
+            "one process for each GPU, and no other"
         )
         assert list(violations(cluster.entries)) == []

@@ -189,9 +189,9 @@ def test_thousands_of_wrong_fields_are_counted_not_listed() -> None:
 
 def test_a_text_of_another_form_is_told_the_form_in_words() -> None:
     spec = {"training_function": "train", "code_digest": "f00", "global_batch_size": 1, "max_iterations": 1}
-    wish = {"job_id": "no spaces", "tenant": "lab", "spec": spec}
+    command = {"job_id": "no spaces", "tenant": "lab", "spec": spec}
     with pytest.raises(Undecodable) as refused:
-        codec.decode(msgpack.packb({"type": "SubmitJob", "payload": wish}))
+        codec.decode(msgpack.packb({"type": "SubmitJob", "payload": command}))
     assert refused.value.problems == (
         "job_id: must be 1 to 64 letters, digits, _ and -, not 'no spaces'",
         "spec.training_function: must be like package.module:Class, not 'train'",

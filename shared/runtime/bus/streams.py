@@ -21,7 +21,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """replicas: 1 alone, 3 in a cluster.
+    """replicas: copies of each stream: 1, or 3 or 5 in a cluster.
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
     snapshots, values) takes what the disk has.

@@ -17,7 +17,7 @@ class Settings:
 
     nats_url: str  # NATS_URL, credentials included
     pool: str  # EF_POOL
-    replicas: int  # EF_REPLICAS: copies of each stream, 1 or 3 (a cluster)
+    replicas: int  # EF_REPLICAS: copies of each stream: 1, 3 or 5, at most one for each server of the cluster
     data_dir: Path  # EF_DATA_DIR: logs, code, checkpoints
     log_format: str  # EF_LOG_FORMAT: auto, console or json
     log_level: str  # EF_LOG_LEVEL
@@ -32,7 +32,8 @@ class Settings:
         settings = cls(
             nats_url=read.text("NATS_URL", "nats://127.0.0.1:4222"),
             pool=read.token("EF_POOL", "default"),
-            replicas=read.integer("EF_REPLICAS", 1, low=1, high=5),
+            # JetStream accepts 2 and 4 too, but they tolerate no more lost servers than 1 and 3.
+            replicas=int(read.choice("EF_REPLICAS", "1", ("1", "3", "5"))),
             data_dir=Path(read.text("EF_DATA_DIR", ".eflow")).absolute(),
             log_format=read.choice("EF_LOG_FORMAT", "auto", ("auto", "console", "json")),
             log_level=read.choice("EF_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
@@ -64,6 +65,7 @@ class Reader:
         value = self.text(name, default)
         if value not in choices:
             self._problems.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
+            return default
         return value
 
     def integer(self, name: str, default: int, *, low: int, high: int) -> int:

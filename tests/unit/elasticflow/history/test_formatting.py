@@ -1,4 +1,4 @@
-"""What is typed and shown: times, settings, and the command that a rejection suggests."""
+"""Input and output of the command line: times, settings, and the command that a rejection suggests."""
 
 import pytest
 import typer
@@ -89,8 +89,8 @@ def test_what_is_no_setting_is_a_usage_error(text: str) -> None:
         parse_setting(text)
 
 
-def test_a_wish_is_its_own_command_line() -> None:
-    wish = SubmissionOptions(
+def test_submission_options_repeat_their_command_line() -> None:
+    options = SubmissionOptions(
         target="my file.py:Net",
         deadline="22s",
         batch=64,
@@ -98,7 +98,7 @@ def test_a_wish_is_its_own_command_line() -> None:
         job_class=ClassName.SOFT,
         where=("--pool", "lab"),
     )
-    assert wish.command() == (
+    assert options.command() == (
         "eflow submit 'my file.py:Net' --deadline 22s --batch 64 --class soft --set 'name=a b' --pool lab"
     )
 

@@ -161,11 +161,11 @@ def test_a_promised_job_that_has_no_place_left_is_said_to_be_at_risk() -> None:
     assert [(risk.job_id, risk.projected_finish_s) for risk in risks] == [("a", None)]
 
 
-# --- pre-runs -------------------------------------------------------------------------------------------
+# --- profiling runs -------------------------------------------------------------------------------------------
 
 
 def measured(history: History, rate: float, at_s: float) -> int:
-    """One pre-run of job a; on how many GPUs."""
+    """Add one measurement of job a's profiling run. Returns its number of GPUs."""
     history.decided(ALLOCATOR, now_s=at_s)
     history.decided(PLACEMENT, now_s=at_s)
     job = history.state.live_jobs["a"]
@@ -185,7 +185,7 @@ def measured(history: History, rate: float, at_s: float) -> int:
 
 
 def profiled(history: History, rates: dict[int, float], job_spec: JobSpec) -> list[int]:
-    """Submit it under a new name and measure until it is known; the numbers of GPUs that were tried."""
+    """Submit a job with a new profile, and measure it until its curve is complete. Returns the numbers of GPUs."""
     history.decided(ADMISSION, submit("a", model_name="new", **_range(job_spec)))
     tried = list[int]()
     while len(tried) < 9:
@@ -205,20 +205,20 @@ def _range(job_spec: JobSpec) -> dict[str, Any]:
     ("min_gpus", "max_gpus", "tried"),
     [(1, None, [1, 2, 4, 8]), (2, 4, [2, 4]), (4, None, [4, 8]), (8, 8, [8]), (3, 5, [4])],
 )
-def test_pre_runs_try_the_sizes_of_the_range_alone(
+def test_a_profiling_run_measures_only_sizes_in_the_range(
     min_gpus: int, max_gpus: int | None, tried: list[int]
 ) -> None:
     assert profiled(pool(8), LINEAR, spec(min_gpus=min_gpus, max_gpus=max_gpus)) == tried
 
 
-def test_what_one_job_has_measured_another_need_not_measure() -> None:
+def test_jobs_share_measurements() -> None:
     history = pool(8)
     assert profiled(history, LINEAR, spec(min_gpus=2, max_gpus=4)) == [2, 4]
     history.decided(ADMISSION)
     history.decided(ADMISSION, submit("b", model_name="new", min_gpus=4, max_gpus=4))
     assert history.state.live_jobs["b"].phase is Phase.ADMITTED
     history.decided(ADMISSION, submit("c", model_name="new", min_gpus=4))
-    assert history.state.live_jobs["c"].phase is Phase.PROFILING  # of 8 GPUs nobody knows
+    assert history.state.live_jobs["c"].phase is Phase.PROFILING  # 8 GPUs are not measured
     whole = pool(8)
     assert profiled(whole, LINEAR, spec()) == [1, 2, 4, 8]
     (admitted,) = whole.decided(ADMISSION, submit("c", model_name="new", min_gpus=2, max_gpus=4))[-1:]

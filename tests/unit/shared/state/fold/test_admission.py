@@ -1,4 +1,4 @@
-"""Given this history of wishes, allocations and measurements, then this state."""
+"""Given this history of admission decisions, allocations and measurements, then this state."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_a_job_is_admitted_once() -> None:
     assert len(history.state.usage["lab"]) == 1
 
 
-def test_an_admitted_profile_keeps_its_generation_and_fences_its_pre_run() -> None:
+def test_an_admitted_job_keeps_the_generation_of_its_profiling_run_and_fences_it() -> None:
     history = pool(4).then(profile_requested(), placed(1, "node-0:0"), admitted())
     a = job(history)
     assert (a.phase, a.generation, a.broken, a.training) == (Phase.ADMITTED, 1, True, False)
@@ -80,23 +80,23 @@ def test_a_rejected_profile_keeps_its_generation_until_its_workers_are_gone() ->
     assert job(history.then(stopped(1, "node-0"))).stopping == ()
 
 
-def test_the_name_of_a_rejected_job_is_free_for_another_wish_only() -> None:
+def test_the_id_of_a_rejected_job_is_free_for_another_spec_only() -> None:
     other = spec(max_iterations=7)
     history = pool(4).then(rejected(), admitted(), profile_requested())
-    assert job(history).phase is Phase.REJECTED  # the same wish has its answer
+    assert job(history).phase is Phase.REJECTED  # the same job was rejected already
     assert job(history.then(rejected(spec=other, explanation="still no"))).explanation == "still no"
     a = job(history.then(admitted(), rejected(spec=other)))
     assert (a.phase, a.spec) == (Phase.ADMITTED, spec())
     assert "a" not in history.state.ended_jobs
 
 
-def test_the_next_job_of_that_name_waits_for_the_pre_run_of_the_one_before() -> None:
+def test_the_next_job_of_that_id_waits_for_the_profiling_run_of_the_previous_one() -> None:
     lent = events.AllocationDecided(num_gpus_by_job={"a": 2}, valid_until_s=None, at_s=NOW_S)
     history = pool(4).then(profile_requested(), lent, placed(1, "node-0:0", "node-0:1"), rejected())
     a = job(history.then(admitted(spec=spec(max_iterations=7))))
     assert (a.generation, a.gpus, a.num_gpus) == (1, (), 0)
     assert a.stopping == (StoppingWorkers(generation=1, node_id="node-0"),)
-    assert job(history.then(lent)).num_gpus == 2  # the same share as the pre-run's is news of this one
+    assert job(history.then(lent)).num_gpus == 2  # an equal share is a new one for this job
 
 
 # --- allocation -----------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_a_generation_that_is_gone_finishes_nothing() -> None:
     assert job(history).live
 
 
-def test_a_pre_run_does_not_finish_its_job() -> None:
+def test_a_profiling_run_does_not_finish_its_job() -> None:
     assert job(pool(4).then(profile_requested(), placed(1, "node-0:0"), finished(1))).phase is Phase.PROFILING
 
 

@@ -92,7 +92,7 @@ def test_in_a_pool_that_is_not_stop_free_it_stops_with_a_checkpoint() -> None:
     assert (node.emitted, node.actions) == ([exceeded(8)], stops(0))
 
 
-def test_a_pre_run_begins_anew() -> None:
+def test_a_profiling_run_starts_again_with_smaller_micro_batches() -> None:
     node = ExecutorNode().stop_free().settle().profile().place("node-0:0").forget()
     node.reports(Interrupted(iteration=0, micro_batch_size=8))
     assert (node.emitted, node.actions) == ([exceeded(8)], kills(0))

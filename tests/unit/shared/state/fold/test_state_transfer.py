@@ -65,7 +65,7 @@ def placed_together(at_s: float, **names: str) -> events.PlacementDecided:
     [("node-0:0", "node-0:1"), ("node-1:0",), ("node-0:1", "node-1:0")],
     ids=["growth", "migration", "both"],
 )
-def test_a_job_that_trains_is_handed_over_and_nobody_stops(after: tuple[str, ...]) -> None:
+def test_a_training_job_switches_without_a_stop(after: tuple[str, ...]) -> None:
     history = training("node-0:0").then(placed(2, *after))
     a = job(history)
     assert (a.generation, a.gpus, a.training, a.stopping) == (2, gpus(*after), False, ())
@@ -79,12 +79,12 @@ def stops(history: History) -> bool:
     return a.previous_generation is None and {s.generation for s in a.stopping} == {1}
 
 
-def test_in_a_pool_that_is_not_stop_free_all_stop() -> None:
+def test_in_a_pool_that_is_not_stop_free_all_workers_stop() -> None:
     history = pool(4).then(admitted(), placed(1, "node-0:0")).started("a")
     assert stops(history.then(placed(2, "node-0:0", "node-0:1")))
 
 
-def test_who_is_suspended_broken_outdated_or_about_to_start_stops() -> None:
+def test_a_suspended_broken_outdated_or_starting_job_stops() -> None:
     assert stops(training("node-0:0").then(placed(2)))
     for event in (crashed(1), AMENDED):
         assert stops(training("node-0:0").then(event, placed(2, "node-0:0", "node-0:1")))
@@ -92,13 +92,13 @@ def test_who_is_suspended_broken_outdated_or_about_to_start_stops() -> None:
     assert stops(not_yet.then(placed(2, "node-0:0", "node-0:1")))
 
 
-def test_a_pre_run_keeps_no_work_to_hand_over() -> None:
+def test_a_profiling_run_has_no_state_to_transfer() -> None:
     history = pool(4, stop_free=True).then(profile_requested(), placed(1, "node-0:0")).started("a")
     assert stops(History(history.state).then(placed(2, "node-0:0", "node-0:1")))
     assert stops(history.then(admitted(), placed(2, "node-0:0", "node-0:1")))
 
 
-def test_who_would_go_where_a_node_was_lost_meanwhile_stops() -> None:
+def test_a_job_placed_on_a_node_lost_meanwhile_stops() -> None:
     history = training("node-0:0").then(lost("node-1", "first-1"), placed(2, "node-0:0", "node-1:0"))
     assert stops(history)
     assert job(history).broken
@@ -109,11 +109,11 @@ def test_who_would_go_where_a_node_was_lost_meanwhile_stops() -> None:
     [
         ("node-0:1", "node-0:0", True, True),  # each would wait for the GPU of the other
         ("node-0:0 node-0:2", "node-0:1 node-0:3", False, False),
-        ("node-0:2", "node-0:1 node-0:0", True, False),  # b grows: only a could close a circle
-        ("node-0:2", "node-0:1 node-0:3", False, False),  # a leaves its GPU to nobody
+        ("node-0:2", "node-0:1 node-0:0", True, False),  # b grows: only a could close a cycle
+        ("node-0:2", "node-0:1 node-0:3", False, False),  # no job takes the GPU that a leaves
     ],
 )
-def test_nobody_waits_in_a_circle(a_after: str, b_after: str, a_stops: bool, b_stops: bool) -> None:
+def test_no_jobs_wait_in_a_cycle(a_after: str, b_after: str, a_stops: bool, b_stops: bool) -> None:
     history = training("node-0:0").then(admitted("b"), placed(1, "node-0:1", job_id="b")).started("b")
     history.then(placed_together(5.0, a=a_after, b=b_after))
     assert [job(history, name).previous_generation is None for name in "ab"] == [a_stops, b_stops]
@@ -122,7 +122,7 @@ def test_nobody_waits_in_a_circle(a_after: str, b_after: str, a_stops: bool, b_s
 # --- while it is handed over ----------------------------------------------------------------------------
 
 
-def test_the_predecessor_reports_until_the_next_generation_has_started() -> None:
+def test_the_previous_generation_reports_until_the_next_one_has_started() -> None:
     history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), progressed(1, 30, checkpoint=25))
     a = job(history)
     assert (a.iteration, a.checkpoint_iteration) == (30, 25)
@@ -133,7 +133,7 @@ def test_the_predecessor_reports_until_the_next_generation_has_started() -> None
     assert job(history.then(progressed(2, 40, checkpoint=40, at_s=9.5))).checkpoint_iteration == 40
 
 
-def test_once_all_have_gone_over_only_leavers_are_awaited() -> None:
+def test_after_a_switch_only_leaving_workers_are_awaited() -> None:
     history = training("node-0:0", "node-1:0").then(placed(2, "node-0:0"))
     assert job(history).stopping == ()
     a = job(history.then(started(2, 22)))
@@ -142,14 +142,16 @@ def test_once_all_have_gone_over_only_leavers_are_awaited() -> None:
     assert (job(history).stopping, job(history).checkpoint_iteration) == ((), 15)
 
 
-def test_nobody_waits_for_a_leaver_of_a_lost_node() -> None:
+def test_a_leaving_worker_of_a_lost_node_is_not_awaited() -> None:
     a = job(training("node-0:0", "node-1:0").then(placed(2, "node-0:0"), lost("node-1", "first-1")))
     assert (a.broken, a.is_switching) == (True, False)
     assert a.previous_generation is not None
     assert a.previous_generation.surviving == gpus("node-0:0")
 
 
-def test_the_loss_of_a_newcomer_breaks_the_new_generation_and_the_old_one_goes_over_to_the_next() -> None:
+def test_the_loss_of_a_joining_worker_breaks_the_new_generation_and_the_old_one_switches_to_the_next() -> (
+    None
+):
     for event in (crashed(2, node="node-1", rank=1), lost("node-1", "first-1")):
         history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), event)
         a = job(history)
@@ -163,14 +165,14 @@ def test_the_loss_of_a_newcomer_breaks_the_new_generation_and_the_old_one_goes_o
         assert ("node-0", 2) in {(s.node_id, s.generation) for s in a.stopping}
 
 
-def test_the_crash_of_the_only_incumbent_breaks_both_generations_and_counts_once() -> None:
+def test_the_crash_of_the_only_staying_worker_breaks_both_generations_and_counts_once() -> None:
     history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), crashed(1))
     a = job(history.then(crashed(2, node="node-1")))
     assert (a.broken, a.restarts, a.iteration) == (True, 1, a.checkpoint_iteration)
     assert a.previous_generation is None
 
 
-def test_who_survives_a_crash_has_the_state_and_goes_over_to_the_next_generation() -> None:
+def test_the_survivors_of_a_crash_hold_the_state_and_switch_to_the_next_generation() -> None:
     history = training("node-0:0", "node-1:0").then(progressed(1, 30), crashed(1, node="node-1", rank=1))
     survivors = PreviousGeneration(generation=1, gpus=gpus("node-0:0", "node-1:0"), lost=gpus("node-1:0"))
     a = job(history)
@@ -200,7 +202,7 @@ def shrunk_to_survivors(*gone: str) -> History:
     return history.then(placed(2, *(name for name in FOUR if name not in gone)))
 
 
-def test_survivors_go_on_with_a_part_of_their_share_and_the_rest_is_kept_for_them() -> None:
+def test_survivors_continue_with_a_part_of_their_share_and_the_rest_is_reserved() -> None:
     history = shrunk_to_survivors("node-0:1")
     a = job(history)
     assert (a.shrinks_to_survivors, a.training_generation, a.stopping, a.reserved_gpus) == (
@@ -221,7 +223,7 @@ def test_survivors_go_on_with_a_part_of_their_share_and_the_rest_is_kept_for_the
 
 
 @pytest.mark.parametrize("second", ["node-0:0", "node-1:1"])
-def test_a_second_loss_while_they_regroup_leaves_fewer_with_the_same_seat(second: str) -> None:
+def test_a_second_loss_while_they_shrink_leaves_fewer_with_the_same_reserved_gpus(second: str) -> None:
     rank = FOUR.index(second)
     history = shrunk_to_survivors("node-0:1").then(crashed(1, node=second[:6], rank=rank))
     left = [name for name in FOUR if name not in ("node-0:1", second)]
@@ -231,19 +233,19 @@ def test_a_second_loss_while_they_regroup_leaves_fewer_with_the_same_seat(second
     assert a.previous_generation.surviving == gpus(*left)
 
 
-def test_a_loss_that_is_told_again_does_not_stop_who_goes_on_without_it() -> None:
+def test_a_repeated_report_of_a_loss_does_not_stop_the_survivors() -> None:
     history = shrunk_to_survivors("node-0:1")
     before = job(history)
     assert job(history.then(crashed(1, rank=1))) == before
 
 
-def test_another_share_needs_another_seat() -> None:
+def test_another_share_has_other_reserved_gpus() -> None:
     history = shrunk_to_survivors("node-0:1").then(started(2, 31))
     assert job(history.then(allocated(2))).reserved_gpus == ()
     assert job(history.then(allocated(4))).reserved_gpus == ()
 
 
-def test_a_crash_at_the_same_step_again_and_again_is_counted() -> None:
+def test_repeated_crashes_at_the_same_step_are_counted() -> None:
     history = training("node-0:0", "node-1:0")
     for generation in (1, 2, 3):
         history.then(crashed(generation, node="node-1", rank=1))
@@ -262,19 +264,19 @@ def test_when_the_last_survivor_is_lost_the_job_falls_back_to_its_checkpoint() -
     assert (a.broken, a.iteration, a.previous_generation) == (True, 25, None)
 
 
-def test_who_is_placed_again_before_all_went_over_stops_with_both_generations() -> None:
+def test_a_job_placed_again_during_its_switch_stops_both_generations() -> None:
     a = job(training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), placed(3, "node-0:0")))
     assert a.previous_generation is None
     assert {(s.generation, s.node_id) for s in a.stopping} == {(1, "node-0"), (2, "node-0"), (2, "node-1")}
 
 
-def test_the_predecessor_may_finish_the_job_and_all_are_awaited() -> None:
+def test_the_previous_generation_may_finish_the_job_and_all_workers_are_awaited() -> None:
     a = job(training("node-0:0").then(placed(2, "node-1:0"), finished(1)))
     assert (a.phase, a.previous_generation) == (Phase.FINISHED, None)
     assert {(s.generation, s.node_id) for s in a.stopping} == {(1, "node-0"), (2, "node-1")}
 
 
-def test_how_soon_workers_went_over_makes_no_start_look_cheaper_than_it_was_seen() -> None:
+def test_a_fast_switch_does_not_lower_the_start_cost() -> None:
     def seen(*names: str, at_s: float) -> float:
         history = training("node-0:0")  # placed at 1 s, started at 2 s
         assert history.state.start_cost_s == 1.0
@@ -285,13 +287,13 @@ def test_how_soon_workers_went_over_makes_no_start_look_cheaper_than_it_was_seen
 
 
 @pytest.mark.parametrize("fact", [started(2, 22), crashed(1), crashed(2), progressed(1, 30), finished(1)])
-def test_what_is_told_again_changes_nothing(fact: Any) -> None:
+def test_a_repeated_event_changes_nothing(fact: Any) -> None:
     history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), fact)
     before = history.state
     assert replace(history.then(fact).state, sequence=before.sequence) == before
 
 
-def test_workers_that_went_over_know_the_spec_of_before_and_stop_next() -> None:
+def test_switched_workers_have_the_older_spec_and_stop_next() -> None:
     history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), AMENDED, started(2, 22))
     assert (job(history).training, job(history).has_outdated_spec) == (True, True)
     a = job(history.then(placed(3, "node-0:0", "node-1:0")))
