@@ -18,8 +18,8 @@ class AllocationDecided:
     """The number of GPUs of each job from now on; jobs that are not named get none. From the allocator.
 
     valid_until_s: when the planned shares change next; None if they do not.
-    planned: schedules of promised jobs, if they differ from the recorded ones. The allocator falls back to the recorded
-        schedules if a new plan misses a deadline. Empty if they do not fit into one message.
+    planned: schedules of promised jobs, if they differ from the recorded ones. If planning anew misses a deadline, the
+        recorded schedules still keep it. Empty if they do not fit into one message.
     probes: the job that starts a scaling probe: its share is a number of GPUs without a measurement.
     """
 
