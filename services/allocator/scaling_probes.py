@@ -56,9 +56,8 @@ def next_probe(
         num_gpus, held = next_level(state, spec_of(job)), len(job.gpus)
         is_new = curve.probed_to < num_gpus <= largest_level(state, spec_of(job))
         is_at_most_known = job.training and held == shares.get(job.job_id) == max(curve.iterations_per_s)
-        switches = (
-            state_holders(state, job) is not None
-        )  # workers resize without stopping, so no step is at risk
+        # workers resize without stopping, so no step is at risk
+        switches = state_holders(state, job) is not None
         if is_new and is_at_most_known and switches and num_gpus - held <= num_idle:
             probe = ScalingProbe(
                 job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus)

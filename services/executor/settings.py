@@ -58,9 +58,8 @@ class ExecutorSettings:
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
     stop_grace_s: float  # EF_STOP_GRACE_S: from the request to stop at a step boundary to the kill
     warm_workers: int  # EF_WARM_WORKERS: GPUs with a warm worker, its CUDA context made (docs/adr/0020)
-    preload: tuple[
-        str, ...
-    ]  # EF_PRELOAD: modules, separated by commas, that are imported once for all workers
+    # EF_PRELOAD: modules, separated by commas, that are imported once for all workers
+    preload: tuple[str, ...]
 
     @classmethod
     def from_environment(
@@ -78,9 +77,8 @@ class ExecutorSettings:
         read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
         cores = num_cores()
         num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=found or MAX_GPUS)
-        all_gpus = (
-            num_gpus == found > 0 and "CUDA_VISIBLE_DEVICES" not in given
-        )  # of a part, the sockets are unknown
+        # of a part, the sockets are unknown
+        all_gpus = num_gpus == found > 0 and "CUDA_VISIBLE_DEVICES" not in given
         sockets = discovered_sockets() if all_gpus else 1
         fair_share = 1.0 if found else min(1.0, CPU_SLOTS_PART_OF_CORES * cores / num_gpus)
         settings = cls(

@@ -65,14 +65,12 @@ class PoolConfig:
     # standard deviation of ln(measured / curve) before the first measurement
     speed_spread: Annotated[float, Strict(), Gt(0), Le(1)] = 0.1
     deadline_slack_s: DurationS = 1.0  # plans finish promised jobs so long before their deadline
-    heartbeat_timeout_s: PositiveDurationS = (
-        6.0  # a node is lost after so long without a heartbeat; see `timeouts`
-    )
+    # a node is lost after so long without a heartbeat; see `timeouts`
+    heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0  # a job has failed after so long without an iteration
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
-    slow_gpu_s: DurationS = (
-        600.0  # a GPU counts as slow for so long after its worker was slower than its peers
-    )
+    # a GPU counts as slow for so long after its worker was slower than its peers
+    slow_gpu_s: DurationS = 600.0
     stop_free: bool = False  # running workers switch to the next generation without a stop if they can
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])

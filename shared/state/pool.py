@@ -143,18 +143,16 @@ class PoolState:
     live_jobs: Map[str, Job] = _NO_JOBS
     ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see MAX_ENDED_JOBS in fold/jobs.py
     num_forgotten: int = 0  # ended jobs that are no longer kept here
-    quote_reservations: Map[str, QuoteReservation] = (
-        _NO_QUOTES  # by job; some may have expired: see `quotes_at`
-    )
+    # by job; some may have expired: see `quotes_at`
+    quote_reservations: Map[str, QuoteReservation] = _NO_QUOTES
     gpu_limits: Map[str, GpuLimits] = _NO_GPU_LIMITS  # set by operators, by job
     curves: Map[str, MeasuredCurve] = _NO_CURVES
     micro_batch_sizes: Map[str, int] = _NO_SIZES  # by profile, of jobs whose virtual nodes did not fit
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
     demand: Demand = field(default_factory=Demand)
     num_gpus_by_job: Mapping[str, int] = field(default_factory=dict[str, int])  # of the last allocation
-    start_cost_s: float = (
-        0.0  # from a placement to its first iteration, in recent starts; slow ones count more
-    )
+    # from a placement to its first iteration, in recent starts; slow ones count more
+    start_cost_s: float = 0.0
     scheduling_event_sequence: int = 0  # last event that can change who should get how many GPUs
     allocation_based_on: int = 0  # the sequence up to which the allocator had folded
     allocation_valid_until_s: float | None = None

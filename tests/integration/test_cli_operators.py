@@ -33,7 +33,7 @@ async def test_gpu_limits_from_the_command_to_their_end(cli: CommandLinePool) ->
     assert taken.out.startswith("scaled  j1: at most 2 GPUs until ")
     shown = await cli.eflow("jobs")
     assert "- of ..2" in shown.out
-    assert "to end that: eflow scale-in j1 --release" in shown.out
+    assert "clear that with: eflow scale-in j1 --release" in shown.out
     out = await cli.eflow("scale-out", "j1", "--json")
     assert (out.status, out.value["scaled"], out.value["min_gpus"]) == (0, True, 2)
     released = await asyncio.to_thread(elasticflow.release, "j1", nats_url=cli.url)
@@ -79,7 +79,7 @@ async def test_a_curve_is_shown_of_a_job_and_of_a_file(cli: CommandLinePool) -> 
 async def test_a_checkpoint_is_requested_and_reported_when_it_is_complete(cli: CommandLinePool) -> None:
     await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     none_yet = await cli.eflow("checkpoint", "j1")
-    assert (none_yet.status, none_yet.out) == (1, "no checkpoint: j1 has none so far\n")
+    assert (none_yet.status, none_yet.out) == (1, "no checkpoint: j1 has written none so far\n")
     await cli.place("j1", "node-0:0", "node-0:1")
     await cli.train("j1", iteration=40)
     asking = asyncio.create_task(cli.eflow("checkpoint", "j1"))

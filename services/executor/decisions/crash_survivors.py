@@ -13,9 +13,8 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol.to_worker import PeersLost, PrepareSwitch
 from elasticflow.shared.state.job import Job
 
-NOTICE_STEPS = (
-    3  # to notice a lost peer, if longer than `peer_loss_notice_s`; a collective inside a GPU never does
-)
+# to notice a lost peer, if longer than `peer_loss_notice_s`; a collective inside a GPU never does
+NOTICE_STEPS = 3
 
 
 def surviving_workers(state: State, job: Job) -> list[WorkerRecord]:

@@ -58,9 +58,8 @@ class State:
     node_specification: NodeSpecification
     membership: PoolMembership = PoolMembership.OUTSIDE
     num_losses: int = 0  # how often the ledger has counted this process as lost
-    job_ids: frozenset[str] = (
-        frozenset()
-    )  # jobs with workers here, by the ledger, running or yet to be reported gone
+    # jobs with workers here, by the ledger, running or yet to be reported gone
+    job_ids: frozenset[str] = frozenset()
     workers: Map[WorkerId, WorkerRecord] = cast("Map[WorkerId, WorkerRecord]", Map())  # noqa: RUF009 - immutable
     cut_off: bool = False  # the end of the ledger is out of reach: start no worker
     shutting_down: bool = False

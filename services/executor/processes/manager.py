@@ -119,9 +119,8 @@ class WorkerManager:
         slot.is_killed = True
         if slot.handle is not None:
             slot.handle.kill()
-        elif (
-            not slot.is_launching and slot.starting is not None
-        ):  # it waits for code; there is no process yet
+        elif not slot.is_launching and slot.starting is not None:
+            # it waits for code; there is no process yet
             slot.starting.cancel()
             self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.DONE))
 

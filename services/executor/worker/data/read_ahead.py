@@ -126,9 +126,8 @@ class Copies:
         here = torch.cuda.current_stream(self._device)
         here.wait_event(copied)
         for tensor in tensors_in(batch):
-            tensor.record_stream(
-                here
-            )  # otherwise the allocator could reuse its memory during this stream's work
+            # otherwise the allocator could reuse its memory during this stream's work
+            tensor.record_stream(here)
         return batch
 
 

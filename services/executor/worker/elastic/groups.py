@@ -95,9 +95,8 @@ class Group:
             if self._closed:  # it would wait forever behind a partly sent transfer
                 done.set_result(tensor)
                 return done
-            self._unfinished[done] = (
-                tensor  # before it begins: another thread may close the group at any time
-            )
+            # before it begins: another thread may close the group at any time
+            self._unfinished[done] = tensor
         sum_of_library = self.process_group.allreduce([tensor]).get_future()
         sum_of_library.add_done_callback(lambda summed: self._summed(summed, done))
         return done

@@ -43,9 +43,8 @@ class Channel:
         self._socket = sock
         self._writing = threading.Lock()
         self._commands: queue.SimpleQueue[WarmUp | Assignment] = queue.SimpleQueue()
-        self._addresses: defaultdict[int, queue.SimpleQueue[str]] = defaultdict(
-            queue.SimpleQueue
-        )  # by generation
+        # by generation
+        self._addresses: defaultdict[int, queue.SimpleQueue[str]] = defaultdict(queue.SimpleQueue)
         self._changes: queue.SimpleQueue[PrepareSwitch] = queue.SimpleQueue()
         self._losses: queue.SimpleQueue[PeersLost] = queue.SimpleQueue()
         self._stop_requested = threading.Event()

@@ -139,9 +139,8 @@ class ForkServer:
             )
 
     def _send(self, message: FromForkServer) -> None:
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # the executor is gone: the next read reports it
+        # the executor is gone: the next read reports it
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.sendall(encode_frame(message))
 
 

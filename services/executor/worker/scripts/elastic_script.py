@@ -130,9 +130,8 @@ class ElasticScript:
             raise TrainingFailed(
                 "elasticflow.elastic() was called twice: call it once, since a job trains one model"
             )
-        if isinstance(
-            model, DistributedDataParallel
-        ):  # it has no peers here: the job sums gradients in another way
+        # it has no peers here: the job sums gradients in another way
+        if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = model.require_forward_param_sync = False
             model = model.module
         self._made = (loader, model, optimizer)

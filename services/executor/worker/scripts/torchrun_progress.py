@@ -66,9 +66,8 @@ class TorchrunProgress:
         self._num_steps = 0
         self._optimizer: Any = None  # the first that steps; a script may have others
         self._step_ends_s: list[float] = []
-        self._saved: float | None = (
-            None  # iterations at the last save; the file may not have its final name yet
-        )
+        # iterations at the last save; the file may not have its final name yet
+        self._saved: float | None = None
         self._snapshot_times_s: list[float] = []
         self._snapshot_recorded = threading.Event()
         self._store = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)

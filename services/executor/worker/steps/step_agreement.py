@@ -161,9 +161,8 @@ def require_same_state(same: bool, iteration: int, model: nn.Module) -> None:
         return
     if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
         without = [name for name, p in model.module.named_parameters() if p.requires_grad and p.grad is None]
-        if (
-            without
-        ):  # torch has not summed the parameters that share its bucket, and reports it in the next step
+        # torch has not summed the parameters that share its bucket, and reports it in the next step
+        if without:
             raise TrainingFailed(
                 f"the parameter {without[0]} has no gradient in iteration {iteration}, which the fast mode waits for: "
                 'set find_unused_parameters = True, or reproducible = "bitwise"'

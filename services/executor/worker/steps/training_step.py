@@ -153,9 +153,8 @@ class Trainer(JobState):
             if self._boundary.stage is not StepStage.COMPUTING or not is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
-        raise self._memory_exceeded(
-            reason
-        )  # outside of `except`: the frames of the first error hold the memory
+        # outside of `except`: the frames of the first error hold the memory
+        raise self._memory_exceeded(reason)
 
     def _memory_exceeded(self, reason: str) -> Exception:
         size = self.members.virtual_nodes.largest_micro_batch
