@@ -21,144 +21,76 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elasticflow.client.client import Client
-    from elasticflow.client.pool_endpoint import Endpoint
-    from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
-    from elasticflow.errors import (
-        MissingExtra,
-        NoAdmission,
-        NoPoolHere,
-        NotEnded,
-        Undecided,
-        UnknownJob,
-        UnknownPool,
-        UnknownQuote,
-    )
-    from elasticflow.history.pool_views import JobView
-    from elasticflow.sdk.job import Condition, ElasticJob, InvalidJob
-    from elasticflow.sdk.packaging import PackagingFailed
-    from elasticflow.sdk.script import ElasticLoader, Script, TorchrunScript, elastic
-    from elasticflow.sdk.synchronous import (
-        amend,
-        cancel,
-        checkpoint,
-        jobs,
-        profile,
-        quote,
-        release,
-        reserve,
-        scale,
-        submit,
-        wait,
-    )
-    from elasticflow.sdk.times import Duration, Moment
-    from elasticflow.shared.errors import (
-        BadCredentials,
-        ElasticFlowError,
-        PermanentFailure,
-        Retry,
-        Stop,
-        Unavailable,
-    )
-    from elasticflow.shared.messages.events import (
-        AmendRejected,
-        CancelRejected,
-        CheckpointFailed,
-        CheckpointRejected,
-        CheckpointUpToDate,
-        CheckpointWritten,
-        DeadlineQuoted,
-        GpuLimitsCleared,
-        GpuLimitsRejected,
-        GpuLimitsSet,
-        JobAdmitted,
-        JobAmended,
-        JobCancelled,
-        JobFailed,
-        JobProfiled,
-        JobRejected,
-        QuoteRejected,
-        QuoteReserved,
-        RejectionReason,
-    )
-    from elasticflow.shared.messages.gpu_limits import GpuLimits
-    from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition, Scalar
-    from elasticflow.shared.messages.rejection import Offer
-    from elasticflow.shared.messages.share_schedule import ShareSegment, segments
+    from elasticflow.client.client import Client as Client
+    from elasticflow.client.pool_endpoint import Endpoint as Endpoint
+    from elasticflow.client.replies import CheckpointReply as CheckpointReply
+    from elasticflow.client.replies import Decision as Decision
+    from elasticflow.client.replies import ProfileReply as ProfileReply
+    from elasticflow.errors import MissingExtra as MissingExtra
+    from elasticflow.errors import NoAdmission as NoAdmission
+    from elasticflow.errors import NoPoolHere as NoPoolHere
+    from elasticflow.errors import NotEnded as NotEnded
+    from elasticflow.errors import Undecided as Undecided
+    from elasticflow.errors import UnknownJob as UnknownJob
+    from elasticflow.errors import UnknownPool as UnknownPool
+    from elasticflow.errors import UnknownQuote as UnknownQuote
+    from elasticflow.history.pool_views import JobView as JobView
+    from elasticflow.sdk.job import Condition as Condition
+    from elasticflow.sdk.job import ElasticJob as ElasticJob
+    from elasticflow.sdk.job import InvalidJob as InvalidJob
+    from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
+    from elasticflow.sdk.script import ElasticLoader as ElasticLoader
+    from elasticflow.sdk.script import Script as Script
+    from elasticflow.sdk.script import TorchrunScript as TorchrunScript
+    from elasticflow.sdk.script import elastic as elastic
+    from elasticflow.sdk.synchronous import amend as amend
+    from elasticflow.sdk.synchronous import cancel as cancel
+    from elasticflow.sdk.synchronous import checkpoint as checkpoint
+    from elasticflow.sdk.synchronous import jobs as jobs
+    from elasticflow.sdk.synchronous import profile as profile
+    from elasticflow.sdk.synchronous import quote as quote
+    from elasticflow.sdk.synchronous import release as release
+    from elasticflow.sdk.synchronous import reserve as reserve
+    from elasticflow.sdk.synchronous import scale as scale
+    from elasticflow.sdk.synchronous import submit as submit
+    from elasticflow.sdk.synchronous import wait as wait
+    from elasticflow.sdk.times import Duration as Duration
+    from elasticflow.sdk.times import Moment as Moment
+    from elasticflow.shared.errors import BadCredentials as BadCredentials
+    from elasticflow.shared.errors import ElasticFlowError as ElasticFlowError
+    from elasticflow.shared.errors import PermanentFailure as PermanentFailure
+    from elasticflow.shared.errors import Retry as Retry
+    from elasticflow.shared.errors import Stop as Stop
+    from elasticflow.shared.errors import Unavailable as Unavailable
+    from elasticflow.shared.messages.events import AmendRejected as AmendRejected
+    from elasticflow.shared.messages.events import CancelRejected as CancelRejected
+    from elasticflow.shared.messages.events import CheckpointFailed as CheckpointFailed
+    from elasticflow.shared.messages.events import CheckpointRejected as CheckpointRejected
+    from elasticflow.shared.messages.events import CheckpointUpToDate as CheckpointUpToDate
+    from elasticflow.shared.messages.events import CheckpointWritten as CheckpointWritten
+    from elasticflow.shared.messages.events import DeadlineQuoted as DeadlineQuoted
+    from elasticflow.shared.messages.events import GpuLimitsCleared as GpuLimitsCleared
+    from elasticflow.shared.messages.events import GpuLimitsRejected as GpuLimitsRejected
+    from elasticflow.shared.messages.events import GpuLimitsSet as GpuLimitsSet
+    from elasticflow.shared.messages.events import JobAdmitted as JobAdmitted
+    from elasticflow.shared.messages.events import JobAmended as JobAmended
+    from elasticflow.shared.messages.events import JobCancelled as JobCancelled
+    from elasticflow.shared.messages.events import JobFailed as JobFailed
+    from elasticflow.shared.messages.events import JobProfiled as JobProfiled
+    from elasticflow.shared.messages.events import JobRejected as JobRejected
+    from elasticflow.shared.messages.events import QuoteRejected as QuoteRejected
+    from elasticflow.shared.messages.events import QuoteReserved as QuoteReserved
+    from elasticflow.shared.messages.events import RejectionReason as RejectionReason
+    from elasticflow.shared.messages.gpu_limits import GpuLimits as GpuLimits
+    from elasticflow.shared.messages.job_spec import JobClass as JobClass
+    from elasticflow.shared.messages.job_spec import JobSpec as JobSpec
+    from elasticflow.shared.messages.job_spec import MetricCondition as MetricCondition
+    from elasticflow.shared.messages.job_spec import Scalar as Scalar
+    from elasticflow.shared.messages.rejection import Offer as Offer
+    from elasticflow.shared.messages.share_schedule import ShareSegment as ShareSegment
+    from elasticflow.shared.messages.share_schedule import segments as segments
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "AmendRejected",
-    "BadCredentials",
-    "CancelRejected",
-    "CheckpointFailed",
-    "CheckpointRejected",
-    "CheckpointReply",
-    "CheckpointUpToDate",
-    "CheckpointWritten",
-    "Client",
-    "Condition",
-    "DeadlineQuoted",
-    "Decision",
-    "Duration",
-    "ElasticFlowError",
-    "ElasticJob",
-    "ElasticLoader",
-    "Endpoint",
-    "GpuLimits",
-    "GpuLimitsCleared",
-    "GpuLimitsRejected",
-    "GpuLimitsSet",
-    "InvalidJob",
-    "JobAdmitted",
-    "JobAmended",
-    "JobCancelled",
-    "JobClass",
-    "JobFailed",
-    "JobProfiled",
-    "JobRejected",
-    "JobSpec",
-    "JobView",
-    "MetricCondition",
-    "MissingExtra",
-    "Moment",
-    "NoAdmission",
-    "NoPoolHere",
-    "NotEnded",
-    "Offer",
-    "PackagingFailed",
-    "PermanentFailure",
-    "ProfileReply",
-    "QuoteRejected",
-    "QuoteReserved",
-    "RejectionReason",
-    "Retry",
-    "Scalar",
-    "Script",
-    "ShareSegment",
-    "Stop",
-    "TorchrunScript",
-    "Unavailable",
-    "Undecided",
-    "UnknownJob",
-    "UnknownPool",
-    "UnknownQuote",
-    "__version__",
-    "amend",
-    "cancel",
-    "checkpoint",
-    "elastic",
-    "jobs",
-    "profile",
-    "quote",
-    "release",
-    "reserve",
-    "scale",
-    "segments",
-    "submit",
-    "wait",
-]
 
 _NAMES_BY_MODULE = {
     "sdk.job": "Condition ElasticJob InvalidJob",
@@ -185,6 +117,9 @@ _NAMES_BY_MODULE = {
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
+if not TYPE_CHECKING:  # type checkers take the imports above, whose names are public by `as`
+    __all__ = sorted({"__version__", *_MODULES})
+
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
@@ -194,4 +129,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES})
