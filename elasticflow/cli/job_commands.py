@@ -15,10 +15,10 @@ from elasticflow.cli.command_options import (
     Pool,
     Tenant,
     When,
+    deadline_of,
     run,
     run_at,
 )
-from elasticflow.cli.submission_options import deadline_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import LedgerEntry, read_ledger

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
-from elasticflow.cli.submission_options import SubmissionOptions
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run
 from elasticflow.cli.submit import Arguments, Batch, Gpus, Settings
 from elasticflow.cli.terminal_output import note, print_json, say, say_line, table
 from elasticflow.client.client import Client

@@ -5,13 +5,16 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import (
+    ClassName,
     DataDir,
     Json,
     NatsUrl,
     NumIterations,
     Pool,
+    SubmissionOptions,
     Tenant,
     When,
+    duration_of,
     run,
     where_words,
 )
@@ -24,7 +27,6 @@ from elasticflow.cli.decision_output import (
     show_quote,
     show_reserved,
 )
-from elasticflow.cli.submission_options import ClassName, SubmissionOptions, duration_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision

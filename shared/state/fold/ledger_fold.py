@@ -9,8 +9,15 @@ from typing import assert_never
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, PlanDecided
-from elasticflow.shared.state.fold.admission import accepted, amended, configured, quote_reserved, rejected
-from elasticflow.shared.state.fold.gpu_limits import gpu_limits_cleared, gpu_limits_set, gpu_limits_yield
+from elasticflow.shared.state.fold.admission import (
+    accepted,
+    amended,
+    configured,
+    gpu_limits_cleared,
+    gpu_limits_set,
+    quote_reserved,
+    rejected,
+)
 from elasticflow.shared.state.fold.jobs import (
     ended,
     is_intact,
@@ -25,6 +32,7 @@ from elasticflow.shared.state.fold.profiles import profile_completed, throughput
 from elasticflow.shared.state.fold.workers import (
     checkpoint_completed,
     generation_started,
+    gpu_limits_yield,
     memory_exceeded,
     progressed,
     with_speed_ratio,

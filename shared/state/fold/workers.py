@@ -181,6 +181,16 @@ def is_new_slow_gpu(state: PoolState, job: Job, rank: int, at_s: float) -> bool:
     return at_s - known.since_s > (state.config.slow_gpu_s / 2 if same else 0.0)
 
 
+def gpu_limits_yield(state: PoolState, event: events.JobAtRisk) -> PoolState:
+    """A promise at risk takes precedence over the GPU limits of promised jobs: all of them expire now."""
+    all_limits = state.gpu_limits
+    for job_id, limits in state.gpu_limits.items():
+        job = state.live_jobs.get(job_id)
+        if job is not None and job.promised and not limits.yields_to:
+            all_limits = all_limits.set(job_id, replace(limits, until_s=event.at_s, yields_to=event.job_id))
+    return fast_replace(state, gpu_limits=all_limits)
+
+
 def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
     job = state.ended_jobs.get(event.job_id) if isinstance(event, events.WorkersStopped) else None
     if job is None or not isinstance(event, events.WorkersStopped):

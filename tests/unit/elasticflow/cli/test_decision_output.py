@@ -2,8 +2,8 @@
 
 import pytest
 
+from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.decision_output import show_decision
-from elasticflow.cli.submission_options import SubmissionOptions
 from elasticflow.shared.messages.events import JobAdmitted
 from tests.support.histories import NOW_S, spec
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
-from elasticflow.cli.submission_options import SubmissionOptions
+from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.client.configure_pool import configure, read_config
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import BadSettings

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import elasticflow
-from elasticflow.cli.submission_options import SubmissionOptions
+from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.errors import NotLoadable
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.script import Script
