@@ -108,7 +108,7 @@ def _follow_live(options: list[str], *, nats_url: str, pool: str, data_dir: Path
     pipe = cast(BinaryIO, simulator.stdin)
     try:
         run(lambda client: stream_ledger(client, pipe), nats_url=nats_url, pool=pool, data_dir=data_dir)
-    except ConnectionError:  # the simulator has ended, or has printed why it cannot go on
+    except ConnectionError:  # the simulator has ended, or has printed its error
         return simulator.wait()
     finally:
         with contextlib.suppress(OSError):

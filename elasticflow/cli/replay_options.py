@@ -1,4 +1,4 @@
-"""Options of `replay`, declared once: for `eflow replay` and for the simulator's command behind it."""
+"""Options of `replay`, declared once for `eflow replay` and for the command of the simulator that it runs."""
 
 from typing import Annotated
 
@@ -23,12 +23,14 @@ Follow = Annotated[
     bool,
     typer.Option(
         "--follow",
-        help="Step through, an event a line; a live ledger goes on. A file on a terminal: press a key to step.",
+        help="Print one line for each event. A live ledger continues with new events; in a file, a key steps.",
     ),
 ]
 Delay = Annotated[
     float | None,
-    typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds a step, instead of a key."),
+    typer.Option(
+        "--delay", min=0, metavar="S", help="With --follow: seconds between steps, instead of a key."
+    ),
 ]
 OneJob = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Show only this job.")]
 OtherPolicy = Annotated[

@@ -146,7 +146,7 @@ class Client(CommandRequests):
         self, spec: JobSpec, *, duration: Duration, job_id: str = "", timeout: Duration = REPLY_TIMEOUT_S
     ) -> QuoteReserved | QuoteRejected:
         """Quote a deadline and reserve what it needs for `duration`. A submission under the reservation's job_id
-        that asks for no more is admitted. Raises InvalidJob, Undecided."""
+        that requires no more is admitted. Raises InvalidJob, Undecided."""
         job_id = job_id or fresh_job_id(spec)
         command = ReserveQuote(job_id=job_id, tenant=self.tenant, spec=spec, reserve_s=seconds_of(duration))
         return await self._reply_to(command, (QuoteReserved, QuoteRejected), timeout)

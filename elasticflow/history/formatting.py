@@ -69,8 +69,8 @@ def gpus_counted(count: int) -> str:
 def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:
     """As "at least 4 GPUs until 15:04:14 (in 10m 00s)"."""
     ends = (("at least", limits.min_gpus), ("at most", limits.max_gpus))
-    told = " and ".join(f"{word} {gpus_counted(count)}" for word, count in ends if count is not None)
-    return told + ("" if limits.until_s is None else f" until {moment_in_words(limits.until_s, now_s)}")
+    text = " and ".join(f"{word} {gpus_counted(count)}" for word, count in ends if count is not None)
+    return text + ("" if limits.until_s is None else f" until {moment_in_words(limits.until_s, now_s)}")
 
 
 def schedule_in_words(schedule: ShareSchedule) -> str:

@@ -64,7 +64,7 @@ class ElasticJob:
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
 
     evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
-    shuffle: ClassVar[bool] = True  # the samples, anew in each epoch
+    shuffle: ClassVar[bool] = True  # the samples, in another order in each epoch
     shuffle_window: ClassVar[int] = 1024  # samples; for data in partitions
     data_workers: ClassVar[int] = 1  # processes of each worker that read ahead; 0: the worker reads
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "bitwise"  # the same bits on any number of GPUs

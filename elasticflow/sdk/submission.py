@@ -98,7 +98,7 @@ def _imported(target: str, training_function: str) -> type[ElasticJob]:
 
 
 def _missing_init(target: str, error: Exception) -> str:
-    """What to do where the missing module lies above a folder that lacks __init__.py."""
+    """The advice if the missing module is above a folder that lacks __init__.py."""
     if not isinstance(error, ModuleNotFoundError) or not error.name or ".py" not in target:
         return ""
     name = error.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""What the monitor knows beside the ledger: heartbeats of nodes and progress of jobs. `policy` decides on it."""
+"""The state of the monitor beside the ledger: heartbeats of nodes and progress of jobs. `policy` decides on it."""
 
 from dataclasses import dataclass, replace
 from typing import cast

@@ -20,7 +20,7 @@ class Phase(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     REJECTED = "rejected"
-    PROFILED = "profiled"  # its speed was all that the user asked for
+    PROFILED = "profiled"  # as the user requested, without training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ def moved_on(job: Job) -> bool:
     return job.training and job.iterations_per_s is not None
 
 
-async def test_workers_of_a_stopped_executor_end_before_their_job_goes_on_elsewhere(tmp_path: Path) -> None:
+async def test_workers_of_a_stopped_executor_end_before_their_job_continues_elsewhere(tmp_path: Path) -> None:
     async with running_pool(tmp_path, num_nodes=2, replicas={}, config=LOSS_SOON) as pool:
         spec = job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS)
         await pool.acknowledged(spec, "survivor")

@@ -44,7 +44,7 @@ async def test_values_change_only_from_the_revision_that_was_seen(bus: Bus) -> N
     assert (value.data, value.revision) == (b"3", third)
 
 
-async def test_a_lease_has_one_holder_and_passes_on(connect: Connect, bus: Bus) -> None:
+async def test_a_lease_has_one_holder_at_a_time(connect: Connect, bus: Bus) -> None:
     first = Lease(bus, POOL, "allocator", "first", ttl_s=lambda: 1, clock=SystemClock())
     second = Lease(await connect(), POOL, "allocator", "second", ttl_s=lambda: 1, clock=SystemClock())
     assert await first.try_acquire()

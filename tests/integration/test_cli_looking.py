@@ -12,7 +12,7 @@ from elasticflow.shared.messages import events
 from tests.support.command_line import POOL, WAIT_S, CommandLinePool
 
 
-async def test_jobs_and_nodes_show_what_the_ledger_says(cli: CommandLinePool) -> None:
+async def test_jobs_and_nodes_show_the_state_of_the_ledger(cli: CommandLinePool) -> None:
     await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     await cli.place("j1", "node-0:0", "node-0:1")
     await cli.train("j1", iteration=40)

@@ -49,7 +49,7 @@ def test_a_service_is_led_again_before_a_node_could_be_lost(silence_s: float) ->
 
 
 @given(TIMES)
-def test_whoever_is_missed_is_found_out_before_those_who_miss_it_are_given_up(times: FailureTimeouts) -> None:
+def test_a_lost_worker_is_detected_before_its_peers_are_given_up(times: FailureTimeouts) -> None:
     stopped_s = 3 * times.heartbeat_interval_s  # two looks after it
     assert max(stopped_s, times.peer_loss_notice_s) < times.heartbeat_timeout_s < times.loss_confirmation_s
     assert times.monitor_grace_s + times.heartbeat_interval_s < times.heartbeat_timeout_s, (

@@ -57,7 +57,7 @@ def test_a_message_at_a_sequence_already_folded_changes_nothing(
 
 @examples(150)
 @given(history=histories())
-def test_a_fact_told_again_at_any_later_time_changes_nothing(history: tuple[Any, ...]) -> None:
+def test_an_event_repeated_at_any_later_time_changes_nothing(history: tuple[Any, ...]) -> None:
     """As an executor does that got no acknowledgement, long after the server has forgotten the first time."""
     state, heard = PoolState(), list[Any]()
     for message in history:

@@ -187,7 +187,7 @@ def test_thousands_of_wrong_fields_are_counted_not_listed() -> None:
     assert refused.value.problems == ("payload: wrong in 20,000 places",)
 
 
-def test_a_text_of_another_form_is_told_the_form_in_words() -> None:
+def test_a_text_of_another_form_gets_an_error_that_names_the_form() -> None:
     spec = {"training_function": "train", "code_digest": "f00", "global_batch_size": 1, "max_iterations": 1}
     command = {"job_id": "no spaces", "tenant": "lab", "spec": spec}
     with pytest.raises(Undecodable) as refused:

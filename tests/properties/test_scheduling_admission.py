@@ -268,7 +268,7 @@ def test_allocation_breaks_no_promise(
     job_lists(max_size=4, fresh=True),
     st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4),
 )
-def test_promises_hold_however_often_they_are_planned_again_under_way(
+def test_promises_hold_over_any_number_of_replans(
     jobs: list[SchedulableJob], others: list[SchedulableJob], parts: list[float]
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
@@ -296,9 +296,7 @@ def _advanced(
 
 
 @given(job_lists(fresh=True), st.integers(1, NUM_GPUS - 1))
-def test_on_fewer_gpus_as_many_promises_hold_as_can_and_the_rest_is_named(
-    jobs: list[SchedulableJob], num_gpus: int
-) -> None:
+def test_on_fewer_gpus_the_late_promises_are_named(jobs: list[SchedulableJob], num_gpus: int) -> None:
     plan, promised = admitted_one_by_one(jobs)
     fewer = AdmissionPlan.build(promised.values(), num_gpus, 0.0, plan.schedules)
     assert_kept(fewer, promised)

@@ -46,7 +46,7 @@ def mobilities(draw: st.DrawFn, wanted: dict[str, int]) -> MigrationRules:
 
 
 @given(st.data(), topologies())
-def test_what_fits_by_count_is_placed_and_only_who_may_move_is_moved(
+def test_shares_that_fit_by_count_are_placed_and_only_movable_jobs_move(
     data: st.DataObject, topology: Topology
 ) -> None:
     current: GpusByJob = {}
@@ -78,7 +78,7 @@ def test_a_placement_depends_on_nothing_but_its_arguments(data: st.DataObject, t
 
 
 @given(st.data(), topologies())
-def test_a_move_is_only_made_to_a_better_place_or_to_make_room(
+def test_a_job_migrates_only_to_better_gpus_or_for_another_job(
     data: st.DataObject, topology: Topology
 ) -> None:
     first = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))

@@ -6,7 +6,7 @@ A few here; `python -m benchmarks.engine.soak` runs five hundred and measures me
 from benchmarks.engine.soak import soak
 
 
-async def test_what_the_engine_holds_of_the_machine_does_not_grow():
+async def test_the_resources_of_the_engine_do_not_grow():
     result = await soak(10, seed=3, virtual_nodes=4)
     assert result["processes_left"] == 0
     for who, weights in result["at_rest"].items():

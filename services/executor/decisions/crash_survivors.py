@@ -1,4 +1,4 @@
-"""Which workers survive a crash, and how they go on: by a switch to the next generation, as at any resize. Pure.
+"""Which workers survive a crash, and how they continue: by a switch to the next generation, as at any resize. Pure.
 
 A survivor is a worker of the previous generation that holds the state of the job and does not count as lost. Its node
 sends it `PeersLost`: it stops waiting for the lost peers and rolls back to its last step boundary. Once placement has
@@ -26,14 +26,14 @@ def surviving_workers(state: State, job: Job) -> list[WorkerRecord]:
 
 
 def is_counted_as_lost(job: Job | None, worker: WorkerRecord) -> bool:
-    """The ledger goes on without this worker already."""
+    """Whether the job already continues without this worker, by the ledger."""
     if job is None or job.previous_generation is None:
         return False
     is_older = job.broken or worker.id.generation < job.generation
     return is_older and worker.gpu in job.previous_generation.lost
 
 
-# --- how they go on -------------------------------------------------------------------------------------
+# --- how they continue -----------------------------------------------------------------------------------
 
 
 def peers_lost(state: State, job: Job) -> list[SendToWorker]:
@@ -77,11 +77,11 @@ def rendezvous_gpus(job: Job) -> tuple[GpuId, ...]:
     return () if before is None else (*job.gpus, *(gpu for gpu in before.surviving if gpu not in job.gpus))
 
 
-# --- survivors that do not go on ------------------------------------------------------------------------
+# --- survivors that do not continue ---------------------------------------------------------------------
 
 
 def is_hopeless(state: State, job: Job | None, worker: WorkerRecord, now_s: float) -> bool:
-    """The worker cannot go on, though its generation can: it counts as lost, or has noticed no loss in time."""
+    """The worker cannot continue, although its generation can: it counts as lost, or noticed no loss in time."""
     due_s = unnoticed_due_s(state, job, worker)
     unaware = due_s is not None and due_s <= now_s
     return unaware or (worker.runs and not worker.kill_requested and is_counted_as_lost(job, worker))

@@ -60,7 +60,7 @@ def _outcome(state: State, job: Job, worker: WorkerRecord, now_s: float) -> JobF
 
 
 def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float | None:
-    """When a profiling run that still goes on will have timed out."""
+    """When a profiling run that has not ended times out."""
     if job is None or worker.purpose != "profile" or not worker.runs:
         return None
     pending = can_train(job) and worker.id.generation == job.generation and worker.outcome is None

@@ -1,4 +1,4 @@
-"""What an executor knows: the folded ledger, and the worker processes of its own node. Pure: State, evolve.
+"""The state of an executor: the folded ledger, and the worker processes of its node. Pure: State, evolve.
 
 `local_event_fold` folds what happens on the node itself. A worker's record is kept from the order to start it until the
 ledger needs nothing more of its generations.

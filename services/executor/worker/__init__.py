@@ -17,7 +17,7 @@ torch and forks a child for each worker. They talk over sockets (shared/messages
         full_mesh.py            gloo's connections between them, made in attempts
         tcp_connections.py      finds and shuts down this process's connections
         groups.py               collectives between connected workers
-        peer_loss.py            how the loss of a peer is noticed, and the watchdog
+        peer_loss.py            detects the loss of a peer; the peer-loss watchdog
         compatibility_digest.py what workers must have in common
         switch.py               to another generation, without a stop
         state_transfer.py       the job's state from memory to memory

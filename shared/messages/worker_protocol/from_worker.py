@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     """How a worker ended without a signal. services/executor/decisions/exit_classification.py decides what follows."""
 
     DONE = 0  # finished, stopped or profiled, as requested
-    FAILED = 70  # the job cannot go on; `Failed` says why
+    FAILED = 70  # the job cannot continue; `Failed` has the reason
     PEER_LOST = 71  # another worker of the generation is gone: a new generation can continue
     SUPERSEDED = 72  # a newer generation of the job has written a checkpoint
     DEVICE_UNUSABLE = 73  # a fault of the node; the worker's log says which

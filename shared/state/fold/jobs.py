@@ -44,7 +44,7 @@ def is_intact(job: Job, generation: int) -> bool:
 
 
 def is_outdated_finish(job: Job, finished: JobFinished) -> bool:
-    """Whether workers finished the iterations of an older spec: an amendment asks for more, so the job continues."""
+    """Whether workers finished the iterations of an older spec: an amendment requires more, so the job continues."""
     return finished.condition == "max_iterations" and finished.iteration < spec_of(job).max_iterations
 
 

@@ -6,7 +6,7 @@ from benchmarks.engine.timed import Step, steps
 from benchmarks.engine.transient import shares
 
 
-def test_a_step_belongs_to_all_who_noted_it_and_ends_where_the_next_begins(tmp_path):
+def test_a_step_belongs_to_all_workers_that_logged_it_and_ends_where_the_next_begins(tmp_path):
     (tmp_path / "11").write_text("0 10.0\n1 12.0\n1 13.0\n2 14.5\n")  # the second one twice, after a loss
     (tmp_path / "12").write_text("1 13.5\n2 14.0\n3 15.")  # and killed while it wrote
     assert steps(tmp_path) == [Step(10.0, 3.0, 1), Step(13.0, 1.0, 2)]

@@ -3,7 +3,7 @@
 from elasticflow.shared.frozen_values import memoize_last
 
 
-def test_the_same_arguments_are_asked_about_once_and_others_anew() -> None:
+def test_equal_arguments_are_computed_once_and_others_again() -> None:
     asked: list[tuple[object, ...]] = []
 
     @memoize_last

@@ -13,7 +13,7 @@ def as_before():
     gc.enable()
 
 
-def test_nothing_is_collected_meanwhile_nor_later_among_what_is_loaded():
+def test_no_garbage_is_collected_during_the_imports_nor_later_among_imported_objects():
     num_before = gc.get_freeze_count()
     with without_gc():
         assert not gc.isenabled()

@@ -82,7 +82,7 @@ def test_a_named_server_wins_over_the_environment_and_that_over_the_folder(tmp_p
     assert (named.nats_url, named.pool) == ("nats://named:1", "red")
 
 
-def test_no_pool_says_how_to_start_one(tmp_path: Path) -> None:
+def test_a_missing_pool_is_an_error_that_names_eflow_up(tmp_path: Path) -> None:
     with pytest.raises(NoPoolHere, match="start one with `eflow up`"):
         find_endpoint(environment={}, start=tmp_path)
 

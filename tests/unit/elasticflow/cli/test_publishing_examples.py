@@ -41,7 +41,7 @@ def test_the_page_shows_each_command_and_a_reply() -> None:
 
 
 @pytest.mark.parametrize("message", SHOWN, ids=lambda message: message["type"])
-def test_both_forms_say_the_same(message: dict[str, Any]) -> None:
+def test_both_forms_have_the_same_content(message: dict[str, Any]) -> None:
     from_json = codec.decode(json.dumps(message).encode())
     from_msgpack = codec.decode(msgpack.packb(message))
     assert from_json == from_msgpack

@@ -95,7 +95,7 @@ def test_each_command_is_listed_with_one_unbroken_sentence() -> None:
         ("amend", "j"),
     ],
 )
-def test_without_a_pool_every_command_says_how_to_start_one(command: tuple[str, ...]) -> None:
+def test_without_a_pool_every_command_names_eflow_up(command: tuple[str, ...]) -> None:
     status, shown = eflow(*command)
     assert status == 2
     assert shown.startswith("eflow: no running pool found")
@@ -156,7 +156,7 @@ def test_no_more_processes_are_started_than_a_machine_can_carry(option: tuple[st
     assert option[0] in shown
 
 
-def test_a_reader_who_has_seen_enough_is_left_to_the_application() -> None:
+def test_a_closed_pipe_is_left_to_the_application() -> None:
     with pytest.raises(BrokenPipeError):
         console().on_broken_pipe()
 
@@ -232,7 +232,7 @@ def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
         ("stall_timeout_s = 1e11", "stall_timeout_s: must be at most 2592000 s, not 1e+11: else"),
     ],
 )
-def test_times_with_which_no_loss_is_told_from_a_pause_are_refused(
+def test_timeouts_that_cannot_distinguish_a_loss_from_a_pause_are_rejected(
     nowhere: Path, settings: str, problem: str
 ) -> None:
     file = nowhere / "pool.toml"
@@ -264,5 +264,5 @@ def test_a_config_that_is_no_map_is_refused(nowhere: Path) -> None:
         read_config(nowhere / "pool.json")
 
 
-def test_down_without_a_pool_says_so() -> None:
+def test_down_without_a_pool_reports_it() -> None:
     assert eflow("down") == (0, "no pool runs in .eflow\n")

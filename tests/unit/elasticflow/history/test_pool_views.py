@@ -87,7 +87,7 @@ def test_an_ended_job_shows_its_real_margin() -> None:
     assert job_views(history.state, NOW_S + 500.0) == ()
 
 
-def test_nodes_show_who_holds_each_gpu() -> None:
+def test_nodes_show_the_job_on_each_gpu() -> None:
     history = placed(admitted(pool(2, 2), "j1"), "j1", "node-0:1", "node-1:0")
     first, second = node_views(history.state)
     assert (first.jobs, second.jobs) == (("", "j1"), ("j1", ""))

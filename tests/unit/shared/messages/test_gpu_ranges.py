@@ -58,7 +58,7 @@ def test_what_two_ranges_have_in_common() -> None:
     assert GpuRange(1, 2).intersection(GpuRange(4, 8)).is_empty
 
 
-def test_bounds_with_the_same_sizes_between_them_are_one_range_in_words_and_in_keys() -> None:
+def test_limits_with_the_same_sizes_are_one_range_in_texts_and_keys() -> None:
     assert spec(min_gpus=3, max_gpus=9).profile_key == spec(min_gpus=4, max_gpus=8).profile_key
     assert spec(min_gpus=4, max_gpus=8).profile_key == "linear/b64[4..8]"
     assert spec(min_gpus=4, max_gpus=8).measured_key == spec().profile_key == "linear/b64"
@@ -136,9 +136,7 @@ class Odd(ElasticJob):
         ({"min_gpus": 16, "model_name": "new"}, "unrunnable", "at least 16 GPUs, and the pool has 4"),
     ],
 )
-def test_a_range_that_cannot_be_had_is_refused_in_words(
-    changes: dict[str, Any], reason: str, words: str
-) -> None:
+def test_an_empty_range_is_rejected_with_its_reason(changes: dict[str, Any], reason: str, words: str) -> None:
     (refused,) = pool(4).decided(ADMISSION, submit("a", **changes))
     assert isinstance(refused, events.JobRejected)
     assert refused.reason == reason

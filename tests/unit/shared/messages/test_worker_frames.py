@@ -102,7 +102,7 @@ def test_a_frame_that_announces_too_much_is_refused_before_it_is_read():
         list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
 
 
-def test_what_comes_before_a_broken_frame_is_heard():
+def test_messages_before_a_broken_frame_are_read():
     unreadable = replace(MESSAGES[1], job_id="no token")
     heard = FrameReader().feed(encode_frame(WriteLog(file="a.log")) + encode_frame(unreadable))
     assert next(heard) == WriteLog(file="a.log")

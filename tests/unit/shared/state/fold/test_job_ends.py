@@ -98,7 +98,7 @@ def test_of_ended_jobs_the_newest_are_kept_and_those_whose_workers_still_run() -
 # --- told again -----------------------------------------------------------------------------------------
 
 
-def test_who_asks_again_is_told_how_it_went_wrong() -> None:
+def test_a_repeated_command_gets_the_failure_again() -> None:
     """Admitted is no answer for a job that will not train any more."""
     failed = events.JobFailed(job_id="a", generation=0, error="no", traceback="line 1", at_s=NOW_S + 5.0)
     cancelled = events.JobCancelled(job_id="a", reason="why not", at_s=NOW_S + 5.0)
@@ -108,6 +108,6 @@ def test_who_asks_again_is_told_how_it_went_wrong() -> None:
             assert outcome(state, state.ended_jobs["a"]) == end
 
 
-def test_who_asks_again_is_told_of_the_promise() -> None:
+def test_a_repeated_command_gets_the_promise_again() -> None:
     state = pool(4).then(admitted()).state
     assert isinstance(outcome(state, state.live_jobs["a"]), events.JobAdmitted)

@@ -38,7 +38,7 @@ def test_the_generation_is_broken_and_its_workers_wait_with_all_that_was_done() 
     assert (job(again).is_switching, job(again).micro_batch_size) == (True, 5)
 
 
-def test_peers_that_say_the_same_halve_it_once() -> None:
+def test_equal_reports_of_several_peers_halve_it_once() -> None:
     history = training().then(exceeded(9))
     before = job(history)
     assert job(history.then(exceeded(9, rank=1), exceeded(10))) == before
@@ -53,7 +53,7 @@ def test_it_counts_although_a_peer_was_missed_first() -> None:
     assert (a.micro_batch_size, a.restarts) == (4, 1)
 
 
-def test_the_next_job_of_the_profile_begins_with_it_and_who_has_begun_keeps_its_own() -> None:
+def test_the_next_job_of_the_profile_starts_with_it_and_a_started_job_keeps_its_own() -> None:
     history = training().then(admitted("b"), placed(1, "node-0:1", job_id="b"), profile_requested("d"))
     history.then(placed(1, "node-0:2", job_id="d"), exceeded(8), admitted("c"))
     for job_id, gpu in (("b", "node-0:1"), ("c", "node-0:3"), ("d", "node-0:2")):
@@ -64,7 +64,7 @@ def test_the_next_job_of_the_profile_begins_with_it_and_who_has_begun_keeps_its_
     assert [job(history, name).micro_batch_size for name in "abcd"] == [2, 0, 4, 2]
 
 
-def test_an_older_generation_is_old_news() -> None:
+def test_an_older_generation_is_ignored() -> None:
     history = training().then(placed(2, "node-1:0")).started("a", iteration=30)
     before = job(history)
     assert job(history.then(exceeded(8))) == before
@@ -73,7 +73,7 @@ def test_an_older_generation_is_old_news() -> None:
 # --- the executor ---------------------------------------------------------------------------------------
 
 
-def test_it_is_told_once_and_the_same_worker_goes_on_with_less_at_a_time() -> None:
+def test_it_is_reported_once_and_the_worker_continues_with_smaller_micro_batches() -> None:
     node = ExecutorNode().stop_free().training(1)
     node.reports(Interrupted(iteration=7, micro_batch_size=8))
     assert node.emitted == [exceeded(8)]
@@ -101,7 +101,7 @@ def test_a_profiling_run_starts_again_with_smaller_micro_batches() -> None:
     assert (start.assignment.purpose, start.assignment.micro_batch_size) == ("profile", 4)
 
 
-def test_a_job_that_has_failed_is_not_told_of_any_more() -> None:
+def test_a_failed_job_gets_no_further_report() -> None:
     node = ExecutorNode().stop_free().training(2).reports(Failed(error="one sample"), rank=1)
     node.reports(Interrupted(iteration=7, micro_batch_size=8))
     assert kinds(node.emitted) == [events.JobFailed]

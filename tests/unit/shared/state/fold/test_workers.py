@@ -18,7 +18,7 @@ def test_a_new_generation_waits_until_the_old_one_is_gone_from_every_node() -> N
     assert (a.stopping, a.iteration, a.checkpoint_iteration) == ((), 30, 30)
 
 
-def test_an_older_placement_is_old_news() -> None:
+def test_an_older_placement_is_ignored() -> None:
     history = running().then(placed(2, "node-1:1"))
     before = job(history)
     assert job(history.then(placed(1, "node-0:3"), placed(2, "node-0:3"))) == before
