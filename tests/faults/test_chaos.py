@@ -1,4 +1,4 @@
-"""Kill -9 at random moments, seed after seed: everything acknowledged comes to its end, and nothing happens twice.
+"""Kill -9 at random moments, for many seeds: each acknowledged job ends, and none is decided or trained twice.
 
 Each seed kills every victim. EF_FAULT_SEEDS=20 runs twenty seeds instead of two, and EF_FAULT_FIRST_SEED=7 begins with
 the seventh: a failure names its seed, and the seed repeats its kills.

@@ -1,8 +1,6 @@
-"""Kill -9 between the decision and its acknowledgement, again and again: every command is decided once, and no
-capacity is
-promised twice.
+"""Kill -9 between a decision and its acknowledgement, repeatedly: each command is decided once, no GPU is promised twice.
 
-The nodes exist on paper only, so a pool is cheap and stays full. EF_FAULT_SEEDS=40 kills ten times as often.
+The nodes have no executor, so a pool is cheap and stays full. EF_FAULT_SEEDS=40 kills ten times as often.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The evidence convicts: workers that train one job at once, and not with each other, are seen in what they wrote."""
+"""The checks of faults detect workers that train one job at the same time, but not together."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A full disk, for real: commands are refused with the reason; everything lives, and goes on when there is space."""
+"""A full disk: commands are rejected with the reason, all processes live, and continue once there is space."""
 
 import os
 import shutil

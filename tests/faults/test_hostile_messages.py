@@ -1,4 +1,4 @@
-"""Hostile messages on any subject: every service lives, the bytes are kept with the reason, and the sender is told."""
+"""Hostile messages on any subject: services continue, keep the bytes with the reason, and reply to the sender."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Kill -9 of the NATS server while commands flow: nothing acknowledged is lost, and no service needs a restart."""
+"""Kill -9 of the NATS server while commands arrive: no acknowledged message is lost, and no service needs a restart."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs come, lose workers, are cancelled and end: what the services and nodes hold of the machine stays as it was.
+"""Jobs start, lose workers, are cancelled and end; the resources of services and nodes do not grow.
 
 EF_SOAK_EVENTS=100 plays a hundred events instead of six, and EF_SOAK_OUT=FILE keeps what was weighed, as JSON.
 """

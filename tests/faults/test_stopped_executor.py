@@ -1,5 +1,6 @@
-"""An executor that is stopped, not dead: it is counted as lost, and what it has started must not train on. What that
-has done is kept, before its lease runs out.
+"""A stopped executor that is not dead counts as lost, and its workers must not train on.
+
+The progress of its workers is kept, because they write it before the lease ends.
 """
 
 import os

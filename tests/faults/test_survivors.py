@@ -1,5 +1,4 @@
-"""A worker dies, or a machine vanishes: the others go on from the step at which they were, and take in another when it
-is ready, if there is one."""
+"""A worker or a machine dies: the survivors continue from their step, and a replacement joins when it is ready."""
 
 import signal
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""A batch that the memory does not hold: a profiling run finds what fits, jobs train with it, and the next begins
-with it.
-"""
+"""A batch that exceeds the memory: a profiling run finds the micro-batch size, and later jobs start with it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What holds for every baseline, whatever the jobs."""
+"""Properties of every baseline, for any jobs."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Whatever is measured of a profile, in whatever order: the curve of a range is its part of the whole one."""
+"""For any measurements in any order, the curve of a range is its part of the whole curve."""
 
 from typing import Any
 

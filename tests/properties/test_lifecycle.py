@@ -1,4 +1,4 @@
-"""The fold is total, idempotent and the same however it is cut."""
+"""The fold is total and idempotent, and folding in parts equals folding at once."""
 
 from dataclasses import replace
 from typing import Any

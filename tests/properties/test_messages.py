@@ -1,4 +1,4 @@
-"""Every message survives the wire, and nothing else that arrives there stops a reader."""
+"""Every message survives the wire, and no other bytes stop a reader."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Placement on whole pools, through many allocations: which jobs it moves, and that it ends."""
+"""Placement on whole pools over many allocations: which jobs it moves, and that it terminates."""
 
 from dataclasses import replace
 

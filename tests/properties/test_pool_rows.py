@@ -1,4 +1,4 @@
-"""Rows that are written again only where something changed are the rows that all would be, written from scratch."""
+"""Rows that are updated only after changes equal rows that are computed from scratch."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What admission and allocation promise, for any jobs; checked in fractions by a replay of its own."""
+"""Promises of admission and allocation hold for any jobs, checked by an independent replay in fractions."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Placement, for clusters of any shape: what fits by count is placed, and only movable jobs migrate."""
+"""Placement on clusters of any shape: shares that fit by count are placed, and only movable jobs migrate."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""One job filled into any profile ends as early as brute force finds, and exact arithmetic agrees with its schedule."""
+"""A job filled into any availability profile ends as early as brute force finds, checked in exact arithmetic."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is taken under `selective` is taken with more time, with less work and on more GPUs."""
+"""A job that `selective` admits is also admitted with more time, less work or more GPUs."""
 
 import math
 from collections.abc import Sequence

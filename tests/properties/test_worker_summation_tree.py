@@ -1,4 +1,4 @@
-"""Sums along the fixed tree: the same bits however the virtual nodes are dealt out."""
+"""Sums along the fixed tree have the same bits for any distribution of the virtual nodes."""
 
 from itertools import pairwise
 

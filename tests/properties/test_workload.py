@@ -1,4 +1,4 @@
-"""Any generated workload is a legal one, keeps its recipe, and survives being written to a file."""
+"""Any generated workload is valid, keeps its recipe, and is unchanged after a file."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,4 +1,4 @@
-"""The benchmark of placement measures what it says, here in a small pool; no time is judged."""
+"""The benchmark of placement measures what it reports, here in a small pool; no time is asserted."""
 
 import pytest
 

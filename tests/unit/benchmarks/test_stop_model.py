@@ -1,4 +1,4 @@
-"""The stop-time model finds what stops were made from."""
+"""The model of stops recovers the parameters that generated them."""
 
 import math
 

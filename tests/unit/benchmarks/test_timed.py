@@ -1,4 +1,4 @@
-"""What the engine's benchmark reads from workers' notes of their steps."""
+"""The benchmark of the engine reads the workers' logs of their steps."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`import elasticflow` and the `eflow` command on machines that have less than a server: other systems, no extras."""
+"""`import elasticflow` and the `eflow` command on other systems, and without extras."""
 
 import subprocess
 import sys

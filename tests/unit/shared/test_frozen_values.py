@@ -1,4 +1,4 @@
-"""A memoize_last answer is given for the very same arguments only."""
+"""`memoize_last` returns its last result only for the same arguments."""
 
 from elasticflow.shared.frozen_values import memoize_last
 

@@ -1,4 +1,4 @@
-"""Garbage is looked for again once all is loaded, and what is loaded is left alone from then on."""
+"""Garbage collection continues after the imports, and ignores the imported objects."""
 
 import gc
 

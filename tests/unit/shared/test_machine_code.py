@@ -1,4 +1,4 @@
-"""Whether there is anything left to compile is known without a compiler."""
+"""Whether all code is compiled is known without a compiler."""
 
 import platform
 from pathlib import Path

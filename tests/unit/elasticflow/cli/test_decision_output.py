@@ -1,4 +1,4 @@
-"""What `eflow submit` says of an answer."""
+"""The output of `eflow submit` for each decision."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a pool is found, who runs it, and what each node of a machine is given."""
+"""Where commands find a pool, which process runs it, and the environment of each node of a machine."""
 
 import os
 import stat

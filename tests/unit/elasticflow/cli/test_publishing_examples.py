@@ -1,4 +1,4 @@
-"""What docs/how-to/publish-messages.md shows is what the codec reads: as JSON and as msgpack."""
+"""The codec reads the examples of docs/how-to/publish-messages.md, as JSON and as msgpack."""
 
 import json
 import re

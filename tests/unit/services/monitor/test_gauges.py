@@ -1,4 +1,4 @@
-"""What Prometheus reads of a pool: each series names its service and pool, and ends with its job."""
+"""The Prometheus series of a pool: each names its service and pool, and ends with its job."""
 
 from prometheus_client import generate_latest
 

@@ -1,4 +1,4 @@
-"""What the monitor remembers of jobs and nodes, and when it forgets them."""
+"""The reports that the monitor keeps of jobs and nodes, and when it deletes them."""
 
 from elasticflow.services.monitor.model import evolve, observe, start
 from elasticflow.shared.messages import events

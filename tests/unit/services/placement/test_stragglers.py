@@ -1,4 +1,4 @@
-"""A straggler is reported, and gets another GPU where that stops no worker."""
+"""A straggler is reported, and gets another GPU if no worker has to stop."""
 
 from typing import Any
 

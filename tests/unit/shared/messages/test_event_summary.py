@@ -1,4 +1,4 @@
-"""Events in a line, however much they say."""
+"""Events of any size as one line."""
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import summary

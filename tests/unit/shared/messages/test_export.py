@@ -1,4 +1,4 @@
-"""An export that was cut, changed or never one of ours is told apart, with the place."""
+"""A truncated, changed or foreign export is detected, with the place."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Messages as they were once written, kept as bytes: each can still be read, and says what it said.
+"""Recorded messages, kept as bytes: each can still be read, with the same content.
 
 A new type or version gets a file of its own beside the old ones, which are never written again:
 `recorded_messages/<type>-<version>.msgpack`.

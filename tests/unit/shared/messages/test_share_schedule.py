@@ -1,4 +1,4 @@
-"""Schedules on the wire: flat, checked at the door."""
+"""Schedules on the wire: flat, and validated by the codec."""
 
 import msgpack
 import pytest

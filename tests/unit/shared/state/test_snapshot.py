@@ -1,4 +1,4 @@
-"""Snapshots: which change of a type gives them another shape, and that every process computes the same one."""
+"""Snapshots: which changes of a type give another shape, and that all processes compute the same shape."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Given this history of jobs that end, then this state, and this for who asks again."""
+"""Given this history of jobs that end, then this state, and this reply to a repeated command."""
 
 from dataclasses import replace
 from typing import Any

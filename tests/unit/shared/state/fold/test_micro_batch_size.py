@@ -1,4 +1,4 @@
-"""Micro-batches that do not fit are halved: given this history, then this size, and these facts of the executor."""
+"""Micro-batches that exceed the memory are halved: given this history, then this size, and these events."""
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Interrupted

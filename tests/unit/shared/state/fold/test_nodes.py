@@ -1,4 +1,4 @@
-"""Given this history of nodes that come and go, then this state."""
+"""Given this history of nodes that join and leave, then this state."""
 
 from dataclasses import replace
 from typing import Any

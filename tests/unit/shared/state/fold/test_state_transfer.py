@@ -1,4 +1,4 @@
-"""Given this history of a job whose workers go over to its next generation, then this state."""
+"""Given this history of a job whose workers switch to its next generation, then this state."""
 
 from dataclasses import replace
 from typing import Any

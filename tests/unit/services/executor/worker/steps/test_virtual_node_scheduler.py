@@ -1,4 +1,4 @@
-"""The lockstep scheduler runs one call at a time, in order, from synchronization to synchronization."""
+"""The scheduler of virtual nodes runs one call at a time, in order, from synchronization to synchronization."""
 
 import threading
 

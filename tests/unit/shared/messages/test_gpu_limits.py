@@ -1,4 +1,4 @@
-"""Given a job that says on how many GPUs it may run, then it is measured, promised and run on these alone."""
+"""A job with a range of GPUs is measured, promised and run only on numbers in the range."""
 
 from collections.abc import Mapping
 from typing import Any
