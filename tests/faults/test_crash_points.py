@@ -1,4 +1,4 @@
-"""Kill -9 between a decision and its acknowledgement, repeatedly: each command is decided once, no GPU is promised twice.
+"""Kill -9 between a decision and its acknowledgement, repeated: each command is decided once, and no GPU twice.
 
 The nodes have no executor, so a pool is cheap and stays full. EF_FAULT_SEEDS=40 kills ten times as often.
 """
