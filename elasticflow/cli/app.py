@@ -12,9 +12,8 @@ from elasticflow.cli import (
     events,
     gpu_limits,
     job_commands,
-    jobs,
+    jobs_and_nodes,
     logs,
-    nodes,
     pool,
     profile,
     replay,
@@ -109,8 +108,8 @@ def _add(*commands: Callable[..., None]) -> None:
 
 _add(up.up, pool.down, pool.configure)
 _add(submit.submit, submit.quote, profile.profile)
-_add(jobs.jobs, job_commands.cancel, job_commands.amend)
+_add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
-_add(watch.watch, logs.logs, nodes.nodes, job_commands.explain, replay.replay)
+_add(watch.watch, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))
 app.command(short_help=_in_short(replay.simulate), context_settings=replay.SIMULATE_SETTINGS)(replay.simulate)

@@ -11,8 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.jobs import jobs_table
-from elasticflow.cli.nodes import nodes_table
+from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_counted

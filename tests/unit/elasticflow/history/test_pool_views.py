@@ -2,8 +2,7 @@
 
 import pytest
 
-from elasticflow.cli.jobs import risk_lines
-from elasticflow.cli.nodes import lost_word
+from elasticflow.cli.jobs_and_nodes import lost_word, risk_lines
 from elasticflow.cli.watch import changes
 from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
 from elasticflow.shared.messages import events
