@@ -1,1 +1,1 @@
-"""What the engine does beside its peers: changes of workers, losses of one, and the cost of a step."""
+"""The engine compared with its peers: resizes, losses of a worker, and the cost of a step."""

@@ -1,4 +1,4 @@
-"""What the engine holds of a machine: processes, threads, file descriptors, ports, shared memory, memory."""
+"""The resources that the engine uses: processes, threads, file descriptors, ports, shared memory, memory."""
 
 import contextlib
 from collections.abc import Sequence

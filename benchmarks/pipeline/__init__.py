@@ -1,1 +1,1 @@
-"""How fast the pipeline decides: real services, real NATS with fsync, nodes that only pretend to train."""
+"""The speed of the pipeline: real services, real NATS with fsync, and nodes that do not train."""

@@ -1,4 +1,4 @@
-"""A burst: thousands of submissions at once, decided; beside what raw JetStream publishes from Python reach."""
+"""A burst of thousands of submissions until their decisions, compared with raw JetStream publishes from Python."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A pool for a benchmark: embedded NATS, the services as processes, nodes that exist on paper."""
+"""A pool for a benchmark: embedded NATS, the services as processes, and nodes without executors."""
 
 import asyncio
 import contextlib

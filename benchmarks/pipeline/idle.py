@@ -1,4 +1,4 @@
-"""What the control plane costs when nothing happens."""
+"""The cost of an idle control plane."""
 
 import asyncio
 from typing import Any

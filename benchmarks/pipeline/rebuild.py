@@ -1,4 +1,4 @@
-"""A service that starts: from the first of 100,000 events, and from a snapshot."""
+"""The start of a service: from the first of 100,000 events, and from a snapshot."""
 
 import asyncio
 from typing import Any

@@ -1,1 +1,1 @@
-"""How long placement thinks, in large pools."""
+"""The time of one placement decision in large pools."""

@@ -1,4 +1,4 @@
-"""A pool full of jobs, through many changes of three shares each; every decision timed, on the clock of the CPU.
+"""A full pool with many changes of three shares each, and the CPU time of each decision.
 
 CPU time, because the machine is shared; a decision waits for nothing.
 """

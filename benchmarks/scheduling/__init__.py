@@ -1,1 +1,1 @@
-"""How good the scheduler's decisions are, how fast it takes them, and whether its promises outlive failures."""
+"""Quality and speed of the scheduler's decisions, and its promises when nodes fail."""

@@ -1,4 +1,4 @@
-"""How long a whole planning cycle takes in a very large pool: admission, allocation, placement, and the folds between.
+"""The time of a whole planning cycle in a very large pool: admission, allocation, placement, and the folds between.
 
 One job has ended and one asks to come in; all others have reported since the last decision, exactly. Beside it stands
 one plain pass over the same jobs, in the same run: what it takes in Python only to look at each of them.

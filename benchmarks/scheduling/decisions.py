@@ -1,4 +1,4 @@
-"""How long one decision takes in a large pool: on a request for a deadline, and on a quote.
+"""The time of one decision in a large pool: on a request for a deadline, and on a quote.
 
 Decisions are asked of a state in which every job has reported since the last one, exactly or in whole iterations (which
 puts each a little behind its plan), and once more while nothing is new. Beside them stands one plain pass over the same

@@ -1,4 +1,4 @@
-"""Seeded lives of a cluster whose nodes fail: with one node in reserve and one down at most, no promise breaks."""
+"""Simulated runs of a cluster whose nodes fail: with one node in reserve and one down at most, no promise breaks."""
 
 from collections.abc import Sequence
 from functools import partial

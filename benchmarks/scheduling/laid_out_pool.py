@@ -1,4 +1,4 @@
-"""A very large pool under load, its promises laid out instead of decided: ten thousand jobs in seconds.
+"""A very large pool under load whose promises are constructed instead of decided: ten thousand jobs in seconds.
 
 Each job holds one number of GPUs until it ends, on a block that jobs of its size use one after another: schedules fit
 together, blocks are buddy blocks, and deadlines are set so that each promise holds. Then the allocator and placement

@@ -1,4 +1,4 @@
-"""A pool under load, folded out of the events of a simulation, and what may happen to it next."""
+"""A pool under load, folded from the events of a simulation, and the events that may follow."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Promises kept, and how close the deadlines met come to what is possible, on ever scarcer GPUs.
+"""Kept promises, and met deadlines compared with bounds, on fewer and fewer GPUs.
 
 Beside each score stand three rulers: what no scheduler can exceed (the clairvoyant bound), the best schedule that
 is known

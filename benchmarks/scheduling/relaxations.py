@@ -1,4 +1,4 @@
-"""Asked again from the same state with less to ask: does a yes ever turn into a no?
+"""Whether admission rejects an easier job in a state in which it admits a harder one.
 
 Instants of crowded simulations, requests of their own jobs there, due between the earliest end in an empty pool and
 the

@@ -1,4 +1,4 @@
-"""What was measured so far: one JSON object, written to its file whenever there is more; a run can be resumed."""
+"""The results so far: one JSON object, written after each result, so that a run can be resumed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How long whole simulations take on one core, with and without every certificate checked."""
+"""The time of whole simulations on one core, with and without checks of every certificate."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How long calls take: in CPU time, since machines are shared and no decision waits for anything; and by the wall."""
+"""Times of calls: CPU time, because machines are shared and decisions do not wait, and wall time."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping

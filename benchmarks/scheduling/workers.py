@@ -1,4 +1,4 @@
-"""Processes that measure side by side."""
+"""Processes that measure in parallel."""
 
 import signal
 from concurrent.futures import ProcessPoolExecutor

@@ -1,4 +1,4 @@
-"""What the scheduler is measured on: traces that are there, and workloads out of seeds, so that none is tuned for."""
+"""Inputs of the benchmark: the available traces, and generated workloads, for which no parameter was tuned."""
 
 import re
 from dataclasses import dataclass
