@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
+from elasticflow.services.executor.processes.code_archive import MAX_FILES, CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.service import serve
 from elasticflow.services.executor.settings import ExecutorSettings
@@ -107,6 +107,7 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.workers: list[FakeWorker] = []
         self.addresses: list[str] = []
+        self.fails_with: Exception | None = None  # instead of starting a worker
         self.on_event: Callable[[Any, Any], None]
 
     @property
@@ -121,6 +122,8 @@ class FakeLauncher:
         pass
 
     async def launch(self, assignment: Assignment) -> FakeWorker:
+        if self.fails_with is not None:
+            raise self.fails_with
         worker = FakeWorker(assignment, self)
         self.workers.append(worker)
         return worker
@@ -338,6 +341,67 @@ async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> N
     assert "cannot be unpacked" in failed.error
     await ledger.until_received(events.WorkersStopped)
     assert launcher.workers == []
+
+
+def packed(write: Callable[[zipfile.ZipFile], None], compression: int = zipfile.ZIP_STORED) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", compression) as archive:
+        write(archive)
+    return data.getvalue()
+
+
+def damaged_stream(compression: int) -> bytes:
+    """An archive whose directory is right and whose compressed bytes are not."""
+    data = bytearray(packed(lambda to: to.writestr("mine.py", "ANSWER = 42\n" * 999), compression))
+    start = data.index(b"mine.py") + len("mine.py")
+    end = data.index(b"PK\x01\x02")
+    data[start:end] = bytes(0xFF - byte for byte in data[start:end])
+    return bytes(data)
+
+
+HOSTILE_ARCHIVES = {
+    "damaged deflate stream": damaged_stream(zipfile.ZIP_DEFLATED),
+    "damaged LZMA stream": damaged_stream(zipfile.ZIP_LZMA),
+    "damaged bzip2 stream": damaged_stream(zipfile.ZIP_BZIP2),
+    "a file and a folder of one name": packed(lambda to: [to.writestr("a", ""), to.writestr("a/b", "")]),
+    "a name that is too long": packed(lambda to: to.writestr("n" * 400, "")),
+    "too many files": packed(lambda to: [to.writestr(str(n), "") for n in range(MAX_FILES + 1)]),
+    "a cut directory": packed(lambda to: to.writestr("mine.py", ""))[:-9],
+}
+
+
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+@pytest.mark.parametrize("name", HOSTILE_ARCHIVES)
+async def test_a_hostile_archive_fails_its_job_and_nothing_else(bus: Bus, run: Run, name: str) -> None:
+    data = HOSTILE_ARCHIVES[name]
+    digest = hashlib.sha256(data).hexdigest()
+    await bus.put_object(streams.code_bucket(POOL), digest, data)
+    task, launcher = await run()
+    ledger = Ledger(bus)
+    await ledger.until_told(events.NodeJoined)
+    await ledger.place("neighbour", 1, "node-0:1")
+    await ledger.until_told(events.GenerationStarted)
+    await ledger.place("a", 1, "node-0:0", code_digest=digest)
+    failed = await ledger.until_told(events.JobFailed)
+    assert failed.job_id == "a"
+    assert "cannot be unpacked" in failed.error
+    await ledger.until_told(events.WorkersStopped)
+    assert not task.done(), "the executor goes on"
+    assert [worker.assignment.job_id for worker in launcher.running] == ["neighbour"]
+
+
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_its_job(
+    bus: Bus, run: Run
+) -> None:
+    task, launcher = await run()
+    launcher.fails_with = RecursionError("too deep")
+    ledger = Ledger(bus)
+    await ledger.until_told(events.NodeJoined)
+    await ledger.place("a", 1, "node-0:0")
+    failed = await ledger.until_told(events.JobFailed)
+    assert "RecursionError: too deep" in failed.error
+    assert not task.done()
 
 
 async def test_a_job_cancelled_before_its_code_arrives_starts_no_worker(bus: Bus, run: Run) -> None:

@@ -1,6 +1,7 @@
 """The code of jobs: fetched once per node, verified, and unpacked atomically into a folder."""
 
 import asyncio
+import errno
 import hashlib
 import io
 import shutil
@@ -18,6 +19,10 @@ MAX_UNPACKED_BYTES = 1 << 30
 MAX_FILES = 50_000
 UPLOAD_WAIT_S = 10.0  # for code that is still being uploaded when its job is placed
 _RETRY_S = 0.2
+_FAULTS_OF_THE_NODE = {  # of its disk or its limits: another attempt may succeed
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
 
 
 class CodeUnusable(Exception):
@@ -73,7 +78,11 @@ def _unpack(data: bytes, folder: Path) -> None:
             archive.extractall(unfinished)
         unfinished.chmod(0o755)
         _move(unfinished, folder)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+    except (
+        Exception
+    ) as error:  # a hostile archive can provoke any: zlib.error, LZMAError, a name that is too long
+        if isinstance(error, OSError) and error.errno in _FAULTS_OF_THE_NODE:
+            raise
         raise CodeUnusable(f"its code {folder.name} cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

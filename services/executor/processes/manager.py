@@ -133,10 +133,12 @@ class WorkerManager:
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             handle = await self._launcher.launch(replace(assignment, code_path=code_path))
         except CodeUnusable as error:
-            self._note(WorkerReported(worker=worker, message=Failed(error=str(error))))
-            self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.FAILED))
+            self._failed(worker, str(error))
         except (ElasticFlowError, OSError) as error:  # no process, no disk: another attempt may succeed
             self._ended(WorkerEnded(worker=worker, explanation=str(error)))
+        except Exception as error:  # ends this job, and not the executor with all its workers
+            self._log.exception("WorkerNotStarted", **worker._asdict())
+            self._failed(worker, f"its worker could not be started: {type(error).__name__}: {error}")
         else:
             self._log.info("StartWorker", **worker._asdict(), pid=handle.pid, purpose=assignment.purpose)
             slot.handle = handle
@@ -146,6 +148,11 @@ class WorkerManager:
                 handle.send(message)
             if slot.is_killed:
                 handle.kill()
+
+    def _failed(self, worker: WorkerId, error: str) -> None:
+        """Report for a worker that has no process."""
+        self._note(WorkerReported(worker=worker, message=Failed(error=error)))
+        self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.FAILED))
 
     # -- what workers send -------------------------------------------------------------------------------
 
