@@ -7,7 +7,7 @@ from typing import cast
 
 from benchmarks.scheduling.workloads import cluster_of
 from elasticflow.shared.messages.events import JobFinished, JobProgressed, PlanDecided, PlanEvent
-from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve
+from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves, iteration_at, known_curve
 from elasticflow.shared.state.fold.ledger_fold import evolve
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.policy import LedgerMessage
@@ -60,9 +60,10 @@ def all_reported(state: PoolState, now_s: float, *, whole: bool = False) -> Pool
 
     whole: reports round down to whole iterations, so that every job is a little behind its plan.
     """
+    curves = KnownCurves()  # as a pool knows them: new curves for each job would cost more than a decision
     for job in state.live_jobs.values():
         if job.training:
-            state = fold(state, _report(state, job, now_s, whole=whole))
+            state = fold(state, _report(state, job, now_s, curves, whole=whole))
     return state
 
 
@@ -114,8 +115,8 @@ def utilization(state: PoolState, now_s: float, ahead_s: float = HOUR_S) -> floa
     return held / (state.num_gpus * ahead_s)
 
 
-def _report(state: PoolState, job: Job, now_s: float, *, whole: bool) -> JobProgressed:
-    curve = known_curve(state, spec_of(job))
+def _report(state: PoolState, job: Job, now_s: float, curves: KnownCurves, *, whole: bool) -> JobProgressed:
+    curve = known_curve(state, spec_of(job), curves=curves)
     assert curve is not None
     reached = iteration_at(job, curve, now_s, inf)
     iteration = int(reached) if whole else cast(int, reached)  # with its fraction, as the simulator tells it

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
 from elasticflow.shared.frozen_values import is_same
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchMemory
 from elasticflow.shared.scheduling.jobs.live_jobs import LiveJobRows
 from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves
 from elasticflow.shared.scheduling.placement.gpu_positions import LastPositions
@@ -19,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class PlanningCache:
-    """Rows of live jobs, their curves, the last placement, and the last results of pure functions.
+    """Rows of live jobs, their curves, the last placement, the last results of pure functions, and scratch arrays.
 
     Several policies that decide in turn on one ledger may share it, as in a simulation.
     """
@@ -27,6 +28,7 @@ class PlanningCache:
     def __init__(self) -> None:
         self.curves = KnownCurves()
         self.rows = LiveJobRows(self.curves)
+        self.scratch = ScratchMemory()
         self._positions: LastPositions | None = None
         self._last: dict[Callable[..., Any], tuple[tuple[object, ...], Any]] = {}
 

@@ -107,7 +107,7 @@ class Cluster:
                 self.opportunistic[arriving.job_id] = Running(
                     without, Fraction(arriving.remaining_iterations)
                 )
-                others.append(plan.table.append(without))
+                others.append(plan.append(without))
         allocation = allocate(plan, others)
         assert sum(allocation.num_gpus_by_job.values()) <= self.num_gpus
         self.kept = plan.schedules

@@ -158,9 +158,9 @@ def test_a_schedule_holds_after_each_failure_and_is_not_moved_by_it() -> None:
 def test_jobs_without_a_promise_may_use_the_reserve() -> None:
     plan = plan_of(JOB)
     best_effort = replace(JOB, job_id="b", deadline_s=np.inf, reserve_nodes=0)
-    rows = [plan.table.append(best_effort)]
+    rows = [plan.append(best_effort)]
     assert allocate(plan, rows).num_gpus_by_job == {"a": 2, "b": 2}
     plan = plan_of(JOB)
-    rows = [plan.table.append(best_effort)]
+    rows = [plan.append(best_effort)]
     lent = allocate(plan, rows, num_lent=4).num_gpus_by_job
     assert lent == {"a": 2, "b": 4}

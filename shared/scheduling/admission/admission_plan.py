@@ -31,7 +31,7 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     scatter_schedules,
 )
 from elasticflow.shared.scheduling.availability.plan_repair import late_jobs_first, repair_plan
-from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, new_scratch_arrays
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, ScratchMemory
 from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 
@@ -58,6 +58,7 @@ class AdmissionPlan:
         num_gpus: int,
         now_s: float,
         reserved: Sequence[int] = (),
+        scratch: ScratchMemory | None = None,
     ) -> None:
         """Keep the recorded schedules that still hold and fill the other jobs again, without lateness if possible.
 
@@ -73,7 +74,7 @@ class AdmissionPlan:
             empty_availability_profile(num_pieces),
             empty_availability_profile(num_pieces),
         )
-        self._scratch = new_scratch_arrays(num_pieces)
+        self._scratch = ScratchMemory() if scratch is None else scratch
         self.filled = empty_schedules(len(table.schedules.count_J))
         self.order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]
         self.late: tuple[int, ...] = ()
@@ -97,10 +98,7 @@ class AdmissionPlan:
     @property
     def scratch_arrays(self) -> ScratchArrays:
         """Scratch memory for loops over the availability profile of this plan."""
-        num_pieces = len(self.availability.start_B)
-        if len(self._scratch.availability.start_B) < num_pieces:
-            self._scratch = new_scratch_arrays(num_pieces)
-        return self._scratch
+        return self._scratch.arrays(len(self.availability.start_B))
 
     @property
     def promised(self) -> Integers:
@@ -138,7 +136,7 @@ class AdmissionPlan:
 
     def accept(self, proposal: Proposal) -> None:
         """Add the proposed promise to the plan."""
-        row = self._append(proposal.job)
+        row = self.append(proposal.job)
         scatter_schedules(self.table.schedules, proposal.found, proposal.rows)
         self.changed[proposal.rows] = True
         self.availability = proposal.availability
@@ -150,7 +148,7 @@ class AdmissionPlan:
     @contextmanager
     def with_candidate(self, job: SchedulableJob) -> Generator[int]:
         """Add a row for a candidate job, and remove it at the end of the block."""
-        row = self._append(job)
+        row = self.append(job)
         try:
             yield row
         finally:
@@ -250,7 +248,8 @@ class AdmissionPlan:
             copy_schedules(table.schedules, self.filled, self.promised)
             copy_into(self.availability, self.scratch_availability)
 
-    def _append(self, job: SchedulableJob) -> int:
+    def append(self, job: SchedulableJob) -> int:
+        """Add a row to the table, and to the arrays beside it."""
         row = self.table.append(job)
         num_rows = len(self.table.schedules.count_J)
         if len(self.filled.count_J) < num_rows:

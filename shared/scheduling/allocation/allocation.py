@@ -55,6 +55,7 @@ def allocate(
     Opportunistic
     jobs use GPUs that no promise holds, for as long as none does.
     """
+    assert len(plan.changed) >= plan.table.num_jobs, "rows are appended with AdmissionPlan.append"
     table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)
     planned, all_rows = np.array(list(soft), np.int64), np.concatenate((plan.promised, rows))
     table.schedules.count_J[rows], table.schedules.count_J[last] = 0, 0

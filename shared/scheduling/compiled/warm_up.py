@@ -69,7 +69,7 @@ def _call_each_function() -> None:
     copy_into(empty_availability_profile(len(plan.availability.start_B)), plan.availability)
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
-    allocate(plan, [plan.table.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
+    allocate(plan, [plan.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
     selection = AdmissionPricing(Demand().added(0.0, 10.0), [5.0], 1.0, 2)
     selection.price_limit_gpu_seconds(10.0)
     least_gpu_seconds(asking := job("asking", 5.0, 60.0), 0.0)

@@ -147,7 +147,8 @@ class LiveJobRows:
         promised: Flags = self._promised[slots]
         rows: list[int] = slots.tolist()
         listed = tuple([self._jobs_of[slot] for slot in rows])
-        table = JobTable([job.job_id for job in listed], jobs, schedules)
+        # not `job.job_id`: to touch a thousand jobs costs more than all else here
+        table = JobTable([self._job_ids[slot] for slot in rows], jobs, schedules)
         return LiveJobTable(
             table=table,
             listed=listed,
@@ -192,6 +193,7 @@ class LiveJobRows:
 
     def _add(self, job: Job) -> int:
         slot = self._slots[job.job_id] = len(self._slots)
+        self._job_ids.append(job.job_id)
         self._jobs_of.append(job)
         self._curve_keys.append("")
         self._measured.append(None)
@@ -216,6 +218,7 @@ class LiveJobRows:
 
     def _forget(self) -> None:
         self._slots: dict[str, int] = {}
+        self._job_ids: list[str] = []
         self._slot_of_object: dict[int, int] = {}  # by identity; `_jobs_of` keeps the object alive
         self._all_measured: Map[str, MeasuredCurve] | None = None
         self._jobs_of: list[Job] = []

@@ -102,7 +102,7 @@ def _planned(
         row = pool.table.append(job)
         pool.table.write_schedule(row, quote.schedule)
         reserved.append(row)
-    plan = AdmissionPlan(pool.table, promised, num_gpus, now_s, reserved)
+    plan = AdmissionPlan(pool.table, promised, num_gpus, now_s, reserved, cache.scratch)
     others = tuple(map(int, pool.others))
     quotes = tuple(quote for quote, _ in held)
     return PlannedPool(plan=plan, listed=pool.listed, curves=pool.curves, others=others, held=quotes)

@@ -212,3 +212,18 @@ def test_padding_gets_what_nobody_else_would_use_and_nothing_else() -> None:
     slow = job("free", ScalingCurve((1,), (1.0,)))
     plan, rows = planned([], [slow, job("padding")])
     assert allocate(plan, rows[:1], padding=rows[1:]).num_gpus_by_job == {"free": 1, "padding": 4}
+
+
+def test_rows_appended_beside_a_plan_have_their_flags() -> None:
+    plan = AdmissionPlan.build([job("promised", iterations=8.0, deadline_s=100.0)], 8, 0.0)
+    rows = [plan.append(job(f"free-{number}", iterations=8.0)) for number in range(20)]
+    allocate(plan, rows)
+    assert len(plan.changed) == len(plan.table.schedules.count_J)
+    assert sum(plan.table.schedules.count_J[rows] > 0) == 7, "one GPU for each, until none is free"
+
+
+def test_rows_that_a_plan_does_not_know_are_not_allocated() -> None:
+    """Compiled loops check no bounds: they would write flags beyond the end of the array."""
+    plan = AdmissionPlan.build([job("promised", iterations=8.0, deadline_s=100.0)], 8, 0.0)
+    with pytest.raises(AssertionError):
+        allocate(plan, [plan.table.append(job("free", iterations=8.0))])
