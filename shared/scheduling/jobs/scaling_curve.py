@@ -7,7 +7,7 @@ Source: ElasticFlow, section 4.1.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -118,15 +118,25 @@ class ScalingCurve:
 
     @cached_property
     def _hull(self) -> tuple[tuple[float, int], ...]:
-        """Lower convex hull of (throughput, GPUs) from (0, 0), by falling throughput per added GPU."""
-        hull: list[tuple[float, int]] = [(0.0, 0)]
         rising = self._rising
-        for rate, level in zip(rising.iterations_per_s_L, rising.num_gpus_L, strict=True):
-            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], (rate, level)):
-                hull.pop()
-            hull.append((rate, level))
-        return tuple(hull)
+        return lower_hull(zip(rising.iterations_per_s_L, rising.num_gpus_L, strict=True))
 
 
-def _slope(a: tuple[float, int], b: tuple[float, int]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])
+def lower_hull(points: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """The lower convex hull of (throughput, GPUs) from (0, 0), by falling throughput per added GPU.
+
+    points: by throughput, then GPUs.
+    """
+    hull: list[tuple[float, int]] = [(0.0, 0)]
+    for point in points:
+        if point[0] == hull[-1][0]:
+            continue
+        while len(hull) > 1 and slope(hull[-2], hull[-1]) >= slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return tuple(hull)
+
+
+def slope(low: tuple[float, int], high: tuple[float, int]) -> float:
+    """GPUs for one more iteration/s between two points."""
+    return (high[1] - low[1]) / (high[0] - low[0])

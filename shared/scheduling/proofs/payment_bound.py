@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve, lower_hull, slope
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -216,17 +216,6 @@ def _table(curve: ScalingCurve, num_gpus: int, resize_cost: ResizeCost) -> _Tabl
     )
 
 
-def _hull_edges(points: Sequence[tuple[float, int]]) -> tuple[tuple[float, float], ...]:
-    """Of the lower convex hull from (0, 0) through points by rising throughput: (slope, width)."""
-    hull: list[tuple[float, int]] = [(0.0, 0)]
-    for point in points:
-        if point[0] == hull[-1][0]:
-            continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return tuple((_slope(low, high), high[0] - low[0]) for low, high in pairwise(hull))
-
-
-def _slope(low: tuple[float, int], high: tuple[float, int]) -> float:
-    return (high[1] - low[1]) / (high[0] - low[0])
+def _hull_edges(levels: Sequence[tuple[float, int]]) -> tuple[tuple[float, float], ...]:
+    """(slope, width) of each edge of the lower convex hull of these levels."""
+    return tuple((slope(low, high), high[0] - low[0]) for low, high in pairwise(lower_hull(levels)))
