@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.scheduling.timing import timed
 from benchmarks.scheduling.workers import new_workers
 from benchmarks.scheduling.workloads import cluster_of
-from elasticflow.simulator.trace.node_failures import HOUR_S, Failures
+from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs

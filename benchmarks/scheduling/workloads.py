@@ -6,11 +6,15 @@ from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace, bundled_traces
 from elasticflow.simulator.workload.generator import Arrivals, Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import (
+    Workload,
+    bundled_throughputs,
+    bundled_trace,
+    bundled_traces,
+)
 
 PUBLISHED_GPUS = {"cluster10": 256, "cluster01": 512, "cluster03": 512, "cluster06": 512}
 OTHERWISE_GPUS = 64

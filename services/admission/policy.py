@@ -12,7 +12,7 @@ from typing import assert_never, cast
 from elasticflow.services.admission.commands.amend import amend
 from elasticflow.services.admission.commands.cancel_and_checkpoint import cancel, checkpoint
 from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits, set_gpu_limits
-from elasticflow.services.admission.commands.reserve import reserve
+from elasticflow.services.admission.commands.quote_and_reserve import reserve
 from elasticflow.services.admission.commands.submit import decide_waiting, in_order, submit
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import (

@@ -1,6 +1,6 @@
 """Admission on the bus: the shared work queue of submissions, and quotes by request."""
 
-from elasticflow.services.admission.commands.quote import quote
+from elasticflow.services.admission.commands.quote_and_reserve import quote
 from elasticflow.services.admission.policy import POLICY, with_cache
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import subjects

@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, flat, planned_pool
-from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime
+from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.pool import PoolState, QuoteReservation

@@ -17,7 +17,7 @@ from elasticflow.shared.messages.events import AllocationDecided, PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool
-from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
+from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, spec_of

@@ -19,7 +19,7 @@ from elasticflow.shared.messages.events import (
     ThroughputMeasured,
 )
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
-from elasticflow.shared.scheduling.jobs.planned_time import (
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
     planned_deadline_s,
     promised_deadline_s,

@@ -1,14 +1,21 @@
-"""Earliest deadline first, without and with admission control. Each job has its fastest level.
+"""Earliest deadline first: without admission control, with it, and with elastic scaling.
 
-Without admission control, deadlines that cannot be met go unnoticed.
-Source: ElasticFlow, section 6.1 and 6.4 (EDF + admission control); Liu and Layland, JACM 1973.
+The first two give each job its fastest level; without admission control, deadlines that cannot be met go unnoticed.
+With elastic scaling it is ElasticFlow without its admission control: minimum satisfactory shares are filled in the
+order of deadlines (Algorithm 1), and the GPUs left now go where their marginal return is greatest (Algorithm 2); late
+jobs share in these. The implementation is independent of the scheduler's: it works on pieces of a step function.
+Source: ElasticFlow, sections 4.1, 4.2, 6.1 and 6.4 (EDF + admission control, EDF + elastic scaling); Liu and Layland,
+JACM 1973.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
-from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_deadline
+from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_deadline, grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +95,121 @@ def _progressed(job: BaselineJob, from_s: float, to_s: float) -> BaselineJob:
     worked_s = max(to_s - from_s - job.stall_s(job.current_num_gpus, from_s), 0.0)
     done = job.curve.throughput(job.current_num_gpus) * worked_s
     return replace(job, remaining_iterations=job.remaining_iterations - done)
+
+
+class _Held(NamedTuple):
+    start_s: float
+    end_s: float
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarliestDeadlineFirstElastic(AdmitsAll):
+    """Every job is admitted."""
+
+    name: str = "edf-elastic"
+
+    def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
+        free, shares = _Free(num_gpus, now_s), dict[str, int]()
+        ordered = sorted(jobs, key=by_deadline)
+        changes_s: list[float] = []
+        for job in ordered:
+            schedule = _minimum_satisfactory_share(job, free, now_s) if job.due_s < math.inf else ()
+            free.take(schedule)
+            changes_s += (at_s for held in schedule for at_s in (held.start_s, held.end_s) if at_s > now_s)
+            if schedule and schedule[0].start_s <= now_s < schedule[0].end_s:
+                shares[job.job_id] = schedule[0].num_gpus
+        until_s = min(changes_s, default=math.inf)
+        _share_out_the_rest(ordered, shares, free.lowest_until(until_s), until_s, now_s)
+        return Shares(num_gpus_by_job=shares, valid_until_s=until_s)
+
+
+class _Free:
+    """Unplanned GPUs from now on: a step function."""
+
+    def __init__(self, num_gpus: int, now_s: float) -> None:
+        self.starts_s, self.num_gpus = [now_s], [num_gpus]
+
+    def take(self, schedule: Sequence[_Held]) -> None:
+        for start_s, end_s, num_gpus in schedule:
+            for piece in range(self._cut(start_s), self._cut(end_s)):
+                self.num_gpus[piece] -= num_gpus
+
+    def lowest_until(self, until_s: float) -> int:
+        return min(n for at_s, n in zip(self.starts_s, self.num_gpus, strict=True) if at_s < until_s)
+
+    def _cut(self, at_s: float) -> int:
+        piece = bisect_left(self.starts_s, at_s)
+        if piece == len(self.starts_s) or self.starts_s[piece] > at_s:
+            self.starts_s.insert(piece, at_s)
+            self.num_gpus.insert(piece, self.num_gpus[piece - 1])
+        return piece
+
+
+def _minimum_satisfactory_share(job: BaselineJob, free: _Free, now_s: float) -> Sequence[_Held]:
+    """The schedule with the smallest cap that ends by the deadline; empty if there is none."""
+    for cap in job.curve.levels:
+        if now_s + job.remaining_iterations / job.curve.throughput(cap) <= job.due_s and (
+            schedule := _fill(job, free, cap, now_s)
+        ):
+            return schedule
+    return ()
+
+
+def _fill(job: BaselineJob, free: _Free, cap: int, now_s: float) -> list[_Held] | None:
+    """At each instant the largest free level up to the cap, each resize charged; None if it ends too late."""
+    left, share, ready_s = job.remaining_iterations, job.current_num_gpus, now_s
+    ready_s += job.stall_s(share, now_s)
+    schedule: list[_Held] = []
+    for start_s, end_s, num_gpus in zip(
+        free.starts_s, [*free.starts_s[1:], math.inf], free.num_gpus, strict=True
+    ):
+        level = job.level(min(num_gpus, cap))
+        if start_s >= job.due_s:
+            return None
+        if level != share:
+            share, ready_s = level, start_s + job.resize_cost.seconds(level)
+        rate = job.curve.throughput(level)
+        done_s = max(start_s, ready_s) + left / rate if rate else math.inf
+        if done_s <= end_s:
+            return [*schedule, _Held(start_s, done_s, level)] if done_s <= job.due_s else None
+        if level:
+            schedule.append(_Held(start_s, end_s, level))
+        left -= rate * max(end_s - max(start_s, ready_s), 0.0)
+    return None
+
+
+def _share_out_the_rest(
+    ordered: Sequence[BaselineJob], shares: dict[str, int], num_free: int, until_s: float, now_s: float
+) -> None:
+    """First jobs keep their GPUs, then each job gets its fewest, then the greatest marginal return decides."""
+
+    def give(job: BaselineJob, level: int) -> None:
+        nonlocal num_free
+        num_free -= level - shares.get(job.job_id, 0)
+        shares[job.job_id] = level
+
+    for job in ordered:
+        held, share = job.current_num_gpus, shares.get(job.job_id, 0)
+        if share < held <= share + num_free and held in job.curve.levels:
+            give(job, held)
+    for job in ordered:
+        if job.job_id not in shares and job.curve.levels[0] <= num_free:
+            give(job, job.curve.levels[0])
+    grow(ordered, shares, num_free + sum(shares.values()), partial(_step, until_s=until_s, now_s=now_s))
+
+
+def _step(job: BaselineJob, share: int, num_free: int, *, until_s: float, now_s: float) -> tuple[float, int]:
+    """Throughput gained for each added GPU, relative to that on its fewest GPUs, and the next level."""
+    rate, level = job.curve.throughput, job.curve.next_level.get(share, 0)
+    if not level or level > share + num_free or not _pays(job, level, until_s, now_s):
+        return 0.0, 0
+    return (rate(level) - rate(share)) / (level - share) / rate(job.curve.levels[0]), level
+
+
+def _pays(job: BaselineJob, level: int, until_s: float, now_s: float) -> bool:
+    """Whether the job does more iterations at this level than at its own, until the plan changes or it ends."""
+    rate, held = job.curve.throughput(level), job.curve.throughput(job.current_num_gpus)
+    window_s = min(until_s - now_s, job.seconds_left(level, now_s))
+    stay_s, move_s = (job.stall_s(n, now_s) for n in (job.current_num_gpus, level))
+    return rate * max(window_s - move_s, 0.0) >= held * max(window_s - stay_s, 0.0)

@@ -12,8 +12,11 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.baseline import Baseline
-from elasticflow.simulator.baselines.edf import EarliestDeadlineFirst, EarliestDeadlineFirstWithAdmission
-from elasticflow.simulator.baselines.edf_elastic import EarliestDeadlineFirstElastic
+from elasticflow.simulator.baselines.edf import (
+    EarliestDeadlineFirst,
+    EarliestDeadlineFirstElastic,
+    EarliestDeadlineFirstWithAdmission,
+)
 from elasticflow.simulator.baselines.lease_schedulers import Chronus, Gandiva, Themis
 from elasticflow.simulator.baselines.policy_adapter import NO_REQUESTS, baseline_policies
 from elasticflow.simulator.baselines.pollux import Pollux

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from elasticflow.shared.messages.events import AllocationDecided, PlanDecided
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    iteration_at,
+    known_curve,
+    planned_deadline_s,
+    resize_cost,
+)
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.profiles import with_range
 from elasticflow.shared.state.job import Job, Phase

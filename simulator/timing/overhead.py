@@ -11,8 +11,7 @@ from typing import Any
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import MAX_GPUS
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.simulator.workload.csv_table import parsed
-from elasticflow.simulator.workload.input_errors import refusal
+from elasticflow.simulator.workload.csv_table import parsed, refusal
 from elasticflow.simulator.workload.workload import TraceJob
 
 CHOICES = "none, a number of seconds, reference, or measured FILE"

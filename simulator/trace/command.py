@@ -17,14 +17,13 @@ from elasticflow.simulator.engine.interruptible import INTERRUPTED, interruptibl
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.trace.command_inputs import make_folder, note, refusing, workload_of
-from elasticflow.simulator.trace.node_failures import HOUR_S, Failures
+from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
 from elasticflow.simulator.trace.result_files import write_tables
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.trace.speed_noise import SpeedNoise
-from elasticflow.simulator.workload.bundled_data import bundled_traces
+from elasticflow.simulator.workload.workload import bundled_traces
 
 NEGATIVE = 1  # exit code: a check fails
 MAX_FAILURES_SHOWN = 5

@@ -9,11 +9,15 @@ from tempfile import TemporaryFile
 import typer
 
 from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace, bundled_traces
-from elasticflow.simulator.workload.input_errors import refusal
+from elasticflow.simulator.workload.csv_table import refusal
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import (
+    Workload,
+    bundled_throughputs,
+    bundled_trace,
+    bundled_traces,
+)
 
 CANNOT = 2  # exit code, as that of `eflow`
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import OURS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
-from elasticflow.simulator.trace.node_failures import Failures
+from elasticflow.simulator.trace.failures_and_speed_noise import Failures, SpeedNoise
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Observer, Simulation
-from elasticflow.simulator.trace.speed_noise import SpeedNoise
 from elasticflow.simulator.verification.trace_verification import TraceVerification
 from elasticflow.simulator.workload.workload import Workload
 

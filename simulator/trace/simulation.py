@@ -24,10 +24,14 @@ from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Occupancy, Training
-from elasticflow.simulator.trace.node_failures import FailingNodes, Failures
+from elasticflow.simulator.trace.failures_and_speed_noise import (
+    FailingNodes,
+    Failures,
+    SpeedNoise,
+    ThroughputReports,
+)
 from elasticflow.simulator.trace.result import JobLog, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, submission
-from elasticflow.simulator.trace.speed_noise import SpeedNoise, ThroughputReports
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 # If no job has trained for this long (beside a stop) after the last arrival, waiting jobs will wait forever, and so

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from elasticflow.shared.messages.limits import MAX_BATCH, MAX_GPUS
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.csv_table import Row, parsed, read_lines, rows_of
-from elasticflow.simulator.workload.input_errors import BadInput, refusal
+from elasticflow.simulator.workload.csv_table import BadInput, Row, parsed, read_lines, refusal, rows_of
 
 BATCH_COLUMN = "global_batch_size"
 MAX_RATE = 1e12  # iterations per second; more is a mistake in units

@@ -21,8 +21,15 @@ from elasticflow.shared.messages.gpu_limits import GpuRange, range_problem
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import MAX_BATCH, MAX_GPUS, MAX_ITERATIONS, MAX_TIME_S
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.csv_table import Row, columns_of, read_lines, rows_of
-from elasticflow.simulator.workload.input_errors import BadInput, BadRow, refusal
+from elasticflow.simulator.workload.csv_table import (
+    BadInput,
+    BadRow,
+    Row,
+    columns_of,
+    read_lines,
+    refusal,
+    rows_of,
+)
 from elasticflow.simulator.workload.raw_trace import MAX_DURATION_S, RawReader
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import TraceJob, Workload, job_class_of

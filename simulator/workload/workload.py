@@ -1,13 +1,17 @@
-"""A workload: the jobs that a simulation submits, each with its true curve, in the order of their submission."""
+"""A workload: the jobs that a simulation submits, each with its true curve, in the order of their submission.
+
+Also where the bundled traces and tables are (simulator/data), for first runs and tests.
+"""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.csv_table import Row
-from elasticflow.simulator.workload.input_errors import BadRow
+from elasticflow.simulator.workload.csv_table import BadRow, Row, refusal
 
 CLASSES = {
     "best_effort": JobClass.BEST_EFFORT,
@@ -82,3 +86,24 @@ class Workload:
         """The jobs in any order."""
         ordered = sorted(jobs, key=lambda job: (job.submitted_at_s, job.job_id))
         return Workload(name=name, jobs=tuple(ordered), skipped=tuple(skipped))
+
+
+def bundled_throughputs() -> Path:
+    """The folder of the tables."""
+    return Path(str(files("elasticflow.simulator") / "data" / "throughputs"))
+
+
+def bundled_traces() -> tuple[str, ...]:
+    """Names of the traces, sorted."""
+    return tuple(sorted(file.stem for file in _trace_folder().glob("*.csv")))
+
+
+def bundled_trace(name: str) -> Path:
+    """The file of a trace, by its name."""
+    if name not in bundled_traces():
+        raise refusal(name, f"is not a bundled trace; choose one of {', '.join(bundled_traces())}")
+    return _trace_folder() / f"{name}.csv"
+
+
+def _trace_folder() -> Path:
+    return Path(str(files("elasticflow.simulator") / "data" / "traces"))

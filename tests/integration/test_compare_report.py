@@ -14,10 +14,9 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, loosened, mixed
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace, write_trace
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace
 from tests.support.interrupting import interrupt_at
 
 

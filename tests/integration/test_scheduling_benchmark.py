@@ -19,8 +19,8 @@ from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, t
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
 from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.trace import simulated_run
 from elasticflow.simulator.verification.trace_verification import TraceVerification
-from elasticflow.simulator.workload.bundled_data import bundled_trace
+from elasticflow.simulator.workload.workload import bundled_trace
 from tests.support.interrupting import interrupt_at
 
 ROOT = Path(__file__).parents[2]

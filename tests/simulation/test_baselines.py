@@ -14,10 +14,9 @@ from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace
 
 CLUSTER = ClusterShape(num_nodes=2, gpus_per_node=8)  # half of what the trace was made for: GPUs are scarce
 RIGID = ("gandiva", "tiresias", "themis", "chronus", "static-priority")

@@ -5,13 +5,13 @@ from functools import cache
 import pytest
 
 from elasticflow.shared.errors import BadSettings
+from elasticflow.simulator.trace.failures_and_speed_noise import SpeedNoise
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.trace.speed_noise import SpeedNoise
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.workload import bundled_throughputs
 
 CLUSTER = ClusterShape(num_nodes=4, gpus_per_node=4)
 RECIPE = Recipe(

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from elasticflow.services.admission.commands.quote import quote
+from elasticflow.services.admission.commands.quote_and_reserve import quote
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages.commands import QuoteDeadline, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEvent
@@ -16,9 +16,9 @@ from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
 
 NUM_WISHES = 60
 LATER_S = (1.0, 30.0, 1_000.0, 30_000.0)

@@ -16,13 +16,13 @@ from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
 from elasticflow.shared.state.pool import NodeState, PoolState
-from elasticflow.simulator.trace.node_failures import Failures
+from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.workload import bundled_throughputs
 
 NUM_RUNS = int(os.environ.get("EF_FAILURE_RUNS", "50"))
 BLOCK = 25  # runs of one test

@@ -24,19 +24,17 @@ from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES, polic
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.timing.training_time import DONE_WITHIN_S
 from elasticflow.simulator.trace.cluster_state import ClusterState
-from elasticflow.simulator.trace.node_failures import DAY_S, HOUR_S, Failures
+from elasticflow.simulator.trace.failures_and_speed_noise import DAY_S, HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.result_files import write_tables
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.trace.speed_noise import SpeedNoise
 from elasticflow.simulator.trace.timeline import Pieces, efficiency, held_gpus
 from elasticflow.simulator.verification.trace_verification import TraceVerification
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs, bundled_trace
 
 SIXTEEN = ClusterShape(num_nodes=2, gpus_per_node=8)
 OFTEN = Failures(seed=3, mean_up_s=6 * HOUR_S, mean_down_s=HOUR_S)

@@ -6,18 +6,18 @@ import subprocess
 import sys
 
 import elasticflow.shared.scheduling
-from elasticflow.services.admission.commands.quote import quote
+from elasticflow.services.admission.commands.quote_and_reserve import quote
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages.commands import AmendJob, QuoteDeadline, ReserveQuote
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
-from elasticflow.simulator.trace.node_failures import Failures
+from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.workload import bundled_throughputs
 from tests.support.histories import NOW_S, pool, spec, submit
 
 WARM_UP_AND_DECIDE = (

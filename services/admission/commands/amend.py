@@ -16,7 +16,7 @@ from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.scheduling.availability.earliest_completion import most_iterations_by
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.planned_pool import flat
-from elasticflow.shared.scheduling.jobs.planned_time import (
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
     planned_deadline_s,
     promised_deadline_s,
 )

@@ -14,8 +14,12 @@ from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import end_under_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, flat, planned_pool
-from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime, planned_deadline_s
-from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    PlannedTime,
+    known_curve,
+    planned_deadline_s,
+    resize_cost,
+)
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import spec_of
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elasticflow.services.admission.commands.reserve import take, why_not_taken
+from elasticflow.services.admission.commands.quote_and_reserve import take, why_not_taken
 from elasticflow.services.admission.quota_rules import Request, objection
 from elasticflow.services.admission.rejection.counteroffers import Rejection, rejection_of
 from elasticflow.services.admission.rejection.text import (
@@ -28,8 +28,12 @@ from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 from elasticflow.shared.scheduling.jobs.planned_pool import flat
-from elasticflow.shared.scheduling.jobs.planned_time import promised_deadline_s
-from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    arriving_job,
+    known_curve,
+    profile_known,
+    promised_deadline_s,
+)
 from elasticflow.shared.state.fold.admission import is_resubmission
 from elasticflow.shared.state.fold.profiles import with_range
 from elasticflow.shared.state.idempotent_replies import waits_for

@@ -16,9 +16,8 @@ from elasticflow.shared.scheduling.availability.earliest_completion import (
     most_iterations_by,
 )
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime, promised_deadline_s
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
+from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, promised_deadline_s
 from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
 from elasticflow.shared.state.fold.profiles import with_range
 

@@ -6,8 +6,12 @@ from datetime import UTC, datetime
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime, promised_deadline_s
-from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known, promisable_gpus
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    PlannedTime,
+    profile_known,
+    promisable_gpus,
+    promised_deadline_s,
+)
 from elasticflow.shared.state.pool import PoolState, largest_level
 
 _SPEED_UNKNOWN = (

@@ -26,13 +26,13 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     write_levels,
     write_schedule,
 )
-from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
 from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
     held_num_gpus,
     known_curve,
+    planned_deadline_s,
     progress_rate,
     resize_cost,
     stalled_until_s,

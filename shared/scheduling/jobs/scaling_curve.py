@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-_MAX_BITS = 24  # of a number of GPUs
 MAX_DERIVED = 64  # tables that are kept with one curve
 
 Derived = TypeVar("Derived")
@@ -88,19 +87,6 @@ class ScalingCurve:
     def levels(self) -> tuple[int, ...]:
         """The useful levels, ascending: those of the rising curve."""
         return self._rising.num_gpus_L
-
-    @cached_property
-    def level_by_bits(self) -> Mapping[int, tuple[int, ...]]:
-        """By cap: the largest level <= min(cap, n) at the bit length of n (levels are powers of two)."""
-        return {
-            cap: tuple(
-                max(
-                    (level for level in self.levels if level <= cap and level.bit_length() <= bits), default=0
-                )
-                for bits in range(_MAX_BITS)
-            )
-            for cap in self.levels
-        }
 
     @cached_property
     def next_level(self) -> Mapping[int, int]:

@@ -1,16 +1,18 @@
-"""The pool as all planners see it at one instant: curves to count on, remaining work, held shares.
+"""The pool as all planners see it at one instant: curves to count on, remaining work, held shares, planned times.
 
 Admission, allocator and placement use these functions, so that the allocator plans what admission promises.
+A promised time is what users read: a deadline of a job, a quote or an offer. A planned time is what schedules are
+made for: `deadline_slack_s` earlier, so that the last evaluation and the last report of a job fit before its deadline.
 """
 
 import math
+from typing import NewType
 
 from immutables import Map
 
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.confidence import confidence_factor
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.planned_time import planned_deadline_s
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
@@ -147,3 +149,17 @@ def resize_cost(state: PoolState) -> ResizeCost:
     if not by_num_gpus:
         return ResizeCost.flat(max(config.resize_cost_s, state.start_cost_s))
     return ResizeCost(*zip(*by_num_gpus, strict=True))
+
+
+PlannedTime = NewType("PlannedTime", float)
+"""Seconds since the epoch, as schedules count them. A promised time is a plain float."""
+
+
+def planned_deadline_s(state: PoolState, deadline_s: float | None) -> PlannedTime:
+    """The end to plan for, given a promised deadline; inf without one."""
+    return PlannedTime(math.inf if deadline_s is None else deadline_s - state.config.deadline_slack_s)
+
+
+def promised_deadline_s(state: PoolState, planned_s: PlannedTime) -> float:
+    """The deadline to promise for a job that is planned to end by then."""
+    return planned_s + state.config.deadline_slack_s

@@ -19,7 +19,7 @@ from elasticflow.shared.messages.rejection import (
     Unproven,
 )
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.proofs.fractional_relaxation import relax
+from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands, Floats, Request, demands
 
 MARGIN = 1e-8  # relative: ten times the tolerance of a floating-point checker

@@ -1,14 +1,26 @@
-"""A linear program solved by HiGHS: minimise a cost over nonnegative variables with bounds on sums of them.
+"""Linear programs, solved by HiGHS, and the one that can prove a rejection.
 
-Axes: V = variables; R = rows, one for each sum; E = nonzero entries of the matrix.
+`minimise` takes any program: a cost over nonnegative variables with bounds on sums of them. `relax` asks it whether
+all jobs can meet their deadlines if GPUs can be divided and moved for free:
+
+    minimise load   subject to   each job completes its work before its deadline, no faster than it can,
+                                 along the lower convex hull of its levels; and
+                                 all jobs together hold at most load * num_gpus GPUs in each interval.
+
+A load above 1 means that no schedule exists, and the prices prove it. A load below 1 proves nothing.
+Axes: J = jobs; B = intervals between some of the deadlines; V = variables, in `relax` one for (job, interval, edge of
+its hull); R = rows, one for each sum; E = nonzero entries of the matrix.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers
+from elasticflow.shared.scheduling.proofs.payment_bound import Demands
 
 
 class Entries(NamedTuple):
@@ -64,3 +76,90 @@ def _as_highs(
     program.a_matrix_.index_ = entries.row_E[by_variable]
     program.a_matrix_.value_ = entries.value_E[by_variable]
     return program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Relaxation:
+    """The optimum. instants_s: ends of the intervals, now first; price_B: of a GPU-second, at most 1."""
+
+    load: float
+    instants_s: Floats
+    price_B: Floats
+
+
+def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
+    """Solve the program on as many intervals as `max_variables` allow; None if one interval is too many or a job is
+    too slow.
+
+    With fewer intervals than deadlines the load is still a lower bound, and the prices are still a proof.
+    """
+    jobs = demands.free_of_stops()
+    until_J, ready_J, left_J = jobs.until_U, jobs.ready_U, jobs.left_U
+    slope_JH, speed_JH = jobs.slope_UH, jobs.speed_UH
+    num_intervals = max_variables // max(speed_JH.size, 1)
+    if num_intervals < 1 or not (until_J > ready_J).all():
+        return None
+    ends_s_B = _thinned(np.unique(until_J), num_intervals)
+    starts_s_B = np.append(0.0, ends_s_B[:-1])
+    time_JB = np.clip(
+        np.minimum(ends_s_B, until_J[:, None]) - np.maximum(starts_s_B, ready_J[:, None]), 0.0, None
+    )
+    most_JBH = time_JB[:, :, None] * speed_JH[:, None, :]
+    if (most_JBH.sum((1, 2)) < left_J).any():
+        return None
+    job_V, interval_V, edge_V = np.nonzero(most_JBH)
+    # In parts of a job's work and of an interval's GPU-seconds, so that all numbers are near 1.
+    supply_B = demands.num_gpus * (ends_s_B - starts_s_B)
+    part_V = slope_JH[job_V, edge_V] * left_J[job_V] / supply_B[interval_V]
+    solution = _solve(
+        part_V,
+        interval_V,
+        job_V,
+        most_JBH[job_V, interval_V, edge_V] / left_J[job_V],
+        len(ends_s_B),
+        len(left_J),
+    )
+    if solution is None:
+        return None
+    load, dual_B = solution
+    price_B = np.clip(dual_B, 0.0, None) / supply_B
+    return Relaxation(
+        load=load,
+        instants_s=demands.now_s + np.append(0.0, ends_s_B),
+        price_B=price_B / max(price_B.max(), 1e-300),
+    )
+
+
+def _thinned(ends_s_B: Floats, most: int) -> Floats:
+    """At most this many instants, evenly by rank, including the last one."""
+    if len(ends_s_B) <= most:
+        return ends_s_B
+    return ends_s_B[np.linspace(-1, len(ends_s_B) - 1, most + 1).round().astype(int)[1:]]
+
+
+def _solve(
+    part_V: Floats,
+    interval_V: NDArray[np.intp],
+    job_V: NDArray[np.intp],
+    most_V: Floats,
+    num_intervals: int,
+    num_jobs: int,
+) -> tuple[float, Floats] | None:
+    """The load, and the price of the whole supply of each interval; None if HiGHS gives up."""
+    num_variables = len(part_V)
+    variable_V = np.arange(num_variables)
+    load_B = np.full(num_intervals, num_variables)  # the last variable
+    optimum = minimise(
+        np.append(np.zeros(num_variables), 1.0),
+        np.append(most_V, np.inf),
+        joined(
+            Entries(interval_V, variable_V, part_V),
+            Entries(np.arange(num_intervals), load_B, -np.ones(num_intervals)),
+            Entries(num_intervals + job_V, variable_V, np.ones(num_variables)),
+        ),
+        np.append(np.full(num_intervals, -np.inf), np.ones(num_jobs)),
+        np.append(np.zeros(num_intervals), np.ones(num_jobs)),
+    )
+    if optimum is None:
+        return None
+    return float(optimum.value_V[-1]), -optimum.price_R[:num_intervals]

@@ -12,8 +12,8 @@ from elasticflow.shared.messages.rejection import (
 )
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.proofs.fractional_relaxation import relax
 from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
+from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import demands
 
 LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 4.0))

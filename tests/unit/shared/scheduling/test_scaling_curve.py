@@ -16,12 +16,6 @@ def test_levels_are_only_those_that_are_faster_than_all_smaller_ones() -> None:
     assert FALLING.levels == (1, 4)
 
 
-def test_the_largest_level_is_found_by_bit_length() -> None:
-    found = [FALLING.level_by_bits[4][n.bit_length()] for n in range(9)]
-    assert found == [0, 1, 1, 1, 4, 4, 4, 4, 4]
-    assert [FALLING.level_by_bits[1][n.bit_length()] for n in (0, 1, 5)] == [0, 1, 1]
-
-
 def test_least_gpu_seconds_mixes_the_cheapest_levels() -> None:
     curve = ScalingCurve((1, 2, 4), (1.0, 1.5, 2.0))
     assert curve.least_gpu_seconds(10, 20.0) == 10.0  # one GPU is enough, and cheapest

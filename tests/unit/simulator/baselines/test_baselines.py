@@ -10,8 +10,11 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
-from elasticflow.simulator.baselines.edf import EarliestDeadlineFirst, EarliestDeadlineFirstWithAdmission
-from elasticflow.simulator.baselines.edf_elastic import EarliestDeadlineFirstElastic
+from elasticflow.simulator.baselines.edf import (
+    EarliestDeadlineFirst,
+    EarliestDeadlineFirstElastic,
+    EarliestDeadlineFirstWithAdmission,
+)
 from elasticflow.simulator.baselines.lease_schedulers import Chronus, Gandiva, Themis, finish_time_fairness
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
 from elasticflow.simulator.baselines.pollux import Pollux

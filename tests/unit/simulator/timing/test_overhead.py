@@ -7,7 +7,7 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.timing.overhead import overhead_model
-from elasticflow.simulator.workload.input_errors import BadInput
+from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.workload import TraceJob
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs
 from elasticflow.simulator.workload.generator import DAY_S, Arrivals, Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
+from elasticflow.simulator.workload.workload import bundled_throughputs
 
 MANY = Recipe(num_jobs=4000, cluster_gpus=128, load=0.7)
 

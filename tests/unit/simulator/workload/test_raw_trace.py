@@ -4,7 +4,7 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.input_errors import BadInput
+from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.trace import read_trace
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs
-from elasticflow.simulator.workload.input_errors import BadInput
+from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.workload import bundled_throughputs
 
 HEADER = "global_batch_size,1,2,4,8\n"
 

@@ -4,10 +4,10 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.bundled_data import bundled_throughputs, bundled_trace, bundled_traces
-from elasticflow.simulator.workload.input_errors import BadInput
+from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace, bundled_traces
 
 CURVE = ScalingCurve((1, 2), (1.0, 1.5))
 TABLES = Throughputs(source="tables/A100", curves={"bert": {64: CURVE, 128: CURVE}, "gpt2": {64: CURVE}})

@@ -1,5 +1,6 @@
-"""Quote reservations: what keeps a quoted deadline is reserved until a submission takes it, or until it expires.
+"""A quote is the earliest deadline that would be promised now; a reservation keeps it for a while.
 
+`quote` reserves nothing. What keeps a quoted deadline is reserved until a submission takes it, or until it expires.
 The reserved schedule begins when the reservation expires. So a user who takes it at the last moment gets the deadline,
 and until then other jobs use the GPUs.
 """
@@ -8,10 +9,15 @@ import math
 from dataclasses import replace
 
 from elasticflow.services.admission.quota_rules import Request, objection
-from elasticflow.services.admission.rejection.text import no_deadline, size_problems, why_unquotable
+from elasticflow.services.admission.rejection.text import (
+    no_deadline,
+    problems_of,
+    size_problems,
+    why_unquotable,
+)
 from elasticflow.services.admission.session import AdmissionSession, asks_no_less
-from elasticflow.shared.messages.commands import ReserveQuote, SubmitJob
-from elasticflow.shared.messages.events import JobAdmitted, QuoteRejected, QuoteReserved
+from elasticflow.shared.messages.commands import QuoteDeadline, ReserveQuote, SubmitJob
+from elasticflow.shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteRejected, QuoteReserved
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
 from elasticflow.shared.scheduling.availability.earliest_completion import (
@@ -21,8 +27,13 @@ from elasticflow.shared.scheduling.availability.earliest_completion import (
 )
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
 from elasticflow.shared.scheduling.jobs.planned_pool import flat, quoted_job, unflat
-from elasticflow.shared.scheduling.jobs.planned_time import PlannedTime, promised_deadline_s
-from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    PlannedTime,
+    arriving_job,
+    known_curve,
+    promised_deadline_s,
+)
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.profiles import with_range
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
@@ -150,3 +161,27 @@ def _quote_of(state: PoolState, command: SubmitJob, now_s: float) -> QuoteReserv
     """The reservation that a submission names."""
     quote = state.quote_reservations.get(command.job_id)
     return quote if quote is not None and quote.tenant == command.tenant and now_s < quote.until_s else None
+
+
+def quote(
+    state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache | None = None
+) -> DeadlineQuoted:
+    """The earliest deadline that this job would be promised now, or why there is none."""
+    spec, state = question.spec, with_range(state, question.spec)
+    session = AdmissionSession.start(state, now_s, cache)
+    problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)
+    curve = known_curve(state, spec, curves=session.cache.curves)
+    if problems or curve is None:
+        why = "; ".join(problems) or why_unquotable(state, spec)
+        return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
+    job = arriving_job(state, "quote", spec, curve, math.inf)
+    session = session.expecting_another().with_pricing().with_search()
+    planned_s = session.earliest_deadline_s(job)
+    if planned_s is None:
+        return DeadlineQuoted(earliest_deadline_s=None, explanation=no_deadline(state), at_s=now_s)
+    proposal = session.admission_search.propose(replace(job, deadline_s=planned_s))
+    return DeadlineQuoted(
+        earliest_deadline_s=promised_deadline_s(state, planned_s),
+        gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
+        at_s=now_s,
+    )

@@ -1,5 +1,5 @@
+from elasticflow.services.admission.quota_rules import quota_rejection
 from elasticflow.shared.messages.pool_config import DAY_S, GpuHourBudget, TenantQuota
-from elasticflow.shared.scheduling.admission.quota import quota_rejection
 from elasticflow.shared.state.pool import Usage
 
 USED = (
