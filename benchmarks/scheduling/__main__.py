@@ -20,7 +20,7 @@ from benchmarks.scheduling.simulations import measure_simulation, two_months
 from benchmarks.scheduling.workloads import Case, generated_cases, tables, trace_cases
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
 from elasticflow.simulator.engine.interruptible import INTERRUPTED
-from elasticflow.simulator.trace.command_inputs import refusing
+from elasticflow.simulator.trace.command_inputs import reporting_errors
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 QUICK_JOBS, QUICK_MOVES, QUICK_SCALES = 30, 200, (1, 8)
@@ -83,7 +83,7 @@ def main(
     if resume and out is None:
         raise typer.BadParameter("say with --out from which file", param_hint="--resume")
     parts = set(only or Part)
-    with refusing():
+    with reporting_errors():
         known = tables(throughputs)
         source = known.source if throughputs else Path(known.source).name
         results = Results(out, resume=resume, quick=quick, throughputs=source)

@@ -66,7 +66,7 @@ def quota_rejection(
 
     usage: promises to the tenant; entries older than the longest window may be omitted. The fold groups promises of
     one
-    minute under the time of the last one: no window exceeds the quota, and a retry may be told slightly later than
+    minute under the time of the last one: no window exceeds the quota, and a retry time may be slightly later than
     needed.
     """
     used = sorted(usage, key=lambda used: used.at_s)
@@ -90,12 +90,12 @@ def _too_many_jobs(max_jobs: int | None, used: Sequence[Usage], now_s: float) ->
     num_jobs = sum(usage.num_jobs for usage in recent)
     if max_jobs is None or num_jobs < max_jobs:
         return None
-    said = f"{num_jobs} of {max_jobs} jobs a day are used"
+    used_up = f"{num_jobs} of {max_jobs} jobs a day are used"
     for usage in recent:
         num_jobs -= usage.num_jobs
         if num_jobs < max_jobs:
-            return f"{said}; {_retry(usage.at_s + DAY_S, now_s)}"
-    return f"{said}; no job is allowed"
+            return f"{used_up}; {_retry(usage.at_s + DAY_S, now_s)}"
+    return f"{used_up}; no job is allowed"
 
 
 def _too_many_hours(
@@ -106,15 +106,15 @@ def _too_many_hours(
     spent_hours = sum(usage.gpu_seconds for usage in recent) / 3600
     if spent_hours + job_hours <= max_gpu_hours:
         return None
-    said = (
+    used_up = (
         f"{spent_hours:.2f} of {max_gpu_hours:.2f} GPU-hours {window} are used "
         f"and the job needs {job_hours:.2f}"
     )
     for usage in recent:
         spent_hours -= usage.gpu_seconds / 3600
         if spent_hours + job_hours <= max_gpu_hours:
-            return f"{said}; {_retry(usage.at_s + window_s, now_s)}"
-    return f"{said}; it never fits"
+            return f"{used_up}; {_retry(usage.at_s + window_s, now_s)}"
+    return f"{used_up}; it never fits"
 
 
 def _retry(at_s: float, now_s: float) -> str:

@@ -34,7 +34,7 @@ FEW_FILLINGS = 256
 
 @dataclass(frozen=True, kw_only=True)  # not slotted, for `fast_replace`
 class AdmissionSession:
-    """What one decision has said so far, and the pool and the plan that it leaves.
+    """The events of one decision so far, and the pool and the plan that it leaves.
 
     state: with all events of this decision. planned_state: where the plan started; later promises are in the plan.
     planned, search, pricing: None until a command needs them, see `with_plan`, `with_search`, `with_pricing`.
@@ -61,7 +61,7 @@ class AdmissionSession:
 
     @staticmethod
     def start(state: PoolState, now_s: float, cache: PlanningCache | None = None) -> "AdmissionSession":
-        """A session that has said nothing yet."""
+        """A session without events."""
         cache = PlanningCache() if cache is None else cache
         return AdmissionSession(state=state, planned_state=state, now_s=now_s, cache=cache)
 

@@ -16,7 +16,7 @@ from elasticflow.simulator.engine.interruptible import INTERRUPTED
 from elasticflow.simulator.report.run_matrix import NotRun, RunMatrix, Runner
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.overhead import overhead_model
-from elasticflow.simulator.trace.command_inputs import make_folder, note, refusing, workload_of
+from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.trace.plots import require_matplotlib
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome
@@ -70,7 +70,7 @@ def compare(
         --policy edf --policy gandiva --bound
       eflow simulate compare --trace small --policy selective --policy edf --json
     """
-    with refusing():
+    with reporting_errors():
         require_matplotlib()
         matrix = RunMatrix(
             workloads=tuple(
@@ -89,7 +89,7 @@ def compare(
 
 
 def _check(matrix: RunMatrix) -> None:
-    """Refuse wrong names before the first run."""
+    """Reject wrong names before the first run."""
     names = [workload.name for workload in matrix.workloads]
     if len(set(names)) < len(names):
         raise BadSettings((f"two traces have the same name: {', '.join(sorted(names))}; rename a file",))

@@ -11,7 +11,7 @@ from typing import Any
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import MAX_GPUS
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.simulator.workload.csv_table import parsed, refusal
+from elasticflow.simulator.workload.csv_table import bad_input, parsed
 from elasticflow.simulator.workload.workload import TraceJob
 
 CHOICES = "none, a number of seconds, reference, or measured FILE"
@@ -116,16 +116,16 @@ def _measured(file: Path, total_gpus: int) -> Overhead:
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise refusal(file, f"cannot be read: {error.strerror or error}") from error
+        raise bad_input(file, f"cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise refusal(file, f"is not JSON ({error}); {expected}") from error
+        raise bad_input(file, f"is not JSON ({error}); {expected}") from error
     seconds = content.get("seconds_by_num_gpus") if isinstance(content, dict) else None
     if not isinstance(seconds, dict) or not seconds:
-        raise refusal(file, expected)
+        raise bad_input(file, expected)
     costs = sorted(_measurement(file, num_gpus, cost_s) for num_gpus, cost_s in seconds.items())
     num_gpus_C, seconds_C = zip(*costs, strict=True)
     if len(set(num_gpus_C)) < len(num_gpus_C):
-        raise refusal(file, f"the same number of GPUs twice; {expected}")
+        raise bad_input(file, f"the same number of GPUs twice; {expected}")
     return Overhead(
         by_num_gpus=ResizeCost(num_gpus_C, seconds_C),
         model=_stop_model(file, content["stop_model"]) if "stop_model" in content else None,
@@ -135,14 +135,14 @@ def _measured(file: Path, total_gpus: int) -> Overhead:
 
 def _stop_model(file: Path, content: Any) -> StopModel:
     if not isinstance(content, dict):
-        raise refusal(file, f"stop_model: expected {', '.join(COEFFICIENTS)}")
+        raise bad_input(file, f"stop_model: expected {', '.join(COEFFICIENTS)}")
     return StopModel(**{name: _seconds(file, content.get(name), "stop_model", name) for name in COEFFICIENTS})
 
 
 def _measurement(file: Path, num_gpus: str, cost_s: Any) -> tuple[int, float]:
     count = parsed(num_gpus)
     if count is None or not count.is_integer() or not 1 <= count <= MAX_GPUS:
-        raise refusal(file, f"must be a whole number, 1 to {MAX_GPUS}", column="num_gpus", value=num_gpus)
+        raise bad_input(file, f"must be a whole number, 1 to {MAX_GPUS}", column="num_gpus", value=num_gpus)
     return int(count), _seconds(file, cost_s, "seconds", f"on {num_gpus} GPUs")
 
 
@@ -150,5 +150,5 @@ def _seconds(file: Path, seconds: Any, column: str, which: str) -> float:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MAX_COST_S:
         reason = f"must be 0 to {MAX_COST_S:g} seconds, {which}"
-        raise refusal(file, reason, column=column, value=json.dumps(seconds))
+        raise bad_input(file, reason, column=column, value=json.dumps(seconds))
     return float(seconds)

@@ -16,7 +16,7 @@ from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.simulator.engine.interruptible import INTERRUPTED, interruptible
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
-from elasticflow.simulator.trace.command_inputs import make_folder, note, refusing, workload_of
+from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
 from elasticflow.simulator.trace.result_files import write_tables
@@ -112,7 +112,7 @@ def simulate(
         raise typer.BadParameter(
             "is missing; give a file or the name of a bundled trace", param_hint="--trace"
         )
-    with refusing():
+    with reporting_errors():
         simulated_run = SimulatedRun(
             workload=workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed),
             cluster=ClusterShape(num_nodes=nodes, gpus_per_node=gpus_per_node),

@@ -1,4 +1,4 @@
-"""Inputs and output folders of the simulate commands, and how a command refuses them."""
+"""Inputs and output folders of the simulate commands, and how a command reports errors in them."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 import typer
 
 from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.simulator.workload.csv_table import refusal
+from elasticflow.simulator.workload.csv_table import bad_input
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import (
@@ -39,11 +39,11 @@ def make_folder(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise refusal(folder, f"no file can be written there: {error.strerror or error}") from error
+        raise bad_input(folder, f"no file can be written there: {error.strerror or error}") from error
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def reporting_errors() -> Iterator[None]:
     """Print an ElasticFlowError as one sentence and exit with code 2."""
     try:
         yield

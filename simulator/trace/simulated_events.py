@@ -1,7 +1,7 @@
 """Events of the simulated cluster, as the live system records them.
 
 Live events count whole iterations. Here they carry fractions: an exact plan must not lose the step in flight at every
-resize. No codec, which would refuse a fraction, is in between.
+resize. No codec is in between: it would reject a fraction.
 """
 
 from typing import cast

@@ -81,7 +81,7 @@ class Outcome:
     result: Result
     certificates_checked: int | None  # None: the policy gives no certificates
     certificate_failures: int | None
-    unproven: int | None  # refusals without a proof: the search found no plan
+    unproven: int | None  # rejections without a proof: the search found no plan
     failures: tuple[str, ...]  # what is wrong with certificates, one sentence each
     wall_s: float
     peak_rss_mb: float  # of the whole process so far

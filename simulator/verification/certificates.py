@@ -1,6 +1,6 @@
 """Certificates: what a decision of admission claims, in plain numbers that anyone can check.
 
-An admission carries the whole schedule of every promise that it changes; a refusal carries an infeasibility
+An admission carries the whole schedule of every promise that it changes; a rejection carries an infeasibility
 certificate. The types here are independent of the scheduler's, so that `checker` shares no code with what it checks.
 Both survive JSON without the loss of a bit.
 """
@@ -86,7 +86,7 @@ class PromiseCertificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalCertificate:
+class RejectionCertificate:
     """`arriving_job` cannot be promised beside `promised`, the promised jobs that the proof counts."""
 
     now_s: float
@@ -96,7 +96,7 @@ class RefusalCertificate:
     infeasibility_certificate: InfeasibilityCertificate
 
 
-Certificate = PromiseCertificate | RefusalCertificate
+Certificate = PromiseCertificate | RejectionCertificate
 _CERTIFICATE: TypeAdapter[Certificate] = TypeAdapter(Certificate)
 
 

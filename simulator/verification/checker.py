@@ -1,7 +1,7 @@
 """Checks certificates. It shares no code with the scheduler: its model of progress is written here only.
 
-Admissions are checked in whole numbers, without tolerance: every float is a whole number of units of 2^-1074. Refusals
-are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes to n GPUs,
+Admissions are checked in whole numbers, without tolerance: every float is a whole number of units of 2^-1074.
+Rejections are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes to n GPUs,
 from another number or from none, stops for the stop of n and holds the GPUs meanwhile; then it does rate(n)
 iterations a second.
 """
@@ -18,11 +18,11 @@ from elasticflow.simulator.verification.certificates import (
     Level,
     Promise,
     PromiseCertificate,
-    RefusalCertificate,
+    RejectionCertificate,
 )
 
 _UNIT_BITS = 1074
-_ROUNDING = 1e-9  # relative; the sums behind a refusal lose far less
+_ROUNDING = 1e-9  # relative; the sums behind a rejection lose far less
 _Prices = Sequence[rejection.PricedInterval]
 _Hull = tuple[Level, list[Level], list[tuple[int, float]]]
 
@@ -47,11 +47,13 @@ class Checker:
                 problems.append(f"{job.job_id}: {problem}")
         return problems + list(self._overdraft(certificate.now_s, certificate.num_gpus))
 
-    def check_refusal(self, refusal: RefusalCertificate) -> list[str]:
+    def check_rejection(self, certificate: RejectionCertificate) -> list[str]:
         """Check that the infeasibility certificate proves its claim, and that the jobs it counts are promised."""
-        problems = [f"{refusal.arriving_job.job_id}: {problem}" for problem in _refusal_problems(refusal)]
-        counted = {refusal.arriving_job.job_id}
-        for job in refusal.promised:
+        problems = [
+            f"{certificate.arriving_job.job_id}: {problem}" for problem in _rejection_problems(certificate)
+        ]
+        counted = {certificate.arriving_job.job_id}
+        for job in certificate.promised:
             promise = self._promises.get(job.job_id)
             problem = "it is not promised" if promise is None else _amended(promise.job, job)
             if problem is not None or job.job_id in counted:
@@ -111,13 +113,13 @@ def _units(value: float) -> int:
     return numerator << (_UNIT_BITS + 1 - denominator.bit_length())
 
 
-def _refusal_problems(refusal: RefusalCertificate) -> Iterator[str]:
+def _rejection_problems(certificate: RejectionCertificate) -> Iterator[str]:
     """Claims of the infeasibility certificate that do not hold."""
-    job, now_s = refusal.arriving_job, refusal.now_s
-    match refusal.infeasibility_certificate:
+    job, now_s = certificate.arriving_job, certificate.now_s
+    match certificate.infeasibility_certificate:
         case rejection.TooSlowAlone(earliest_end_s=claimed_s):
             # The fastest level that it uses costs a stop; using another level first is no shortcut.
-            usable = [level for level in job.levels if level.num_gpus <= refusal.num_gpus]
+            usable = [level for level in job.levels if level.num_gpus <= certificate.num_gpus]
             takes_s = [_wait_s(job, n, now_s) + job.remaining_iterations / n.iterations_per_s for n in usable]
             least_s = min(takes_s, default=math.inf)
             is_late = least_s > (job.deadline_s - now_s) * (1 + _ROUNDING)
@@ -129,14 +131,14 @@ def _refusal_problems(refusal: RefusalCertificate) -> Iterator[str]:
             ) as claim
         ):
             interval = rejection.PricedInterval(start_s=start_s, end_s=end_s, price=1.0)
-            yield from _affordable(refusal, (interval,), claim.needed_gpu_seconds)
-            if not math.isclose(available, refusal.num_gpus * (end_s - start_s)):
+            yield from _affordable(certificate, (interval,), claim.needed_gpu_seconds)
+            if not math.isclose(available, certificate.num_gpus * (end_s - start_s)):
                 yield f"there are not {available} GPU-seconds within [{start_s}, {end_s}) s"
         case rejection.InfeasibleProgram(prices=prices):
-            yield from _affordable(refusal, prices)
+            yield from _affordable(certificate, prices)
         case rejection.Overpriced(gpu_seconds=needed, price=price, value=value, price_limit=limit):
             window = rejection.PricedInterval(start_s=now_s, end_s=job.deadline_s, price=1.0)
-            if needed < _least_payment(job, (window,), refusal) * (1 - _ROUNDING):
+            if needed < _least_payment(job, (window,), certificate) * (1 - _ROUNDING):
                 yield f"it needs more than {needed} GPU-seconds"
             if not needed * price > value or not math.isclose(needed * limit, value):
                 yield f"{needed} GPU-seconds of value {value} are not above the price limit {limit} at {price}"
@@ -145,35 +147,38 @@ def _refusal_problems(refusal: RefusalCertificate) -> Iterator[str]:
                 yield f"{earliest_s} s is no later than the requested deadline"
 
 
-def _affordable(refusal: RefusalCertificate, prices: _Prices, needed: float = 0) -> Iterator[str]:
+def _affordable(certificate: RejectionCertificate, prices: _Prices, needed: float = 0) -> Iterator[str]:
     """Why these prices are no proof: by weak duality they are one if the jobs must pay more than all GPUs earn."""
-    instants_s = [refusal.now_s, *(at_s for priced in prices for at_s in (priced.start_s, priced.end_s))]
+    instants_s = [certificate.now_s, *(at_s for priced in prices for at_s in (priced.start_s, priced.end_s))]
     if sorted(instants_s) != instants_s or any(not 0 <= priced.price < math.inf for priced in prices):
         yield "prices must be in order and not negative"
         return
-    income = refusal.num_gpus * sum(priced.price * (priced.end_s - priced.start_s) for priced in prices)
-    payment = sum(_least_payment(job, prices, refusal) for job in (refusal.arriving_job, *refusal.promised))
+    income = certificate.num_gpus * sum(priced.price * (priced.end_s - priced.start_s) for priced in prices)
+    payment = sum(
+        _least_payment(job, prices, certificate) for job in (certificate.arriving_job, *certificate.promised)
+    )
     if not payment > income * (1 + _ROUNDING):
         yield f"the jobs can pay as little as {payment}, of {income} that all GPUs earn"
     elif needed > payment * (1 + _ROUNDING):
         yield f"the jobs can pay as little as {payment}, not {needed}"
 
 
-def _least_payment(job: CertifiedJob, prices: _Prices, refusal: RefusalCertificate) -> float:
+def _least_payment(job: CertifiedJob, prices: _Prices, certificate: RejectionCertificate) -> float:
     """The least that `job` pays for its GPU-seconds until its deadline; unpriced time is free.
 
     The fastest level that it uses costs a stop, unless the job holds it now. Work is bought where it is cheapest, along
     the lower convex hull of the levels up to that one, which no mix of levels can beat.
     """
-    until_s, least = job.deadline_s - refusal.now_s, math.inf
+    until_s, least = job.deadline_s - certificate.now_s, math.inf
     spans = [
-        (p.price, p.start_s - refusal.now_s, min(p.end_s, job.deadline_s) - refusal.now_s) for p in prices
+        (p.price, p.start_s - certificate.now_s, min(p.end_s, job.deadline_s) - certificate.now_s)
+        for p in prices
     ]
     spans = [span for span in spans if span[1] < span[2]]
     no_free_time = sum(end_s - start_s for _, start_s, end_s in spans) >= until_s
     stop_price = min((price for price, _, _ in spans), default=0.0) if no_free_time else 0.0
-    for fastest, levels, hull in _hulls(job.levels, refusal.num_gpus):
-        ready_s = min(_wait_s(job, level, refusal.now_s) for level in levels)
+    for fastest, levels, hull in _hulls(job.levels, certificate.num_gpus):
+        ready_s = min(_wait_s(job, level, certificate.now_s) for level in levels)
         times = [(price, max(end_s - max(start_s, ready_s), 0.0)) for price, start_s, end_s in spans]
         times.append((0.0, max(until_s - ready_s - sum(time_s for _, time_s in times), 0.0)))
         stop_s = 0.0 if fastest.num_gpus == job.current_num_gpus else fastest.stop_s

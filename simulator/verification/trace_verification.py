@@ -6,7 +6,7 @@ schedule is checked again from the new state.
 
 If more nodes are lost than were reserved for, all promises of that moment are void. A void promise is valid again once
 it has a schedule that keeps it; until then its job may be late. While such jobs live, the reserve may be in use: the
-next loss voids all promises again, and a refusal that cannot be proved counts as unproven.
+next loss voids all promises again, and a rejection that cannot be proved counts as unproven.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ from elasticflow.simulator.verification.certificates import (
     Level,
     Promise,
     PromiseCertificate,
-    RefusalCertificate,
+    RejectionCertificate,
 )
 from elasticflow.simulator.verification.checker import Checker
 from elasticflow.simulator.workload.workload import TraceJob, Workload
@@ -47,8 +47,8 @@ class _Certified:
 class TraceVerification:
     """Observes a simulation. failures: one sentence for each problem, with its time.
 
-    certificates_checked: one for every admission, every refusal of a deadline and every allocation.
-    certificate_failures: certificates with any problem. unproven: refusals whose certificate claims no proof.
+    certificates_checked: one for every admission, every rejection of a deadline and every allocation.
+    certificate_failures: certificates with any problem. unproven: rejections whose certificate claims no proof.
     """
 
     def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
@@ -79,7 +79,7 @@ class TraceVerification:
                     self._count(now_s, self._check(before, promises, now_s, self._plannable_gpus(before)))
                     self._keep_again(before, event.replanned, now_s)
                 case JobRejected(reason="deadline"):
-                    self._count(now_s, self._check_refusal(before, event, now_s))
+                    self._count(now_s, self._check_rejection(before, event, now_s))
                 case AllocationDecided():
                     promises = self._unsettled(before, event.planned, now_s)
                     problems = self._check(before, promises, now_s, self._plannable_gpus(before))
@@ -163,9 +163,9 @@ class TraceVerification:
             problems.append(f"{total} of {state.num_gpus} GPUs are allocated")
         return problems
 
-    # -- refusals ----------------------------------------------------------------------------------------
+    # -- rejections ----------------------------------------------------------------------------------------
 
-    def _check_refusal(self, state: PoolState, event: JobRejected, now_s: float) -> list[str]:
+    def _check_rejection(self, state: PoolState, event: JobRejected, now_s: float) -> list[str]:
         if event.infeasibility_certificate is None:
             return [f"{event.job_id}: it is rejected without an infeasibility certificate"]
         beside = (
@@ -173,7 +173,7 @@ class TraceVerification:
             if isinstance(event.infeasibility_certificate, OverloadedInterval | InfeasibleProgram)
             else ()
         )
-        refusal = RefusalCertificate(
+        rejection = RejectionCertificate(
             now_s=now_s,
             num_gpus=self._plannable_gpus(state),
             arriving_job=self._certified_job(event.job_id, None, now_s),
@@ -182,7 +182,7 @@ class TraceVerification:
             ),
             infeasibility_certificate=event.infeasibility_certificate,
         )
-        problems = self._checker.check_refusal(refusal)
+        problems = self._checker.check_rejection(rejection)
         is_unsure = bool(problems and self._exposed)
         self.unproven += is_unsure or isinstance(event.infeasibility_certificate, Unproven)
         return [] if is_unsure else problems

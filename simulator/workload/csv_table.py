@@ -43,7 +43,7 @@ class BadInput(Stop):
         return "\n".join([*lines, self.advice] if self.advice else lines)
 
 
-def refusal(
+def bad_input(
     file: object, reason: str, *, line: int = 0, column: str = "", value: str = "", advice: str = ""
 ) -> BadInput:
     """The error of a single problem."""
@@ -72,7 +72,7 @@ class Row:
         """The value; BadInput if there is none."""
         value = self.cells.get(column, "")
         if not value:
-            raise self.refusal(column, "is missing")
+            raise self.bad_input(column, "is missing")
         return value
 
     def number(self, column: str, low: float, high: float) -> float:
@@ -80,29 +80,29 @@ class Row:
         text = self.text(column)
         value = parsed(text)
         if value is None or math.isnan(value):
-            raise self.refusal(column, "is not a number")
+            raise self.bad_input(column, "is not a number")
         if not low <= value <= high:
-            raise self.refusal(column, f"must be {low:g} to {high:g}")
+            raise self.bad_input(column, f"must be {low:g} to {high:g}")
         return value
 
     def whole(self, column: str, low: int, high: int) -> int:
         """A whole number in [low, high], also written as 12.0."""
         value = self.number(column, low, high)
         if not value.is_integer():
-            raise self.refusal(column, "must be a whole number")
+            raise self.bad_input(column, "must be a whole number")
         return int(value)
 
     def flag(self, column: str) -> bool:
         """1 or 0; an empty cell or a missing column means 0."""
         value = parsed(self.cells.get(column) or "0")
         if value not in (0, 1):
-            raise self.refusal(column, "must be 1 (yes) or 0 (no)")
+            raise self.bad_input(column, "must be 1 (yes) or 0 (no)")
         return value == 1
 
-    def refusal(self, column: str, reason: str) -> BadInput:
+    def bad_input(self, column: str, reason: str) -> BadInput:
         """The error to raise about one cell."""
         value = self.cells.get(column, "")
-        return refusal(self.file, reason, line=self.line, column=column, value=value)
+        return bad_input(self.file, reason, line=self.line, column=column, value=value)
 
 
 def parsed(text: str) -> float | None:
@@ -118,17 +118,17 @@ def read_lines(file: Path) -> list[tuple[int, list[str]]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise refusal(file, f"cannot be read: {error.strerror or error}") from error
+        raise bad_input(file, f"cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise refusal(file, "is not a text file in UTF-8") from error
+        raise bad_input(file, "is not a text file in UTF-8") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
     except csv.Error as error:
-        raise refusal(file, f"is not a CSV file: {error}", line=reader.line_num) from error
+        raise bad_input(file, f"is not a CSV file: {error}", line=reader.line_num) from error
     lines = [(line, cells) for line, cells in lines if cells not in ([], [""])]
     if not lines:
-        raise refusal(file, "is empty: give a header and a row for each job")
+        raise bad_input(file, "is empty: give a header and a row for each job")
     return lines
 
 
@@ -137,10 +137,10 @@ def columns_of(file: Path, header: list[str], spellings: Mapping[str, str]) -> l
     names = [spellings.get(name.lower(), name) for name in header]
     for name in names:
         if names.count(name) > 1:
-            raise refusal(file, f"two columns mean {name!r}; keep one of them", line=1)
+            raise bad_input(file, f"two columns mean {name!r}; keep one of them", line=1)
         likely = difflib.get_close_matches(name.lower(), spellings, n=1, cutoff=0.85)
         if name not in spellings.values() and likely:
-            raise refusal(file, f"unknown column {name!r}; is it {likely[0]!r}?", line=1)
+            raise bad_input(file, f"unknown column {name!r}; is it {likely[0]!r}?", line=1)
     return names
 
 
@@ -151,4 +151,4 @@ def rows_of(file: Path, columns: list[str], lines: list[tuple[int, list[str]]]) 
             yield Row(file=str(file), line=line, cells=dict(zip(columns, cells, strict=True)))
         else:
             reason = f"has {len(cells)} cells where the header has {len(columns)}"
-            yield refusal(file, reason, line=line)
+            yield bad_input(file, reason, line=line)

@@ -83,7 +83,7 @@ class RawReader:
             self._settings[num_gpus] = settings_at(self._throughputs, num_gpus)
         settings = self._settings[num_gpus]
         if not settings:
-            raise row.refusal("num_gpu", f"no model of {self._throughputs.source} runs on {num_gpus} GPUs")
+            raise row.bad_input("num_gpu", f"no model of {self._throughputs.source} runs on {num_gpus} GPUs")
         setting, job_class = settings[self._chance.integers(len(settings))], job_class_of(row)
         deadline_s = submitted_at_s + duration_s * self._chance.uniform(*TIGHTNESS)
         return completed_job(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elasticflow.shared.messages.limits import MAX_BATCH, MAX_GPUS
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.csv_table import BadInput, Row, parsed, read_lines, refusal, rows_of
+from elasticflow.simulator.workload.csv_table import BadInput, Row, bad_input, parsed, read_lines, rows_of
 
 BATCH_COLUMN = "global_batch_size"
 MAX_RATE = 1e12  # iterations per second; more is a mistake in units
@@ -46,12 +46,12 @@ class Throughputs:
 def read_throughputs(folder: Path) -> Throughputs:
     """All tables of a folder; BadInput names file and line of an error."""
     if not folder.is_dir():
-        raise refusal(folder, "is not a folder; give the folder of the throughput tables <model>.csv")
+        raise bad_input(folder, "is not a folder; give the folder of the throughput tables <model>.csv")
     files = sorted(folder.glob("*.csv"))
     if not files:
         nested = sorted(path.parent.name for path in folder.glob("*/*.csv"))
         hint = f"; there are some in {', '.join(dict.fromkeys(nested))}: name that folder" if nested else ""
-        raise refusal(folder, f"has no throughput table <model>.csv{hint}")
+        raise bad_input(folder, f"has no throughput table <model>.csv{hint}")
     return Throughputs(source=str(folder), curves={file.stem: _read_table(file) for file in files})
 
 
@@ -65,26 +65,26 @@ def _read_table(file: Path) -> dict[int, ScalingCurve]:
             raise row
         batch_size = row.whole(BATCH_COLUMN, 1, MAX_BATCH)
         if batch_size in seen:
-            raise row.refusal(BATCH_COLUMN, f"is in line {seen[batch_size]} already; keep one of them")
+            raise row.bad_input(BATCH_COLUMN, f"is in line {seen[batch_size]} already; keep one of them")
         seen[batch_size] = row.line
         rates = {level: rate for level in num_gpus_L if (rate := _rate(row, str(level)))}
         if rates:
             curves[batch_size] = ScalingCurve(tuple(rates), tuple(rates.values()))
     if not curves:
-        raise refusal(file, "no batch size has a throughput; add one, or remove the file")
+        raise bad_input(file, "no batch size has a throughput; add one, or remove the file")
     return curves
 
 
 def _levels(file: Path, line: int, header: list[str]) -> tuple[int, ...]:
     expected = f"the header must be {BATCH_COLUMN},1,2,4,... (powers of two, ascending)"
     if header[0] != BATCH_COLUMN or len(header) < 2:
-        raise refusal(file, f"{expected}; it starts with {header[0]!r}", line=line)
+        raise bad_input(file, f"{expected}; it starts with {header[0]!r}", line=line)
     levels = tuple(int(name) if name.isascii() and name.isdigit() else 0 for name in header[1:])
     for name, level in zip(header[1:], levels, strict=True):
         if not 1 <= level <= MAX_GPUS or level & (level - 1) or str(level) != name:
-            raise refusal(file, f"{expected}; {name!r} is not a power of two up to {MAX_GPUS}", line=line)
+            raise bad_input(file, f"{expected}; {name!r} is not a power of two up to {MAX_GPUS}", line=line)
     if list(levels) != sorted(set(levels)):
-        raise refusal(file, f"{expected}; these are not ascending", line=line)
+        raise bad_input(file, f"{expected}; these are not ascending", line=line)
     return levels
 
 
@@ -95,7 +95,7 @@ def _rate(row: Row, column: str) -> float:
         return 0.0
     rate = parsed(text)
     if rate is None or not 0 <= rate <= MAX_RATE:
-        raise row.refusal(
+        raise row.bad_input(
             column, f"must be 0 to {MAX_RATE:g} iterations/s; leave it empty where the job does not run"
         )
     return rate

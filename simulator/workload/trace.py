@@ -25,9 +25,9 @@ from elasticflow.simulator.workload.csv_table import (
     BadInput,
     BadRow,
     Row,
+    bad_input,
     columns_of,
     read_lines,
-    refusal,
     rows_of,
 )
 from elasticflow.simulator.workload.raw_trace import MAX_DURATION_S, RawReader
@@ -82,14 +82,14 @@ def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, see
             job = read_job(row, _job_id(row))
             first = lines_by_id.setdefault(job.job_id, row.line)
             if first != row.line:
-                raise row.refusal("job_id", f"is in line {first} already; every job needs its own")
+                raise row.bad_input("job_id", f"is in line {first} already; every job needs its own")
             jobs.append(job)
         except BadInput as error:
             bad.extend(error.problems)
     if bad and not (skip_bad and jobs):
         raise BadInput(tuple(bad), ADVICE if jobs else "no row is valid")
     if not jobs:
-        raise refusal(file, "has a header, but no job below it")
+        raise bad_input(file, "has a header, but no job below it")
     return Workload.of(file.stem, jobs, bad)
 
 
@@ -132,7 +132,7 @@ def _reader(
     missing = [name for name in (REQUIRED_RAW if is_raw else REQUIRED) if name not in columns]
     if missing:
         forms = f"a trace has {', '.join(REQUIRED)}, a raw one {', '.join(REQUIRED_RAW)}"
-        raise refusal(file, f"no column {', '.join(missing)}; {forms}", line=1)
+        raise bad_input(file, f"no column {', '.join(missing)}; {forms}", line=1)
     if is_raw:
         return RawReader(throughputs, np.random.default_rng(seed))
     return partial(_complete_job, throughputs)
@@ -169,7 +169,7 @@ def _job_id(row: Row) -> str:
         return f"job-{row.line:06d}"
     job_id = row.text("job_id")
     if not job_id.isprintable() or len(job_id) > MAX_ID_CHARS:
-        raise row.refusal("job_id", f"must be 1 to {MAX_ID_CHARS} printable characters")
+        raise row.bad_input("job_id", f"must be 1 to {MAX_ID_CHARS} printable characters")
     return job_id
 
 
@@ -177,7 +177,7 @@ def _num_iterations(row: Row, curve: ScalingCurve) -> int:
     num_iterations = row.whole("num_iteration", 1, MAX_ITERATIONS)
     alone_s = num_iterations / max(curve.iterations_per_s_L)
     if alone_s > MAX_DURATION_S:
-        raise row.refusal(
+        raise row.bad_input(
             "num_iteration", f"takes {alone_s:.3g} s at its fastest, more than {MAX_DURATION_S:g} s"
         )
     return num_iterations
@@ -185,10 +185,10 @@ def _num_iterations(row: Row, curve: ScalingCurve) -> int:
 
 def _deadline_s(row: Row, submitted_at_s: float) -> float:
     if not row.has("deadline"):
-        raise row.refusal("deadline", "is missing; give one, or mark the job with best_effort 1")
+        raise row.bad_input("deadline", "is missing; give one, or mark the job with best_effort 1")
     deadline_s = row.number("deadline", 0, MAX_TIME_S)
     if deadline_s <= submitted_at_s:
-        raise row.refusal(
+        raise row.bad_input(
             "deadline", f"must come after the submission at {submitted_at_s:.15g} s (it is absolute)"
         )
     return deadline_s
@@ -198,10 +198,10 @@ def _curve(throughputs: Throughputs, row: Row, model_name: str, batch_size: int)
     known = throughputs.batch_sizes(model_name)
     if not known:
         models = ", ".join(throughputs.models)
-        raise row.refusal("model_name", f"has no throughput table; {throughputs.source} knows {models}")
+        raise row.bad_input("model_name", f"has no throughput table; {throughputs.source} knows {models}")
     if batch_size not in known:
         sizes = ", ".join(map(str, known))
-        raise row.refusal("batch_size", f"is not in the table of {model_name}, which knows {sizes}")
+        raise row.bad_input("batch_size", f"is not in the table of {model_name}, which knows {sizes}")
     return throughputs.curve(model_name, batch_size)
 
 
@@ -209,10 +209,10 @@ def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int
     """The part of a model's curve within a job's range."""
     column = "min_gpus" if row.has("min_gpus") else "max_gpus"
     if (wrong := range_problem(min_gpus, max_gpus)) is not None:
-        raise row.refusal(column, wrong)
+        raise row.bad_input(column, wrong)
     gpu_range = GpuRange.of(min_gpus, max_gpus)
     rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.allows(level)}
     if not any(rates.values()):
         levels = ", ".join(map(str, measured.num_gpus_L))
-        raise row.refusal(column, f"leaves no number of GPUs on which the model runs; it does on {levels}")
+        raise row.bad_input(column, f"leaves no number of GPUs on which the model runs; it does on {levels}")
     return ScalingCurve(tuple(rates), tuple(rates.values()))

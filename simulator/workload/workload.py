@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.csv_table import BadRow, Row, refusal
+from elasticflow.simulator.workload.csv_table import BadRow, Row, bad_input
 
 CLASSES = {
     "best_effort": JobClass.BEST_EFFORT,
@@ -24,7 +24,7 @@ def job_class_of(row: Row) -> JobClass:
     """The class in a row of a trace: one of three columns may say 1. BadInput if two do."""
     chosen = [column for column in CLASSES if row.flag(column)]
     if len(chosen) > 1:
-        raise row.refusal(chosen[1], f"cannot be 1 beside {chosen[0]}; choose one")
+        raise row.bad_input(chosen[1], f"cannot be 1 beside {chosen[0]}; choose one")
     return CLASSES[chosen[0]] if chosen else JobClass.SLO
 
 
@@ -101,7 +101,7 @@ def bundled_traces() -> tuple[str, ...]:
 def bundled_trace(name: str) -> Path:
     """The file of a trace, by its name."""
     if name not in bundled_traces():
-        raise refusal(name, f"is not a bundled trace; choose one of {', '.join(bundled_traces())}")
+        raise bad_input(name, f"is not a bundled trace; choose one of {', '.join(bundled_traces())}")
     return _trace_folder() / f"{name}.csv"
 
 

@@ -21,7 +21,7 @@ from elasticflow.simulator.verification.certificates import (
     Level,
     Promise,
     PromiseCertificate,
-    RefusalCertificate,
+    RejectionCertificate,
 )
 from elasticflow.simulator.verification.checker import Checker
 from tests.support.example_specs import examples
@@ -203,17 +203,17 @@ def test_the_checker_accepts_every_proof(
     checker = Checker()
     known = tuple(Promise(job=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
     checker.check_promises(PromiseCertificate(now_s=NOW_S, num_gpus=num_gpus, promises=known))
-    no = RefusalCertificate(
+    no = RejectionCertificate(
         now_s=NOW_S,
         num_gpus=num_gpus,
         arriving_job=arriving_job,
         promised=tuple(promised),
         infeasibility_certificate=infeasibility_certificate,
     )
-    assert checker.check_refusal(no) == []
+    assert checker.check_rejection(no) == []
     more = replace(no, num_gpus=1 << 20)
     if not isinstance(infeasibility_certificate, Unproven | TooSlowAlone):
-        assert checker.check_refusal(more) != [], "on so many GPUs it proves nothing"
+        assert checker.check_rejection(more) != [], "on so many GPUs it proves nothing"
 
 
 @given(worlds)

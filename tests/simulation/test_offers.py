@@ -1,4 +1,4 @@
-"""Wishes at instants of a whole simulation: a refusal offers three other ways, a quote is tight, and both hold."""
+"""Wishes at instants of a whole simulation: a rejection offers three other ways, a quote is tight, and both hold."""
 
 from dataclasses import replace
 from functools import cache

@@ -145,7 +145,7 @@ def test_honest_decisions_pass() -> None:
     assert verification.failures == []
     assert verification.certificate_failures == 0
     assert verification.certificates_checked >= 3 + 3, (
-        "two promises, a refusal, and an allocation at every change"
+        "two promises, a rejection, and an allocation at every change"
     )
     assert verification.unproven == 0
 

@@ -153,24 +153,24 @@ def next_paying_step(
         highest = max(highest, held)
         old_gpu_seconds += held * (schedules.end_JM[job, segment] - schedules.start_JM[job, segment])
     old_end_s = schedules.end_JM[job, count - 1]
-    room = work.availability
-    copy_into(room, availability)
-    release(room, schedules, job)
+    without_it = work.availability
+    copy_into(without_it, availability)
+    release(without_it, schedules, job)
     unmoved = -1
     for candidate in range(level, last + 1):
-        if jobs.levels_JL[job, candidate] == jobs.held_J[job] and jobs.held_J[job] <= room.free_B[0]:
+        if jobs.levels_JL[job, candidate] == jobs.held_J[job] and jobs.held_J[job] <= without_it.free_B[0]:
             unmoved = candidate  # the unchanged share is compared before any resize
     for attempt in range(-1, last + 1 - level):
         candidate = unmoved if attempt < 0 else level + attempt
         if candidate < 0:
             continue
-        if jobs.levels_JL[job, candidate] > room.free_B[0]:
+        if jobs.levels_JL[job, candidate] > without_it.free_B[0]:
             break
         cap = candidate
         while jobs.levels_JL[job, cap] < highest:
             cap += 1
         by_s = old_end_s if attempt < 0 else old_end_s - hysteresis_s
-        found = fill(room, jobs, job, cap, by_s, out, work.memory)
+        found = fill(without_it, jobs, job, cap, by_s, out, work.memory)
         if found > 0 and out.start_M[0] <= now_s and out.num_gpus_M[0] > share:
             gain = (old_gpu_seconds - gpu_seconds(out, found)) / (out.num_gpus_M[0] - share)
             return gain, found

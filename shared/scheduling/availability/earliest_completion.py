@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.availability.fill_one_job import (
 from elasticflow.shared.scheduling.availability.plan_repair import trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, end_s, schedule_of
 
-_NOBODY = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def earliest_deadline_around_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
@@ -79,7 +79,7 @@ def _most_iterations_by(plan: AdmissionPlan, job: SchedulableJob, beside: Availa
 
 
 def _empty(plan: AdmissionPlan) -> AvailabilityProfile:
-    sweep(plan.scratch_availability, plan.table.schedules, _NOBODY, plan.now_s, plan.num_gpus)
+    sweep(plan.scratch_availability, plan.table.schedules, _NO_ROWS, plan.now_s, plan.num_gpus)
     return plan.scratch_availability
 
 

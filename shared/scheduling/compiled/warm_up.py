@@ -54,9 +54,13 @@ def _call_each_function() -> None:
         empty_jobs(1, 1), empty_schedules(1), empty_jobs(1, 1), empty_schedules(1), np.empty(0, np.int64)
     )
     plan = AdmissionPlan.build([job("kept", 50.0, 200.0), job("late", 99.0, 10.0)], 2, 0.0)
-    for asking in (job("around", 10.0, 300.0), job("making-room", 60.0, 70.0), job("impossible", 60.0, 61.0)):
-        room = AdmissionSearch(plan)
-        if room.fits(asking) and (proposal := room.propose(asking)) is not None:
+    for arriving in (
+        job("around", 10.0, 300.0),
+        job("making-search", 60.0, 70.0),
+        job("impossible", 60.0, 61.0),
+    ):
+        search = AdmissionSearch(plan)
+        if search.fits(arriving) and (proposal := search.propose(arriving)) is not None:
             plan.accept(proposal)
     AdmissionSearch(plan).earliest_deadline_s(job("quoted", 10.0, 20.0))
     rigid = ScalingCurve((2,), (2.0,))
@@ -65,16 +69,16 @@ def _call_each_function() -> None:
     most_iterations_by(plan, job("shorter", 99.0, 60.0))
     schedule_from(plan, job("later", 5.0, 400.0), 200.0)
     earliest_end_from_s(plan, job("later-still", 5.0, 400.0), 200.0)
-    end_under_s(plan, job("asked-again", 10.0, 300.0), (ShareSegment(0.0, 10.0, 1),))
+    end_under_s(plan, job("with-schedule", 10.0, 300.0), (ShareSegment(0.0, 10.0, 1),))
     copy_into(empty_availability_profile(len(plan.availability.start_B)), plan.availability)
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
     allocate(plan, [plan.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
-    selection = AdmissionPricing(Demand().added(0.0, 10.0), [5.0], 1.0, 2)
-    selection.price_limit_gpu_seconds(10.0)
-    least_gpu_seconds(asking := job("asking", 5.0, 60.0), 0.0)
-    selection.is_overpriced(asking, plan.availability)
-    selection.first_affordable_s(asking, 60.0, 1.0, plan.availability)
+    pricing = AdmissionPricing(Demand().added(0.0, 10.0), [5.0], 1.0, 2)
+    pricing.price_limit_gpu_seconds(10.0)
+    least_gpu_seconds(arriving := job("arriving", 5.0, 60.0), 0.0)
+    pricing.is_overpriced(arriving, plan.availability)
+    pricing.first_affordable_s(arriving, 60.0, 1.0, plan.availability)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A job whose number of GPUs does not change keeps its GPUs: a migration stops it, and its promise does not budget
 that stop. Only jobs that the caller names migrate, and only if it pays (docs/adr/0011). So enough GPUs can be free
-without a free block; the job then gets fragments and is never refused. `allocation` decides the number of GPUs.
+without a free block; the job then gets fragments and is never rejected. `allocation` decides the number of GPUs.
 Source: ElasticFlow, section 4.3.
 """
 
@@ -63,21 +63,21 @@ def place(
     for job_id, num_gpus in num_gpus_by_job.items():
         if not num_gpus:
             continue
-        seat = last.positions_of(job_id, current.get(job_id, ()))
-        if seat.num_gpus == num_gpus:
-            staying[job_id] = seat
+        held = last.positions_of(job_id, current.get(job_id, ()))
+        if held.num_gpus == num_gpus:
+            staying[job_id] = held
         else:
             assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
             changing[job_id] = num_gpus
-    board = PlacementBuilder(
+    builder = PlacementBuilder(
         blocks, staying, last.taken_by(staying), migration_rules, blocks.positions(avoided)
     )
-    board.resize(changing, current)
-    board.bring_closer()
-    last.keep(board.positions_by_job, board.taken)
+    builder.resize(changing, current)
+    builder.bring_closer()
+    last.keep(builder.positions_by_job, builder.taken)
     return Placement(
-        gpus_by_job={job_id: seat.gpus for job_id, seat in board.positions_by_job.items()},
-        migrated=tuple(sorted(board.migrated)),
+        gpus_by_job={job_id: held.gpus for job_id, held in builder.positions_by_job.items()},
+        migrated=tuple(sorted(builder.migrated)),
     )
 
 
@@ -135,17 +135,17 @@ class PlacementBuilder:
     def bring_closer(self) -> None:
         """Migrate movable jobs to free blocks that connect them better, where that pays."""
         for job_id in self._movable:
-            seat = self.positions_by_job[job_id]
-            size = log2(seat.num_gpus)
-            if not seat.spread or not self._blocks.inside(self._free.positions | seat.positions, size):
+            held = self.positions_by_job[job_id]
+            size = log2(held.num_gpus)
+            if not held.spread or not self._blocks.inside(self._free.positions | held.positions, size):
                 continue
-            self._free.give(seat.positions)
+            self._free.give(held.positions)
             start = self._free.best_fit(size)
-            if start is not None and self._pays(job_id, seat.level, size, start):
+            if start is not None and self._pays(job_id, held.level, size, start):
                 self._free.take_block(size, start)
                 self._move(job_id, size, start)
             else:
-                self._free.take(seat.positions)
+                self._free.take(held.positions)
 
     def _pays(self, job_id: str, level: Level, size: int, start: int) -> bool:
         """Whether a migration to a block is worth the stop to a job whose GPUs `level` connects."""

@@ -94,8 +94,8 @@ def _infeasible_program(asked: Demands, max_variables: int) -> InfeasibleProgram
     changes = np.flatnonzero(np.diff(price_B, prepend=np.nan))  # equal neighbours are one interval
     starts_s_K, price_K = instants_s[changes], price_B[changes]
     ends_s_K = np.append(starts_s_K[1:], instants_s[-1])
-    dear = price_K > 0
-    starts_s_K, ends_s_K, price_K = starts_s_K[dear], ends_s_K[dear], price_K[dear]
+    is_priced = price_K > 0
+    starts_s_K, ends_s_K, price_K = starts_s_K[is_priced], ends_s_K[is_priced], price_K[is_priced]
     income = asked.num_gpus * float(price_K @ (ends_s_K - starts_s_K))
     payment = asked.least_payment(starts_s_K, ends_s_K, price_K)
     if not income * (1 + MARGIN) < payment < math.inf:

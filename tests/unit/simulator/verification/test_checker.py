@@ -20,7 +20,7 @@ from elasticflow.simulator.verification.certificates import (
     Level,
     Promise,
     PromiseCertificate,
-    RefusalCertificate,
+    RejectionCertificate,
     from_json,
     to_json,
 )
@@ -202,14 +202,14 @@ def lies(
 ) -> list[str]:
     checker = Checker()
     checker.check_promises(yes(*map(promised_once, promised)))
-    no = RefusalCertificate(
+    no = RejectionCertificate(
         now_s=100.0,
         num_gpus=num_gpus,
         arriving_job=arriving_job,
         promised=promised,
         infeasibility_certificate=infeasibility_certificate,
     )
-    return checker.check_refusal(no)
+    return checker.check_rejection(no)
 
 
 def test_too_slow_alone() -> None:
@@ -255,20 +255,20 @@ def test_only_what_is_promised_counts_and_only_once() -> None:
     arriving_job, other = certified("a", iterations=14.1), certified("b", iterations=14.0)
     infeasibility_certificate = overloaded(40.1)
     checker = Checker()
-    no = RefusalCertificate(
+    no = RejectionCertificate(
         now_s=100.0,
         num_gpus=4,
         arriving_job=arriving_job,
         promised=(other,),
         infeasibility_certificate=infeasibility_certificate,
     )
-    assert checker.check_refusal(no) == ["b: it is not promised"]
+    assert checker.check_rejection(no) == ["b: it is not promised"]
     checker.check_promises(yes(promised_once(replace(other, deadline_s=120.0))))
-    assert checker.check_refusal(no) == ["b: it was promised for 120.0 s"]
+    assert checker.check_rejection(no) == ["b: it was promised for 120.0 s"]
     checker.check_promises(yes(promised_once(other), ended=("b",)))
-    assert checker.check_refusal(no) == []
-    assert checker.check_refusal(replace(no, promised=(other, other))) == ["b: it is counted twice"]
-    assert checker.check_refusal(replace(no, promised=(other, arriving_job))) == ["a: it is not promised"]
+    assert checker.check_rejection(no) == []
+    assert checker.check_rejection(replace(no, promised=(other, other))) == ["b: it is counted twice"]
+    assert checker.check_rejection(replace(no, promised=(other, arriving_job))) == ["a: it is not promised"]
 
 
 def infeasible(*prices: tuple[float, float, float]) -> InfeasibleProgram:
@@ -310,11 +310,13 @@ def test_prices_that_prove_nothing(prices: InfeasibleProgram) -> None:
     two = certified("a", iterations=14.1), certified("b", iterations=14.0)
     checker = Checker()
     checker.check_promises(yes(promised_once(two[1])))
-    no = RefusalCertificate(
+    no = RejectionCertificate(
         now_s=100.0, num_gpus=4, arriving_job=two[0], promised=two[1:], infeasibility_certificate=prices
     )
-    assert checker.check_refusal(no) != []
-    assert checker.check_refusal(replace(no, infeasibility_certificate=infeasible((100.0, 110.0, 1.0)))) == []
+    assert checker.check_rejection(no) != []
+    assert (
+        checker.check_rejection(replace(no, infeasibility_certificate=infeasible((100.0, 110.0, 1.0)))) == []
+    )
 
 
 def test_an_overpriced_job() -> None:
@@ -342,7 +344,7 @@ def test_certificates_survive_json_to_the_last_bit(
     infeasibility_certificate: InfeasibilityCertificate,
 ) -> None:
     job = certified(iterations=1 / 3, deadline_s=math.nextafter(0.1, 0.0))
-    no = RefusalCertificate(
+    no = RejectionCertificate(
         now_s=0.1,
         num_gpus=4,
         arriving_job=job,
