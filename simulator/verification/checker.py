@@ -1,8 +1,8 @@
 """Checks certificates. It shares no code with the scheduler: its model of progress is written here only.
 
 Admissions are checked in whole numbers, without tolerance: every float is a whole number of units of 2^-1074.
-Rejections are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes to n GPUs,
-from another number or from none, stops for the stop of n and holds the GPUs meanwhile; then it does rate(n)
+Rejections are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes
+to n GPUs, from another number or from none, stops for the stop of n and holds the GPUs meanwhile; then it does rate(n)
 iterations a second.
 """
 
