@@ -25,9 +25,8 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
-MAX_THOROUGH_REJECTIONS = (
-    1  # of one decision: each costs as much as ten submissions, and all of them wait for it
-)
+# of one decision: each costs as much as ten submissions, and all of them wait for it
+MAX_THOROUGH_REJECTIONS = 1
 MAX_FULL_SEARCHES = 16  # of one decision: with more submissions or rejections than that, searches are short
 FEW_FILLINGS = 256
 
@@ -94,13 +93,9 @@ class AdmissionSession:
         """With a search for one more promise: a full one, unless many submissions wait for this decision."""
         if self.search is not None:
             return self
-        is_rush = (
-            len(self.submitted_gpu_seconds) > MAX_FULL_SEARCHES or self.num_rejections >= MAX_FULL_SEARCHES
-        )
-        ready = self.with_plan()
-        return fast_replace(
-            ready, search=AdmissionSearch(ready.plan, FEW_FILLINGS if is_rush else MANY_FILLINGS)
-        )
+        is_rush = max(len(self.submitted_gpu_seconds), self.num_rejections + 1) > MAX_FULL_SEARCHES
+        ready, max_fillings = self.with_plan(), FEW_FILLINGS if is_rush else MANY_FILLINGS
+        return fast_replace(ready, search=AdmissionSearch(ready.plan, max_fillings))
 
     def with_pricing(self) -> "AdmissionSession":
         """With the prices that follow from recent demand, where admission is selective."""

@@ -24,7 +24,6 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     PlanEvent,
     PoolConfigured,
-    ProfileCompleted,
     WorkersStopped,
 )
 from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost
@@ -38,8 +37,9 @@ from elasticflow.simulator.replay.recorded_ledger import (
     Entry,
     ExogenousEvent,
     JobRegistry,
+    completed_profiles,
     exogenous_events,
-    folded,
+    iterations_taken,
     job_registry,
 )
 from elasticflow.simulator.timing.training_time import Progress, TrainingTime, fitted_to, true_rate
@@ -69,14 +69,10 @@ class _Training:
 
 class _Counterfactual:
     def __init__(
-        self,
-        entries: tuple[Entry, ...],
-        from_sequence: int,
-        policies: Mapping[str, Policy[Any]],
+        self, entries: tuple[Entry, ...], from_sequence: int, policies: Mapping[str, Policy[Any]]
     ) -> None:
         before, after = entries[:from_sequence], entries[from_sequence:]
         self._recorded, self._fitted = job_registry(entries), fitted_to(entry.message for entry in entries)
-        self._curves = folded(entries).curves
         self._jobs = JobRegistry()
         self._engine = Engine(before[-1].stored_at_s if before else after[0].stored_at_s)
         self._driver = PolicyDriver(self._engine, policies.values(), self._decide)
@@ -84,7 +80,7 @@ class _Counterfactual:
             self._fold(entry.message)
         self._commands: list[Command] = []
         self._trainings: dict[str, _Training] = {}
-        self._begin()
+        self._begin(entries)
         for event in exogenous_events(after):
             self._engine.at(event.at_s, partial(self._happen, event))
 
@@ -99,16 +95,10 @@ class _Counterfactual:
 
     # -- the first state ---------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, entries: tuple[Entry, ...]) -> None:
         """Every profile that the record completes is known, and jobs that train continue."""
-        now_s = self._engine.now_s
-        curves = [
-            ProfileCompleted(profile_key=key, iterations_per_s=curve.iterations_per_s, at_s=now_s)
-            for key, curve in sorted(self._curves.items())
-            if curve.complete
-        ]
-        configured = PoolConfigured(config=self._state.config, at_s=now_s)
-        self._configure((configured, *curves))
+        configured = PoolConfigured(config=self._state.config, at_s=self._engine.now_s)
+        self._configure((configured, *completed_profiles(entries, self._engine.now_s)))
         for _, job in sorted(self._state.live_jobs.items()):
             if job.gpus and not job.broken and job.phase is Phase.ADMITTED:
                 self._train(job)
@@ -166,17 +156,10 @@ class _Counterfactual:
         self._trainings[job.job_id] = training
         self._engine.at(starts_s, partial(self._start, training))
         if progress.iterations_per_s > 0 and job.phase is Phase.ADMITTED:
-            ends_s = progress.reaches_s(self._iterations_of(job))
+            ends_s = progress.reaches_s(iterations_taken(self._recorded, job))
             if before is not None and ends_s < starts_s:  # it ends before the joining workers are ready
-                ends_s = before.progress.reaches_s(self._iterations_of(job))
+                ends_s = before.progress.reaches_s(iterations_taken(self._recorded, job))
             self._engine.at(max(ends_s, now_s), partial(self._finish, training))
-
-    def _iterations_of(self, job: Job) -> float:
-        """As many as the job took in the record, where a metric may have ended it early; else its maximum."""
-        recorded = self._recorded.get(job.job_id)
-        if recorded is not None and recorded.phase is Phase.FINISHED:
-            return float(recorded.iteration)
-        return float(spec_of(job).max_iterations)
 
     def _start(self, training: _Training) -> None:
         if self._trainings.get(training.job_id) is training:
@@ -199,7 +182,7 @@ class _Counterfactual:
                 JobFinished(
                     job_id=training.job_id,
                     generation=training.generation,
-                    iteration=round(self._iterations_of(self._state.live_jobs[training.job_id])),
+                    iteration=iterations_taken(self._recorded, self._state.live_jobs[training.job_id]),
                     condition="max_iterations",
                     at_s=self._engine.now_s,
                 )

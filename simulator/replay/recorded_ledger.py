@@ -17,13 +17,14 @@ from elasticflow.shared.messages.events import (
     NodeLost,
     PlanDecided,
     PlanEvent,
+    ProfileCompleted,
 )
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
 from elasticflow.shared.state.fold import ledger_fold
-from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 OPERATOR = "operator"  # the service of decisions that people make: a replay takes them as given
 
@@ -103,6 +104,23 @@ def job_registry(entries: tuple[Entry, ...]) -> Mapping[str, Job]:
         state = ledger_fold.evolve(state, entry.message, entry.sequence)
         registry.record(entry.message, state)
     return registry.jobs
+
+
+def iterations_taken(jobs: Mapping[str, Job], job: Job) -> int:
+    """As many as the job took among these, where a metric may have ended it early; else its maximum."""
+    recorded = jobs.get(job.job_id)
+    if recorded is not None and recorded.phase is Phase.FINISHED:
+        return recorded.iteration
+    return spec_of(job).max_iterations
+
+
+def completed_profiles(entries: tuple[Entry, ...], at_s: float) -> list[ProfileCompleted]:
+    """Every profile that these messages complete, as known at one instant."""
+    return [
+        ProfileCompleted(profile_key=key, iterations_per_s=curve.iterations_per_s, at_s=at_s)
+        for key, curve in sorted(folded(entries).curves.items())
+        if curve.complete
+    ]
 
 
 # --- exogenous events -----------------------------------------------------------------------------------

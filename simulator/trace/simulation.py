@@ -211,9 +211,7 @@ class Simulation:
         commands = tuple[Command, ...]()
         if policy.service == "admission":
             commands, self._commands = tuple(self._commands), []
-            if (
-                not commands and not self.state.profiling_jobs
-            ):  # all curves are known: such jobs wait for a node
+            if not commands and not self.state.profiling_jobs:  # all curves are known: these wait for a node
                 return False
         before, decision = self.state, self._driver.ask(policy, commands)
         if decision is None:

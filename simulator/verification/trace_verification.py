@@ -168,11 +168,8 @@ class TraceVerification:
     def _check_rejection(self, state: PoolState, event: JobRejected, now_s: float) -> list[str]:
         if event.infeasibility_certificate is None:
             return [f"{event.job_id}: it is rejected without an infeasibility certificate"]
-        beside = (
-            self._certified
-            if isinstance(event.infeasibility_certificate, OverloadedInterval | InfeasibleProgram)
-            else ()
-        )
+        counts_others = isinstance(event.infeasibility_certificate, OverloadedInterval | InfeasibleProgram)
+        beside = self._certified if counts_others else ()
         rejection = RejectionCertificate(
             now_s=now_s,
             num_gpus=self._plannable_gpus(state),

@@ -13,15 +13,8 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import (
-    SLACK_S,
-    Segments,
-    empty_segments,
-    fill,
-    gpu_seconds,
-    minimum_share,
-    new_scratch,
-)
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, gpu_seconds, minimum_share
+from elasticflow.shared.scheduling.availability.scratch_arrays import Segments, empty_segments, new_scratch
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from tests.support.exact_replay import earliest_end_s, exact_end_s, is_on_time

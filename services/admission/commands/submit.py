@@ -90,9 +90,7 @@ def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> Admiss
         profile_only=isinstance(command, ProfileJob),
     )
     if _is_reserved_by_another(session, submission):
-        why = (
-            f"job_id: another tenant has reserved a quote under the name {submission.job_id}; choose another"
-        )
+        why = f"job_id: another tenant has reserved a quote under the name {command.job_id}; choose another"
         return _rejected(session, submission, "duplicate", why)
     known = state.job(submission.job_id)
     if known is not None and not is_resubmission(known, command):
@@ -219,12 +217,8 @@ def _admitted(
 
 def _objection(session: AdmissionSession, submission: Submission, needed_gpu_seconds: float) -> str | None:
     """What a quota rule says against it."""
-    request = Request(
-        job_id=submission.job_id,
-        tenant=submission.tenant,
-        gpu_seconds=needed_gpu_seconds,
-        at_s=session.now_s,
-    )
+    job_id, tenant, at_s = submission.job_id, submission.tenant, session.now_s
+    request = Request(job_id=job_id, tenant=tenant, gpu_seconds=needed_gpu_seconds, at_s=at_s)
     return objection(session.state, request)
 
 

@@ -70,10 +70,8 @@ class AdmissionPlan:
         self._reserved: Integers = np.asarray(reserved, np.int64)
         num_segments = int(table.schedules.count_J[: table.num_jobs].sum())
         num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * num_segments
-        self.availability, self.scratch_availability = (
-            empty_availability_profile(num_pieces),
-            empty_availability_profile(num_pieces),
-        )
+        self.availability = empty_availability_profile(num_pieces)
+        self.scratch_availability = empty_availability_profile(num_pieces)
         self._scratch = ScratchMemory() if scratch is None else scratch
         self.filled = empty_schedules(len(table.schedules.count_J))
         self.order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]

@@ -133,12 +133,8 @@ class AdmissionSearch:
         If one of the others does not fit then, rebuild the alternative plan with the job inserted.
         """
         plan = self._plan
-        jobs, filled, availability, work = (
-            plan.table.jobs,
-            plan.filled,
-            plan.scratch_availability,
-            plan.scratch_arrays,
-        )
+        jobs, filled = plan.table.jobs, plan.filled
+        availability, work = plan.scratch_availability, plan.scratch_arrays
         destroy_set = batch.destroy_set or self._destroy_set_of_search(batch, plan_index)
         if not (
             fill_one_more(self._free_beside_kept(destroy_set), availability, filled, jobs, row, work)
@@ -238,19 +234,14 @@ class AdmissionSearch:
             usable,
             self._most_fillings,
             max_plans,
-            np.random.default_rng(
-                len(plan.order)
-            ),  # deterministic: a quote and its submission see the same plans
+            np.random.default_rng(len(plan.order)),  # a quote and its submission see the same plans
             plan.scratch_arrays,
         )
 
     def _free_beside_kept(self, destroy_set: DestroySet) -> AvailabilityProfile:
         """The GPUs that the jobs outside the destroy set leave free."""
         plan = self._plan
-        left, kept = (
-            empty_availability_profile(len(plan.availability.start_B)),
-            destroy_set.order_K[: destroy_set.num_kept],
-        )
-        rows = np.concatenate((plan.fixed, kept))
+        left = empty_availability_profile(len(plan.availability.start_B))
+        rows = np.concatenate((plan.fixed, destroy_set.order_K[: destroy_set.num_kept]))
         sweep(left, plan.table.schedules, rows, plan.now_s, plan.num_gpus)
         return left

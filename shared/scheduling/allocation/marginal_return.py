@@ -19,8 +19,8 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     reserve,
 )
 from elasticflow.shared.scheduling.availability.fill_many_jobs import write_segments
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, Segments, fill, gpu_seconds
-from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, gpu_seconds
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, Segments
 from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers, compiled
 
 

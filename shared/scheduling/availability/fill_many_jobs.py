@@ -13,8 +13,8 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     reserve,
     sweep,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, Segments, fill, minimum_share
-from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, minimum_share
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, Segments
 from elasticflow.shared.scheduling.compiled.compile import Flags, Integers, compiled
 
 

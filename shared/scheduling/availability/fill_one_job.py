@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elasticflow.shared.scheduling.availability.availability_profile import MAX_SEGMENTS, AvailabilityProfile
+from elasticflow.shared.scheduling.availability.scratch_arrays import MAX_CHANGES, Scratch, Segments
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
 
 SLACK_S = 1e-3
@@ -30,9 +31,6 @@ least this long. So at most k + k * t / OUTAGE_S failures hit a job within t sec
 LATE = -1
 TOO_MANY = -2  # the schedule would exceed MAX_SEGMENTS
 
-_MAX_CHANGES = 16384  # of level, per call of `fill`
-_MAX_LEVELS = 32
-
 
 class Jobs(NamedTuple):
     """The inputs of filling for some jobs at one instant; levels beyond `num_levels_J` are padding."""
@@ -46,40 +44,6 @@ class Jobs(NamedTuple):
     stalled_until_J: Floats  # no progress before: a resize is in progress
     deadline_J: Floats  # the planned end; inf: none
     lost_JL: Floats  # iterations that k failures cost at most while it holds up to this level
-
-
-class Segments(NamedTuple):
-    """One schedule."""
-
-    start_M: Floats
-    end_M: Floats
-    num_gpus_M: Integers
-
-
-class Scratch(NamedTuple):
-    """Scratch memory of `fill`: each change of level, the change before it, and when that one ended."""
-
-    change_s: Floats
-    change_level: Integers
-    change_after: Integers
-    after_end_s: Floats
-    line_L: Floats  # work at the instant 0 of the highest line of each level
-    line_change_L: Integers  # the change with which it began; -1: the level is not held
-
-
-def empty_segments() -> Segments:
-    return Segments(np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS, np.int64))
-
-
-def new_scratch() -> Scratch:
-    return Scratch(
-        np.empty(_MAX_CHANGES),
-        np.empty(_MAX_CHANGES, np.int64),
-        np.empty(_MAX_CHANGES, np.int64),
-        np.empty(_MAX_CHANGES),
-        np.empty(_MAX_LEVELS),
-        np.empty(_MAX_LEVELS, np.int64),
-    )
 
 
 @compiled
@@ -142,7 +106,7 @@ def fill(
                 ready_s = max(jobs.stalled_until_J[job] - now_s, 0.0)
             begun = work - rates[level] * ready_s
             if line_change[level] < 0 or begun > line[level]:
-                if num_changes == _MAX_CHANGES:
+                if num_changes == MAX_CHANGES:
                     return TOO_MANY
                 memory.change_s[num_changes] = begins_s  # the value itself: a sum would round
                 memory.change_level[num_changes] = level

@@ -2,16 +2,51 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from elasticflow.shared.scheduling.availability.availability_profile import (
+    MAX_SEGMENTS,
     AvailabilityProfile,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import (
-    Scratch,
-    Segments,
-    empty_segments,
-    new_scratch,
-)
+from elasticflow.shared.scheduling.compiled.compile import Floats, Integers
+
+MAX_CHANGES = 16384  # of level, per call of `fill`
+_MAX_LEVELS = 32
+
+
+class Segments(NamedTuple):
+    """One schedule."""
+
+    start_M: Floats
+    end_M: Floats
+    num_gpus_M: Integers
+
+
+class Scratch(NamedTuple):
+    """Scratch memory of `fill`: each change of level, the change before it, and when that one ended."""
+
+    change_s: Floats
+    change_level: Integers
+    change_after: Integers
+    after_end_s: Floats
+    line_L: Floats  # work at the instant 0 of the highest line of each level
+    line_change_L: Integers  # the change with which it began; -1: the level is not held
+
+
+def empty_segments() -> Segments:
+    return Segments(np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS), np.empty(MAX_SEGMENTS, np.int64))
+
+
+def new_scratch() -> Scratch:
+    return Scratch(
+        np.empty(MAX_CHANGES),
+        np.empty(MAX_CHANGES, np.int64),
+        np.empty(MAX_CHANGES, np.int64),
+        np.empty(MAX_CHANGES),
+        np.empty(_MAX_LEVELS),
+        np.empty(_MAX_LEVELS, np.int64),
+    )
 
 
 class ScratchArrays(NamedTuple):

@@ -147,10 +147,9 @@ class LiveJobRows:
         promised: Flags = self._promised[slots]
         rows: list[int] = slots.tolist()
         listed = tuple([self._jobs_of[slot] for slot in rows])
-        # not `job.job_id`: to touch a thousand jobs costs more than all else here
-        table = JobTable([self._job_ids[slot] for slot in rows], jobs, schedules)
         return LiveJobTable(
-            table=table,
+            # not `job.job_id`: to touch a thousand jobs costs more than all else here
+            table=JobTable([self._job_ids[slot] for slot in rows], jobs, schedules),
             listed=listed,
             curves=tuple([curve for slot in rows if (curve := self._curves[slot])]),
             promised=np.flatnonzero(promised),

@@ -16,15 +16,9 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     empty_availability_profile,
 )
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
-from elasticflow.shared.scheduling.availability.fill_one_job import (
-    SLACK_S,
-    Segments,
-    empty_segments,
-    fill,
-    minimum_share,
-    new_scratch,
-)
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import drop_past, trim_to_remaining_work
+from elasticflow.shared.scheduling.availability.scratch_arrays import Segments, empty_segments, new_scratch
 from elasticflow.shared.scheduling.jobs.job_table import (
     JobTable,
     SchedulableJob,
