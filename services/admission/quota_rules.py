@@ -65,8 +65,7 @@ def quota_rejection(
     quota.
 
     usage: promises to the tenant; entries older than the longest window may be omitted. The fold groups promises of
-    one
-    minute under the time of the last one: no window exceeds the quota, and a retry time may be slightly later than
+    one minute under the time of the last one: no window exceeds the quota, and a retry time may be slightly later than
     needed.
     """
     used = sorted(usage, key=lambda used: used.at_s)

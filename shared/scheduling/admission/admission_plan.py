@@ -44,8 +44,7 @@ class AdmissionPlan:
 
     promised: the rows of promised jobs; equal deadlines keep the order of the rows.
     late: rows whose promise can no longer be kept, for instance after node losses. They end as early as possible
-    without
-        making another job late; a job that needs more GPUs than are left has an empty schedule.
+    without making another job late; a job that needs more GPUs than are left has an empty schedule.
     reserved: rows of quote reservations: their schedules are fixed, and all other jobs are planned around them.
     order: the promised rows that are not late, by earliest deadline.
     changed: for each row, whether its schedule differs from the recorded one.
@@ -62,8 +61,8 @@ class AdmissionPlan:
     ) -> None:
         """Keep the recorded schedules that still hold and fill the other jobs again, without lateness if possible.
 
-        Greedy filling can miss a solution that the recorded schedules contain; schedules that hold are therefore
-        not touched.
+        Greedy filling can miss a solution that the recorded schedules contain; schedules that hold are therefore not
+        touched.
         """
         self.table, self.num_gpus, self.now_s = table, num_gpus, now_s
         rows: Integers = np.asarray(promised, np.int64)
@@ -162,8 +161,7 @@ class AdmissionPlan:
         """Fill all jobs in this order again, except the first `num_kept` and the fixed rows.
 
         Returns how many jobs kept their schedule, or -1 on failure. `filled` holds the schedules and
-        `scratch_availability`
-        the GPUs that stay free.
+        `scratch_availability` the GPUs that stay free.
         """
         return refill(
             self.scratch_availability,
@@ -204,8 +202,7 @@ class AdmissionPlan:
         self._keep_what_fits(np.delete(order, broken), order)
 
     def _keep_what_fits(self, held: Integers, order: Integers) -> None:
-        """Keep recorded schedules that fit together, earliest deadline first; fill the other jobs; then the late
-        jobs.
+        """Keep recorded schedules that fit together, earliest deadline first; fill the other jobs; then the late jobs.
         """
         table, work = self.table, self.scratch_arrays
         sweep(self.availability, table.schedules, self._reserved, self.now_s, self.num_gpus)

@@ -1,11 +1,9 @@
 """Selective admission: which jobs to reject although they fit, because they would crowd out promises of higher value.
 
-Every promise has the same value. So a GPU-second is worth one promise divided by the GPU-seconds of the most
-expensive
+Every promise has the same value. So a GPU-second is worth one promise divided by the GPU-seconds of the most expensive
 job that still fits if recent demand repeats. A job competes with all demand within its window. Past demand is
-therefore
-weighted by exponential memories at least as long as the window, and by all longer memories: a job that is accepted
-for one deadline is also accepted for a later one (docs/adr/0015, 0030).
+therefore weighted by exponential memories at least as long as the window, and by all longer memories: a job that is
+accepted for one deadline is also accepted for a later one (docs/adr/0015, 0030).
 Axes: N = submissions by requested GPU-seconds; M = memories, each twice as long as the one before.
 """
 
@@ -93,8 +91,8 @@ class AdmissionPricing:
     def first_affordable_s(
         self, job: SchedulableJob, from_s: float, within_s: float, free: AvailabilityProfile
     ) -> float | None:
-        """The first deadline from `from_s` on, in whole seconds, at which the job is not overpriced; None if there
-        is none.
+        """The first deadline from `from_s` on, in whole seconds, at which the job is not overpriced; None if there is
+        none.
 
         within_s: the precision in seconds, at least 1.
         """
@@ -114,8 +112,7 @@ class AdmissionPricing:
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
-    """GPU-seconds to meet the deadline on an empty cluster at one constant number of GPUs; inf if none is fast
-    enough.
+    """GPU-seconds to meet the deadline on an empty cluster at one constant number of GPUs; inf if none is fast enough.
     """
     return _least_gpu_seconds(levels_of(job), job.remaining_iterations, job.deadline_s - now_s)
 
@@ -205,8 +202,8 @@ def _is_overpriced(
 def _leaves_idle(
     free: AvailabilityProfile, prices: Prices, needed: float, deadline_s: float, unpriced: float
 ) -> bool:
-    """Whether, up to some instant by the deadline, this job and all promises together need at most the unpriced
-    part of the GPU-seconds.
+    """Whether, up to some instant by the deadline, this job and all promises together need at most the unpriced part
+    of the GPU-seconds.
     """
     busy = 0.0
     for piece in range(free.size[0]):

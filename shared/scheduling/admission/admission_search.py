@@ -4,9 +4,8 @@ A job is admitted if it fits around the current schedules or around those of an 
 exact, and the alternative plans exist before the job arrives. So more time, less work or more GPUs never turn an
 admission into a rejection. The earliest deadline is the earliest end over all alternative plans (docs/adr/0017,
 0030). The plans are generated when the first job needs them, by filling in other orders and then by neighborhood
-search (docs/adr/0024). The effort is counted in fillings, never in seconds, so that the same question about the
-same plan
-always has the same answer. Which schedules keep the new promise is a separate question from whether one exists.
+search (docs/adr/0024). The effort is counted in fillings, never in seconds, so that the same question about the same
+plan always has the same answer. Which schedules keep the new promise is a separate question from whether one exists.
 """
 
 import math
@@ -85,8 +84,8 @@ class AdmissionSearch:
             return insert_around(self._plan, row, job) or self._with_alternative_plan(row, job)
 
     def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
-        """The earliest deadline that is accepted now, in whole seconds; one second less is rejected. None if there
-        is none.
+        """The earliest deadline that is accepted now, in whole seconds; one second less is rejected. None if there is
+        none.
         """
         plan = self._plan
         earliest_s, alone_s = earliest_deadline_around_s(plan, job), earliest_end_alone_s(plan, job)

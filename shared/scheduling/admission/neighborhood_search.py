@@ -3,9 +3,8 @@ search.
 
 Neither depends on the arriving job, so that a quote and its submission get the same answer (docs/adr/0024).
 Large neighborhood search starts from the current schedules. It removes one job that holds GPUs which must stay free
-and
-some random jobs beside it, and fills them again around all others. If one of them does not fit, all of them return to
-their schedules. So the overcommitment shrinks, and after each step all jobs meet their deadlines.
+and some random jobs beside it, and fills them again around all others. If one of them does not fit, all of them return
+to their schedules. So the overcommitment shrinks, and after each step all jobs meet their deadlines.
 Axes: J, C, B as in `alternative_plans`; K = promised jobs by earliest deadline; A = jobs that are filled again
 together.
 Source: P. Shaw, Using constraint programming and local search methods to solve vehicle routing problems, CP 1998.
@@ -99,8 +98,7 @@ def search_neighborhoods(
     chance: np.random.Generator,
     work: ScratchArrays,
 ) -> AlternativePlans:
-    """For growing numbers of GPUs, find the longest time for which they can be kept free, as `alternative_plans`
-    does.
+    """For growing numbers of GPUs, find the longest time for which they can be kept free, as `alternative_plans` does.
 
     availability: scratch memory. `moved` holds the schedules of the last plan found, `availability` what it leaves
     free.

@@ -46,14 +46,12 @@ def allocate(
     marginal return.
 
     soft: planned end of rows with a soft deadline. They are planned around all promises in this order; a row that
-    misses
-        its end is treated as opportunistic.
+    misses its end is treated as opportunistic.
     hysteresis_s: a resize beyond the plan must end the job at least this much earlier.
     num_lent: GPUs beside those of the plan that are reserved for failures; only opportunistic jobs may use them.
     padding: rows that get what no other row can use, in the same way.
     No promise is touched: a schedule is only replaced by one that ends no later and fits around all others.
-    Opportunistic
-    jobs use GPUs that no promise holds, for as long as none does.
+    Opportunistic jobs use GPUs that no promise holds, for as long as none does.
     """
     assert len(plan.changed) >= plan.table.num_jobs, "rows are appended with AdmissionPlan.append"
     table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)

@@ -1,8 +1,7 @@
 """Marginal return: GPUs that no promise holds now go to waiting jobs, then to the steps up that save the most
 GPU-seconds.
 
-Compiled loops over arrays. changed_J: set for each row whose schedule changes. Axes: J = jobs; K = some jobs in
-order.
+Compiled loops over arrays. changed_J: set for each row whose schedule changes. Axes: J = jobs; K = some jobs in order.
 Source: ElasticFlow, Algorithm 2.
 """
 

@@ -51,8 +51,8 @@ def earliest_end_from_s(plan: AdmissionPlan, job: SchedulableJob, start_s: float
 
 
 def schedule_from(plan: AdmissionPlan, job: SchedulableJob, start_s: float) -> Schedule | None:
-    """The minimum satisfactory share of a job that holds no GPU before start_s and moves no other job; None if it
-    is late.
+    """The minimum satisfactory share of a job that holds no GPU before start_s and moves no other job; None if it is
+    late.
     """
     return _schedule_from(plan, job, start_s, fastest=False)
 

@@ -42,8 +42,7 @@ def late_jobs_first(
 
     reserved: rows whose schedules are already in `schedules` and stay.
     Returns whether all other jobs meet their deadlines and the late jobs end earlier than before. `availability` is
-    left
-    with the GPUs that stay free.
+    left with the GPUs that stay free.
     """
     sweep(availability, schedules, reserved, now_s, num_gpus)
     fill_to_earliest_end(availability, schedules, jobs, late_K, work)
@@ -78,8 +77,8 @@ def repair_plan(
     num_gpus: int,
     work: ScratchArrays,
 ) -> tuple[Integers, bool]:
-    """Keep schedules that still hold, extend those that hold if they run a little longer, and fill the other jobs
-    in order.
+    """Keep schedules that still hold, extend those that hold if they run a little longer, and fill the other jobs in
+    order.
 
     reserved: rows that keep their schedules in any case. changed_J: set where a schedule differs from the recorded
     one.

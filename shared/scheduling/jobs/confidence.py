@@ -2,10 +2,8 @@
 probability.
 
 ln(measured / curve) is normal with a spread between jobs. The prior is the setting of the pool, centred on 0; ended
-jobs
-of the same profile shift and narrow it, and the setting counts as one job. Reports of the job itself narrow it
-further:
-each is off by REPORT_SPREAD, and all of them together by STEADY_SPREAD, because speeds drift.
+jobs of the same profile shift and narrow it, and the setting counts as one job. Reports of the job itself narrow it
+further: each is off by REPORT_SPREAD, and all of them together by STEADY_SPREAD, because speeds drift.
 """
 
 from math import exp, floor, sqrt

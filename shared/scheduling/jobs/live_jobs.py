@@ -1,7 +1,7 @@
 """The live jobs of a pool as rows of arrays, updated incrementally.
 
-A row is written again only if its job changed: with a thousand jobs, three of them changed, a decision costs three rows
-and one copy.
+A row is written again only if its job changed: with a thousand jobs, three of them changed, a decision costs three
+rows and one copy.
 """
 
 import zlib

@@ -1,7 +1,6 @@
 """Throughput of a job by what connects its GPUs, and what a closer placement is worth.
 
-A table that was measured at a known level has a profile key with that level, "resnet50/b256@node". The table under
-the
+A table that was measured at a known level has a profile key with that level, "resnet50/b256@node". The table under the
 plain key was measured at an unknown level and is used where no other exists.
 Source: ElasticFlow, section 3.2 and figure 2(b).
 """
@@ -38,8 +37,7 @@ class PlacementCurves:
         return self.anywhere.throughput(num_gpus) if self.anywhere else 0.0
 
     def guaranteed(self, level: Level = CLUSTER) -> ScalingCurve | None:
-        """The curve that a promise may count on if `level` or a faster one connects the GPUs; None if it runs
-        nowhere.
+        """The curve that a promise may count on if `level` or a faster one connects the GPUs; None if it runs nowhere.
         """
         levels = [level, *(measured_level for measured_level in self.by_level if measured_level < level)]
         curves = [*self.by_level.values(), *([self.anywhere] if self.anywhere else [])]

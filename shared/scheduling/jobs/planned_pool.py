@@ -46,8 +46,8 @@ def planned_pool(
     num_gpus: int | None = None,
     without: str = "",
 ) -> PlannedPool:
-    """Plan all promises except that to the job `without`, on all GPUs or on `num_gpus` of them, less the reserve
-    for failures.
+    """Plan all promises except that to the job `without`, on all GPUs or on `num_gpus` of them, less the reserve for
+    failures.
 
     If that is too few GPUs because more failed than was reserved, use more and more of the reserve (docs/adr/0013).
     """
@@ -64,9 +64,8 @@ def planned_pool(
 def _beside_quotes(
     state: PoolState, now_s: float, cache: PlanningCache, num_gpus: int, without: str
 ) -> PlannedPool:
-    """Plan promises and quote reservations together. Drop the reservations if they do not fit, or if a job is late
-    and a
-    node was lost after a quote.
+    """Plan promises and quote reservations together. Drop the reservations if they do not fit, or if a job is late and
+    a node was lost after a quote.
     """
     held = tuple(
         (quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote, cache.curves))

@@ -1,7 +1,6 @@
 """The scaling curve: throughput of a job on 1, 2, 4, ... GPUs.
 
-Axis: L = measured levels (numbers of GPUs, powers of two). A curve may fall, need not be concave, and may lack
-levels:
+Axis: L = measured levels (numbers of GPUs, powers of two). A curve may fall, need not be concave, and may lack levels:
 small ones for memory, large ones for batch size.
 Source: ElasticFlow, section 4.1.
 """
@@ -19,8 +18,7 @@ Derived = TypeVar("Derived")
 
 @dataclass(frozen=True)  # not slotted: derived tables are cached properties
 class ScalingCurve:
-    """Iterations/s at each level, for one job at its global batch size. Raises ValueError for invalid levels or
-    rates.
+    """Iterations/s at each level, for one job at its global batch size. Raises ValueError for invalid levels or rates.
     """
 
     num_gpus_L: tuple[int, ...]

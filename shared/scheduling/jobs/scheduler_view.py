@@ -125,9 +125,8 @@ def arriving_job(
 def promisable_gpus(state: PoolState) -> tuple[int, ...]:
     """Numbers of GPUs to promise: with the whole reserve kept back, then with one node less of it, at last with none.
 
-    A reserve of r nodes leaves the GPUs that remain if the r largest nodes are down; nodes that are down count as
-    part of
-    the reserve. So the first number does not shrink while at most r nodes are down, nor when they return.
+    A reserve of r nodes leaves the GPUs that remain if the r largest nodes are down; nodes that are down count as part
+    of the reserve. So the first number does not shrink while at most r nodes are down, nor when they return.
     """
     return promisable_gpus_of(state.nodes, state.config.reserve_nodes)
 

@@ -3,13 +3,11 @@
 At each part of the tree, from the bottom up, blocks of equal size pair up like the carries of a binary addition. So a
 cluster of any shape becomes one binary tree for each binary digit of its number of GPUs, and every block is joined as
 low in the topology as possible. Any powers of two whose sum fits the cluster fit its blocks, largest first; no
-set of nodes needs a special case. Numbered tree by tree, largest first, the GPUs get *positions* such that every
-block
+set of nodes needs a special case. Numbered tree by tree, largest first, the GPUs get *positions* such that every block
 of 2^s GPUs is a range [k 2^s, (k+1) 2^s).
 
 A set of positions is an int in which bit p stands for position p; a set of blocks has the bits of their first
-positions. The free blocks of every size then follow from a few shifts of whole sets, about 100 ns each at 16,384
-GPUs.
+positions. The free blocks of every size then follow from a few shifts of whole sets, about 100 ns each at 16,384 GPUs.
 Axes: P = positions; R = ranks in tree order; S = sizes, where s stands for 2^s GPUs.
 Source: ElasticFlow, section 4.3.
 """

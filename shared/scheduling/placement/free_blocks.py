@@ -45,8 +45,7 @@ class FreeBlocks:
         """Where the best free block of 2^s GPUs begins; None if there is none. among: the blocks that may be taken.
 
         The fastest level first; then blocks without avoided positions; then the block in the smallest free block
-        around it,
-        so that large blocks stay whole.
+        around it, so that large blocks stay whole.
         """
         for _, blocks in self._blocks.blocks_by_level(s):
             candidates = self._free_S[s] & blocks & among

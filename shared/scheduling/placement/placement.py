@@ -82,8 +82,8 @@ def place(
 
 
 def any_spread(last: LastPositions, gpus_by_job: Mapping[str, tuple[GpuId, ...]]) -> bool:
-    """Whether one of these jobs is connected worse than a block of its size can be, so that `place` may find a
-    better one.
+    """Whether one of these jobs is connected worse than a block of its size can be, so that `place` may find a better
+    one.
     """
     return any(
         len(gpus) > 1 and last.positions_of(job_id, gpus).spread for job_id, gpus in gpus_by_job.items()
@@ -118,8 +118,8 @@ class PlacementBuilder:
     def resize(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> None:
         """Place the jobs whose number of GPUs changes, largest first.
 
-        First jobs that can shrink inside their own GPUs, then jobs that can grow around them, then all others by
-        best fit.
+        First jobs that can shrink inside their own GPUs, then jobs that can grow around them, then all others by best
+        fit.
         """
         waiting = sorted(wanted, key=lambda job_id: (-wanted[job_id], job_id))
         held = [job_id for job_id in waiting if current.get(job_id)]

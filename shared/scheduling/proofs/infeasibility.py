@@ -1,5 +1,5 @@
-"""Infeasibility certificates: for each rejected deadline, the simplest proof that no schedule keeps all promises
-and it.
+"""Infeasibility certificates: for each rejected deadline, the simplest proof that no schedule keeps all promises and
+it.
 
 Nothing here decides; the scheduler has already rejected the job. The proofs are sound but not complete: where stops
 stand between the bound and the truth there is no proof, and the certificate says so (`Unproven`).
@@ -37,11 +37,10 @@ def find_infeasibility_certificate(
     earliest_deadline_s: float | None = None,
     max_variables: int = MAX_VARIABLES,
 ) -> InfeasibilityCertificate:
-    """Return the proof that `arriving_job` cannot be promised beside `promised`, or Unproven; all jobs have
-    deadlines.
+    """Return the proof that `arriving_job` cannot be promised beside `promised`, or Unproven; all jobs have deadlines.
 
-    earliest_deadline_s: the earliest that the scheduler found, for Unproven. max_variables: of the linear program;
-    0: none.
+    earliest_deadline_s: the earliest that the scheduler found, for Unproven. max_variables: of the linear program; 0:
+    none.
     """
     asked = demands((arriving_job, *promised), num_gpus, now_s, resize_cost)
     takes_s = float(asked.takes_J[0])

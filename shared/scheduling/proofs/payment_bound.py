@@ -1,9 +1,8 @@
 """Payment bound: the least that jobs pay for their GPU-seconds at given prices. No schedule pays less.
 
 If the jobs must pay more than all GPUs earn at these prices, no schedule exists (weak duality).
-Axes: J = jobs; U = uses, one for each level of a job as the fastest that it ever uses, by rising throughput; H =
-edges of
-the lower convex hull of (throughput, GPUs) up to that level; K = intervals.
+Axes: J = jobs; U = uses, one for each level of a job as the fastest that it ever uses, by rising throughput; H = edges
+of the lower convex hull of (throughput, GPUs) up to that level; K = intervals.
 """
 
 from collections.abc import Sequence
