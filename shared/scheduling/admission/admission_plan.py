@@ -202,7 +202,7 @@ class AdmissionPlan:
         self._keep_what_fits(np.delete(order, broken), order)
 
     def _keep_what_fits(self, held: Integers, order: Integers) -> None:
-        """Keep recorded schedules that fit together, earliest deadline first; fill the other jobs; then the late jobs."""
+        """Keep recorded schedules that fit together, earliest deadline first; fill other jobs, then late jobs."""
         table, work = self.table, self.scratch_arrays
         sweep(self.availability, table.schedules, self._reserved, self.now_s, self.num_gpus)
         kept = list[int]()

@@ -112,7 +112,7 @@ class AdmissionPricing:
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
-    """GPU-seconds to meet the deadline on an empty cluster at one constant number of GPUs; inf if none is fast enough."""
+    """GPU-seconds to meet the deadline alone, at one constant number of GPUs; inf if none is fast enough."""
     return _least_gpu_seconds(levels_of(job), job.remaining_iterations, job.deadline_s - now_s)
 
 

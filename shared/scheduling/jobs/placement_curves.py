@@ -37,7 +37,7 @@ class PlacementCurves:
         return self.anywhere.throughput(num_gpus) if self.anywhere else 0.0
 
     def guaranteed(self, level: Level = CLUSTER) -> ScalingCurve | None:
-        """The curve that a promise may count on if `level` or a faster one connects the GPUs; None if it runs nowhere."""
+        """The curve that a promise may count on if `level` or a faster one connects the GPUs; None if it never runs."""
         levels = [level, *(measured_level for measured_level in self.by_level if measured_level < level)]
         curves = [*self.by_level.values(), *([self.anywhere] if self.anywhere else [])]
         slowest = {

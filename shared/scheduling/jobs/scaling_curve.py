@@ -18,7 +18,7 @@ Derived = TypeVar("Derived")
 
 @dataclass(frozen=True)  # not slotted: derived tables are cached properties
 class ScalingCurve:
-    """Iterations/s at each level, for one job at its global batch size. Raises ValueError for invalid levels or rates."""
+    """Iterations/s at each level, for one job at its global batch size. ValueError: a level or rate is invalid."""
 
     num_gpus_L: tuple[int, ...]
     iterations_per_s_L: tuple[float, ...]
