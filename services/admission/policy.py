@@ -28,7 +28,7 @@ from elasticflow.shared.messages.commands import (
 from elasticflow.shared.messages.events import AdmissionEvent
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.policy import Policy, planner
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, profiling_jobs
 
 
 def decide(
@@ -44,7 +44,7 @@ def decide(
             session, together = in_order(session, cast(tuple[SubmitJob, ...], together))
         for command in together:
             session = _answered(session, command)
-    for job in session.state.profiling_jobs:
+    for job in session.cache.last(profiling_jobs, session.state.live_jobs):
         session = decide_waiting(session, job)
     return session.events
 
@@ -67,9 +67,12 @@ def _answered(session: AdmissionSession, command: Command) -> AdmissionSession:
             assert_never(command)
 
 
-def wake_at_s(state: PoolState) -> float | None:
+def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:
     """When the deadline of a job that still waits for a decision passes, or an operator's GPU limits end."""
-    overdue_s = (job.deadline_s for job in state.profiling_jobs)
+    waiting = (
+        profiling_jobs(state.live_jobs) if cache is None else cache.last(profiling_jobs, state.live_jobs)
+    )
+    overdue_s = (job.deadline_s for job in waiting)
     limits_end_s = (limits.until_s for limits in state.gpu_limits.values())
     return min((at_s for at_s in (*overdue_s, *limits_end_s) if at_s is not None), default=None)
 
@@ -79,4 +82,4 @@ POLICY = planner("admission", decide, wake_at_s)
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:
     """The same policy as an instance that keeps a cache between decisions."""
-    return planner("admission", partial(decide, cache=cache), wake_at_s)
+    return planner("admission", partial(decide, cache=cache), partial(wake_at_s, cache=cache))

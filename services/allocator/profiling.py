@@ -21,7 +21,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import PoolState, largest_level, spec_of
+from elasticflow.shared.state.pool import PoolState, largest_level, profiling_jobs, spec_of
 
 UNDISTURBED_S = 15.0  # some dozens of steps on one number of GPUs; then the next profiling run may begin
 
@@ -71,7 +71,7 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
 def _candidates(state: PoolState) -> list[Job]:
     """The oldest job of each unknown profile; those that are being measured come first."""
     jobs = dict[str, Job]()
-    for job in state.profiling_jobs:
+    for job in profiling_jobs(state.live_jobs):
         if not profile_known(state, spec_of(job)):
             jobs.setdefault(spec_of(job).measured_key, job)
     return sorted(jobs.values(), key=lambda job: not job.num_gpus or job.num_gpus != _next_level(state, job))

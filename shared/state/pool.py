@@ -160,12 +160,6 @@ class PoolState:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_gpus", num_gpus_of(self.nodes))
 
-    @property
-    def profiling_jobs(self) -> tuple[Job, ...]:
-        """The jobs that wait for a throughput profile, the oldest first."""
-        waiting = [job for job in self.live_jobs.values() if job.phase is Phase.PROFILING]
-        return tuple(sorted(waiting, key=lambda job: (job.decided_sequence, job.job_id)))
-
     def job(self, job_id: str) -> Job | None:
         """A job by id, live or ended."""
         return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
@@ -174,6 +168,12 @@ class PoolState:
         """The reservations in force at now_s, the first to expire first."""
         in_force = (quote for quote in self.quote_reservations.values() if now_s < quote.until_s)
         return sorted(in_force, key=lambda quote: (quote.until_s, quote.job_id))
+
+
+def profiling_jobs(live_jobs: Map[str, Job]) -> tuple[Job, ...]:
+    """The jobs that wait for a throughput profile, the oldest first."""
+    waiting = [job for job in live_jobs.values() if job.phase is Phase.PROFILING]
+    return tuple(sorted(waiting, key=lambda job: (job.decided_sequence, job.job_id)))
 
 
 def num_gpus_of(nodes: Map[str, NodeState]) -> int:

@@ -18,7 +18,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.state.policy import Policy
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, profiling_jobs
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
 from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
@@ -211,7 +211,9 @@ class Simulation:
         commands = tuple[Command, ...]()
         if policy.service == "admission":
             commands, self._commands = tuple(self._commands), []
-            if not commands and not self.state.profiling_jobs:  # all curves are known: these wait for a node
+            if not commands and not profiling_jobs(
+                self.state.live_jobs
+            ):  # all curves are known: these wait for a node
                 return False
         before, decision = self.state, self._driver.ask(policy, commands)
         if decision is None:
