@@ -5,6 +5,7 @@ and makes counteroffers; `quota_rules` limits tenants.
 Source: ElasticFlow, section 4.1 and Algorithm 1.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import assert_never, cast
@@ -25,9 +26,10 @@ from elasticflow.shared.messages.commands import (
     SetGpuLimits,
     SubmitJob,
 )
-from elasticflow.shared.messages.events import AdmissionEvent
+from elasticflow.shared.messages.events import AdmissionEvent, Event, PlanEvent
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.idempotent_replies import idempotent_reply
+from elasticflow.shared.state.policy import Policy, Reply, planner
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 
 
@@ -77,9 +79,24 @@ def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | N
     return min((at_s for at_s in (*overdue_s, *limits_end_s) if at_s is not None), default=None)
 
 
-POLICY = planner("admission", decide, wake_at_s)
+def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
+    """The first half: each event rests on the ones before it only, and the next decision makes the others."""
+    return events[: len(events) // 2] if len(events) > 1 else None
+
+
+def replies(state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]) -> tuple[Reply, ...]:
+    """The decisions; for a command that led to none, because it repeats another, the earlier decision."""
+    decided = cast(tuple[AdmissionEvent, ...], events)
+    job_ids = {event.job_id for event in decided}
+    repeated = (command for command in commands if command.job_id not in job_ids)
+    return (*decided, *(idempotent_reply(state, command) for command in repeated))
+
+
+POLICY = planner("admission", decide, wake_at_s, shorten=shorten, replies=replies)
 
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:
     """The same policy as an instance that keeps a cache between decisions."""
-    return planner("admission", partial(decide, cache=cache), partial(wake_at_s, cache=cache))
+    return replace(
+        POLICY, decide=partial(decide, cache=cache), wake_at_s=partial(wake_at_s, cache=cache)
+    )

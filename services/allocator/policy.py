@@ -125,9 +125,21 @@ def _shortest_first(state: PoolState, pool: PlannedPool) -> tuple[list[int], lis
     return [row for row in rows if not is_padding(row)], [row for row in rows if is_padding(row)]
 
 
-POLICY = planner("allocator", decide, wake_at_s)
+def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
+    """The allocation without its new schedules; None if it has none.
+
+    Then the recorded schedules remain, all of one plan, and the next plan keeps the feasible ones
+    (`AdmissionPlan.build`).
+    """
+    less = tuple(
+        replace(event, planned={}) if isinstance(event, AllocationDecided) else event for event in events
+    )
+    return None if less == events else less
+
+
+POLICY = planner("allocator", decide, wake_at_s, shorten=shorten)
 
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:
     """The same policy as an instance that keeps a cache between decisions."""
-    return planner("allocator", partial(decide, cache=cache), wake_at_s)
+    return replace(POLICY, decide=partial(decide, cache=cache))

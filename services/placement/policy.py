@@ -6,6 +6,7 @@ Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py, topo
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache as remember
 from functools import partial
 from math import inf
@@ -218,4 +219,4 @@ POLICY = planner("placement", decide, wake_at_s)
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:
     """The same policy as an instance that keeps a cache between decisions."""
-    return planner("placement", partial(decide, cache=cache), partial(wake_at_s, cache=cache))
+    return replace(POLICY, decide=partial(decide, cache=cache), wake_at_s=partial(wake_at_s, cache=cache))

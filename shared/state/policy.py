@@ -10,13 +10,27 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.events import Event, PlanDecided, PlanEvent
+from elasticflow.shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided, PlanEvent
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
 
 State = TypeVar("State")
 
 LedgerMessage = Event | PlanDecided | None  # None: unreadable, see ledger_fold.evolve
+Shorten = Callable[[tuple[PlanEvent, ...]], tuple[PlanEvent, ...] | None]
+Reply = AdmissionEvent | JobFailed
+Replies = Callable[[PoolState, tuple[Command, ...], tuple[Event, ...]], tuple[Reply, ...]]
+
+
+def _all_or_nothing(events: tuple[PlanEvent, ...]) -> None:
+    """No part of a decision is a decision."""
+
+
+def job_failures(
+    state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]
+) -> tuple[Reply, ...]:
+    """The user of a job that fails in its profiling run still waits for a decision."""
+    return tuple(event for event in events if isinstance(event, JobFailed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +43,10 @@ class Policy(Generic[State]):
     decide(state, commands, now_s) -> what follows, in order: decisions (appended as one `PlanDecided` by
         compare-and-set), events (appended to their own subjects), or actions for the service's action handler.
     wake_at_s(state) -> when to decide again without a new message; None: never.
+    shorten(events) -> fewer or shorter events that are a decision too, for events that one message cannot hold;
+        None: there are none.
+    replies(pool, commands, events) -> what users who wait for a reply receive once these events are in the ledger.
+        commands: those that the events decide on.
     """
 
     service: str
@@ -38,6 +56,8 @@ class Policy(Generic[State]):
     decide: Callable[[State, tuple[Command, ...], float], tuple[Any, ...]]
     observe: Callable[[State, Any, float], State]
     wake_at_s: Callable[[State], float | None]
+    shorten: Shorten = _all_or_nothing
+    replies: Replies = job_failures
 
 
 def _itself(pool: PoolState) -> PoolState:
@@ -56,6 +76,9 @@ def planner(
     service: str,
     decide: Callable[[PoolState, tuple[Command, ...], float], tuple[PlanEvent, ...]],
     wake_at_s: Callable[[PoolState], float | None] = _never,
+    *,
+    shorten: Shorten = _all_or_nothing,
+    replies: Replies = job_failures,
 ) -> Policy[PoolState]:
     """The policy of a service whose state is the ledger alone: all its decisions can be replayed."""
     return Policy(
@@ -66,4 +89,6 @@ def planner(
         decide=decide,
         observe=_unchanged,
         wake_at_s=wake_at_s,
+        shorten=shorten,
+        replies=replies,
     )

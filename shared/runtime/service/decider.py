@@ -1,4 +1,4 @@
-"""One result of a policy: on how many wishes at once, and what it comes to on the bus."""
+"""One result of a policy: on how many commands at once, and the decision, events and actions that follow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.ledger_encoding import decision_id, fitted, split
 from elasticflow.shared.state.policy import Policy, State
 
-MAX_COMMANDS = 256  # wishes in one decision: they share the cost of one plan, and of one lost race
+MAX_COMMANDS = 256  # in one decision: they share the cost of one plan, and of one lost race
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideResult:
-    """taken: the wishes that were judged; decision: None where nothing has to be decided."""
+    """taken: the commands that are decided on; decision: None if there is nothing to decide."""
 
     taken: tuple[Pending, ...]
     decision: PlanDecided | None
     message_id: str  # of the decision
-    facts: tuple[Event, ...]
+    reported: tuple[Event, ...]
     actions: tuple[Any, ...]
 
 
 class Decider(Generic[State]):
-    """Lets a policy decide on as many wishes at once as one message of the ledger can hold.
+    """Lets a policy decide on as many commands at once as one message of the ledger can hold.
 
-    One wish may move thousands of promised schedules. Where what follows is too much for a message, half as many
-    wishes are judged; the number grows again while all goes well.
+    One command may change thousands of promised schedules. If one message cannot hold the decision, the policy decides
+    on half as many commands; the number grows again with each decision that fits.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Decider(Generic[State]):
         self._policy, self._instance, self._waiting = policy, instance, waiting
         self._max_commands = MAX_COMMANDS
 
-    def judge(self, state: State, now_s: float) -> DecideResult:
-        """Raises TooLarge where the oldest wish alone, or what follows without any, is too much for one message."""
+    def decide(self, state: State, now_s: float) -> DecideResult:
+        """Raises TooLarge if one message cannot hold the decision on the oldest command alone, or on none."""
         while True:
             taken = self._waiting(self._max_commands)
             try:
-                result = self._judged(state, taken, now_s)
+                result = self._decided(state, taken, now_s)
             except TooLarge:
                 if len(taken) < 2:
                     raise
@@ -51,9 +51,9 @@ class Decider(Generic[State]):
                 self._max_commands = min(MAX_COMMANDS, self._max_commands + self._max_commands // 4 + 1)
                 return result
 
-    def _judged(self, state: State, taken: tuple[Pending, ...], now_s: float) -> DecideResult:
+    def _decided(self, state: State, taken: tuple[Pending, ...], now_s: float) -> DecideResult:
         commands = tuple(pending.command for pending in taken)
-        plan, facts, actions = split(self._policy.decide(state, commands, now_s))
+        plan, reported, actions = split(self._policy.decide(state, commands, now_s))
         decision, message_id = None, ""
         if plan:
             decision = PlanDecided(
@@ -63,10 +63,10 @@ class Decider(Generic[State]):
                 commands=commands,
                 events=plan,
             )
-            if len(taken) > 1:  # each wish that was taken has its answer in it, or fewer are taken
+            if len(taken) > 1:  # it replies to each command taken: rather take fewer than shorten it
                 message_id = decision_id(decision, self._instance)
             else:
-                decision, message_id = fitted(decision, self._instance)
+                decision, message_id = fitted(decision, self._instance, self._policy.shorten)
         return DecideResult(
-            taken=taken, decision=decision, message_id=message_id, facts=facts, actions=actions
+            taken=taken, decision=decision, message_id=message_id, reported=reported, actions=actions
         )

@@ -1,4 +1,4 @@
-"""The ledger of one pool, followed and folded: one message after another, none twice, none left out."""
+"""The ledger of one pool, followed and folded: each message once, in order."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from elasticflow.shared.state.pool import PoolState
 
 
 class LedgerProjection(Generic[State]):
-    """state: the policy's, up to the last message that was folded; whoever observes something may replace it."""
+    """state: the policy's, up to the last folded message; the host replaces it when the policy observes."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class LedgerProjection(Generic[State]):
         return self._policy.pool(self.state)
 
     async def follow(self) -> None:
-        """For ever."""
+        """Fold all messages, until cancelled."""
         async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
             for stored in batch:
                 self._fold(stored)
@@ -46,15 +46,15 @@ class LedgerProjection(Generic[State]):
             async with self._grown:
                 self._grown.notify_all()
             self._on_news()
-            await asyncio.sleep(0)  # a long replay leaves room for heartbeats
+            await asyncio.sleep(0)  # during a long replay, heartbeats go on
 
     async def up_to(self, sequence: int) -> None:
         """Return when this message is folded."""
         async with self._grown:
             await self._grown.wait_for(lambda: self.folded.sequence >= sequence)
 
-    async def own(self, decision: PlanDecided, message_id: str, sequence: int) -> None:
-        """Know one's own decision before anything else is judged; the follower brings it again, in vain."""
+    async def fold_own(self, decision: PlanDecided, message_id: str, sequence: int) -> None:
+        """Fold the host's own decision before the next one; the follower then skips it."""
         if self.folded.sequence == sequence - 1:
             self.last_decision_id = message_id
             self.state = self._policy.evolve(self.state, decision, sequence)

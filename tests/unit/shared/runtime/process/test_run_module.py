@@ -8,7 +8,7 @@ from pathlib import Path
 import elasticflow
 from elasticflow.shared.runtime.process.run_module import module_command
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 PROBE = """
 import importlib.util, json, sys
 import elasticflow

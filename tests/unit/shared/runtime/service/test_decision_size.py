@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from elasticflow.services.admission import policy as admission
+from elasticflow.services.allocator import policy as allocator
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.commands import Command
@@ -106,7 +108,7 @@ async def test_fewer_wishes_are_decided_at_once_where_each_moves_everybody() -> 
     names = [f"new-{number}" for number in range(8)]
     for name in names:
         await wish(bus, name)
-    host = hosted(bus, planner("admission", moves_all))
+    host = hosted(bus, planner("admission", moves_all, shorten=admission.shorten, replies=admission.replies))
     answers = await bus.subscribe("ef.answer.>")
     async with running(host):
         answered = {codec.decode((await anext(answers)).data).message.job_id for _ in names}
@@ -125,10 +127,12 @@ async def test_a_wish_that_leads_to_too_much_is_put_aside_with_the_reason_and_no
     answers = await bus.subscribe("ef.answer.>")
     for name in ("greedy", "modest"):
         await wish(bus, name)
-    async with running(hosted(bus, planner("admission", moves_all))):
+    async with running(
+        hosted(bus, planner("admission", moves_all, shorten=admission.shorten, replies=admission.replies))
+    ):
         refusal = codec.decode((await anext(answers)).data).message
         assert isinstance(refusal, MessageRejected)
-        assert "cannot be said at once" in refusal.problems[0]
+        assert "larger than one message" in refusal.problems[0]
         assert f"{MAX_MESSAGE_BYTES - 4096} fit" in refusal.problems[0]
         answer = codec.decode((await anext(answers)).data).message
     assert isinstance(answer, JobAdmitted)
@@ -150,7 +154,7 @@ def replans_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -
 
 async def test_an_allocation_comes_without_its_schedules_where_they_do_not_fit_and_can_be_verified() -> None:
     bus = await large_pool()
-    policy = planner("allocator", replans_all)
+    policy = planner("allocator", replans_all, shorten=allocator.shorten)
     async with running(hosted(bus, policy)):
         (stored,) = await stored_after(bus, 4, 1)
     decision = ledger_message(stored.subject, stored.data)
@@ -183,7 +187,9 @@ async def test_what_no_wish_asked_for_is_said_in_as_many_decisions_as_it_takes()
     )
     decision = PlanDecided(service="operator", based_on=4, now_s=NOW_S, events=waiting)
     await bus.append(subjects.plan(POOL), codec.encode(decision, id="w", recorded_at_s=NOW_S), message_id="w")
-    host = hosted(bus, planner("admission", admits_when_profiled))
+    host = hosted(
+        bus, planner("admission", admits_when_profiled, shorten=admission.shorten, replies=admission.replies)
+    )
     async with running(host):
         found = await stored_after(bus, 5, 2)
     said = [[e.job_id for e in ledger_message(s.subject, s.data).events] for s in found]
