@@ -60,8 +60,10 @@ format: install  ## let ruff format the sources
 test: check  ## everything: check, then simulation, integration, fault and training tests
 	$(BIN)/pytest -q -n $(SLOW_WORKERS) --dist worksteal tests/simulation tests/integration tests/training tests/faults
 
-search: install  ## ten times the examples of the property tests, new ones each time (some minutes)
+search: install  ## new examples: ten times those of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
+	EF_SIMULATED_SEEDS=1000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
+		tests/simulation/test_whole_pipeline.py -k short_storm
 
 demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlines
 	$(BIN)/python -m examples.demo

@@ -6,7 +6,7 @@ Every message goes through the codec, as bytes. The same seed gives the same led
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.streams import submit_stream
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
@@ -24,6 +25,7 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
 from elasticflow.simulator.pipeline.environment import Environment
 from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.invariants import Acknowledged
 from elasticflow.simulator.pipeline.nodes import VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SimulatedProcess
 from elasticflow.simulator.pipeline.telemetry import watch_nodes
@@ -78,6 +80,8 @@ class VirtualCluster:
             pool=POOL, loop=self.loop, rng=self._rng, faults=faults.bus, make_host=make_host
         )
         self._setting.broker.ensure_pool(POOL)
+        self.acknowledged: list[Acknowledged] = []
+        self._setting.broker.stream(submit_stream(POOL)).on_settle = self._acknowledged
         self.environment = Environment(self.loop, scenario.timing_model)
         self._entries: list[Entry] = []
         self._state = PoolState()
@@ -130,6 +134,11 @@ class VirtualCluster:
         for record in self.records:
             writer.add(record)
         writer.finish()
+
+    def _acknowledged(self, submission: LedgerRecord) -> None:
+        command = cast(Command, codec.decode(submission.data).message)
+        end = self._setting.broker.ledger(POOL).last_sequence
+        self.acknowledged.append(Acknowledged(command=command, ledger_end=end))
 
     def append(self, subject: str, data: bytes, *, message_id: str) -> int:
         """Store a message at the broker, now."""

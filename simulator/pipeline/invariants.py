@@ -1,7 +1,9 @@
 """What must hold at every sequence of any ledger, checked from the outside: no policy's code is used here."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
@@ -10,6 +12,14 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry
 
 TOLERANCE_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """A command that has left the work queue. ledger_end: the last sequence of the ledger at that instant."""
+
+    command: Command
+    ledger_end: int
 
 
 def violations(entries: Iterable[Entry]) -> Iterator[str]:
@@ -25,6 +35,18 @@ def violations(entries: Iterable[Entry]) -> Iterator[str]:
             *_overcommitted(state),
         ):
             yield f"sequence {entry.sequence}: {problem}"
+
+
+def acknowledged_early(entries: Iterable[Entry], acknowledged: Iterable[Acknowledged]) -> Iterator[str]:
+    """Commands that left the work queue before the ledger held a decision on them: a crash would have lost them."""
+    decisions = [entry for entry in entries if isinstance(entry.message, PlanDecided)]
+    for each in acknowledged:
+        if not any(
+            isinstance(entry.message, PlanDecided) and each.command in entry.message.commands
+            for entry in decisions
+            if entry.sequence <= each.ledger_end
+        ):
+            yield f"sequence {each.ledger_end}: {each.command.job_id} is acknowledged before it is decided on"
 
 
 def broken_promises(state: PoolState) -> Iterator[str]:

@@ -22,19 +22,21 @@ CURVES: Mapping[str, Mapping[int, float]] = {
 CLASSES = (JobClass.SLO, JobClass.SLO, JobClass.SLO, JobClass.SOFT, JobClass.BEST_EFFORT)
 
 
-def random_scenario(seed: int, *, num_jobs: int = 12, curves_known: bool = True) -> Scenario:
+def random_scenario(
+    seed: int, *, num_jobs: int = 12, num_nodes: int = 4, curves_known: bool = True
+) -> Scenario:
     """Jobs that arrive some seconds apart, with deadlines from impossible to easy; one of them is cancelled."""
     chance = np.random.default_rng([seed, num_jobs])
     arrivals: list[Arrival] = []
     at_s = 1.0
     for number in range(num_jobs):
         at_s += float(chance.exponential(6.0))
-        arrivals.append(Arrival(at_s=at_s, command=_random_wish(chance, number)))
+        arrivals.append(Arrival(at_s=at_s, command=_random_submission(chance, number)))
     cancelled = arrivals[int(chance.integers(num_jobs))]
     cancel = CancelJob(job_id=cancelled.command.job_id, tenant="lab")
     arrivals.append(Arrival(at_s=cancelled.at_s + float(chance.exponential(10.0)), command=cancel))
     return Scenario(
-        num_gpus_by_node={"a": 4, "b": 4, "c": 4, "d": 4},
+        num_gpus_by_node=dict.fromkeys("abcd"[:num_nodes], 4),
         config=PoolConfig(curves=CURVES if curves_known else {}, stop_free=True),
         timing_model=TimingModel(true_curves=CURVES),
         arrivals=tuple(arrivals),
@@ -42,7 +44,7 @@ def random_scenario(seed: int, *, num_jobs: int = 12, curves_known: bool = True)
     )
 
 
-def _random_wish(chance: np.random.Generator, number: int) -> SubmitJob:
+def _random_submission(chance: np.random.Generator, number: int) -> SubmitJob:
     model = int(chance.integers(len(CURVES)))
     job_class = CLASSES[int(chance.integers(len(CLASSES)))]
     iterations = int(chance.integers(50, 800))

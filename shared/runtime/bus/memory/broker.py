@@ -4,7 +4,7 @@ Time is the clock's, order is that of the calls: the same calls give the same hi
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.shared.errors import UnknownStream, WrongExpectedSequence
@@ -66,6 +66,7 @@ class Stream:
     last_of_subject: dict[str, int] = field(default_factory=dict)
     known_ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     bell: Bell = field(default_factory=Bell)
+    on_settle: Callable[[LedgerRecord], None] = lambda record: None
 
     def append(
         self,
@@ -98,8 +99,10 @@ class Stream:
 
     def settle(self, sequence: int) -> None:
         """Take a message out of the work queue."""
-        self.messages.pop(sequence, None)
+        settled = self.messages.pop(sequence, None)
         self.headers.pop(sequence, None)
+        if settled is not None:
+            self.on_settle(settled)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,61 @@
+"""Defects of the service host, seeded on purpose: the simulated faults find each of them within a few seeds."""
+
+from typing import Any
+
+import pytest
+
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.service.decider import DecideResult
+from elasticflow.shared.runtime.service.host import Host
+from tests.support.simulated_runs import problems, short_storm
+
+SEEDS = range(500, 505)
+
+
+class AcknowledgesEarly(Host[Any]):
+    """A crash between the acknowledgement and the append loses the command."""
+
+    async def _append_decision(self, result: DecideResult, decision: PlanDecided) -> bool:
+        for pending in result.taken:
+            await pending.item.ack()
+        return await super()._append_decision(result, decision)
+
+
+class AppendsUnconditionally(Host[Any]):
+    """Two services that decide on the same state both succeed."""
+
+    def __init__(self, *, bus: Bus, **options: Any) -> None:
+        super().__init__(bus=bus, **options)
+        append = bus.append
+
+        async def unconditional(subject: str, data: bytes, **conditions: Any) -> int:
+            return await append(subject, data, **conditions | {"expected_last_subject_sequence": None})
+
+        bus.append = unconditional
+
+
+class DecidesBeforeFolding(Host[Any]):
+    """The host knows that its decision ended the plan, and decides the next one on the state without it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+        async def skip_fold(decision: PlanDecided, message_id: str, sequence: int) -> None:
+            self._plan_end = sequence
+
+        self._projection.fold_own = skip_fold
+
+
+@pytest.mark.parametrize("mutation", [AcknowledgesEarly, AppendsUnconditionally, DecidesBeforeFolding])
+def test_simulated_faults_find_a_defect_of_the_host(mutation: type[Host[Any]]) -> None:
+    found: list[str] = []
+    for seed in SEEDS:
+        found = list(problems(short_storm(seed, mutation)))
+        if found:
+            break
+    assert found, f"{mutation.__name__} survives seeds {SEEDS}"
+
+
+def test_the_same_seeds_find_nothing_in_the_host() -> None:
+    assert [problem for seed in SEEDS for problem in problems(short_storm(seed))] == []

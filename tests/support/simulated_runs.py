@@ -1,0 +1,113 @@
+"""Simulated runs of a whole pool until it is at rest, and the checks that hold for each."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.pipeline.cluster import START_S, VirtualCluster
+from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.invariants import acknowledged_early, violations
+from elasticflow.simulator.replay.recorded_ledger import folded
+from elasticflow.simulator.replay.retaken_decisions import verify
+from tests.support.scenarios import random_scenario, services
+
+REACTION_S = 5.0
+LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
+STORM = replace(MANY_FAULTS, until_s=200.0)
+SHORT_STORM = (
+    replace(  # each kind of fault two to four times as often as in a storm, for a seventh of the time
+        MANY_FAULTS,
+        worker_crash_every_s=10.0,
+        node_crash_every_s=15.0,
+        partition_every_s=15.0,
+        executor_restart_every_s=15.0,
+        service_restart_every_s=2.5,
+        service_partition_every_s=15.0,
+        max_outage_s=12.0,
+        until_s=30.0,
+    )
+)
+
+
+def run_to_rest(
+    seed: int,
+    faults: Faults = NO_FAULTS,
+    *,
+    curves_known: bool = True,
+    num_jobs: int = 12,
+    num_nodes: int = 4,
+    longest_s: float = LONGEST_S,
+    make_host: Callable[..., Host[Any]] = Host,
+) -> VirtualCluster:
+    """A pool from its first message until it is at rest, all absent nodes are back, and each replica has read all."""
+    scenario = random_scenario(seed, curves_known=curves_known, num_jobs=num_jobs, num_nodes=num_nodes)
+    with VirtualCluster(scenario, services, seed=seed, faults=faults, make_host=make_host) as cluster:
+        cluster.run(longest_s)
+        last_fault_s = min(faults.until_s, cluster.loop.now_s - START_S)
+        cluster.run_for(max(0.0, START_S + last_fault_s + faults.max_outage_s - cluster.loop.now_s))
+
+        def all_have_read_all() -> bool:
+            end = len(cluster.entries)
+            return all(replica.folded.sequence == end for replica in cluster.replicas)
+
+        num_entries = -1
+        while num_entries < len(cluster.entries):  # the last event may call for a decision
+            num_entries = len(cluster.entries)
+            cluster.run_for(REACTION_S)
+        cluster.run_for(longest_s, all_have_read_all)
+    return cluster
+
+
+def short_storm(seed: int, make_host: Callable[..., Host[Any]] = Host) -> VirtualCluster:
+    """A small pool in many faults: it takes a fifth of a storm's time, so that many seeds can be tried."""
+    known = seed % 2 == 0
+    return run_to_rest(
+        seed, SHORT_STORM, curves_known=known, num_jobs=3, num_nodes=2, longest_s=600.0, make_host=make_host
+    )
+
+
+def problems(cluster: VirtualCluster) -> Iterator[str]:
+    """What is wrong with a run that should be at rest, a sentence each."""
+    yield from not_at_rest(cluster)
+    yield from violations(cluster.entries)
+    yield from acknowledged_early(cluster.entries, cluster.acknowledged)
+    yield from decided_otherwise(cluster)
+    yield from differing_replicas(cluster)
+
+
+def not_at_rest(cluster: VirtualCluster) -> Iterator[str]:
+    """Jobs without an end, and workers without a job."""
+    commands = [arrival.command for arrival in cluster.scenario.arrivals]
+    submitted = {command.job_id for command in commands if isinstance(command, SubmitJob)}
+    yield from (f"{job_id} has no end" for job_id in sorted(submitted - set(cluster.state.ended_jobs)))
+    yield from (f"{job_id} was never submitted" for job_id in set(cluster.state.ended_jobs) - submitted)
+    yield from (f"{job_id} is alive" for job_id in cluster.state.live_jobs)
+    if cluster.environment.num_processes:
+        yield f"{cluster.environment.num_processes} workers run"
+
+
+def decided_otherwise(cluster: VirtualCluster) -> Iterator[str]:
+    """The decision that the same policies do not take again on the same history."""
+    entries = cluster.entries
+    verification = verify(entries, planners())
+    if verification.difference is not None:
+        yield f"decided otherwise: {verification.difference}"
+        return
+    num_decisions = sum(isinstance(entry.message, PlanDecided) for entry in entries)
+    if verification.num_verified + verification.num_given != num_decisions:
+        yield f"{num_decisions} decisions, of which {verification.num_verified} were verified"
+
+
+def differing_replicas(cluster: VirtualCluster) -> Iterator[str]:
+    """Replicas whose state differs from the folded ledger, and decisions that are due and were not taken."""
+    rebuilt, now_s = folded(cluster.entries), cluster.loop.now_s
+    for replica in cluster.replicas:
+        if replica.folded != rebuilt:
+            yield f"{replica.name} has another state than the ledger"
+    for service, policy in planners().items():
+        if policy.decide(rebuilt, (), now_s):
+            yield f"{service} has not decided what is due"
