@@ -1,0 +1,332 @@
+"""The service host where the bus or the process fails: lost races, missing acknowledgements, snapshots, pauses."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from elasticflow.services.admission.policy import replies
+from elasticflow.shared.errors import MaybeStored, WrongExpectedSequence
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, PlanEvent
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.runtime.service.replica import Replica, open_replica
+from elasticflow.shared.state import snapshot
+from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
+from tests.support.histories import NOW_S, spec, submit
+
+POOL = "p"
+PLAN = subjects.plan(POOL)
+LONG_S = 120.0  # more than all timeouts, retries and leases of a test
+
+Store = Callable[[], Awaitable[int]]
+Fault = Callable[["FaultyBus", Store], Awaitable[int]]
+
+
+def admitted(job_id: str) -> JobAdmitted:
+    return JobAdmitted(
+        job_id=job_id,
+        tenant="lab",
+        spec=spec(),
+        deadline_s=NOW_S + 1e6,
+        minimum_satisfactory_share=(),
+        gpu_seconds=0.0,
+        at_s=NOW_S,
+    )
+
+
+def admit_one(
+    state: PoolState, commands: tuple[Command, ...], now_s: float
+) -> tuple[events.AdmissionEvent, ...]:
+    """The first job is admitted, each other one rejected: the decision depends on what was decided before."""
+    decided: list[events.AdmissionEvent] = []
+    for command in commands:
+        if state.job(command.job_id) is not None:
+            continue
+        if state.live_jobs or decided:
+            rejected = events.JobRejected(
+                job_id=command.job_id, tenant="lab", spec=spec(), reason="invalid", explanation="", at_s=now_s
+            )
+            decided.append(rejected)
+        else:
+            decided.append(admitted(command.job_id))
+    return tuple(decided)
+
+
+def admit_waiting(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
+    waiting = sorted(job.job_id for job in state.live_jobs.values() if job.phase is Phase.PROFILING)
+    return tuple(admitted(job_id) for job_id in waiting)
+
+
+ADMISSION = planner("admission", admit_one, replies=replies)
+ALLOCATOR = planner("allocator", admit_waiting)
+
+
+class FaultyBus(MemoryBus):
+    """append_faults: one for each append to the plan, until there are none left."""
+
+    append_faults: list[Fault]
+    after_look: list[Store]  # what reaches the broker after the host has looked for the end of the ledger
+
+    async def append(self, subject: str, data: bytes, **options: Any) -> int:
+        async def store() -> int:
+            return await MemoryBus.append(self, subject, data, **options)
+
+        if subject == PLAN and self.append_faults:
+            return await self.append_faults.pop(0)(self, store)
+        return await store()
+
+    async def last_sequence(self, pool: str) -> int:
+        end = await super().last_sequence(pool)
+        for store in self.after_look:
+            await store()
+        self.after_look.clear()
+        return end
+
+
+class RecordingLog(SilentLog):
+    """A logger that keeps the names of the lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def _keep(self, event: str, **keys: Any) -> None:
+        self.lines.append(event)
+
+    debug = info = warning = error = _keep
+
+
+@dataclass
+class OnePool:
+    """A pool on the in-memory bus and on virtual time."""
+
+    loop: VirtualTimeLoop = field(default_factory=lambda: VirtualTimeLoop(NOW_S))
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    log: RecordingLog = field(default_factory=RecordingLog)
+
+    def __post_init__(self) -> None:
+        self.broker.ensure_pool(POOL)
+        self.metrics = Metrics("test", POOL)
+
+    def bus(self, *append_faults: Fault) -> FaultyBus:
+        bus = FaultyBus(self.broker, clock=VirtualClock(self.loop), delayed=True)
+        bus.append_faults, bus.after_look = list(append_faults), []
+        return bus
+
+    def start(self, bus: MemoryBus, policy: Policy[PoolState], instance: str = "one") -> Replica[PoolState]:
+        opening = open_replica(
+            bus=bus,
+            pool=POOL,
+            policy=policy,
+            clock=VirtualClock(self.loop),
+            instance=instance,
+            log=self.log,
+            metrics=self.metrics,
+            takes_commands=policy is ADMISSION,
+            leads_by_lease=policy is ALLOCATOR,
+        )
+        replica = self.loop.run_until_complete(opening)
+        self.loop.spawn(replica.run(), instance)
+        return replica
+
+    def run_for(self, duration_s: float) -> None:
+        self.loop.advance_to(self.loop.now_s + duration_s)
+
+    def submit(self, *job_ids: str) -> None:
+        for job_id in job_ids:
+            data = codec.encode(submit(job_id), id=job_id, recorded_at_s=NOW_S)
+            self.store(subjects.submit("lab", POOL), data)
+
+    def decide(self, *plan: PlanEvent) -> None:
+        """Another service's decision, at the broker now."""
+        decision = PlanDecided(service="operator", based_on=0, now_s=NOW_S, events=plan)
+        self.store(PLAN, codec.encode(decision, id="other", recorded_at_s=NOW_S))
+
+    def store(self, subject: str, data: bytes) -> None:
+        self.broker.route(subject).append(subject, data, "", {}, None, self.loop.now_s)
+
+    @property
+    def decisions(self) -> list[PlanDecided]:
+        messages = (entry.message for entry in read_entries(self.broker.ledger(POOL).messages.values()))
+        return [message for message in messages if isinstance(message, PlanDecided)]
+
+    @property
+    def decided(self) -> list[tuple[str, str]]:
+        """Each decided event and its job, in the order of the ledger."""
+        return [(type(e).__name__, getattr(e, "job_id", "")) for d in self.decisions for e in d.events]
+
+    @property
+    def num_unacknowledged(self) -> int:
+        return len(self.broker.stream(streams.submit_stream(POOL)).messages)
+
+    def count(self, name: str) -> float:
+        labels = {"service": "test", "pool": POOL}
+        return self.metrics.registry.get_sample_value(f"ef_{name}_total", labels) or 0.0
+
+
+@pytest.fixture
+def pool() -> Any:
+    pool = OnePool()
+    yield pool
+    pool.loop.finish()
+
+
+# -- a lost race
+
+
+def test_a_host_that_loses_the_race_decides_again_on_the_other_decision(pool: OnePool) -> None:
+    async def lose(bus: FaultyBus, store: Store) -> int:
+        pool.decide(admitted("other"))
+        return await store()
+
+    pool.submit("a")
+    pool.start(pool.bus(lose), ADMISSION)
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "other"), ("JobRejected", "a")]
+    assert [decision.based_on for decision in pool.decisions] == [0, 1]
+    assert (pool.count("conflicts"), pool.count("decisions"), pool.num_unacknowledged) == (1, 1, 0)
+
+
+def test_a_host_decides_after_an_unreadable_message_at_the_end_of_the_plan(pool: OnePool) -> None:
+    async def lose(bus: FaultyBus, store: Store) -> int:
+        pool.store(PLAN, b"unreadable")
+        return await store()
+
+    pool.submit("a")
+    pool.start(pool.bus(lose), ADMISSION)
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "a")]
+    assert (pool.count("conflicts"), pool.num_unacknowledged) == (1, 0)
+
+
+# -- an append without an acknowledgement
+
+
+async def committed(bus: FaultyBus, store: Store) -> int:
+    await store()
+    raise MaybeStored(PLAN, "")
+
+
+async def not_committed(bus: FaultyBus, store: Store) -> int:
+    raise MaybeStored(PLAN, "")
+
+
+async def committed_after_the_look(bus: FaultyBus, store: Store) -> int:
+    bus.after_look.append(store)
+    raise MaybeStored(PLAN, "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_appended", "num_conflicts"),
+    [(committed, 1, 0), (not_committed, 1, 0), (committed_after_the_look, 0, 1)],
+)
+def test_an_append_that_may_be_stored_is_stored_once(
+    fault: Fault, num_appended: int, num_conflicts: int, pool: OnePool
+) -> None:
+    answers = pool.loop.run_until_complete(pool.bus().subscribe("ef.answer.>"))
+    pool.submit("a")
+    pool.start(pool.bus(fault), ADMISSION)
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "a")]
+    assert pool.num_unacknowledged == 0
+    assert (pool.count("decisions"), pool.count("conflicts")) == (num_appended, num_conflicts)
+    reply = codec.decode(pool.loop.run_until_complete(anext(answers)).data).message
+    assert isinstance(reply, JobAdmitted), "the user gets the decision in each case"
+
+
+def test_an_append_that_arrives_after_its_repetition_is_dropped(pool: OnePool) -> None:
+    held: list[Store] = []
+
+    async def hold(bus: FaultyBus, store: Store) -> int:
+        held.append(store)
+        raise MaybeStored(PLAN, "")
+
+    pool.submit("a")
+    pool.start(pool.bus(hold), ADMISSION)
+    pool.run_for(LONG_S)
+    with pytest.raises(WrongExpectedSequence):
+        pool.loop.run_until_complete(held[0]())
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "a")]
+
+
+# -- snapshots
+
+GOOD = snapshot.dump(PoolState(sequence=1))
+
+
+@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], snapshot.dump(PoolState(sequence=99))])
+def test_a_damaged_snapshot_is_not_used_and_changes_no_decision(data: bytes, pool: OnePool) -> None:
+    pool.decide(admitted("other"))
+    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store._NAME] = data
+    replica = pool.start(pool.bus(), ADMISSION)
+    pool.submit("a")
+    pool.run_for(LONG_S)
+    assert "snapshot not used" in pool.log.lines
+    assert pool.decided == [("JobAdmitted", "other"), ("JobRejected", "a")]
+    assert replica.host.folded == folded(read_entries(pool.broker.ledger(POOL).messages.values()))
+
+
+def test_a_snapshot_replaces_the_messages_before_it(pool: OnePool) -> None:
+    """So the test above can fail: a host trusts what a readable snapshot says."""
+    pool.decide(admitted("other"))
+    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store._NAME] = GOOD
+    pool.start(pool.bus(), ADMISSION)
+    pool.submit("a")
+    pool.run_for(LONG_S)
+    assert "snapshot loaded" in pool.log.lines
+    assert ("JobAdmitted", "a") in pool.decided
+
+
+# -- leases
+
+
+def test_a_host_that_is_paused_past_its_lease_does_no_harm(pool: OnePool) -> None:
+    """Its append reaches the broker after another replica has taken the lease and decided."""
+    paused: list[DelayedLink] = []
+
+    async def pause(bus: FaultyBus, store: Store) -> int:
+        assert isinstance(bus.link, DelayedLink)
+        bus.link.cut()
+        paused.append(bus.link)
+        return await store()
+
+    first = pool.start(pool.bus(pause), ALLOCATOR, "first")
+    pool.run_for(LONG_S)
+    second = pool.start(pool.bus(), ALLOCATOR, "second")
+    pool.run_for(LONG_S)
+    assert first.lease is not None
+    assert second.lease is not None
+    assert (first.lease.held, second.lease.held) == (True, False)
+
+    requested = [
+        events.ProfileRequested(job_id=job_id, tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
+        for job_id in ("a", "b")
+    ]
+    pool.decide(requested[0])
+    pool.run_for(LONG_S)
+    assert (first.lease.held, second.lease.held) == (False, True)
+    assert pool.decided[1:] == [("JobAdmitted", "a")]
+
+    pool.loop.call_soon(paused[0].repair)
+    pool.run_for(LONG_S)
+    pool.decide(requested[1])
+    pool.run_for(LONG_S)
+    assert pool.decided[1:] == [("JobAdmitted", "a"), ("ProfileRequested", "b"), ("JobAdmitted", "b")]
+    records = pool.broker.ledger(POOL).messages.values()
+    deciders = [record.message_id.split("-")[2] for record in records if record.message_id]
+    assert deciders == ["second", "second"]
+    assert first.host.folded == second.host.folded
