@@ -17,6 +17,7 @@ from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import JobAdmitted, MessageRejected, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
@@ -137,6 +138,8 @@ async def test_a_wish_that_leads_to_too_much_is_put_aside_with_the_reason_and_no
         answer = codec.decode((await anext(answers)).data).message
     assert isinstance(answer, JobAdmitted)
     assert answer.job_id == "modest"
+    (dead_letter,) = bus.broker.stream(streams.dead_letter_stream(POOL)).messages.values()
+    assert codec.job_id_in(dead_letter.data) == "greedy"
 
 
 def replans_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
