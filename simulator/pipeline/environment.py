@@ -1,4 +1,4 @@
-"""The world that the ledger only hears of, as executors see it: what they do to the worker processes of their nodes."""
+"""What executors act on: the worker processes of their nodes. The ledger receives only what executors report."""
 
 from collections.abc import Callable
 
@@ -18,14 +18,15 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     WriteCheckpoint,
 )
 from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
-from elasticflow.simulator.pipeline.timing_model import Runs, TimingModel
+from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_runs import Runs
 from elasticflow.simulator.pipeline.virtual_workers import Process, Processes, RunKey
 
 KILLED = 9
 
 
 class Environment:
-    """What nodes share: time, a disk, and what their workers say to each other."""
+    """What nodes share: time, a disk, and the rendezvous of their workers."""
 
     def __init__(self, loop: VirtualTimeLoop, timing_model: TimingModel) -> None:
         self._processes = Processes()
@@ -41,15 +42,15 @@ class Environment:
 
     # -- actions of executors ----------------------------------------------------------------------------
 
-    def launch(self, action: StartWorker, node_id: str, say: Callable[[LocalEvent], None]) -> None:
+    def launch(self, action: StartWorker, node_id: str, report: Callable[[LocalEvent], None]) -> None:
         """A new worker process."""
         assignment, worker = action.assignment, action.worker
         run = self._runs.of(worker[:2], assignment.spec, assignment.world_size, assignment.purpose)
         gpu = GpuId(node_id, assignment.gpu_index)
-        process = Process(id=worker, gpu=gpu, say=say, run=run, rank=worker.rank)
+        process = Process(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
         self._runs.begin(process)
         if assignment.rendezvous_size:
-            self._runs.meetings.of(run, assignment.rendezvous_size)
+            self._runs.rendezvous.of(run, assignment.rendezvous_size)
         self._runs.invite(run, process, worker.rank, assignment.rendezvous)
 
     def send(self, worker: WorkerId, message: ToWorker) -> None:
@@ -77,13 +78,13 @@ class Environment:
     def _prepare_switch(self, process: Process, order: PrepareSwitch) -> None:
         key, before = (process.id.job_id, order.generation), process.run
         run = self._runs.of(key, before.spec, order.world_size, before.purpose)
-        self._runs.meetings.of(run, order.rendezvous_size).incumbents[order.rendezvous_rank] = process
+        self._runs.rendezvous.of(run, order.rendezvous_size).staying[order.rendezvous_rank] = process
         self._runs.invite(run, process, order.rendezvous_rank, order.rendezvous)
 
     def _join(self, process: Process, key: RunKey) -> None:
         run = self._runs.by_key[key]
-        incumbents = run.meeting.incumbents if run.meeting is not None else {}
-        for rendezvous_rank, other in (run.processes | incumbents).items():
+        staying = run.rendezvous.staying if run.rendezvous is not None else {}
+        for rendezvous_rank, other in (run.processes | staying).items():
             if other is process:
                 self._runs.join(run, process, rendezvous_rank)
 
@@ -95,10 +96,10 @@ class Environment:
 
     # -- faults ------------------------------------------------------------------------------------------
 
-    def kill_all(self, node_id: str, *, told: bool, silently: bool = False) -> None:
-        """The node's workers are gone; told: their executor lives to see it; silently: their peers do not."""
+    def kill_all(self, node_id: str, *, reported: bool, silently: bool = False) -> None:
+        """The node's workers are gone. reported: to their executor, which runs on; silently: not to their peers."""
         for process in self._processes.on(node_id):
-            self._runs.end(process, _killed(process) if told else None, silently)
+            self._runs.end(process, _killed(process) if reported else None, silently)
 
     def crash(self, process: Process) -> None:
         """It is gone at once."""

@@ -63,7 +63,7 @@ def broken_promises(state: PoolState) -> Iterator[str]:
 
 
 def _unordered(before: PoolState, entry: Entry) -> Iterator[str]:
-    """Compare-and-set: whoever decides has folded every decision before."""
+    """Compare-and-set: a service has folded every earlier decision before it decides."""
     plan = entry.message
     if isinstance(plan, PlanDecided) and not before.plan_sequence <= plan.based_on < entry.sequence:
         yield f"{plan.service} decided on {plan.based_on}, behind the decision at {before.plan_sequence}"
@@ -80,11 +80,11 @@ def _decided_twice(entry: Entry, decided: dict[str, int]) -> Iterator[str]:
 
 
 def _risen(before: PoolState, state: PoolState) -> Iterator[str]:
-    """An end is an end."""
+    """An ended job stays ended."""
     if state.live_jobs is not before.live_jobs:
         for job_id in state.live_jobs:
             if job_id in before.ended_jobs:
-                yield f"{job_id} lives again after its end"
+                yield f"{job_id} is live again after its end"
 
 
 def _overcommitted(state: PoolState) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _overcommitted(state: PoolState) -> Iterator[str]:
         if job.reserved_gpus and not (
             len(job.gpus) < len(job.reserved_gpus) and set(job.gpus) <= set(job.reserved_gpus)
         ):
-            yield f"{job.job_id} holds {job.gpus}, which are no part of its seat {job.reserved_gpus}"
+            yield f"{job.job_id} holds {job.gpus}, which are not among its reserved GPUs {job.reserved_gpus}"
         for gpu in job.reserved_gpus or job.gpus:
             if gpu in holders:
                 yield f"{gpu} is held by {holders[gpu]} and {job.job_id}"

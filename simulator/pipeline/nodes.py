@@ -50,7 +50,7 @@ class VirtualNode:
         """Executor and workers are gone at once; back after outage_s. silently: as a machine without power."""
         if self.executor.runs:
             self.executor.kill(with_its_machine=True)
-            self._environment.kill_all(self.node_id, told=False, silently=silently)
+            self._environment.kill_all(self.node_id, reported=False, silently=silently)
             self._loop.after(outage_s, self.executor.start)
 
     def partition(self, outage_s: float) -> None:
@@ -65,7 +65,7 @@ class VirtualNode:
         def fence() -> None:
             if host is self.executor.host and not link.up:
                 host.note(ContactLost(silence_s=self._loop.now_s - cut_at_s))
-                self._environment.kill_all(self.node_id, told=True)
+                self._environment.kill_all(self.node_id, reported=True)
 
         def repair() -> None:
             link.repair()
@@ -103,14 +103,14 @@ class VirtualNode:
     async def _regain_contact(self, host: Host[Any]) -> None:
         """The executor is in contact again once it has folded the ledger up to its end."""
         end = self._setting.broker.ledger(self._setting.pool).last_sequence
-        while host is self.executor.host and host.folded.sequence < end:  # noqa: ASYNC110 - the host tells of no fold
+        while host is self.executor.host and host.folded.sequence < end:  # noqa: ASYNC110 - the host announces no fold
             await asyncio.sleep(FOLD_POLL_S)
         host.note(ContactRestored())
 
     def _act(self, action: Any) -> None:
         match action:
             case StartWorker():
-                self._environment.launch(action, self.node_id, self._say)
+                self._environment.launch(action, self.node_id, self._report)
             case SendToWorker():
                 self._environment.send(action.worker, action.message)
             case KillWorker():
@@ -120,8 +120,8 @@ class VirtualNode:
             case _:
                 raise AssertionError(action)
 
-    def _say(self, note: LocalEvent) -> None:
-        """Hand a worker's message to the executor that started it, if that executor still runs."""
+    def _report(self, local_event: LocalEvent) -> None:
+        """Pass a worker's message to the executor that started it, if that executor still runs."""
         host = self.executor.host
         if host is not None:
-            self._loop.call_soon(lambda: host.note(note) if host is self.executor.host else None)
+            self._loop.call_soon(lambda: host.note(local_event) if host is self.executor.host else None)

@@ -129,7 +129,7 @@ class SimulatedProcess:
         try:
             await self._serve(bus, instance)
         except Exception:
-            if bus is self._bus:  # whatever fails in a killed process has no consequence
+            if bus is self._bus:  # a failure of a killed process has no consequence
                 raise
 
     async def _serve(self, bus: MemoryBus, instance: str) -> None:

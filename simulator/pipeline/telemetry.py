@@ -1,4 +1,4 @@
-"""Heartbeats in the simulated pool: executors send them, the monitor listens; now and then it saves a snapshot.
+"""Heartbeats in the simulated pool: executors send them, the monitor receives them and sometimes saves a snapshot.
 
 The services do the same on NATS in `services/executor/processes/heartbeat.py` and `services/monitor/service.py`.
 """
@@ -30,19 +30,19 @@ async def send_heartbeats(bus: Bus, pool: str, host: Host[Any], clock: Clock) ->
 
 
 async def watch_nodes(bus: Bus, pool: str, host: Host[Any]) -> None:
-    """Hand every heartbeat to the monitor's policy, and report that heartbeats can be heard."""
+    """Pass each heartbeat to the monitor's policy, and note whether the bus can be reached."""
     heartbeats = await bus.subscribe(subjects.every_node(pool))
 
-    async def hear() -> None:
+    async def receive() -> None:
         async for message in heartbeats:
             host.note(codec.decode(message.data).message)
 
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(hear(), name="hear")
-        tasks.create_task(_listen(bus, pool, host), name="listen")
+        tasks.create_task(receive(), name="receive")
+        tasks.create_task(_note_connection(bus, pool, host), name="connection")
 
 
-async def _listen(bus: Bus, pool: str, host: Host[Any]) -> None:
+async def _note_connection(bus: Bus, pool: str, host: Host[Any]) -> None:
     saved_at = host.folded.sequence
     while True:
         timeouts = host.folded.config.timeouts
@@ -54,5 +54,5 @@ async def _listen(bus: Bus, pool: str, host: Host[Any]) -> None:
                 saved_at = host.folded.sequence
                 await snapshot_store.save(bus, pool, host.folded)
         except (Retry, TimeoutError):
-            pass  # the monitor is deaf, and counts no node as lost
+            pass  # without `Connected` the monitor counts no node as lost
         await asyncio.sleep(timeouts.heartbeat_interval_s)

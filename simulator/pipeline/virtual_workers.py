@@ -1,4 +1,4 @@
-"""Virtual worker processes and what they make up, the generations of jobs: `timing_model` moves them."""
+"""Simulated worker processes and their runs, the generations of jobs. `virtual_runs` changes them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,35 +14,36 @@ RunKey = tuple[str, int]  # job_id, generation
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
-    """One worker. say(note): to its executor.
+    """One worker. report(local_event): to its executor.
 
-    id: as its executor knows it; run, rank: where it is, which after a switch it has not yet said.
+    id: as its executor knows it; run, rank: its actual ones, which it reports some time after a switch.
     """
 
     id: WorkerId
     gpu: GpuId
-    say: Callable[[LocalEvent], None]
+    report: Callable[[LocalEvent], None]
     run: "Run"
     rank: int
-    has_joined: bool = False  # those of its run, if it began with it
+    has_joined: bool = False  # its run, if it started with it
     interrupted: bool = False  # its run is broken, and it knows
     stopping: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Meeting:
-    """Workers that train, and newcomers to the run that they go over to. present: by place, those that know of it and
-    can be reached."""
+class Rendezvous:
+    """Workers that train, and joining workers of the run to which they switch. staying, present: by rendezvous rank;
+    present are those that have arrived.
+    """
 
     size: int
     began_s: float
-    incumbents: dict[int, Process] = field(default_factory=dict)  # by place
+    staying: dict[int, Process] = field(default_factory=dict)
     present: dict[int, Process] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:
-    """All workers of one generation of one job; it trains once every rank has joined, or all are at the meeting."""
+    """All workers of one generation of one job. It trains once every rank has joined, or after a rendezvous."""
 
     key: RunKey
     spec: JobSpec
@@ -50,10 +51,10 @@ class Run:
     purpose: Literal["train", "profile"]
     iterations_per_s: float
     processes: dict[int, Process] = field(default_factory=dict)  # by rank, those that live
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     started_at_s: float | None = None
     from_iteration: int = 0
-    broken_at_s: float | None = None  # a member is gone, or all are: it never trains again
+    broken_at_s: float | None = None  # a worker is gone, or all are: it never trains again
     stopping: bool = False
 
     @property
@@ -88,7 +89,7 @@ class Run:
 
 
 class Processes:
-    """Those that live, each on a GPU of its own: that is asserted."""
+    """The running processes. Asserts that each has a GPU of its own."""
 
     def __init__(self) -> None:
         self._by_gpu: dict[GpuId, Process] = {}
@@ -110,10 +111,10 @@ class Processes:
         return self._by_gpu.get(process.gpu) is process
 
     def known_as(self, worker: WorkerId) -> Process | None:
-        """By the name that its executor has for it."""
+        """The process with this id, if it runs."""
         return next((process for process in self._by_gpu.values() if process.id == worker), None)
 
     def on(self, node_id: str) -> list[Process]:
-        """Those of a node, in the order of their ids."""
+        """The processes of a node, in the order of their ids."""
         here = (process for process in self._by_gpu.values() if process.gpu.node_id == node_id)
         return sorted(here, key=lambda process: process.id)

@@ -1,0 +1,230 @@
+"""How runs go: from the first worker of a generation to the end of the last.
+
+It asserts what no schedule may ever cause: two generations of a job that train at once.
+"""
+
+import math
+from typing import Literal
+
+from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerReported
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    ExitCode,
+    Finished,
+    FromWorker,
+    Interrupted,
+    Profiled,
+    Progressed,
+    RendezvousListening,
+    Started,
+)
+from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
+from elasticflow.simulator.pipeline.rendezvous_model import RendezvousModel, joined_by
+from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import Process, Processes, Run, RunKey
+from elasticflow.simulator.timing.training_time import true_rate
+
+PORT = 29_500
+
+
+class Runs:
+    """All runs, by job and generation, and their checkpoints on the disk that their nodes share."""
+
+    def __init__(self, loop: VirtualTimeLoop, timing_model: TimingModel, processes: Processes) -> None:
+        self._loop, self._timing, self._processes = loop, timing_model, processes
+        self.by_key: dict[RunKey, Run] = {}
+        self._checkpoints: dict[str, int] = {}  # by job
+        self.rendezvous = RendezvousModel(
+            loop,
+            prepare_s=timing_model.training.prepare.seconds,
+            switch_s=timing_model.training.switch_s,
+            begin=self._train,
+            leave=self._leave,
+            lives=processes.lives,
+        )
+
+    # -- start ------------------------------------------------------------------------------------------
+
+    def of(self, key: RunKey, spec: JobSpec, world_size: int, purpose: Literal["train", "profile"]) -> Run:
+        """The run of this key; the first call creates it."""
+        run = self.by_key.get(key)
+        if run is None:
+            rate = true_rate(self._timing.true_curves[spec.measured_key], world_size)
+            run = Run(key=key, spec=spec, world_size=world_size, purpose=purpose, iterations_per_s=rate)
+            self.by_key[key] = run
+        return run
+
+    def begin(self, process: Process) -> None:
+        """A process of a run starts; without its peers it gives up."""
+        self._processes.begin(process)
+        run = process.run
+        run.processes[process.rank] = process
+        self._loop.after(self._timing.give_up_s, lambda: self._give_up(run, process))
+
+    def invite(self, run: Run, process: Process, rendezvous_rank: int, address: str) -> None:
+        """Rank 0 listens; another worker joins once it has the address."""
+        if rendezvous_rank == 0:
+            self._loop.after(self._timing.listen_s, lambda: self._listen(run, process, rendezvous_rank))
+        elif address:
+            self.join(run, process, rendezvous_rank)
+
+    def _listen(self, run: Run, process: Process, rendezvous_rank: int) -> None:
+        if not self._processes.lives(process):
+            return
+        if (run.world_size if run.rendezvous is None else run.rendezvous.size) > 1:
+            listening = RendezvousListening(generation=run.key[1], port=PORT)
+            process.report(WorkerReported(worker=process.id, message=listening))
+        self.join(run, process, rendezvous_rank)
+
+    def join(self, run: Run, process: Process, rendezvous_rank: int) -> None:
+        if run.rendezvous is not None:
+            self.rendezvous.join(run, run.rendezvous, process, rendezvous_rank)
+            return
+        if process.has_joined or not self._processes.lives(process):
+            return
+        process.has_joined = True
+        if sum(p.has_joined for p in run.processes.values()) == run.world_size and not run.broken:
+            self._loop.after(self._timing.training.restart.seconds(run.world_size), lambda: self._start(run))
+
+    def _give_up(self, run: Run, process: Process) -> None:
+        if run.started_at_s is None and process.run is run and self._processes.lives(process):
+            self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.PEER_LOST))
+
+    def _start(self, run: Run) -> None:
+        if run.broken or run.stopping:
+            return
+        self._train(run, self._checkpoints.get(run.key[0], 0) if run.purpose == "train" else 0)
+        self._report_all(run, Started(iteration=run.from_iteration))
+
+    def _train(self, run: Run, iteration: int) -> None:
+        """The run takes steps from now on."""
+        others = [other.key for other in self.by_key.values() if other.trains and other.key[0] == run.key[0]]
+        assert not others, f"{run.key} begins to train while {others} trains"
+        run.from_iteration = iteration
+        run.started_at_s = self._loop.now_s
+        if run.purpose == "profile":
+            takes_s = self._timing.slow_profiles_s.get(run.spec.measured_key, self._timing.profile_s)
+            if takes_s < math.inf:
+                self._loop.after(takes_s, lambda: self._profiled(run))
+            return
+        left = max(run.spec.max_iterations - run.from_iteration, 1)
+        self._loop.after(left / run.iterations_per_s, lambda: self._finished(run))
+        self._loop.after(self._timing.report_every_s, lambda: self._report_progress(run))
+        self._loop.after(self._timing.checkpoint_every_s, lambda: self._checkpoint_again(run))
+
+    def _report_progress(self, run: Run) -> None:
+        if run.trains:
+            iteration = run.iteration(self._loop.now_s)
+            self._report_all(run, Progressed(iteration=iteration, iterations_per_s=run.iterations_per_s))
+            self._loop.after(self._timing.report_every_s, lambda: self._report_progress(run))
+
+    def _checkpoint_again(self, run: Run) -> None:
+        if run.trains:
+            self.checkpoint(run)
+            self._loop.after(self._timing.checkpoint_every_s, lambda: self._checkpoint_again(run))
+
+    def checkpoint(self, run: Run, request: int = 0) -> None:
+        iteration = run.iteration(self._loop.now_s)
+        self._checkpoints[run.key[0]] = iteration
+        self._report_rank0(run, CheckpointWritten(iteration=iteration, request=request))
+
+    # -- end ---------------------------------------------------------------------------------------------
+
+    def stop(self, process: Process) -> None:
+        """All workers of its run agree on a boundary, write a checkpoint and exit; before they train, they only exit."""
+        run = process.run
+        if run.processes.get(process.rank) is not process:
+            return  # it is a leaving worker
+        if run.trained and run.broken:
+            process.stopping = True
+            self._stop_alone(process)
+        elif run.rendezvous is not None and run.started_at_s is None:
+            self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.DONE))
+        elif not run.stopping and not run.broken:
+            run.stopping = True
+            step_s = run.step_s if run.trains else 0.0
+            self._loop.after(step_s + self._timing.stop_s, lambda: self._stopped(run))
+
+    def _stop_alone(self, process: Process) -> None:
+        """Once it knows of the loss of a peer, it writes a checkpoint by itself."""
+        if process.stopping and process.interrupted:
+            self._loop.after(self._timing.stop_s, lambda: self._stopped_alone(process))
+
+    def _stopped_alone(self, process: Process) -> None:
+        if self._processes.lives(process):
+            iteration = process.run.iteration(self._loop.now_s)
+            self._checkpoints[process.run.key[0]] = iteration
+            process.report(WorkerReported(worker=process.id, message=CheckpointWritten(iteration=iteration)))
+            self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.DONE))
+
+    def _stopped(self, run: Run) -> None:
+        if run.trains and run.purpose == "train":
+            self.checkpoint(run)
+        self._all_done(run)
+
+    def _profiled(self, run: Run) -> None:
+        if run.trains:
+            profiled = Profiled(iterations_per_s=run.iterations_per_s, dataset_size=self._timing.dataset_size)
+            self._report_rank0(run, profiled)
+            self._all_done(run)
+
+    def _finished(self, run: Run) -> None:
+        if run.trains:
+            self.checkpoint(run)
+            self._report_rank0(run, Finished(iteration=run.spec.max_iterations, condition="max_iterations"))
+            self._all_done(run)
+
+    def _all_done(self, run: Run) -> None:
+        run.breaks(self._loop.now_s)
+        for process in list(run.processes.values()):
+            self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.DONE))
+
+    def end(self, process: Process, last: WorkerEnded | None, silently: bool = False) -> None:
+        """A process is gone; its peers notice soon after. last: what its executor observes."""
+        if not self._processes.lives(process):
+            return
+        self._processes.end(process)
+        if last is not None:
+            process.report(last)
+        run = process.run
+        if run.processes.get(process.rank) is not process:
+            return  # a leaving worker: the run goes on without it
+        del run.processes[process.rank]
+        for affected in (run, *joined_by(run, self.by_key.values())):
+            affected.breaks(self._loop.now_s)
+            for peer in () if silently else list(affected.processes.values()):
+                self._loop.after(
+                    self._timing.peer_lost_s,
+                    lambda peer=peer, affected=affected: self.lose_peer(peer, affected),
+                )
+
+    def _leave(self, process: Process) -> None:
+        """A leaving worker ends soon after the switch."""
+
+        def ends() -> None:
+            if self._processes.lives(process):
+                self._processes.end(process)
+                process.report(WorkerEnded(worker=process.id, exit_code=ExitCode.DONE))
+
+        self._loop.after(self._timing.leave_s, ends)
+
+    def lose_peer(self, process: Process, run: Run) -> None:
+        """A worker that has trained holds the state and waits for a message, unless one has arrived; others end."""
+        if not self._processes.lives(process) or process.run is not run or process.interrupted:
+            return
+        if not run.trained:
+            self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.PEER_LOST))
+            return
+        process.interrupted = True
+        interrupted = Interrupted(iteration=run.iteration(self._loop.now_s))
+        process.report(WorkerReported(worker=process.id, message=interrupted))
+        self._stop_alone(process)
+
+    def _report_rank0(self, run: Run, message: FromWorker) -> None:
+        rank0 = run.processes[0]
+        rank0.report(WorkerReported(worker=rank0.id, message=message))
+
+    def _report_all(self, run: Run, message: FromWorker) -> None:
+        for process in list(run.processes.values()):
+            process.report(WorkerReported(worker=process.id, message=message))
