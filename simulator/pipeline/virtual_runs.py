@@ -132,7 +132,7 @@ class Runs:
     # -- end ---------------------------------------------------------------------------------------------
 
     def stop(self, process: Process) -> None:
-        """All workers of its run agree on a boundary, write a checkpoint and exit; before they train, they only exit."""
+        """All workers of its run agree on a boundary, write a checkpoint and exit; before training they only exit."""
         run = process.run
         if run.processes.get(process.rank) is not process:
             return  # it is a leaving worker

@@ -23,7 +23,12 @@ CLASSES = (JobClass.SLO, JobClass.SLO, JobClass.SLO, JobClass.SOFT, JobClass.BES
 
 
 def random_scenario(
-    seed: int, *, num_jobs: int = 12, num_nodes: int = 4, curves_known: bool = True
+    seed: int,
+    *,
+    num_jobs: int = 12,
+    num_nodes: int = 4,
+    max_iterations: int = 800,
+    curves_known: bool = True,
 ) -> Scenario:
     """Jobs that arrive some seconds apart, with deadlines from impossible to easy; one of them is cancelled."""
     chance = np.random.default_rng([seed, num_jobs])
@@ -31,7 +36,7 @@ def random_scenario(
     at_s = 1.0
     for number in range(num_jobs):
         at_s += float(chance.exponential(6.0))
-        arrivals.append(Arrival(at_s=at_s, command=_random_submission(chance, number)))
+        arrivals.append(Arrival(at_s=at_s, command=_random_submission(chance, number, max_iterations)))
     cancelled = arrivals[int(chance.integers(num_jobs))]
     cancel = CancelJob(job_id=cancelled.command.job_id, tenant="lab")
     arrivals.append(Arrival(at_s=cancelled.at_s + float(chance.exponential(10.0)), command=cancel))
@@ -44,10 +49,10 @@ def random_scenario(
     )
 
 
-def _random_submission(chance: np.random.Generator, number: int) -> SubmitJob:
+def _random_submission(chance: np.random.Generator, number: int, max_iterations: int) -> SubmitJob:
     model = int(chance.integers(len(CURVES)))
     job_class = CLASSES[int(chance.integers(len(CLASSES)))]
-    iterations = int(chance.integers(50, 800))
+    iterations = int(chance.integers(50, max_iterations))
     alone_s = iterations / CURVES[f"m{model}/b256"][1]
     spec = JobSpec(
         training_function="examples.digits:Digits",
