@@ -1,4 +1,4 @@
-"""Ctrl-C, asked for instead of raised: what there is so far is worth showing."""
+"""Ctrl-C as a condition instead of an exception, so that a partial result can be shown."""
 
 import signal
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The policies of one pool on virtual time: what each has folded, when they are asked, when the first wants to wake."""
+"""The policies of one pool on virtual time: their folded states, when they decide, when the first one wakes."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,7 +16,7 @@ Evolve = Callable[[Any, LedgerMessage, int], Any]
 
 
 class PolicyDriver:
-    """settle: asks them all; called once for everything that happens at one instant, when all of it has happened."""
+    """settle: lets all policies decide; called once for all events of one instant, after them."""
 
     def __init__(self, engine: Engine, policies: Iterable[Policy[Any]], settle: Callable[[], None]) -> None:
         self._engine, self.policies, self._settle = engine, tuple(policies), settle
@@ -28,7 +28,7 @@ class PolicyDriver:
 
     @property
     def state(self) -> PoolState:
-        """What the ledger says."""
+        """The folded ledger."""
         return self._folded[ledger_fold.evolve]
 
     def fold(self, message: LedgerMessage) -> None:
@@ -38,7 +38,7 @@ class PolicyDriver:
             self._folded[evolve] = evolve(state, message, sequence)
 
     def ask(self, policy: Policy[Any], commands: tuple[Command, ...]) -> PlanDecided | None:
-        """What one of them decides now; not folded yet. None if it has nothing to say."""
+        """What a policy decides now; not folded yet. None if nothing."""
         now_s = self._engine.now_s
         events = policy.decide(self._folded[policy.evolve], commands, now_s)
         if not events:
@@ -52,21 +52,21 @@ class PolicyDriver:
         )
 
     def soon(self) -> None:
-        """Let them be asked at this instant."""
+        """Let the policies decide at this instant."""
         if not self._is_due:
             self._is_due = True
-            self._engine.after(0.0, self._meet)
+            self._engine.after(0.0, self._decide)
 
-    def _meet(self) -> None:
+    def _decide(self) -> None:
         self._is_due = False
         self._settle()
         self._sleep()
 
     def _sleep(self) -> None:
-        """Ask again when the first of them wants to be woken."""
-        wishes_s = (policy.wake_at_s(self._folded[policy.evolve]) for policy in self.policies)
-        wake_at_s = min((at_s for at_s in wishes_s if at_s is not None), default=NEVER_S)
-        assert wake_at_s > self._engine.now_s, "a policy wants to wake now, and then has nothing to say"
+        """Decide again when the first policy wakes."""
+        wakes_s = (policy.wake_at_s(self._folded[policy.evolve]) for policy in self.policies)
+        wake_at_s = min((at_s for at_s in wakes_s if at_s is not None), default=NEVER_S)
+        assert wake_at_s > self._engine.now_s, "a policy wakes now and decides nothing"
         if wake_at_s not in (self._wake_at_s, NEVER_S):
             self._engine.at(wake_at_s, lambda: self._wake(wake_at_s))
         self._wake_at_s = wake_at_s

@@ -1,4 +1,4 @@
-"""The bus as the rest of the house sees it: bytes on subjects, kept or not. It knows no message of ours.
+"""The interface of the bus: bytes on subjects, stored or not. It knows no message type.
 
 Two adapters keep this contract, and one test suite holds them to it: `nats_bus.NatsBus` and
 `memory_bus.MemoryBus`. Failures are those of `elasticflow.shared.errors`.
@@ -12,14 +12,14 @@ from typing import ClassVar, Protocol
 from elasticflow.shared.errors import MaybeStored, StorageFull, Unavailable
 from elasticflow.shared.messages.export import LedgerRecord
 
-MAX_BATCH = 512  # messages that `follow` hands over at once
+MAX_BATCH = 512  # messages in one batch of `follow`
 DEFAULT_TIMEOUT_S = 5.0
-ACK_WAIT_S = 30.0  # a message that nobody settled for so long goes to another replica
+ACK_WAIT_S = 30.0  # a message that is not settled within it goes to another replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message that nobody keeps. reply: where its sender waits for an answer, "" if nowhere."""
+    """A message that is not stored. reply: the subject on which its sender awaits an answer, "" if none."""
 
     subject: str
     data: bytes
@@ -57,27 +57,27 @@ class WorkItem(Protocol):
         ...
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Not now: again after delay_s, to whoever asks then."""
+        """Not now: deliver it again after delay_s, to any replica."""
         ...
 
     async def in_progress(self) -> None:
-        """Still at it: count the ack wait from now."""
+        """Still in progress: count the ack wait from now."""
         ...
 
     async def term(self) -> None:
-        """Hopeless: never again."""
+        """Failed permanently: never again."""
         ...
 
 
 class WorkQueue(Protocol):
-    """One replica's hands on a queue that all replicas of a consumer share."""
+    """One replica's access to a queue that all replicas of a consumer share."""
 
     async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
-        """At least one, as soon as there is one, then what else is there; [] after timeout_s."""
+        """At least one message as soon as there is one, and all that wait then; [] after timeout_s."""
         ...
 
     async def close(self) -> None:
-        """Give back what arrived unasked."""
+        """Return messages that arrived without a pull."""
         ...
 
 
@@ -119,7 +119,7 @@ class Bus(Protocol):
         headers: Mapping[str, str] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
-        """Store for good; the sequence it got. A message_id of the last two minutes is not stored again.
+        """Store permanently; the sequence it got. A message_id of the last two minutes is not stored again.
 
         expected_last_subject_sequence: store only if the subject's last message has this sequence (0: none); so
         a repeat of what is stored already is a conflict, like any other.
@@ -130,7 +130,7 @@ class Bus(Protocol):
     async def append_event(
         self, subject: str, data: bytes, *, message_id: str, headers: Mapping[str, str] | None = None
     ) -> int:
-        """Store, however long it takes. A repeat does no harm: ids are derived, readers apply each once."""
+        """Store, however long it takes. A repeat has no effect: ids are derived, readers apply each once."""
         wait_s = self.FIRST_RETRY_S
         while True:
             try:
@@ -140,9 +140,9 @@ class Bus(Protocol):
                 wait_s = min(2 * wait_s, self.LAST_RETRY_S)
 
     def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
-        """The ledger in order, without gaps, for ever: what has arrived, as one batch of at most MAX_BATCH.
+        """The ledger in order, without gaps and without end: what has arrived, as one batch of at most MAX_BATCH.
 
-        Waits out a server that is away. Raises UnknownStream, LedgerBroken.
+        Waits while no server is reachable. Raises UnknownStream, LedgerBroken.
         """
         ...
 
@@ -168,17 +168,17 @@ class Bus(Protocol):
         ...
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
-        """The pool's submissions, shared by all who name the same consumer."""
+        """The pool's submissions, shared by all replicas that name the same consumer."""
         ...
 
-    # -- messages that nobody keeps
+    # -- messages that are not stored
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        """To whoever listens now. Raises Unavailable, TooLarge."""
+        """To the present subscribers. Raises Unavailable, TooLarge."""
         ...
 
     async def subscribe(self, subject: str, queue: str = "") -> Subscription:
-        """queue: each message goes to one of those who name the same queue."""
+        """queue: each message goes to one subscriber of those that name the same queue."""
         ...
 
     async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
@@ -214,5 +214,5 @@ class Bus(Protocol):
         ...
 
     async def close(self) -> None:
-        """Send what is under way, then let go; closing twice is fine."""
+        """Send pending messages, then disconnect; closing twice is allowed."""
         ...

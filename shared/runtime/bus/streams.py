@@ -2,7 +2,7 @@
 
 One ledger stream for each pool, so that its sequences have no gaps and a reader can check that it missed
 none.
-Telemetry, quotes and answers are plain messages that nobody keeps.
+Telemetry, quotes and answers are plain messages, which are not stored.
 """
 
 import re
@@ -102,7 +102,7 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             [submit_subjects(pool)],
             limits,
             retention="workqueue",
-            discard="new",  # full means: tell the sender, drop nothing
+            discard="new",  # a full stream refuses a message and drops none
             max_bytes=limits.submit_bytes,
         ),
         _stream(

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 def fresh_id() -> str:
-    """A name that nobody has had before; for causes only, ids of consequences are derived from them."""
+    """A name that was never used before; only for causes, because ids of consequences are derived from them."""
     return uuid.uuid4().hex
 
 
@@ -28,5 +28,5 @@ class SystemClock:
         return time.time()
 
     async def sleep_until(self, at_s: float) -> None:
-        while (remaining_s := at_s - time.time()) > 0:  # noqa: ASYNC110 - nothing tells of a clock being set
+        while (remaining_s := at_s - time.time()) > 0:  # noqa: ASYNC110 - no event reports that a clock was set
             await asyncio.sleep(min(remaining_s, 1.0))

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import NamedTuple
 
-_PATIENCE_S = 10.0  # with whoever asks and then takes the answer, and with the event loop
+_PATIENCE_S = 10.0  # for the client to send and to receive, and for the event loop
 
 
 class HttpResponse(NamedTuple):
@@ -57,7 +57,7 @@ class HttpServer:
     def close(self) -> None:
         self._server.socket.shutdown(
             socket.SHUT_RDWR
-        )  # wakes who waits there: shutdown() need not wait for it
+        )  # wakes the accepting thread: shutdown() need not wait for it
         self._server.shutdown()
         self._server.server_close()
 
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(page.body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads who asked."""
+        """Requests are not logged."""
 
 
 async def page_is_ok(host: str, port: int, path: str, *, timeout_s: float) -> bool:

@@ -36,9 +36,9 @@ def get_log(service: str, **keys: Any) -> Any:
 
 
 class BackoffLogger:
-    """What is tried again and again: told at once, then ever more rarely (at the 2nd, 4th, 8th ... try), and its end.
+    """Logs repeated failures: the first at once, then more rarely (the 2nd, 4th, 8th ... try), and their end.
 
-    A failure of another kind is told at once, too.
+    A failure of another kind is logged at once, too.
     """
 
     def __init__(self, log: Any, event: str) -> None:

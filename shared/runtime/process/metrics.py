@@ -33,11 +33,11 @@ class Metrics:
         self._labels = {"service": service, "pool": pool}
         self.ledger_sequence = self.gauge("ef_ledger_sequence", "Last folded sequence of the ledger")
         self.decisions_total = self.counter("ef_decisions_total", "Decisions appended to the plan")
-        self.conflicts_total = self.counter("ef_conflicts_total", "Decisions lost to a rival and taken again")
-        self.facts_total = self.counter("ef_facts_total", "Facts appended to the ledger")
-        self.commands_total = self.counter("ef_commands_total", "Wishes of users that were answered")
-        self.refused_total = self.counter("ef_refused_messages_total", "Unreadable messages put aside")
-        self.decide_seconds = self.histogram("ef_decide_seconds", "Time of one judgement")
+        self.conflicts_total = self.counter("ef_conflicts_total", "Decisions that lost the race for the plan")
+        self.facts_total = self.counter("ef_facts_total", "Events appended to the ledger")
+        self.commands_total = self.counter("ef_commands_total", "Commands of users that were decided on")
+        self.refused_total = self.counter("ef_refused_messages_total", "Unreadable messages dead-lettered")
+        self.decide_seconds = self.histogram("ef_decide_seconds", "Time of one decision")
         self.append_seconds = self.histogram("ef_append_seconds", "Time of one append to the ledger")
         self.connected = self.gauge("ef_nats_connected", "1 while the connection to NATS stands")
 

@@ -1,4 +1,4 @@
-"""What a process is told from outside: the environment, read once, checked at start, logged once."""
+"""The settings of a process: the environment, read once, checked at start, logged once."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class Settings:
     log_level: str  # EF_LOG_LEVEL
     metrics_port: int  # EF_METRICS_PORT: /metrics and /healthz, 0 = a free one
     metrics_host: str  # EF_METRICS_HOST
-    instance: str  # EF_INSTANCE: tells replicas apart in logs and leases
+    instance: str  # EF_INSTANCE: distinguishes replicas in logs and leases
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":

@@ -1,4 +1,4 @@
-"""Where commands print their results: a terminal, a file, or a reader who may have seen enough.
+"""Where commands print their results: a terminal, a file, or a pipe whose reader may stop early.
 
 Colour only on a terminal, and not where NO_COLOR is set (rich sees to both).
 """
@@ -13,12 +13,12 @@ _WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Whoever read our output has seen enough: rich would call that a failure, the commands know better."""
+        """The reader of the output has stopped: rich would treat it as a failure, which it is not."""
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """For results; made anew, so that it sees the stdout of now. Raises BrokenPipeError where nobody reads them."""
+    """For results; made anew, so that it uses the present stdout. Raises BrokenPipeError if its reader has stopped."""
     terminal = _Console(highlight=False)
     return terminal if terminal.is_terminal else _Console(highlight=False, width=_WIDTH_IN_FILES)
 

@@ -1,4 +1,4 @@
-"""Submissions on their way to a result: pulled, read, kept until answered, put aside if unreadable."""
+"""Commands from the work queue: pulled, read, kept until they are decided on, dead-lettered if unreadable."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,17 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.state.pool import PoolState
 
-ANSWER_TO = "Ef-Answer-To"  # header: where the sender wants to hear of a refusal
-MAX_PENDING = 512  # more than one decision takes, so that the next one need not wait for its wishes
-MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its wishes: each comes back in an event, with schedules
-MAX_TRIES = 4  # deliveries of one message before it counts as poison
+ANSWER_TO = "Ef-Answer-To"  # header: the subject on which the sender awaits a refusal
+MAX_PENDING = 512  # more than one decision takes, so that the next one need not wait for its commands
+MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its commands: each returns in an event, with schedules
+MAX_TRIES = 4  # deliveries of one message before it is dead-lettered
 PULL_TIMEOUT_S = 20.0
-ACK_WAIT_S = 5.0  # so soon after a replica's death others decide what it had pulled
+ACK_WAIT_S = 5.0  # after a replica's death, others get the commands that it had pulled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """One wish that waits for its decision; item settles it."""
+    """One command that waits for its decision; item settles it."""
 
     command: Command
     envelope_id: str
@@ -55,36 +55,36 @@ class CommandQueue:
         self._clock, self._log, self._metrics = clock, log, metrics
         self._on_news = on_news
         self._pending: list[Pending] = []
-        self._room = asyncio.Event()
-        self._room.set()
+        self._has_space = asyncio.Event()
+        self._has_space.set()
 
     async def run(self) -> None:
-        """For ever: pull, and hold on to what was pulled."""
+        """Pull, and keep what was pulled, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pull(), name="pull")
             tasks.create_task(self._hold(), name="hold")
 
     async def _pull(self) -> None:
-        """A message that cannot be read never comes further than this."""
+        """Unreadable messages are dead-lettered here."""
         queue = await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
         while True:
-            await self._room.wait()
+            await self._has_space.wait()
             for item in await queue.pull(MAX_PENDING - len(self._pending), PULL_TIMEOUT_S):
                 await self._receive(item)
             if len(self._pending) >= MAX_PENDING:
-                self._room.clear()
+                self._has_space.clear()
 
     async def _hold(self) -> None:
-        """What waits here waits for the ledger: it is not handed on, nor counted as poison, while we live."""
+        """While this replica runs, the broker delivers no command that waits here to another replica."""
         while True:
             await self._clock.sleep_until(self._clock.now_s() + ACK_WAIT_S / 3)
             for pending in self._pending:
                 await pending.item.in_progress()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
-        """The oldest wishes, as many as fit into one decision.
+        """The oldest commands, as many as fit into one decision.
 
-        One that came before and was not settled is judged alone: it may be poison.
+        A command that was delivered before and not settled is decided on alone: it may be what made a replica fail.
         """
         taken: list[Pending] = []
         num_bytes = 0
@@ -98,22 +98,22 @@ class CommandQueue:
         return tuple(taken)
 
     def settled(self, taken: tuple[Pending, ...]) -> None:
-        """These are answered and acknowledged."""
+        """These are decided on and acknowledged."""
         done = {id(pending) for pending in taken}
         self._pending = [pending for pending in self._pending if id(pending) not in done]
-        self._room.set()
+        self._has_space.set()
         if self._pending:
             self._on_news()
 
     async def _receive(self, item: WorkItem) -> None:
         try:
             envelope = codec.decode(item.data, max_bytes=MAX_SUBMISSION_BYTES)
-            command = self._wish_in(envelope, item)
+            command = self._command_in(envelope, item)
         except Undecodable as error:
             await self.dead_letter(item, *error.problems)
             return
         if item.num_delivered > MAX_TRIES:
-            await self.dead_letter(item, f"admission failed {MAX_TRIES} times on this message")
+            await self.dead_letter(item, f"{self._service} failed {MAX_TRIES} times on this message")
             return
         if isinstance(command, SubmitJob) and await self._ended_long_ago(command.job_id):
             why = f"job_id: {command.job_id} names a job that ended long ago; choose another"
@@ -123,9 +123,9 @@ class CommandQueue:
         self._on_news()
 
     async def _ended_long_ago(self, job_id: str) -> bool:
-        """The state keeps the newest ended jobs only (decision record 0010); the ledger knows who trained before.
+        """The state keeps the newest ended jobs only (decision record 0010); the ledger holds the events of all others.
 
-        What lies beyond what was folded is no news of the old: the state will know it before it is judged on.
+        Events after the folded sequence are of new jobs: the state will know them before the decision.
         """
         folded = self._folded()
         if not folded.num_forgotten or folded.job(job_id) is not None:
@@ -133,18 +133,18 @@ class CommandQueue:
         last = await self._bus.last_subject_sequence(subjects.job(self._pool, job_id))
         return 0 < last <= folded.sequence and self._folded().job(job_id) is None
 
-    def _wish_in(self, envelope: Envelope, item: WorkItem) -> Command:
+    def _command_in(self, envelope: Envelope, item: WorkItem) -> Command:
         command = envelope.message
         if not isinstance(command, Command):
-            wishes = ", ".join(wish.__name__ for wish in get_args(Command))
-            raise Undecodable(f"type: {type(command).__name__} is no wish; publish one of {wishes}")
+            commands = ", ".join(command.__name__ for command in get_args(Command))
+            raise Undecodable(f"type: {type(command).__name__} is not a command; publish one of {commands}")
         tenant = item.subject.split(".")[2]
         if command.tenant != tenant:
             raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")
         return command
 
     async def dead_letter(self, item: WorkItem, *problems: str) -> None:
-        """Keep the bytes on the dead-letter subject with the reason, tell the sender, go on."""
+        """Store the bytes on the dead-letter subject with the reason, and reply to the sender."""
         self._metrics.refused_total.inc()
         self._log.warning("MessageRejected", subject=item.subject, sequence=item.sequence, problems=problems)
         headers = dead_letter_headers(item.subject, problems)
@@ -155,17 +155,17 @@ class CommandQueue:
                 message_id=f"dead-{self._pool}-{item.sequence}",
                 headers=headers,
             )
-            await self._tell(item, problems)
+            await self._reply(item, problems)
             await item.term()
         except Retry as error:  # it stays in the queue and comes again
             self._log.warning("refusal postponed", sequence=item.sequence, error=str(error))
 
-    async def _tell(self, item: WorkItem, problems: tuple[str, ...]) -> None:
+    async def _reply(self, item: WorkItem, problems: tuple[str, ...]) -> None:
         refusal = MessageRejected(problems=tuple(problem[:2000] for problem in problems[:50]))
         answer = codec.encode(refusal, id=f"refused-{item.sequence}", recorded_at_s=self._clock.now_s())
         for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(item.data)):
             if subject:
-                with contextlib.suppress(ElasticFlowError):  # a courtesy; a hostile subject must not hurt
+                with contextlib.suppress(ElasticFlowError):  # best effort; a hostile subject must do no harm
                     await self._bus.publish(subject, answer)
 
     def _answer_subject(self, data: bytes) -> str:

@@ -1,9 +1,9 @@
 """Leases: one holder at a time, most of the time.
 
 A lease saves work (standbys need not decide what the holder decides); it is never what makes a decision safe:
-a paused holder may wake up late. Whatever must be safe is appended by compare-and-set.
+a paused holder may wake up late. What must be safe is appended by compare-and-set.
 
-The server forgets the key after its time to live; whoever creates it then is the next holder. Every step is
+The server forgets the key after its time to live; the candidate that creates it then is the next holder. Every step is
 a compare-and-set on the key's revision.
 """
 
@@ -17,12 +17,11 @@ from elasticflow.shared.runtime.bus.streams import state_bucket
 from elasticflow.shared.runtime.process.clock import Clock
 
 _RELEASE_TIMEOUT_S = 1.0
-_FREE = b""  # what a holder leaves behind that has let go
+_FREE = b""  # the value of a released lease
 
 
 class Lease:
-    """One candidate for one lease of a pool. holder_id: rows_that_differ that of any other process. ttl_s: how long
-    it lasts from
+    """One candidate for one lease of a pool. holder_id: unlike that of any other process. ttl_s: how long it lasts from
     now on, in whole seconds, at least one.
     """
 
@@ -41,11 +40,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """As far as we know: the server counts from a moment later than we do."""
+        """To this process's knowledge: the server counts from a later instant."""
         return self._clock.now_s() < self._until_s
 
     async def try_acquire(self) -> bool:
-        """Take it if nobody has it. Raises Retry when the bus cannot say."""
+        """Take it if it is free. Raises Retry if the bus cannot be reached."""
         if await self._write(self._holder(), expected_revision=0):
             return True
         value = await self._bus.get_value(self._bucket, self._key)
@@ -54,13 +53,13 @@ class Lease:
         return await self._write(self._holder(), expected_revision=value.revision)
 
     async def renew(self) -> None:
-        """Hold it for as long again. Raises LeaseLost; Retry when the bus cannot say, and time runs on."""
+        """Hold it for another ttl_s. Raises LeaseLost; Retry if the bus cannot be reached: then the lease runs on."""
         if not await self._write(self._holder(), expected_revision=self._revision):
             self._until_s = float("-inf")
             raise LeaseLost(self._name, self._holder_id)
 
     async def release(self) -> None:
-        """Let the next candidate have it at once."""
+        """Free it for the next candidate at once."""
         if self._revision:
             self._until_s = float("-inf")
             await self._write(_FREE, expected_revision=self._revision)
@@ -68,9 +67,8 @@ class Lease:
     async def hold(self, on_change: Callable[[bool], None] = lambda held: None) -> None:
         """Acquire, renew and acquire again until cancelled; then release.
 
-        on_change(held) reports each change, and each renewal whose answer came after the lease had run out: its
-        holder
-        kept silent meanwhile.
+        on_change(held) reports each change, and each renewal whose answer came after the lease had lapsed: meanwhile
+        its holder did not decide.
         """
         reported = False
         try:
@@ -97,10 +95,10 @@ class Lease:
             else:
                 await self.try_acquire()
         except (Retry, LeaseLost):
-            return  # `held` says the rest
+            return  # `held` has the result
 
     async def _write(self, data: bytes, *, expected_revision: int) -> bool:
-        """False if somebody else wrote first."""
+        """False if another candidate wrote first."""
         asked_at_s, ttl_s = self._clock.now_s(), self._ttl_s()
         try:
             revision = await self._bus.put_value(

@@ -1,4 +1,4 @@
-"""From `python -m services.X` to a running host: settings, logs, bus, metrics, signals, a clean end."""
+"""From `python -m services.X` to a running host: settings, logs, bus, metrics, signals, shutdown."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ _USAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """What a service's shell gets to work with."""
+    """What a service gets to work with."""
 
     settings: Settings
     bus: NatsBus
@@ -46,10 +46,10 @@ class Process:
 def run_service(
     service: str, configured: Callable[[Settings], Callable[[Process], Coroutine[Any, Any, None]]]
 ) -> None:
-    """Run a service's shell until SIGTERM or SIGINT.
+    """Run a service until SIGTERM or SIGINT.
 
-    configured: the shell; raises BadSettings where the service's own settings are wrong, before anything is waited for.
-    Exits 2 where another start would end the same (wrong settings or credentials, say), 1 where it may not.
+    configured: makes the service; raises BadSettings, before any wait, if the service's own settings are wrong.
+    Exits 2 if a restart cannot help (wrong settings or credentials, say), else 1.
     """
     ArgumentParser(prog=f"python -m elasticflow.services.{service}", description=_USAGE).parse_args()
     try:
@@ -72,7 +72,7 @@ def _shown(settings: Settings) -> dict[str, Any]:
 
 
 def _expected(error: BaseException) -> ElasticFlowError | None:
-    """The failure that somebody has thought about, also out of a group; None if anything else went wrong too."""
+    """The expected failure, also in a group; None if any other exception is in it too."""
     if isinstance(error, BaseExceptionGroup):
         inner = [_expected(each) for each in error.exceptions]
         return None if None in inner else inner[0]
@@ -99,15 +99,15 @@ async def _run(
 
 
 async def _connected(service: str, settings: Settings, log: Any, metrics: Metrics) -> NatsBus:
-    """The bus, as soon as there is one: a service may be started before its NATS."""
+    """The bus, once it is reachable: a service may start before NATS does."""
 
     def on_state(state: str) -> None:
         metrics.connected.set(state in ("connected", "reconnected"))
-        say = log.warning if state == "disconnected" else log.info
-        say("nats", state=state, url=masked(settings.nats_url))
+        write = log.warning if state == "disconnected" else log.info
+        write("nats", state=state, url=masked(settings.nats_url))
 
     bus: NatsBus | None = None
-    trouble = BackoffLogger(log, "nats is not ready")
+    backoff = BackoffLogger(log, "nats is not ready")
     while True:
         try:
             bus = bus or await connect_nats(
@@ -118,10 +118,10 @@ async def _connected(service: str, settings: Settings, log: Any, metrics: Metric
             )
             await bus.ensure_pool(settings.pool)
         except Retry as error:
-            trouble.goes_on(error)
+            backoff.goes_on(error)
             await asyncio.sleep(CONNECT_RETRY_S)
             continue
-        trouble.is_over()
+        backoff.is_over()
         metrics.connected.set(1)
         return bus
 
@@ -136,11 +136,10 @@ async def host_policy(
     prepare: Callable[[], None] | None = None,
     beside: Callable[[Host[State]], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Host a policy for ever, with its two pages, and `beside` it what else the service has to do.
+    """Host a policy until cancelled, with its two HTTP pages, and `beside` it the other tasks of the service.
 
-    prepare: what takes its time and has to be done before the first decision.
-    leads_by_lease: of several replicas one decides and the others stand by; the lease only saves work,
-    compare-and-set is what keeps two leaders from harm.
+    prepare: slow work that must be done before the first decision.
+    leads_by_lease: one of several replicas decides and the others stand by (see `open_replica`).
     """
     settings = process.settings
     replica = await open_replica(
@@ -173,13 +172,13 @@ async def host_policy(
 
 
 def _keep_what_is_loaded() -> None:
-    """Leave it out of collections from now on: each would look at a million objects of libraries, for 0.1 s."""
+    """Exclude loaded objects from garbage collections: each would scan a million objects of libraries, for 0.1 s."""
     gc.collect()
     gc.freeze()
 
 
 def _in_daemon_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-    """Done beside the loop. Who is told to stop meanwhile does not wait for it, as for asyncio's own threads."""
+    """Run it in another thread. A service that stops meanwhile does not wait for it, unlike for asyncio's threads."""
     done = Future[None]()
     done.set_running_or_notify_cancel()
 

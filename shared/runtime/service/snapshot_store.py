@@ -1,4 +1,4 @@
-"""Where snapshots are kept: one object for each pool, replaced now and then by the monitor."""
+"""Where snapshots are stored: one object for each pool, which the monitor replaces."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ _NAME = f"pool-{snapshot.SHAPE}"
 
 
 async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
-    """The newest snapshot, or None if there is none that can be read: then the ledger tells it all."""
+    """The newest snapshot, or None if none is readable: then the host folds the whole ledger."""
     try:
         state = snapshot.load(await bus.get_object(streams.snapshot_bucket(pool), _NAME))
         last_sequence = await bus.last_sequence(pool)
@@ -23,7 +23,7 @@ async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
     except (Undecodable, ElasticFlowError) as error:
         log.warning("snapshot not used", error=str(error))
         return None
-    if state.sequence > last_sequence:  # of another ledger: this one was started anew
+    if state.sequence > last_sequence:  # of another ledger: this one is newer
         log.warning(
             "snapshot not used", error=f"sequence {state.sequence} is beyond the ledger's {last_sequence}"
         )
@@ -33,6 +33,6 @@ async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
 
 
 async def save(bus: Bus, pool: str, state: PoolState) -> None:
-    """Keep this state for the next start. Raises what the bus raises; losing a snapshot loses nothing."""
-    data = await asyncio.to_thread(snapshot.dump, state)  # a large one takes a while, and heartbeats go on
+    """Store this state for the next start. Raises what the bus raises; without a snapshot nothing is lost."""
+    data = await asyncio.to_thread(snapshot.dump, state)  # a large one takes seconds, and heartbeats go on
     await bus.put_object(streams.snapshot_bucket(pool), _NAME, data)

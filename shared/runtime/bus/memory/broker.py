@@ -1,4 +1,4 @@
-"""What a NATS server would remember, in plain Python values; `memory_bus.MemoryBus` are its clients.
+"""The state of a NATS server in plain Python values; each `MemoryBus` is one of its clients.
 
 Time is the clock's, order is that of the calls: the same calls give the same history.
 """
@@ -18,7 +18,7 @@ DUPLICATE_WINDOW_S = 120.0
 
 
 class Bell:
-    """Wakes everyone who waits."""
+    """Wakes all waiting tasks."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
@@ -107,7 +107,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Consumer:
-    """Who has got which message of a work queue, and when it may be given to the next."""
+    """Which messages of a work queue are delivered, and when each may be delivered again."""
 
     stream: Stream
     ack_wait_s: float
@@ -214,7 +214,7 @@ class MemoryBroker:
         return consumer
 
     def receivers(self, subject: str) -> list[Listener]:
-        """Everyone who listens without a queue, and one of each queue, in turn."""
+        """All subscribers without a queue, and one of each queue, in rotation."""
         listening = [listener for listener in self.listeners if matches(listener.pattern, subject)]
         chosen = [listener for listener in listening if not listener.queue]
         self._turn += 1
@@ -223,8 +223,8 @@ class MemoryBroker:
             chosen.append(members[self._turn % len(members)])
         return chosen
 
-    def wake_everyone(self) -> None:
-        """A client has closed: whoever waits on its behalf looks around."""
+    def wake_all(self) -> None:
+        """A client has closed: each of its waiting calls checks that."""
         for stream in self._streams.values():
             stream.bell.ring()
 

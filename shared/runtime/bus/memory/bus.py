@@ -119,7 +119,7 @@ class MemoryBus(Bus):
             raise LedgerBroken(pool, after_sequence + 1, stream.last_sequence)
         last = after_sequence
         while True:
-            await asyncio.sleep(0)  # as over a network, others get their turn
+            await asyncio.sleep(0)  # as over a network, other tasks run meanwhile
             self._check_open()
             up_to = min(stream.last_sequence, last + MAX_BATCH)
             if up_to > last:
@@ -143,7 +143,7 @@ class MemoryBus(Bus):
         consumer = self.broker.consumer(pool, consumer_name, ack_wait_s)
         return MemoryWorkQueue(consumer, self._clock, self._check_open, self._faults, self.link)
 
-    # -- messages that nobody keeps
+    # -- messages that are not stored
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         self._check_size(subject, data)
@@ -213,12 +213,12 @@ class MemoryBus(Bus):
         self.kill()
 
     def kill(self) -> None:
-        """The process of this client ends without a word."""
+        """The process of this client ends without a message."""
         self._closed = True
         self.link.close()
         for listener in list(self._listeners):
             self._ignore(listener)
-        self.broker.wake_everyone()
+        self.broker.wake_all()
 
     # -- inside
 

@@ -10,8 +10,7 @@ class Faults:
     """Probabilities, for each message.
 
     maybe_stored: an append raises MaybeStored, stored or not. duplicate: an event is stored twice, a work item or a
-    plain
-    message is delivered twice. reorder: a plain message overtakes others.
+    plain message is delivered twice. reorder: a plain message overtakes others.
     max_delay_turns: an append takes at most so many turns of the event loop (`DirectLink`).
     max_delay_s: each way between a client and the broker takes at most so long (`DelayedLink`).
     duplicate_within_s: the second copy of an event arrives at most so much later (`DelayedLink`).

@@ -67,7 +67,7 @@ class DirectLink:
         for _ in range(1 + self._faults.delay_turns()):
             await asyncio.sleep(0)
         if self._closed:
-            raise BusClosed("by this client")
+            raise BusClosed("by the client itself")
         is_lost = self._faults.is_answer_lost()
         if is_lost and self._faults.is_request_lost():
             raise no_answer
@@ -92,7 +92,7 @@ class DirectLink:
 class DelayedLink:
     """A network: each way takes a drawn delay. While it is cut, requests and answers wait for its repair.
 
-    A request that waited longer than its timeout still arrives afterwards: its sender has heard no answer, and the
+    A request that waited longer than its timeout still arrives afterwards: its sender has received no answer, and the
     message is stored late. A closed link is never repaired: then what waits in it is lost.
     """
 

@@ -30,7 +30,7 @@ class MemoryWorkQueue:
 
     async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
         deadline_s = self._clock.now_s() + timeout_s
-        await asyncio.sleep(0)  # as over a network, others get their turn
+        await asyncio.sleep(0)  # as over a network, other tasks run meanwhile
         while True:
             self._check_open()
             now_s = self._clock.now_s()

@@ -31,7 +31,7 @@ async def connect_nats(
     tls: ssl.SSLContext | None = None,
     credentials_file: Path | None = None,
 ) -> "NatsBus":
-    """Connect, and stay connected: breaks are logged, told to on_state and mended, for ever.
+    """Connect, and stay connected: breaks are logged, reported to on_state and repaired, without end.
 
     url: `nats://[token@ | user:password@]host:port`, several with commas; `tls://` for TLS. name: shown by the
     server. wait_s: how long to try if there is no server yet. Raises Unavailable, BadCredentials.

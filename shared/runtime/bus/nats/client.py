@@ -1,6 +1,6 @@
 """URLs of NATS: checked, masked where people see them, taken apart.
 
-The first connection of a nats-py client: how long to try, and which failures no other try can mend.
+The first connection of a nats-py client: how long to try, and which failures no retry can repair.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ async def connect_client(
     reconnected_cb: Told,
     closed_cb: Told,
 ) -> None:
-    """Connect, with_candidate for wait_s; from then on nats-py reconnects for ever, and tells of it.
+    """Connect, with_candidate for wait_s; from then on nats-py reconnects without end, and reports it.
 
     Raises BadCredentials (at once), or Unavailable.
     """
@@ -115,7 +115,7 @@ async def connect_client(
 
 
 class _Trying:
-    """nats-py tries for ever; this says when to stop. It hears of errors later, too, and only logs them."""
+    """nats-py tries without end; this decides when to stop. Later errors are only logged."""
 
     def __init__(self, url: str, *, num_servers: int, wait_s: float) -> None:
         loop = asyncio.get_running_loop()

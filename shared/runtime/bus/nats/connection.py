@@ -2,7 +2,7 @@
 
 nats-py reconnects by itself. What it leaves open is closed here: a request fails as soon as the connection
 breaks instead of running into its timeout; nothing is queued while disconnected, to be sent when its sender has
-long given up; readers are woken on reconnection; who is cancelled hears it; secrets stay out of messages.
+long given up; readers are woken on reconnection; cancellations are not swallowed; secrets stay out of messages.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Connection:
             raise
         self._answers.prefix = self.client.new_inbox() + "."
         await self.client.subscribe(self._answers.prefix + "*", cb=self._answers.on_message)
-        self._say("connected")
+        self._report_state("connected")
 
     # -- states
 
@@ -88,7 +88,7 @@ class Connection:
         """False after timeout_s; raises BusClosed."""
         self.check_open()
         if not self.is_connected:
-            self._connected.clear()  # nats-py knows of a break before it says so: whoever asks again must not spin
+            self._connected.clear()  # nats-py knows of a break before it reports it: a retry must not busy-loop
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._connected.wait()
@@ -107,7 +107,7 @@ class Connection:
             await self.client.close()
             self._let_go()
 
-    def _say(self, state: str) -> None:
+    def _report_state(self, state: str) -> None:
         if state in ("connected", "reconnected"):
             self.epoch += 1
             self._connected.set()
@@ -122,20 +122,20 @@ class Connection:
         self._connected.clear()
         self._let_go()
         if not self._closing:
-            self._say("disconnected")
+            self._report_state("disconnected")
 
     async def _on_reconnected(self) -> None:
-        self._say("reconnected")
+        self._report_state("reconnected")
         for inbox in self._inboxes:
             inbox.wake()
 
     async def _on_closed(self) -> None:
-        self._connected.set()  # whoever waits for a connection must learn that there will be none
+        self._connected.set()  # waiters for a connection must learn that there will be none
         for inbox in self._inboxes:
             inbox.closed = True
         self._let_go()
         if self.epoch:
-            self._say("closed")
+            self._report_state("closed")
 
     def _let_go(self) -> None:
         self._answers.let_go()
@@ -211,7 +211,7 @@ class Connection:
                 await subscription.unsubscribe()
 
     def new_subject(self) -> str:
-        """A subject that nobody else uses."""
+        """A subject that no other client uses."""
         return self.client.new_inbox()
 
 

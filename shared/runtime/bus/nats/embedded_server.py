@@ -1,7 +1,7 @@
 """A nats-server of our own, for people who have none: found, configured for durability, started and stopped.
 
-It belongs to the process that started it and dies with it. Whoever has a server or a cluster of their own
-sets NATS_URL instead; `deploy/nats/` holds the same settings for it.
+It belongs to the process that started it and dies with it. For another server or a cluster set NATS_URL instead;
+`deploy/nats/` holds the same settings for it.
 """
 
 import contextlib
@@ -72,9 +72,9 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _storage_bound(store_dir: Path) -> int:
-    """Bytes that the store may grow to: what it has, and most of what is free beyond a reserve for everybody else.
+    """Bytes that the store may grow to: what it has, and most of what is free beyond a reserve for other programs.
 
-    A stream that hits this bound says so and recovers; one that hits the end of the disk says nothing until the
+    A stream that hits this bound reports it and recovers; one that hits the end of the disk says nothing until the
     server is restarted. The server's own bound forgets what the store has already.
     """
     used = sum(file.stat().st_size for file in store_dir.rglob("*") if file.is_file())
@@ -126,10 +126,10 @@ class EmbeddedServer:
 
     @property
     def has_wrong_bound(self) -> bool:
-        """The disk ran low since the start, or has room again: only another start bounds the store anew.
+        """The disk ran low since the start, or has space again: only another start bounds the store anew.
 
         Started on a low disk the server refuses what it cannot store. Else it would run into the end of the disk,
-        and then give no answer any more, not even when there is room again.
+        and then give no answer any more, not even when there is space again.
         """
         free = shutil.disk_usage(self.store_dir).free
         return free > 2 * LOW_DISK_BYTES if self._began_low else free < LOW_DISK_BYTES

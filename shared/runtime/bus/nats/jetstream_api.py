@@ -1,4 +1,4 @@
-"""The JetStream API in the terms of this house: what is asked, and what its refusals mean for the caller."""
+"""The JetStream API in the terms of the bus: requests, and what their refusals mean for the caller."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ async def publish_acked(
     except (RequestTimeout, ConnectionBroke):
         raise MaybeStored(subject, headers.get(MESSAGE_ID, "")) from None
     except NoResponder:
-        raise await _why_nobody_stores(connection, subject) from None
+        raise await _why_not_stored(connection, subject) from None
     ack = json.loads(answer.data)
     if (error := ack.get("error")) is not None:
         if error["err_code"] in _WRONG_SEQUENCE and expected is not None:
@@ -121,12 +121,12 @@ async def last_message(connection: Connection, stream: str, subject: str) -> Val
 
 
 def _last_number(description: str) -> int | None:
-    """The sequence that "wrong last sequence: 123" ends with, where the server says it."""
+    """The sequence that "wrong last sequence: 123" ends with, if the server reports it."""
     number = description.rsplit(" ", 1)[-1]
     return int(number) if number.isascii() and number.isdigit() else None
 
 
-async def _why_nobody_stores(connection: Connection, subject: str) -> ElasticFlowError:
+async def _why_not_stored(connection: Connection, subject: str) -> ElasticFlowError:
     try:
         names = await stream_names(connection, subject)
     except ElasticFlowError as error:

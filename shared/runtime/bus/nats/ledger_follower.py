@@ -116,7 +116,7 @@ class _Feed:
         return batch, False
 
     async def _obey(self, message: Msg) -> bool:
-        """A word of the server: answer flow control; False if it says that something was lost."""
+        """A message of the server: answer flow control; False if it reports a loss."""
         headers = message.headers or {}
         go_on = message.reply or headers.get("Nats-Consumer-Stalled", "")
         if go_on:
@@ -128,7 +128,7 @@ class _Feed:
 async def _create_consumer(connection: Connection, pool: str, subject: str, after_sequence: int) -> None:
     stream = streams.ledger_stream(pool)
     last = await last_sequence(connection, stream)
-    if last < after_sequence:  # a consumer would wait for ever, and say nothing
+    if last < after_sequence:  # a consumer would wait without end or error
         raise LedgerBroken(pool, after_sequence + 1, last)
     config = {
         "deliver_subject": subject,

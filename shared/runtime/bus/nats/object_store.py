@@ -1,7 +1,7 @@
 """Objects in JetStream, in the layout of NATS' own object stores (`nats object get` reads them).
 
 Written here over plain requests, because a request fails when the connection breaks; nats-py's reader would
-wait for ever for the rest of an object.
+wait without end for the rest of an object.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Which answer belongs to which request: all of a connection come to one subscription, told apart by a ticket.
+"""Which answer belongs to which request: all of a connection come to one subscription, distinguished by a ticket.
 
-Where messages of a subscription wait until somebody takes them, many at once.
+Where messages of a subscription wait until they are taken, many at once.
 """
 
 import asyncio

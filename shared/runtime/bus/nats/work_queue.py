@@ -84,7 +84,7 @@ class NatsWorkQueue:
         await self._connection.close_inbox(self._inbox)
 
     async def _ask(self, max_messages: int, timeout_s: float) -> None:
-        """One request, until the server has said that it is through with it."""
+        """One request, until the server has reported its end."""
         number, epoch = str(next(self._numbers)), self._connection.epoch
         request = {
             "batch": max_messages,
@@ -104,9 +104,9 @@ class NatsWorkQueue:
             if self._connection.epoch != epoch or not self._connection.is_connected:
                 return
         if status is not None and status not in _NOTHING_MORE:
-            await self._after_trouble(status)
+            await self._after_failure(status)
 
-    async def _after_trouble(self, status: str) -> None:
+    async def _after_failure(self, status: str) -> None:
         """The consumer was deleted, or moves to another leader."""
         try:
             await self._ensure_consumer()
@@ -143,7 +143,7 @@ class NatsWorkQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsWorkItem:
-    """See `bus.WorkItem`. reply_to: where its verdict goes."""
+    """See `bus.WorkItem`. reply_to: where its acknowledgement goes."""
 
     subject: str
     data: bytes
@@ -165,9 +165,9 @@ class NatsWorkItem:
     async def term(self) -> None:
         await self._settle(b"+TERM")
 
-    async def _settle(self, verdict: bytes) -> None:
+    async def _settle(self, acknowledgement: bytes) -> None:
         with contextlib.suppress(Unavailable, BusClosed):  # it comes again
-            await self.connection.publish(self.reply_to, verdict)
+            await self.connection.publish(self.reply_to, acknowledgement)
 
 
 def _item(message: Msg, connection: Connection) -> NatsWorkItem:
