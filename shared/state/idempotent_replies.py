@@ -11,7 +11,7 @@ from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
 
 
 def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEvent | events.JobFailed:
-    """The reply to a repeated command, on which nothing is left to decide."""
+    """The reply to a repeated command, which needs no decision."""
     quote = state.quote_reservations.get(command.job_id)
     if isinstance(command, ReserveQuote) and quote is not None:
         return _quote_reserved(quote)
@@ -52,7 +52,7 @@ def waits_for(state: PoolState) -> Literal["profile", "gpus"]:
 
 
 def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFailed:
-    """The last decision on this job: admission's, or the job's end if it is not the one that its user asked for."""
+    """The last decision on this job: admission's, or the job's end if it failed or was cancelled."""
     match job.phase:
         case Phase.PROFILING:
             return events.ProfileRequested(

@@ -51,7 +51,7 @@ class Running:
         return max(now_s, self.ready_s) + self.left / rate if rate else None
 
     def seen(self) -> SchedulableJob:
-        """As the scheduler is told of it, in floats."""
+        """As the scheduler receives it, in floats."""
         return replace(
             self.job,
             remaining_iterations=float(self.left),
@@ -183,11 +183,11 @@ def test_quoted_deadlines_are_accepted_at_once_and_a_second_less_is_refused(seed
     num_quotes = 0
     for number in range(60):
         job = random_job(rng, number, 0.0, 16)
-        room = AdmissionSearch(plan)
-        quoted_s = room.earliest_deadline_s(job)
+        search = AdmissionSearch(plan)
+        quoted_s = search.earliest_deadline_s(job)
         if quoted_s is not None:
-            assert room.propose(replace(job, deadline_s=quoted_s)) is not None
-            assert room.propose(replace(job, deadline_s=quoted_s - 1.0)) is None
+            assert search.propose(replace(job, deadline_s=quoted_s)) is not None
+            assert search.propose(replace(job, deadline_s=quoted_s - 1.0)) is None
             num_quotes += 1
         admit(plan, job)
     assert num_quotes > 40

@@ -1,4 +1,4 @@
-"""Wishes at instants of a whole simulation: a rejection offers three other ways, a quote is tight, and both hold."""
+"""Submissions at instants of a whole simulation: a rejection offers three other ways, a quote is tight, and both hold."""
 
 from dataclasses import replace
 from functools import cache
@@ -20,7 +20,7 @@ from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
 
-NUM_WISHES = 60
+NUM_SUBMISSIONS = 60
 LATER_S = (1.0, 30.0, 1_000.0, 30_000.0)
 WINDOWS_S = (5.0, 60.0, 600.0, 3_600.0, 20_000.0, 60_000.0)
 
@@ -42,13 +42,13 @@ class Onlooker:
 
 @cache
 def moments(admission: AdmissionPolicy) -> tuple[Moment, ...]:
-    """Of a crowded trace; any wish at any moment, with any window."""
+    """Of a crowded trace; any submission at any moment, with any window."""
     workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
     onlooker, cluster = Onlooker(), ClusterShape(num_nodes=1, gpus_per_node=8)
     cost = reference_cost(cluster.num_gpus)
     Simulation(workload, cluster, resize_cost=cost, admission=admission, observers=[onlooker]).run()
     chance, found = np.random.default_rng(7), list[Moment]()
-    for _ in range(NUM_WISHES):
+    for _ in range(NUM_SUBMISSIONS):
         state, _, now_s = onlooker.moments[chance.integers(len(onlooker.moments))]
         spec = onlooker.moments[chance.integers(len(onlooker.moments))][1]
         window_s = float(chance.choice(WINDOWS_S) * chance.uniform(0.5, 2.0))
@@ -57,8 +57,8 @@ def moments(admission: AdmissionPolicy) -> tuple[Moment, ...]:
 
 
 def answered(state: PoolState, spec: JobSpec, now_s: float) -> PlanEvent:
-    wish = SubmitJob(job_id="wish", tenant="trace", spec=spec)
-    (answer,) = POLICY.decide(state, (wish,), now_s)
+    command = SubmitJob(job_id="what-if", tenant="trace", spec=spec)
+    (answer,) = POLICY.decide(state, (command,), now_s)
     return answer
 
 
@@ -81,7 +81,7 @@ def test_a_refusal_offers_three_other_ways_and_each_is_promised_if_taken_at_once
                 global_batch_size=offer.global_batch_size,
             )
             assert isinstance(answered(state, other, now_s), JobAdmitted), offer
-    assert num_refused >= NUM_WISHES // 4
+    assert num_refused >= NUM_SUBMISSIONS // 4
 
 
 @pytest.mark.parametrize("admission", ["first-come", "selective"])

@@ -1,4 +1,4 @@
-"""Wishes to be measured, among jobs of which nobody knows the speed, on the virtual cluster."""
+"""Profile-only commands among jobs of unknown speed, on the virtual cluster."""
 
 from dataclasses import replace
 
@@ -21,19 +21,19 @@ BAD_TIMES = replace(MANY_FAULTS, until_s=100.0)
 @pytest.mark.parametrize(("seed", "faults"), [(1, NO_FAULTS), (2, BAD_TIMES)])
 def test_all_are_measured_and_every_decision_is_taken_again(seed: int, faults: Faults) -> None:
     base = random_scenario(seed, num_jobs=6, curves_known=False)
-    wishes = [arrival.command for arrival in base.arrivals if isinstance(arrival.command, SubmitJob)]
+    commands = [arrival.command for arrival in base.arrivals if isinstance(arrival.command, SubmitJob)]
     asked = [
         Arrival(
             at_s=0.5 + number,
             command=ProfileJob(
                 job_id=f"profile-{number}",
-                tenant=wish.tenant,
+                tenant=command.tenant,
                 spec=replace(
-                    wish.spec, job_class=JobClass.BEST_EFFORT, deadline_in_s=None, min_gpus=2, max_gpus=4
+                    command.spec, job_class=JobClass.BEST_EFFORT, deadline_in_s=None, min_gpus=2, max_gpus=4
                 ),
             ),
         )
-        for number, wish in enumerate(wishes[:3])
+        for number, command in enumerate(commands[:3])
     ]
     scenario = replace(base, arrivals=(*base.arrivals, *asked))
     with VirtualCluster(scenario, services, seed=seed, faults=faults) as cluster:

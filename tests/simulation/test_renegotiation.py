@@ -30,31 +30,31 @@ BAD_TIMES = replace(MANY_FAULTS, until_s=200.0)
 
 
 def scenario(seed: int) -> Scenario:
-    """Jobs as ever, some of them for few sizes; some take a quote that was held before, everything promised is amended
+    """Random jobs, some of them for few sizes; some take a quote that was held before, everything promised is amended
     under way, and operators scale it."""
     chance, ranges = np.random.default_rng([seed, 7]), np.random.default_rng([seed, 9])
     base = random_scenario(seed)
     base = replace(base, arrivals=tuple(_with_range(arrival, ranges) for arrival in base.arrivals))
     arrivals = list[Arrival]()
     for arrival in base.arrivals:
-        wish = arrival.command
-        if not isinstance(wish, SubmitJob) or wish.spec.job_class is not JobClass.SLO:
+        command = arrival.command
+        if not isinstance(command, SubmitJob) or command.spec.job_class is not JobClass.SLO:
             arrivals.append(arrival)
             continue
         if (
             chance.random() < 0.5
         ):  # the deadline that was quoted is not known here: a far one asks for no more
-            spec = replace(wish.spec, deadline_in_s=None)
-            hold = ReserveQuote(job_id=wish.job_id, tenant=wish.tenant, spec=spec, reserve_s=30.0)
+            spec = replace(command.spec, deadline_in_s=None)
+            hold = ReserveQuote(job_id=command.job_id, tenant=command.tenant, spec=spec, reserve_s=30.0)
             arrivals.append(Arrival(at_s=arrival.at_s, command=hold))
-            wish = replace(wish, spec=replace(spec, deadline_s=FAR_S))
-            arrival = Arrival(at_s=arrival.at_s + float(chance.uniform(5.0, 25.0)), command=wish)
+            command = replace(command, spec=replace(spec, deadline_s=FAR_S))
+            arrival = Arrival(at_s=arrival.at_s + float(chance.uniform(5.0, 25.0)), command=command)
         arrivals.append(arrival)
         for _ in range(2):
-            iterations = max(1, int(wish.spec.max_iterations * chance.uniform(0.5, 1.8)))
+            iterations = max(1, int(command.spec.max_iterations * chance.uniform(0.5, 1.8)))
             amend = AmendJob(
-                job_id=wish.job_id,
-                tenant=wish.tenant,
+                job_id=command.job_id,
+                tenant=command.tenant,
                 deadline_s=float(START_S + chance.uniform(50.0, 600.0)) if chance.random() < 0.5 else None,
                 max_iterations=iterations,
             )
@@ -65,33 +65,35 @@ def scenario(seed: int) -> Scenario:
 
 def _with_range(arrival: Arrival, chance: np.random.Generator) -> Arrival:
     """Every other job is for 1 or 2, 2 to 8, or exactly 4 GPUs."""
-    wish = arrival.command
-    if not isinstance(wish, SubmitJob) or chance.random() < 0.5:
+    command = arrival.command
+    if not isinstance(command, SubmitJob) or chance.random() < 0.5:
         return arrival
     least, most = ((1, 2), (2, 8), (4, 4))[chance.integers(3)]
-    return replace(arrival, command=replace(wish, spec=replace(wish.spec, min_gpus=least, max_gpus=most)))
+    return replace(
+        arrival, command=replace(command, spec=replace(command.spec, min_gpus=least, max_gpus=most))
+    )
 
 
 def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
     """Operators bound jobs of every class under way, or release them, and ask for checkpoints."""
     chance = np.random.default_rng([seed, 8])
     for arrival in base.arrivals:
-        wish = arrival.command
-        for _ in range(3 if isinstance(wish, SubmitJob) else 0):
+        command = arrival.command
+        for _ in range(3 if isinstance(command, SubmitJob) else 0):
             at_s = arrival.at_s + float(chance.exponential(25.0))
             asked: int | None = int(chance.choice([1, 2, 3, 4, 8]))
             bounds = ((asked, None), (None, asked), (asked, asked), (None, None))[chance.integers(4)]
             until_s = float(START_S + at_s + chance.exponential(30.0)) if chance.random() < 0.7 else None
             scale = SetGpuLimits(
-                job_id=wish.job_id,
-                tenant=wish.tenant,
+                job_id=command.job_id,
+                tenant=command.tenant,
                 min_gpus=bounds[0],
                 max_gpus=bounds[1],
                 until_s=until_s,
             )
             yield Arrival(at_s=at_s, command=scale)
-        if isinstance(wish, SubmitJob):
-            keep = RequestCheckpoint(job_id=wish.job_id, tenant=wish.tenant)
+        if isinstance(command, SubmitJob):
+            keep = RequestCheckpoint(job_id=command.job_id, tenant=command.tenant)
             yield Arrival(at_s=arrival.at_s + float(chance.exponential(25.0)), command=keep)
 
 

@@ -1,4 +1,7 @@
-"""The executor's policy of node-0, run as the host runs it, with worker processes that a test controls."""
+"""Steps the executor's policy of node-0 through a history, for unit tests: no bus, workers that a test controls.
+
+The service host with this policy runs in the simulated pool (`simulator/pipeline/nodes.py`).
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -180,7 +183,7 @@ class ExecutorNode:
     def starts(self) -> list[StartWorker]:
         return [action for action in self.actions if isinstance(action, StartWorker)]
 
-    # -- the host
+    # -- one step
 
     def _round(self) -> bool:
         plan, emitted, actions = split(self.policy.decide(self.state, (), self.now_s))

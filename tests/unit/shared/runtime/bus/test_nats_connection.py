@@ -52,7 +52,7 @@ class Reader:
         connected = False
         while not connected:
             self.num_asked += 1
-            assert self.num_asked < 10, "it asks again and again, and nobody else has a turn"
+            assert self.num_asked < 10, "it asks again and again, and no other task runs"
             connected = await self._connection.wait_connected(None)
 
 

@@ -1,4 +1,4 @@
-"""Wishes between being pulled and being acknowledged."""
+"""Commands between their pull and their acknowledgement."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from tests.support.histories import submit
 from tests.support.virtual_clock import VirtualClock
 
 
-async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() -> None:
+async def test_a_command_stays_with_its_replica_while_that_runs_and_no_longer() -> None:
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
@@ -25,17 +25,17 @@ async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() ->
         bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState
     )
     running = asyncio.create_task(inbox.run())
-    data = codec.encode(submit("a"), id="wish", recorded_at_s=0.0)
-    await bus.append(subjects.submit("lab", "p"), data, message_id="wish")
+    data = codec.encode(submit("a"), id="command", recorded_at_s=0.0)
+    await bus.append(subjects.submit("lab", "p"), data, message_id="command")
     await news.wait()
     await clock.advance_to(2 * MAX_TRIES * ACK_WAIT_S)  # the ledger takes nothing for so long
-    rival = await bus.work("p", "admission", ack_wait_s=ACK_WAIT_S)
-    assert await rival.pull(1, 0.0) == []
+    other = await bus.work("p", "admission", ack_wait_s=ACK_WAIT_S)
+    assert await other.pull(1, 0.0) == []
     assert [pending.command for pending in inbox.take(1)] == [submit("a")]
 
     running.cancel()
     await asyncio.wait({running})
-    pulling = asyncio.create_task(rival.pull(1, 2 * ACK_WAIT_S))
+    pulling = asyncio.create_task(other.pull(1, 2 * ACK_WAIT_S))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     await clock.advance_to(clock.now_s() + ACK_WAIT_S)
@@ -43,26 +43,26 @@ async def test_a_wish_stays_with_its_replica_while_that_lives_and_no_longer() ->
     assert (item.data, item.num_delivered) == (data, 2)
 
 
-async def test_no_more_wishes_are_taken_at_once_than_one_decision_can_hold(
+async def test_no_more_commands_are_taken_at_once_than_one_decision_can_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
-    wishes = [submit(f"job-{number}") for number in range(5)]
-    payloads = [codec.encode(wish, id=wish.job_id, recorded_at_s=0.0) for wish in wishes]
+    commands = [submit(f"job-{number}") for number in range(5)]
+    payloads = [codec.encode(command, id=command.job_id, recorded_at_s=0.0) for command in commands]
     monkeypatch.setattr(
         "elasticflow.shared.runtime.service.command_queue.MAX_DECISION_BYTES", int(2.5 * len(payloads[0]))
     )
-    for wish, data in zip(wishes, payloads, strict=True):
-        await bus.append(subjects.submit("lab", "p"), data, message_id=wish.job_id)
+    for command, data in zip(commands, payloads, strict=True):
+        await bus.append(subjects.submit("lab", "p"), data, message_id=command.job_id)
     all_here = asyncio.Event()
     inbox = CommandQueue(
         bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
     )
     running = asyncio.create_task(inbox.run())
     await all_here.wait()  # one pull brings all
-    for expected in (wishes[:2], wishes[2:4], wishes[4:]):
+    for expected in (commands[:2], commands[2:4], commands[4:]):
         taken = inbox.take(5)
         assert [pending.command for pending in taken] == expected
         inbox.settled(taken)
@@ -82,7 +82,7 @@ async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_le
     names = ["old", "unfolded", "new"]
     for name in names:
         data = codec.encode(submit(name), id=name, recorded_at_s=0.0)
-        await bus.append(subjects.submit("lab", "p"), data, message_id=f"wish-{name}")
+        await bus.append(subjects.submit("lab", "p"), data, message_id=f"command-{name}")
     news = asyncio.Event()
     folded = PoolState(sequence=1, num_forgotten=7)
     inbox = CommandQueue(

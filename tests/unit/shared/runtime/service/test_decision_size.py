@@ -1,4 +1,4 @@
-"""Decisions of a pool of 20,000 promised jobs: whatever they come to, each fits into one message, or is refused."""
+"""Decisions of a pool of 20,000 promised jobs: each fits into one message, or the command is dead-lettered."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ def admitted(job_id: str, **changes: Any) -> JobAdmitted:
 
 
 def moves_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[JobAdmitted, ...]:
-    """Admits everybody, each time with a new schedule for all promised jobs; of many segments for who is greedy."""
+    """Admits each job, each time with a new schedule for all promised jobs; with many segments for job greedy."""
     return tuple(
         admitted(
             command.job_id,
@@ -99,16 +99,16 @@ async def stored_after(bus: MemoryBus, sequence: int, wanted: int) -> list[Ledge
     return found
 
 
-async def wish(bus: MemoryBus, job_id: str) -> None:
+async def send_submission(bus: MemoryBus, job_id: str) -> None:
     data = codec.encode(submit(job_id), id=job_id, recorded_at_s=NOW_S)
     await bus.append(subjects.submit("lab", POOL), data, message_id=job_id)
 
 
-async def test_fewer_wishes_are_decided_at_once_where_each_moves_everybody() -> None:
+async def test_fewer_commands_are_decided_at_once_where_each_changes_all_schedules() -> None:
     bus = await large_pool()
     names = [f"new-{number}" for number in range(8)]
     for name in names:
-        await wish(bus, name)
+        await send_submission(bus, name)
     host = hosted(bus, planner("admission", moves_all, shorten=admission.shorten, replies=admission.replies))
     answers = await bus.subscribe("ef.answer.>")
     async with running(host):
@@ -121,13 +121,11 @@ async def test_fewer_wishes_are_decided_at_once_where_each_moves_everybody() -> 
     assert all(host.folded.job(name).phase is Phase.ADMITTED for name in names)
 
 
-async def test_a_wish_that_leads_to_too_much_is_put_aside_with_the_reason_and_nobody_waits_behind_it() -> (
-    None
-):
+async def test_a_command_with_too_large_a_decision_is_dead_lettered_and_the_next_one_is_decided() -> None:
     bus = await large_pool()
     answers = await bus.subscribe("ef.answer.>")
     for name in ("greedy", "modest"):
-        await wish(bus, name)
+        await send_submission(bus, name)
     async with running(
         hosted(bus, planner("admission", moves_all, shorten=admission.shorten, replies=admission.replies))
     ):
@@ -155,7 +153,7 @@ def replans_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -
     return (decided,)
 
 
-async def test_an_allocation_comes_without_its_schedules_where_they_do_not_fit_and_can_be_verified() -> None:
+async def test_an_allocation_omits_schedules_that_do_not_fit_and_can_be_verified() -> None:
     bus = await large_pool()
     policy = planner("allocator", replans_all, shorten=allocator.shorten)
     async with running(hosted(bus, policy)):
@@ -181,7 +179,7 @@ def admits_when_profiled(state: PoolState, commands: tuple[Command, ...], now_s:
     )
 
 
-async def test_what_no_wish_asked_for_is_said_in_as_many_decisions_as_it_takes() -> None:
+async def test_events_without_a_command_take_as_many_decisions_as_they_need() -> None:
     bus = await large_pool()
     names = [f"profiled-{number}" for number in range(5)]
     waiting = tuple(
@@ -199,7 +197,7 @@ async def test_what_no_wish_asked_for_is_said_in_as_many_decisions_as_it_takes()
     assert [job_id for some in said for job_id in some] == names
 
 
-async def test_a_placement_is_said_as_a_whole_or_not_at_all() -> None:
+async def test_a_placement_is_decided_as_a_whole_or_not_at_all() -> None:
     def places_too_much(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
         gpus = tuple((f"{'n' * 60}-{number:03}", 0) for number in range(1_000))
         placed = tuple(events.PlacedJob(job_id=job_id, generation=1, gpus=gpus) for job_id in PROMISED[:100])

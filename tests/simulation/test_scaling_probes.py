@@ -1,4 +1,4 @@
-"""A node that joins late: jobs grow onto GPUs of which no pre-run could know, and every promise is kept."""
+"""A node that joins late: jobs grow onto GPUs that no profiling run could measure, and every promise is kept."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LATE, AWAY_S = "b", 40.0
 
 
 def pool_with_a_late_node(curve: dict[int, float]) -> VirtualCluster:
-    """One job for four GPUs of a profile that nobody knows, and four more GPUs after some time."""
+    """One job for four GPUs of an unknown profile, and four more GPUs after some time."""
     spec = JobSpec(
         training_function="examples.digits:Digits",
         model_name="m",

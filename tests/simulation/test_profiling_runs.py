@@ -1,4 +1,4 @@
-"""A pre-run that is slow, or hangs: the jobs behind it are measured beside it, on the virtual cluster."""
+"""A profiling run that is slow, or hangs: the jobs behind it are profiled beside it, on the virtual cluster."""
 
 import math
 from dataclasses import replace
@@ -30,18 +30,18 @@ BEHIND = [replace(SLOW, model_name=f"behind-{number}", deadline_in_s=300.0) for 
 
 
 def two_nodes(takes_s: float) -> VirtualCluster:
-    """Each pre-run of the first job takes so long; three jobs of other profiles come right after it."""
-    wishes = {"slow": SLOW, **{spec.model_name: spec for spec in BEHIND}}
+    """Each profiling run of the first job takes so long; three jobs of other profiles arrive right after it."""
+    specs = {"slow": SLOW, **{spec.model_name: spec for spec in BEHIND}}
     scenario = Scenario(
         num_gpus_by_node={"a": 4, "b": 4},
         config=PoolConfig(),
         timing_model=TimingModel(
-            true_curves={spec.measured_key: CURVE for spec in wishes.values()},
+            true_curves={spec.measured_key: CURVE for spec in specs.values()},
             slow_profiles_s={SLOW.measured_key: takes_s},
         ),
         arrivals=tuple(
             Arrival(at_s=10.0 + number, command=SubmitJob(job_id=job_id, tenant="lab", spec=spec))
-            for number, (job_id, spec) in enumerate(wishes.items())
+            for number, (job_id, spec) in enumerate(specs.items())
         ),
     )
     with VirtualCluster(scenario, services, seed=0) as cluster:
@@ -50,7 +50,7 @@ def two_nodes(takes_s: float) -> VirtualCluster:
 
 
 @pytest.mark.parametrize(("takes_s", "end"), [(100.0, Phase.FINISHED), (math.inf, Phase.FAILED)])
-def test_jobs_behind_a_slow_pre_run_are_promised_and_done_before_it_is_over(
+def test_jobs_behind_a_slow_profiling_run_are_promised_and_done_before_it_is_over(
     takes_s: float, end: Phase
 ) -> None:
     cluster = two_nodes(takes_s)
@@ -82,7 +82,7 @@ def test_jobs_behind_a_slow_pre_run_are_promised_and_done_before_it_is_over(
 @pytest.mark.parametrize(
     ("seed", "faults"), [(1, NO_FAULTS), (2, NO_FAULTS), (3, replace(MANY_FAULTS, until_s=200.0))]
 )
-def test_pools_of_slow_pre_runs_come_to_rest_and_every_decision_is_taken_again(
+def test_pools_of_slow_profiling_runs_come_to_rest_and_every_decision_is_taken_again(
     seed: int, faults: Faults
 ) -> None:
     base = random_scenario(seed, curves_known=False)
