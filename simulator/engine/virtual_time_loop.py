@@ -45,6 +45,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._tickets = itertools.count()
         self._stops_when_idle = False
         self._failure: BaseException | None = None
+        self._spawned: dict[asyncio.Task[None], None] = {}  # those that run, in the order of their start
         self._selector = self  # BaseEventLoop asks its selector to wait for I/O: here that is the jump
         self._set_time(now_s)
         self.set_exception_handler(_keep_failure)
@@ -116,18 +117,22 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         """A task whose failure stops the loop."""
         task = self.create_task(coroutine, name=name)
+        self._spawned[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def finish(self) -> None:
-        """Cancel every task, run until all have ended, and close."""
-        tasks = asyncio.all_tasks(self)
+        """Cancel every task, run until all have ended, and close. Spawned tasks end first, in their order."""
+        self._cancel(tuple(self._spawned))
+        self._cancel(tuple(asyncio.all_tasks(self)))
+        self.run_until_complete(self.shutdown_asyncgens())
+        self.close()
+
+    def _cancel(self, tasks: "tuple[asyncio.Task[Any], ...]") -> None:
         for task in tasks:
             task.cancel()
         if tasks:
             self.run_until_complete(asyncio.wait(tasks))
-        self.run_until_complete(self.shutdown_asyncgens())
-        self.close()
 
     def _run(self) -> None:
         self.run_forever()
@@ -136,6 +141,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             raise failure
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
+        del self._spawned[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
