@@ -28,6 +28,7 @@ def random_scenario(
     num_jobs: int = 12,
     num_nodes: int = 4,
     max_iterations: int = 800,
+    mean_gap_s: float = 6.0,
     curves_known: bool = True,
 ) -> Scenario:
     """Jobs that arrive some seconds apart, with deadlines from impossible to easy; one of them is cancelled."""
@@ -35,7 +36,7 @@ def random_scenario(
     arrivals: list[Arrival] = []
     at_s = 1.0
     for number in range(num_jobs):
-        at_s += float(chance.exponential(6.0))
+        at_s += float(chance.exponential(mean_gap_s))
         arrivals.append(Arrival(at_s=at_s, command=_random_submission(chance, number, max_iterations)))
     cancelled = arrivals[int(chance.integers(num_jobs))]
     cancel = CancelJob(job_id=cancelled.command.job_id, tenant="lab")

@@ -18,18 +18,16 @@ from tests.support.scenarios import random_scenario, services
 REACTION_S = 5.0
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
 STORM = replace(MANY_FAULTS, until_s=200.0)
-SHORT_STORM = (
-    replace(  # each kind of fault two to four times as often as in a storm, for an eighth of the time
-        MANY_FAULTS,
-        worker_crash_every_s=10.0,
-        node_crash_every_s=15.0,
-        partition_every_s=15.0,
-        executor_restart_every_s=15.0,
-        service_restart_every_s=2.5,
-        service_partition_every_s=15.0,
-        max_outage_s=12.0,
-        until_s=25.0,
-    )
+SHORT_STORM = replace(  # each kind of fault two to six times as often as in a storm, for a tenth of the time
+    MANY_FAULTS,
+    worker_crash_every_s=7.0,
+    node_crash_every_s=10.0,
+    partition_every_s=10.0,
+    executor_restart_every_s=10.0,
+    service_restart_every_s=2.0,
+    service_partition_every_s=10.0,
+    max_outage_s=8.0,
+    until_s=18.0,
 )
 
 
@@ -61,7 +59,9 @@ def run_to_rest(
 
 def short_storm(seed: int, make_host: Callable[..., Host[Any]] = Host) -> VirtualCluster:
     """A small pool in many faults: it costs a fifth of a storm, so that many seeds can be tried."""
-    scenario = random_scenario(seed, num_jobs=3, num_nodes=2, max_iterations=300, curves_known=seed % 2 == 0)
+    scenario = random_scenario(
+        seed, num_jobs=3, num_nodes=2, max_iterations=200, mean_gap_s=3.0, curves_known=seed % 2 == 0
+    )
     return run_to_rest(scenario, seed, SHORT_STORM, longest_s=600.0, make_host=make_host)
 
 
