@@ -107,6 +107,9 @@ class VirtualCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Disconnect all processes first, so that no virtual time passes and no message arrives any more."""
+        for process in (*self.replicas, *(node.executor for node in self.nodes.values())):
+            process.end()
         self.loop.finish()
 
     # -- the ledger --------------------------------------------------------------------------------------

@@ -115,6 +115,12 @@ class SimulatedProcess:
         self._end()
         self._bus, self.host = None, None
 
+    def end(self) -> None:
+        """End the process; the state of its host can still be read."""
+        host = self.host
+        self.kill()
+        self.host = host
+
     def restart(self) -> None:
         self.kill()
         self.start()

@@ -6,6 +6,7 @@ from typing import Any
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import START_S, Scenario, VirtualCluster
@@ -15,7 +16,7 @@ from elasticflow.simulator.replay.recorded_ledger import folded
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.scenarios import random_scenario, services
 
-REACTION_S = 5.0
+REACTION_S = 2 * DEFAULT_TIMEOUT_S + 2.0  # even if two appends in a row are lost
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
 STORM = replace(MANY_FAULTS, until_s=200.0)
 SHORT_STORM = replace(  # each kind of fault two to six times as often as in a storm, for a tenth of the time
