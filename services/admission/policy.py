@@ -97,6 +97,4 @@ POLICY = planner("admission", decide, wake_at_s, shorten=shorten, replies=replie
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:
     """The same policy as an instance that keeps a cache between decisions."""
-    return replace(
-        POLICY, decide=partial(decide, cache=cache), wake_at_s=partial(wake_at_s, cache=cache)
-    )
+    return replace(POLICY, decide=partial(decide, cache=cache), wake_at_s=partial(wake_at_s, cache=cache))

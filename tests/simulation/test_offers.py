@@ -1,4 +1,4 @@
-"""Submissions at instants of a whole simulation: a rejection offers three other ways, a quote is tight, and both hold."""
+"""Submissions at instants of a whole simulation: a rejection offers three other ways, a quote is tight; both hold."""
 
 from dataclasses import replace
 from functools import cache
