@@ -179,12 +179,8 @@ def _option_table(options: Iterable[Any]) -> str:
 def _value_of(option: Any) -> str:
     annotation = option.type_descriptor.annotation
     members = getattr(annotation, "__members__", {}).values()
-    choices = (
-        get_args(annotation) if get_origin(annotation) is Literal else [member.value for member in members]
-    )
-    bounds = (
-        "" if option.min is None else f" {option.min:g}.." + ("" if option.max is None else f"{option.max:g}")
-    )
+    choices = get_args(annotation) if get_origin(annotation) is Literal else [member.value for member in members]
+    bounds = "" if option.min is None else f" {option.min:g}.." + ("" if option.max is None else f"{option.max:g}")
     return (option.metavar or ", ".join(map(str, choices)) or option.name.upper()) + bounds
 
 
@@ -226,9 +222,7 @@ def _function(name: str, value: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _summary_table(classes: dict[str, type[Any]]) -> str:
-    summaries = (
-        (_code(n), _sentence(inspect.cleandoc(v.__doc__ or "").split("\n\n")[0])) for n, v in classes.items()
-    )
+    summaries = ((_code(n), _sentence(inspect.cleandoc(v.__doc__ or "").split("\n\n")[0])) for n, v in classes.items())
     return _table(("name", "meaning"), summaries)
 
 
@@ -238,11 +232,7 @@ def _alias(value: Any) -> str:
         return _alias(arguments[0])
     if origin in (Union, UnionType):
         return " or ".join(map(_alias, arguments))
-    return (
-        value.__name__
-        if inspect.isclass(value) and not arguments
-        else re.sub(r"[\w.]+\.(\w+)", r"\1", str(value))
-    )
+    return value.__name__ if inspect.isclass(value) and not arguments else re.sub(r"[\w.]+\.(\w+)", r"\1", str(value))
 
 
 def _signature(function: Callable[..., Any]) -> str:
@@ -256,14 +246,8 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _public_methods(owner: type[Any]) -> dict[str, Callable[..., Any]]:
-    bases = [
-        base
-        for base in owner.__mro__
-        if base.__module__.startswith(("elasticflow.sdk", "elasticflow.client"))
-    ]
-    methods = {
-        name: value for base in bases for name, value in vars(base).items() if inspect.isfunction(value)
-    }
+    bases = [base for base in owner.__mro__ if base.__module__.startswith(("elasticflow.sdk", "elasticflow.client"))]
+    methods = {name: value for base in bases for name, value in vars(base).items() if inspect.isfunction(value)}
     return {name: value for name, value in methods.items() if not name.startswith("_")}
 
 
@@ -369,9 +353,7 @@ def _metric_names(metrics: Metrics) -> set[str]:
 
 
 def _metric_table(metrics: Metrics, names: set[str]) -> str:
-    families = sorted(
-        (f for f in metrics.registry.collect() if f.name in names), key=lambda family: family.name
-    )
+    families = sorted((f for f in metrics.registry.collect() if f.name in names), key=lambda family: family.name)
     full = {f.name: f.name + "_total" * (f.type == "counter") for f in families}
     rows = [(_code(full[f.name]), f.type, _prose(f.documentation)) for f in families]
     return _table(("metric", "type", "meaning"), rows)

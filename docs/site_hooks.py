@@ -24,9 +24,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)]*)?\)")
 
 def outside_pages() -> list[str]:
     """Pages of the site that are not in docs/, by their path in the repository."""
-    return [
-        path.relative_to(REPOSITORY).as_posix() for name in OUTSIDE for path in sorted(REPOSITORY.glob(name))
-    ]
+    return [path.relative_to(REPOSITORY).as_posix() for name in OUTSIDE for path in sorted(REPOSITORY.glob(name))]
 
 
 def on_config(config: Any) -> Any:

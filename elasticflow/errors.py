@@ -45,9 +45,7 @@ class UnknownJob(PermanentFailure):
 class UnknownQuote(PermanentFailure):
     job_id: str
 
-    MESSAGE: ClassVar[str] = (
-        "no quote {job_id!r} is reserved now; `eflow quote ... --reserve 60s` reserves one"
-    )
+    MESSAGE: ClassVar[str] = "no quote {job_id!r} is reserved now; `eflow quote ... --reserve 60s` reserves one"
 
 
 @dataclass(eq=False)
@@ -76,9 +74,7 @@ class NotEnded(Retry):
     job_id: str
     timeout_s: float
 
-    MESSAGE: ClassVar[str] = (
-        "{job_id!r} did not end within {timeout_s:g} s; `eflow logs -f {job_id}` follows it"
-    )
+    MESSAGE: ClassVar[str] = "{job_id!r} did not end within {timeout_s:g} s; `eflow logs -f {job_id}` follows it"
 
 
 @dataclass(eq=False)
@@ -97,9 +93,7 @@ class UnusableFolder(Stop):
     data_dir: str
     reason: str
 
-    MESSAGE: ClassVar[str] = (
-        "cannot keep a pool in {data_dir}: {reason}; correct that, or choose another --data-dir"
-    )
+    MESSAGE: ClassVar[str] = "cannot keep a pool in {data_dir}: {reason}; correct that, or choose another --data-dir"
 
 
 @dataclass(eq=False)
@@ -128,6 +122,4 @@ class NotAnExport(PermanentFailure):
     file: str
     reason: str
 
-    MESSAGE: ClassVar[str] = (
-        "{file} is not an exported ledger: {reason}; write one with `eflow events export FILE`"
-    )
+    MESSAGE: ClassVar[str] = "{file} is not an exported ledger: {reason}; write one with `eflow events export FILE`"

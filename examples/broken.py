@@ -27,9 +27,7 @@ class _Line(ElasticJob):
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=float(self.hyperparameters["learning_rate"]))
 
-    def train(
-        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> torch.Tensor:
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         numbers, sums = batch
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(numbers), sums)
@@ -41,9 +39,7 @@ class _Line(ElasticJob):
 class RaisesInIteration10(_Line):
     description = "raises in its 10th iteration"
 
-    def train(
-        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> torch.Tensor:
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         if self.iteration == 9:
             raise RuntimeError("this is the 10th iteration")
         return super().train(batch, model, optimizer)
@@ -52,9 +48,7 @@ class RaisesInIteration10(_Line):
 class Diverges(_Line):
     description = "its loss becomes NaN"
 
-    def train(
-        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> torch.Tensor:
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         loss = super().train(batch, model, optimizer)
         return loss if self.iteration < 10 else loss * math.nan
 
@@ -62,9 +56,7 @@ class Diverges(_Line):
 class NeverReturns(_Line):
     description = "its 10th iteration never ends"
 
-    def train(
-        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> torch.Tensor:
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         while self.iteration == 9:
             time.sleep(0.1)
         return super().train(batch, model, optimizer)

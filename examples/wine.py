@@ -51,9 +51,7 @@ class Wine(ElasticJob):
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=float(self.hyperparameters["learning_rate"]))
 
-    def train(
-        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> torch.Tensor:
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         measurements, growers = (
             part.repeat_interleave(int(self.hyperparameters["measurements"]), dim=0) for part in batch
         )

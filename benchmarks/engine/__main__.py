@@ -45,9 +45,7 @@ def main(
 ) -> None:
     """Measure on this machine, on CPUs, one thread a worker. Ratios are comparable; times hold for this machine."""
     configure_logs(level="error")
-    options = Options(
-        million_parameters=tuple(map(int, sizes.split(","))), rounds=rounds, with_torchft=with_torchft
-    )
+    options = Options(million_parameters=tuple(map(int, sizes.split(","))), rounds=rounds, with_torchft=with_torchft)
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, gloo"
     }

@@ -25,9 +25,7 @@ def measure_copying(num_bytes: int) -> float:
 
 
 def _copy(rank: int, num_bytes: int, folder: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2 * _NUM_PAIRS
-    )
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2 * _NUM_PAIRS)
     content = torch.zeros(num_bytes, dtype=torch.uint8)
     times_s: list[float] = []
     for _ in range(_ROUNDS):

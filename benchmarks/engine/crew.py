@@ -138,9 +138,7 @@ class Crew:
 
     async def shrink_to_survivors(self) -> None:
         """Switch to the survivors until no member is lost."""
-        while self.holders and any(
-            worker.exited is not None or worker.interrupted for worker in self.members
-        ):
+        while self.holders and any(worker.exited is not None or worker.interrupted for worker in self.members):
             await self._switch_to(self.holders, ())
 
     async def suspend(self) -> bool:
@@ -160,9 +158,7 @@ class Crew:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise AssertionError(
-                f"{self.job_id}: timed out waiting until {what}: {self._describe()}"
-            ) from None
+            raise AssertionError(f"{self.job_id}: timed out waiting until {what}: {self._describe()}") from None
 
     def note(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         """From the launcher: any event of a worker of this job."""
@@ -200,9 +196,7 @@ class Crew:
         self._changed.set()
 
     async def _switch_to(self, members: Sequence[Worker | None], leaving: tuple[Worker, ...]) -> bool:
-        if self._is_broken or any(
-            not worker.has_state for worker in self.members
-        ):  # as the ledger would report
+        if self._is_broken or any(not worker.has_state for worker in self.members):  # as the ledger would report
             for worker in self.holders:
                 worker.handle.send(PeersLost(generation=self.generation))
         self.generation, self._address = self.generation + 1, ""
@@ -237,9 +231,7 @@ class Crew:
         made, self._present_switch, self._is_broken = change.is_complete, None, not change.is_complete
         if not made:
             await self._end_joining(list(joining.values()))
-        self.members = (
-            change.members if made else tuple(w for w in (*before, *joining.values()) if w.has_state)
-        )
+        self.members = change.members if made else tuple(w for w in (*before, *joining.values()) if w.has_state)
         return made
 
     async def _end_joining(self, joining: Sequence[Worker]) -> None:
@@ -247,9 +239,7 @@ class Crew:
         useless = [worker for worker in joining if not worker.has_state]
         for worker in useless:
             worker.handle.kill()
-        await self.until(
-            lambda: all(worker.exited is not None for worker in useless), "useless joining are gone"
-        )
+        await self.until(lambda: all(worker.exited is not None for worker in useless), "useless joining are gone")
 
     async def _launch(self, generation: int, rank: int, world_size: int, rendezvous_size: int) -> Worker:
         assignment = Assignment(
@@ -271,9 +261,7 @@ class Crew:
         if not self._address or self._present_switch is None:
             return
         for worker in self._present_switch.by_rank[1:]:
-            worker.handle.send(
-                JoinRendezvous(generation=self._present_switch.generation, address=self._address)
-            )
+            worker.handle.send(JoinRendezvous(generation=self._present_switch.generation, address=self._address))
 
     def _describe(self) -> str:
         return "; ".join(

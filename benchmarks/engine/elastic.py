@@ -50,9 +50,7 @@ class Engine:
             checkpoint_every_s=_TIMEOUT_S,
         )
 
-    async def receive(
-        self, kind: type[T], worker: WorkerHandle, rendezvous: Sequence[WorkerHandle] = ()
-    ) -> T:
+    async def receive(self, kind: type[T], worker: WorkerHandle, rendezvous: Sequence[WorkerHandle] = ()) -> T:
         """The next event of this kind from this worker; its earlier events are dropped. rendezvous: workers that
         receive the address of rank 0 when it listens."""
         async with asyncio.timeout(_TIMEOUT_S):

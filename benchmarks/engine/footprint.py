@@ -45,6 +45,4 @@ def footprint(processes: Sequence[psutil.Process]) -> Footprint:
 
 def shared_memory() -> frozenset[str]:
     """Names in it, of the whole machine."""
-    return (
-        frozenset(path.name for path in _SHARED_MEMORY.iterdir()) if _SHARED_MEMORY.is_dir() else frozenset()
-    )
+    return frozenset(path.name for path in _SHARED_MEMORY.iterdir()) if _SHARED_MEMORY.is_dir() else frozenset()

@@ -31,9 +31,7 @@ class Trained(ElasticJob):
     def million_parameters(self) -> int:
         return int(self.hyperparameters["million_parameters"])
 
-    def batch_of(
-        self, data: TensorDataset, *, iteration: int, rank: int, num_workers: int
-    ) -> list[torch.Tensor]:
+    def batch_of(self, data: TensorDataset, *, iteration: int, rank: int, num_workers: int) -> list[torch.Tensor]:
         """A worker's part of a global batch, as read without an engine."""
         local = self.BATCH_SIZE // num_workers
         first = iteration * self.BATCH_SIZE + rank * local
@@ -42,9 +40,7 @@ class Trained(ElasticJob):
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-    def train(
-        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> torch.Tensor:
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         inputs, classes = batch
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), classes.flatten())

@@ -41,9 +41,7 @@ class Event:
     hurt_s: float | None
 
 
-def schedule(
-    seed: int, *, num_events: int = NUM_EVENTS, chances: Mapping[Kind, float] = CHANCES
-) -> tuple[Event, ...]:
+def schedule(seed: int, *, num_events: int = NUM_EVENTS, chances: Mapping[Kind, float] = CHANCES) -> tuple[Event, ...]:
     """The start, and num_events events."""
     rng = np.random.default_rng((seed, 0))
     kinds, weights = list(chances), np.array(list(chances.values()))

@@ -59,9 +59,7 @@ def measure(options: Options) -> list[Row]:
 async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
     """A row for each resize of the course."""
     rounds = min(rounds, _LARGE_ROUNDS) if million_parameters >= _LARGE else rounds
-    copied_per_s = await asyncio.to_thread(
-        measure_copying, _BYTES_OF_A_PARAMETER * million_parameters * 1_000_000
-    )
+    copied_per_s = await asyncio.to_thread(measure_copying, _BYTES_OF_A_PARAMETER * million_parameters * 1_000_000)
     course = list(pairwise(_COURSE[million_parameters]))
     timelines: dict[tuple[int, int], list[ResizeTimeline]] = {change: [] for change in course}
     losses: dict[tuple[int, int], dict[signal.Signals, list[_Loss]]] = {
@@ -81,18 +79,14 @@ async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
                 workers, timeline = await job.switch(workers, members)
                 timelines[change].append(timeline)
         restart_s = await job.restart(workers, 4)
-    rows = [
-        _row(million_parameters, change, of_change, copied_per_s) for change, of_change in timelines.items()
-    ]
+    rows = [_row(million_parameters, change, of_change, copied_per_s) for change, of_change in timelines.items()]
     rows[0] |= {"restart_s": restart_s}
     for change, seen in losses.items():
         rows[course.index(change)] |= _of_losses(seen[signal.SIGKILL], seen.get(signal.SIGSTOP, []))
     return rows
 
 
-def _row(
-    million_parameters: int, change: tuple[int, int], timelines: list[ResizeTimeline], copied_per_s: float
-) -> Row:
+def _row(million_parameters: int, change: tuple[int, int], timelines: list[ResizeTimeline], copied_per_s: float) -> Row:
     bytes_moved = timelines[0].bytes_moved
     return {
         "million_parameters": million_parameters,
@@ -198,9 +192,7 @@ class Resized:
         self.switched_at_s = switched_at_s
         return workers, event.resize
 
-    async def lose(
-        self, workers: list[WorkerHandle], number: signal.Signals
-    ) -> tuple[list[WorkerHandle], _Loss]:
+    async def lose(self, workers: list[WorkerHandle], number: signal.Signals) -> tuple[list[WorkerHandle], _Loss]:
         """The last worker receives this signal; the others continue, and a new one joins."""
         began_s = time.monotonic()
         os.kill(workers[-1].pid, number)

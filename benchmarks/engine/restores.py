@@ -23,9 +23,7 @@ _ROUNDS = 5
 
 
 def measure(options: Options) -> list[Row]:
-    rows = [
-        measure_restores(size, rounds=min(options.rounds, _ROUNDS)) for size in options.million_parameters
-    ]
+    rows = [measure_restores(size, rounds=min(options.rounds, _ROUNDS)) for size in options.million_parameters]
     return [row | {"copied_bytes_per_s": measure_copying(row["num_bytes"])} for row in rows]
 
 
@@ -64,9 +62,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, obje
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-def _restored(
-    checkpoints: CheckpointStore, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[float, float]:
+def _restored(checkpoints: CheckpointStore, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
     """Seconds to read, and to load."""
     began_s = time.monotonic()
     state = checkpoints.newest()

@@ -134,9 +134,7 @@ def spec_of(job: ElasticJob, record: Path, *, step_s: float = 0.0, max_iteration
 
 
 def main(
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Run so many schedules for each number of virtual nodes.")
-    ] = 50,
+    seeds: Annotated[int, typer.Option(min=1, help="Run so many schedules for each number of virtual nodes.")] = 50,
     first: Annotated[int, typer.Option(min=0, help="Start with this seed; a failure names its seed.")] = 0,
     virtual_nodes: Annotated[list[int], typer.Option("--virtual-nodes", "-v")] = [*JOBS],  # noqa: B006
     fast: Annotated[int, typer.Option(min=0, help="Run so many schedules in the fast mode.")] = 10,

@@ -32,9 +32,7 @@ from elasticflow.shared.runtime.process.logs import configure_logs
 _STEP_S = 0.1  # of one worker: slow steps leave the cores to the switches, which are measured
 _REST_S = 2.5  # until released objects are gone
 _LOOKS, _MOST_LOOKS, _LOOK_S = 8, 400, 0.07
-_WARM_UP = (
-    10  # one in so many events precedes the first rest: memory that is touched for the first time grows once
-)
+_WARM_UP = 10  # one in so many events precedes the first rest: memory that is touched for the first time grows once
 _CHANCES: Mapping[Kind, float] = {
     kind: chance for kind, chance in CHANCES.items() if kind not in ("kill all", "suspend")
 }

@@ -95,9 +95,7 @@ async def play(
     )
 
 
-async def undisturbed(
-    stage: Stage, spec_of: SpecOf, name: str, num_iterations: int, folder: Path
-) -> dict[int, str]:
+async def undisturbed(stage: Stage, spec_of: SpecOf, name: str, num_iterations: int, folder: Path) -> dict[int, str]:
     """States of one undisturbed worker, at the beginning of each iteration."""
     crew = stage.crew(name, spec_of(folder, max_iterations=num_iterations), checkpoint_every_s=1e6)
     await crew.start(1)
@@ -149,12 +147,7 @@ async def play_all(
         async with stage() as there:
             outcomes = await asyncio.gather(*map(one, seeds))
             played = tuple(outcome for outcome in outcomes if isinstance(outcome, Played))
-            longest = (
-                max((iteration for each in played for iteration, _ in (*each.held, each.final)), default=0)
-                + 1
-            )
-            expected = await undisturbed(
-                there, spec_of, f"{name}-undisturbed", longest, folders["undisturbed"]
-            )
+            longest = max((iteration for each in played for iteration, _ in (*each.held, each.final)), default=0) + 1
+            expected = await undisturbed(there, spec_of, f"{name}-undisturbed", longest, folders["undisturbed"])
     unfinished = tuple(outcome for outcome in outcomes if isinstance(outcome, str))
     return Outcome(played=played, unfinished=unfinished, expected=expected)

@@ -68,8 +68,7 @@ async def _ten_steps(there: Stage, million_parameters: int, rounds: int) -> tupl
         taken = [step.took_s for step in steps(Path(notes))]
         await crew.suspend()
     without_s, with_s = (
-        [sum(taken[first : first + _STEPS_OF_A_CHECKPOINT]) for first in turns]
-        for turns in zip(*firsts, strict=True)
+        [sum(taken[first : first + _STEPS_OF_A_CHECKPOINT]) for first in turns] for turns in zip(*firsts, strict=True)
     )
     return without_s, with_s
 

@@ -133,8 +133,7 @@ def _work(
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_workers)
     store = dist.FileStore(f"{folder}/addresses", num_workers)
     steps: dict[str, Step] = {
-        mode: _engine_step(MODES[model][mode], million_parameters, rank, num_workers, store, folder)
-        for mode in modes
+        mode: _engine_step(MODES[model][mode], million_parameters, rank, num_workers, store, folder) for mode in modes
     }
     steps["plain"] = _plain_step(PLAIN[model], million_parameters, rank, num_workers)
     taken: Mapping[str, Mapping[str, list[float]]] = {mode: {"wall_s": [], "cpu_s": []} for mode in steps}

@@ -30,9 +30,7 @@ class Timed(Perceptron):
 
     _noted = -1  # iteration
 
-    def train(
-        self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> torch.Tensor:
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         if self.iteration != self._noted:
             self._noted = self.iteration
             with (Path(str(self.hyperparameters["notes"])) / str(os.getpid())).open("a") as file:

@@ -101,9 +101,7 @@ def _change(
     killed_s = time.monotonic()
     os.kill(last.pid, signal.SIGKILL)
     time.sleep(step_s)  # the step in progress may have completed
-    after = log.first(
-        lambda step: step.at_s > killed_s and step.num_workers == 3, what="torchft, after SIGKILL"
-    )
+    after = log.first(lambda step: step.at_s > killed_s and step.num_workers == 3, what="torchft, after SIGKILL")
     row["crash_s"] = after.at_s - killed_s
 
 

@@ -64,9 +64,7 @@ def train(folder: Path, number: int, million_parameters: int) -> None:
     log = StepLog(folder / f"steps-{number}")
     while True:
         before = manager.current_step()
-        num_replicas = max(
-            manager.num_participants(), 1
-        )  # of the last step: those of the next one follow later
+        num_replicas = max(manager.num_participants(), 1)  # of the last step: those of the next one follow later
         batch = job.batch_of(data, iteration=before, rank=number, num_workers=num_replicas)
         job.train(batch, parallel, optimizer).item()
         if manager.current_step() > before:  # committed

@@ -76,15 +76,11 @@ def measure_torchrun(million_parameters: int) -> Row:
                 lost_s = time.monotonic()
                 for process in (second.pid, *_workers_of(second.pid)):
                     os.kill(process, signal.SIGKILL)
-                shrunk = log.first(
-                    lambda step: step.num_workers == 2 and step.at_s > lost_s, what="torchrun, 4 -> 2"
-                )
+                shrunk = log.first(lambda step: step.num_workers == 2 and step.at_s > lost_s, what="torchrun, 4 -> 2")
             log.steady(2, num_steps=_STEADY_STEPS, what="torchrun with 2 workers again")
             killed_s = time.monotonic()
             os.kill(int((folder / "rank-1").read_text()), signal.SIGKILL)
-            after = log.first(
-                lambda step: step.process != shrunk.process and step.at_s > killed_s, what="torchrun"
-            )
+            after = log.first(lambda step: step.process != shrunk.process and step.at_s > killed_s, what="torchrun")
     return {
         "million_parameters": million_parameters,
         "step_s": step_s,

@@ -20,12 +20,8 @@ from elasticflow.shared.runtime.process.logs import configure_logs
 
 
 def main(
-    quick: Annotated[
-        bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Only the JSON object, on standard output.")
-    ] = False,
+    quick: Annotated[bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure the pipeline on this machine: real services, real NATS, fsync on every append."""
@@ -46,9 +42,7 @@ async def _measure(scale: float) -> dict[str, Any]:
         latency = await measure_latency(cluster, rate_per_s=50.0, num_jobs=int(1500 * scale))
         raw = await raw_publishes_per_s(cluster, int(5000 * scale))
         one_pool = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("burst",))
-        two_replicas = await measure_burst(
-            cluster, num_jobs=int(5000 * scale), pools=("shared",), admissions=2
-        )
+        two_replicas = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("shared",), admissions=2)
         two_pools = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("east", "west"))
         rebuild = await measure_rebuild(cluster, num_events=int(100_000 * scale))
         idle = await measure_idle(cluster, seconds=30.0 * max(scale, 0.3))
@@ -78,9 +72,7 @@ def _table(result: dict[str, Any]) -> Table:
     table.add_row("submit to placed, p99", f"{latency['submit_to_placed_p99_ms']:.1f} ms", "<= 50 ms", waited)
     for percentile, goal in ((50, 10), (99, 50)):
         at_once_ms = latency[f"at_once_submit_to_placed_p{percentile}_ms"]
-        table.add_row(
-            f"the same, where GPUs were free, p{percentile}", f"{at_once_ms:.1f} ms", f"<= {goal} ms", ""
-        )
+        table.add_row(f"the same, where GPUs were free, p{percentile}", f"{at_once_ms:.1f} ms", f"<= {goal} ms", "")
     raw = f"{result['raw_publishes_per_s']:,.0f} raw publishes/s"
     table.add_row(
         "burst, one admission",

@@ -27,9 +27,7 @@ async def measure_burst(
         await cluster.open_pool(pool, num_nodes=8, gpus_per_node=8)
         await cluster.start_planners(pool, admissions=admissions)
     share = num_jobs // len(pools)
-    payloads = [
-        [as_bytes(command, CLOCK.now_s()) for command in submissions(share, prefix=pool)] for pool in pools
-    ]
+    payloads = [[as_bytes(command, CLOCK.now_s()) for command in submissions(share, prefix=pool)] for pool in pools]
     loop = asyncio.get_running_loop()
     started = loop.time()
     counting = [asyncio.create_task(_count_decisions(cluster, pool, share)) for pool in pools]

@@ -127,6 +127,4 @@ async def append_decision(bus: NatsBus, pool: str, *plan_events: PoolConfigured)
     """An operator's decision, at the head of an empty plan."""
     decision = PlanDecided(service="operator", based_on=0, now_s=CLOCK.now_s(), events=plan_events)
     data = codec.encode(decision, id=f"configure-{pool}", recorded_at_s=CLOCK.now_s())
-    return await bus.append(
-        subjects.plan(pool), data, message_id=f"configure-{pool}", expected_last_subject_sequence=0
-    )
+    return await bus.append(subjects.plan(pool), data, message_id=f"configure-{pool}", expected_last_subject_sequence=0)

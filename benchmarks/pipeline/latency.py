@@ -32,9 +32,7 @@ async def measure_latency(cluster: Cluster, *, rate_per_s: float, num_jobs: int)
         following.cancel()
     cluster.stop_services()
     placed_ms = 1e3 * np.array([run.placed_s[j] - run.sent_s[j] for j in run.placed_s])
-    at_once_ms = 1e3 * np.array(
-        [run.placed_s[j] - run.sent_s[j] for j in run.placed_s if j not in run.waited]
-    )
+    at_once_ms = 1e3 * np.array([run.placed_s[j] - run.sent_s[j] for j in run.placed_s if j not in run.waited])
     answered_ms = 1e3 * np.array([run.answered_s[j] - run.sent_s[j] for j in run.answered_s])
     return {
         "rate_per_s": rate_per_s,
@@ -59,9 +57,7 @@ async def _one_append_s(cluster: Cluster, pool: str) -> float:
     loop = asyncio.get_running_loop()
     for number in range(200):
         started = loop.time()
-        await cluster.bus.append(
-            subjects.dead_letter(pool, "bench"), b"x" * 300, message_id=f"append-{number}"
-        )
+        await cluster.bus.append(subjects.dead_letter(pool, "bench"), b"x" * 300, message_id=f"append-{number}")
         taken.append(loop.time() - started)
     return float(np.median(taken))
 
@@ -93,9 +89,7 @@ class _Run:
         self._check()
 
     async def _send(self, job_id: str, data: bytes) -> None:
-        await self._cluster.bus.append(
-            subjects.submit("bench", self._pool), data, message_id=f"submit-{job_id}"
-        )
+        await self._cluster.bus.append(subjects.submit("bench", self._pool), data, message_id=f"submit-{job_id}")
 
     async def follow(self) -> None:
         loop = asyncio.get_running_loop()

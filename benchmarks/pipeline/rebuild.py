@@ -31,9 +31,7 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
     from_events_s = loop.time() - started
     await snapshot_store.save(cluster.bus, pool, state)
     started = loop.time()
-    restored = await _rebuild(
-        cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark"))
-    )
+    restored = await _rebuild(cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark")))
     from_snapshot_s = loop.time() - started
     assert restored == state, "a snapshot must restore exactly what was folded"
     return {

@@ -10,9 +10,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 SEED = 20
 
 
-def submissions(
-    num_jobs: int, *, seed: int = SEED, longest_s: float = 600.0, prefix: str = "job"
-) -> list[SubmitJob]:
+def submissions(num_jobs: int, *, seed: int = SEED, longest_s: float = 600.0, prefix: str = "job") -> list[SubmitJob]:
     """Jobs of 5 to longest_s seconds on one GPU (log-uniform), due in 0.5 to 1.5 times that."""
     chance = np.random.default_rng(seed)
     profiles = sorted(CURVES)

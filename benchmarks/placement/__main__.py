@@ -22,9 +22,7 @@ GOALS_MS = {  # of the larger pool: placement's part of a planning cycle of 1 s
 
 def main(
     quick: Annotated[bool, typer.Option(help="Few repetitions: to see that it runs, not to quote.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Only the JSON object, on standard output.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure placement decisions on this machine, on one core."""
@@ -49,9 +47,7 @@ def main(
 
 
 def _table(result: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"One placement decision, {result['machine']}; median, ms of CPU time (99th percentile)"
-    )
+    table = Table(title=f"One placement decision, {result['machine']}; median, ms of CPU time (99th percentile)")
     table.add_column("pool")
     for what, goal_ms in GOALS_MS.items():
         table.add_column(f"{what}\n(<= {goal_ms:g} ms)", justify="right")

@@ -27,9 +27,7 @@ NODES_PER_RACK, RACKS_PER_ROW = 16, 16
 LEAVES_FREE = 0.05  # of the GPUs: a full pool is where placement is hard
 
 
-def measure_pool(
-    *, num_nodes: int, num_jobs: int, share_unpromised: float, num_changes: int
-) -> dict[str, Any]:
+def measure_pool(*, num_nodes: int, num_jobs: int, share_unpromised: float, num_changes: int) -> dict[str, Any]:
     """Milliseconds of CPU time of each kind of decision, median and 99th percentile."""
     chance = np.random.default_rng(0)
     fresh = _pool(num_nodes, num_jobs, share_unpromised, chance)
@@ -74,9 +72,7 @@ def _percentiles(times_ms: list[float]) -> dict[str, float]:
 
 def _pool(num_nodes: int, num_jobs: int, share_unpromised: float, chance: np.random.Generator) -> PoolState:
     """A pool that is nearly full by number, in which no job has GPUs yet."""
-    ids = [
-        f"node-{share_unpromised}-{number}" for number in range(num_nodes)
-    ]  # of no other pool: nothing is cached
+    ids = [f"node-{share_unpromised}-{number}" for number in range(num_nodes)]  # of no other pool: nothing is cached
     nodes = {
         node_id: NodeState(
             node_id=node_id,
@@ -131,9 +127,7 @@ def _placed(state: PoolState, decided: tuple[PlacementDecided, ...]) -> PoolStat
     jobs = state.live_jobs
     for decision in decided:
         for placed in decision.placements:
-            job = replace(
-                jobs[placed.job_id], gpus=placed.gpus, generation=placed.generation, started_at_s=NOW_S
-            )
+            job = replace(jobs[placed.job_id], gpus=placed.gpus, generation=placed.generation, started_at_s=NOW_S)
             jobs = jobs.set(placed.job_id, job)
     return replace(state, live_jobs=jobs)
 

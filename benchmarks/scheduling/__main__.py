@@ -43,12 +43,8 @@ class Part(StrEnum):
 
 def main(
     quick: Annotated[bool, typer.Option(help="Little work: to see that it runs, not to quote.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Only the JSON object, on standard output.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write the JSON object to this file, as it grows.")
-    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file, as it grows.")] = None,
     resume: Annotated[bool, typer.Option(help="Measure only what --out does not hold yet.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Also write the tables to this file.")] = None,
     traces: Annotated[
@@ -68,9 +64,7 @@ def main(
     ] = MOVES,
     runs: Annotated[int, typer.Option(min=1, help="Failures: seeded runs.")] = 1_000,
     requests: Annotated[int, typer.Option(min=1, help="Relaxations: requests in each pool.")] = 1_000,
-    workers: Annotated[int, typer.Option(min=1, help="Processes; speed is measured in one.")] = (
-        os.cpu_count() or 1
-    ),
+    workers: Annotated[int, typer.Option(min=1, help="Processes; speed is measured in one.")] = (os.cpu_count() or 1),
 ) -> None:
     """Measure the scheduler on this machine: one fixed configuration, overhead `reference`.
 
@@ -165,9 +159,7 @@ def _relaxations(results: Results, known: Throughputs, *, quick: bool, count: in
     if Part.RELAXATIONS in results.values:
         return
     with results.counted(Part.RELAXATIONS):
-        results.keep(
-            Part.RELAXATIONS, measure_relaxations(known, count, QUICK_JOBS if quick else RELAXATIONS_JOBS)
-        )
+        results.keep(Part.RELAXATIONS, measure_relaxations(known, count, QUICK_JOBS if quick else RELAXATIONS_JOBS))
     _note("requests are asked again with less to ask")
 
 

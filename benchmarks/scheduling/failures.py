@@ -48,9 +48,7 @@ def _life(known: Throughputs, seed: int) -> dict[str, Any]:
         failures=Failures(seed=seed, mean_up_s=MEAN_UP_S, mean_down_s=MEAN_DOWN_S, max_down=RESERVE_NODES),
     )
     verification = simulated_run.verification()
-    outcome, took = timed(
-        lambda: execute(simulated_run, simulated_run.simulation(verification), verification)
-    )
+    outcome, took = timed(lambda: execute(simulated_run, simulated_run.simulation(verification), verification))
     result = outcome.result
     return {
         "seed": seed,

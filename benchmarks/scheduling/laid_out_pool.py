@@ -140,9 +140,7 @@ def _all_started(state: PoolState) -> PoolState:
 
 def _started(state: PoolState, job: Job) -> PoolState:
     for gone in job.stopping:
-        state = fold(
-            state, simulated_events.workers_stopped(job.job_id, gone, job.iteration, job.placed_at_s)
-        )
+        state = fold(state, simulated_events.workers_stopped(job.job_id, gone, job.iteration, job.placed_at_s))
     started = GenerationStarted(
         job_id=job.job_id,
         generation=job.generation,

@@ -50,9 +50,7 @@ def submitted(job: TraceJob, at_s: float) -> TraceJob:
     """The same job, asked for at another time."""
     assert job.deadline_s is not None
     job_id = f"arriving_job-{job.job_id}"
-    return replace(
-        job, job_id=job_id, submitted_at_s=at_s, deadline_s=at_s + job.deadline_s - job.submitted_at_s
-    )
+    return replace(job, job_id=job_id, submitted_at_s=at_s, deadline_s=at_s + job.deadline_s - job.submitted_at_s)
 
 
 def all_reported(state: PoolState, now_s: float, *, whole: bool = False) -> PoolState:

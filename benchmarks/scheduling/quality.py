@@ -63,9 +63,7 @@ class Plan:
         return None
 
 
-def measure_quality(
-    plan: Plan, workers: int, known: Sequence[dict[str, Any]] = ()
-) -> Iterator[dict[str, Any]]:
+def measure_quality(plan: Plan, workers: int, known: Sequence[dict[str, Any]] = ()) -> Iterator[dict[str, Any]]:
     """A row for each case at each size, in this order, each as soon as it is there. known: rows of an earlier run."""
     pool = new_workers(workers)
     try:
@@ -88,9 +86,7 @@ class _Started:
 def _started(pool: ProcessPoolExecutor, plan: Plan, size: Size) -> _Started:
     rulers = pool.submit(_rulers, size.case, size.num_gpus, plan.moves)
     policies = (*plan.policies, *plan.baselines)
-    return _Started(
-        rulers, {policy: pool.submit(_simulated, size.case, size.num_gpus, policy) for policy in policies}
-    )
+    return _Started(rulers, {policy: pool.submit(_simulated, size.case, size.num_gpus, policy) for policy in policies})
 
 
 def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
@@ -110,9 +106,7 @@ def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
     }
     if moves:
         found, took = timed(
-            lambda: hindsight_schedule(
-                case.workload, num_gpus, simulated_run.resize_cost, moves=moves, bound=bound
-            )
+            lambda: hindsight_schedule(case.workload, num_gpus, simulated_run.resize_cost, moves=moves, bound=bound)
         )
         rulers |= {
             "hindsight_found": found.met,
@@ -124,13 +118,9 @@ def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
 
 def _simulated(case: Case, num_gpus: int, policy: str) -> dict[str, Any]:
     """One run, every certificate checked; baselines promise nothing and give none."""
-    simulated_run = SimulatedRun(
-        workload=case.workload, cluster=cluster_of(num_gpus), policy=policy, overhead=OVERHEAD
-    )
+    simulated_run = SimulatedRun(workload=case.workload, cluster=cluster_of(num_gpus), policy=policy, overhead=OVERHEAD)
     verification = simulated_run.verification()
-    outcome, took = timed(
-        lambda: execute(simulated_run, simulated_run.simulation(verification), verification)
-    )
+    outcome, took = timed(lambda: execute(simulated_run, simulated_run.simulation(verification), verification))
     result = outcome.result
     return {
         "met": result.num_met(),

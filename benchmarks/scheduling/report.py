@@ -78,15 +78,11 @@ def _gaps(rows: list[dict[str, Any]]) -> Sheet:
 
 def _gap_row(row: dict[str, Any]) -> tuple[str, ...]:
     scores = row["ours"].values()
-    wrong, checked = (
-        sum(each[name] for each in scores) for name in ("certificate_failures", "certificates_checked")
-    )
+    wrong, checked = (sum(each[name] for each in scores) for name in ("certificate_failures", "certificates_checked"))
     return (
         *_where(row),
         *("{} / {} / {:.1f}".format(*gap_of(row, policy)) for policy in row["ours"]),
-        _together(
-            (*(score["gpu_hours"] for score in scores), row["hindsight_gpu_hours"], row["bound_gpu_hours"])
-        ),
+        _together((*(score["gpu_hours"] for score in scores), row["hindsight_gpu_hours"], row["bound_gpu_hours"])),
         f"{wrong} of {checked:,}",
         _together((*(score["cpu_s"] for score in scores), row["bound_cpu_s"], row["hindsight_cpu_s"])) + " s",
     )

@@ -53,9 +53,7 @@ class Case:
 
     def first(self, num_jobs: int) -> "Case":
         """Its first jobs only."""
-        return Case(
-            workload=Workload.of(self.name, self.workload.jobs[:num_jobs]), published_gpus=self.published_gpus
-        )
+        return Case(workload=Workload.of(self.name, self.workload.jobs[:num_jobs]), published_gpus=self.published_gpus)
 
 
 def tables(throughputs: Path | None) -> Throughputs:
@@ -76,8 +74,7 @@ def trace_cases(traces: Path | None, known: Throughputs) -> list[Case]:
         if not files:
             raise BadSettings((f"{traces} holds no trace *.csv",))
     return [
-        Case(workload=read_trace(file, known, True, 0), published_gpus=_published_gpus(file.stem))
-        for file in files
+        Case(workload=read_trace(file, known, True, 0), published_gpus=_published_gpus(file.stem)) for file in files
     ]
 
 

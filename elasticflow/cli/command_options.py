@@ -57,18 +57,12 @@ DataDir = Annotated[
 ]
 When = Annotated[
     str,
-    typer.Option(
-        "--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or a time: 2026-05-01T18:00."
-    ),
+    typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or a time: 2026-05-01T18:00."),
 ]
-NumIterations = Annotated[
-    int | None, typer.Option("--iterations", metavar="N", help="Total number of iterations.")
-]
+NumIterations = Annotated[int | None, typer.Option("--iterations", metavar="N", help="Total number of iterations.")]
 Tenant = Annotated[
     str,
-    typer.Option(
-        "--tenant", envvar="EF_TENANT", metavar="NAME", help="Tenant whose quota counts. Default: default."
-    ),
+    typer.Option("--tenant", envvar="EF_TENANT", metavar="NAME", help="Tenant whose quota counts. Default: default."),
 ]
 
 
@@ -79,9 +73,7 @@ def _remember(context: typer.Context, as_json: bool) -> bool:
 
 
 AS_JSON = "as_json"  # key in a context's meta
-Json = Annotated[
-    bool, typer.Option("--json", callback=_remember, help="Print one JSON value instead of a table.")
-]
+Json = Annotated[bool, typer.Option("--json", callback=_remember, help="Print one JSON value instead of a table.")]
 
 
 def where_words(context: typer.Context) -> tuple[str, ...]:

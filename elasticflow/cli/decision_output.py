@@ -47,9 +47,7 @@ def _show_admitted(event: JobAdmitted, now_s: float) -> None:
     if finish_s is not None:
         say_line(f"  expected finish  {moment_in_words(finish_s, now_s)} at the latest")
         say_line(f"  promised         {schedule_in_words(event.minimum_satisfactory_share)}")
-    say_line(
-        f"  follow it        eflow watch    eflow logs -f {event.job_id}    eflow explain {event.job_id}"
-    )
+    say_line(f"  follow it        eflow watch    eflow logs -f {event.job_id}    eflow explain {event.job_id}")
 
 
 def _show_rejected(event: JobRejected, options: SubmissionOptions) -> None:

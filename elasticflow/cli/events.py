@@ -21,9 +21,7 @@ app = typer.Typer(rich_markup_mode="rich")
 @app.callback(invoke_without_command=True)
 def events(
     context: typer.Context,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print new messages as they arrive.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new messages as they arrive.")] = False,
     job: Annotated[str, typer.Option("--job", metavar="JOB", help="Show only events about this job.")] = "",
     first: Annotated[int, typer.Option("--from", min=1, metavar="SEQ", help="First sequence to show.")] = 1,
     nats_url: NatsUrl = "",
@@ -93,9 +91,7 @@ def export(
 def event_rows(entry: LedgerEntry, job_id: str = "") -> Iterator[dict[str, Any]]:
     """The events of one message as flat values; with job_id only those that concern it."""
     stored, message = entry
-    parts: tuple[Event, ...] = (
-        message.events if isinstance(message, PlanDecided) else (message,) if message else ()
-    )
+    parts: tuple[Event, ...] = message.events if isinstance(message, PlanDecided) else (message,) if message else ()
     source = message.service if isinstance(message, PlanDecided) else stored.subject.rsplit(".", 2)[-2]
     if message is None and not job_id:
         yield {"sequence": stored.sequence, "at_s": stored.stored_at_s, "from": source, "type": "unreadable"}
@@ -117,15 +113,13 @@ def concerns(event: Event, job_id: str) -> bool:
         return True
     placed = (placement.job_id for placement in getattr(event, "placements", ()))
     return (
-        job_id in placed
-        or job_id in getattr(event, "num_gpus_by_job", ())
-        or job_id in getattr(event, "replanned", ())
+        job_id in placed or job_id in getattr(event, "num_gpus_by_job", ()) or job_id in getattr(event, "replanned", ())
     )
 
 
 def event_line(row: dict[str, Any]) -> str:
     """ "   12  18:02:01  allocator  AllocationDecided  num_gpus_by_job={...}"."""
-    fields = "  ".join(
-        f"{name}={value}" for name, value in row.get("fields", {}).items() if name != "at_s"
-    ).replace("\n", "\\n")
+    fields = "  ".join(f"{name}={value}" for name, value in row.get("fields", {}).items() if name != "at_s").replace(
+        "\n", "\\n"
+    )
     return f"{row['sequence']:>6}  {clock_time(row['at_s'])}  {row['from']:<9}  {row['type']:<18}  {fields}".rstrip()

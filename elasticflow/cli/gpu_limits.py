@@ -23,9 +23,7 @@ NumGpus = Annotated[
 For = Annotated[
     str, typer.Option("--for", metavar="TIME", help="When the limit expires: 90s, 10m, 2h. Default: never.")
 ]
-Release = Annotated[
-    bool, typer.Option("--release", help="Clear the limits: the scheduler chooses the number again.")
-]
+Release = Annotated[bool, typer.Option("--release", help="Clear the limits: the scheduler chooses the number again.")]
 
 
 def scale_out(

@@ -96,9 +96,7 @@ def amend(
     wanted = deadline_of(deadline)
 
     async def ask(client: Client) -> JobAmended | AmendRejected:
-        return await client.amend(
-            job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations
-        )
+        return await client.amend(job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations)
 
     answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
     amended = isinstance(answer, JobAmended)
@@ -123,9 +121,7 @@ def _show_amend_rejected(answer: AmendRejected) -> None:
     say_line(f"not amended: {answer.job_id}: {answer.explanation}", "yellow")
     for offer in answer.offers:
         left_s = math.ceil(offer.deadline_s - answer.at_s)
-        say_line(
-            f"  take it  eflow amend {answer.job_id} --deadline {left_s}s --iterations {offer.max_iterations}"
-        )
+        say_line(f"  take it  eflow amend {answer.job_id} --deadline {left_s}s --iterations {offer.max_iterations}")
 
 
 def checkpoint(
@@ -154,13 +150,9 @@ def checkpoint(
         return await client.checkpoint(job_id), None if folder is None else folder / "checkpoints" / job_id
 
     answer, folder = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
-    exists = isinstance(answer, CheckpointWritten) or (
-        isinstance(answer, CheckpointUpToDate) and answer.iteration > 0
-    )
+    exists = isinstance(answer, CheckpointWritten) or (isinstance(answer, CheckpointUpToDate) and answer.iteration > 0)
     if as_json:
-        print_json(
-            {"exists": exists, **plain(answer), **({"folder": str(folder)} if folder and exists else {})}
-        )
+        print_json({"exists": exists, **plain(answer), **({"folder": str(folder)} if folder and exists else {})})
     else:
         _show_checkpoint(answer, folder)
     raise typer.Exit(0 if exists else 1)

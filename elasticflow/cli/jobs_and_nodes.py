@@ -203,6 +203,4 @@ def gpu_cells(view: NodeView) -> Text:
     """One cell a GPU: full if a job holds it, empty if it is free."""
     if not view.alive:
         return Text("x" * view.num_gpus, style="red")
-    return Text("").join(
-        Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs
-    )
+    return Text("").join(Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs)

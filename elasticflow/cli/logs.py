@@ -20,12 +20,8 @@ _POLL_S = 0.3
 
 def logs(
     job_id: Annotated[str, typer.Argument(metavar="JOB")],
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")
-    ] = False,
-    rank: Annotated[
-        int | None, typer.Option("--rank", min=0, metavar="N", help="Show only this worker.")
-    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Show only this worker.")] = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,

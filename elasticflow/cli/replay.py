@@ -33,9 +33,7 @@ def replay(
     context: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[FILE]", help="An exported ledger. Default: the live one, exported on the fly."
-        ),
+        typer.Argument(metavar="[FILE]", help="An exported ledger. Default: the live one, exported on the fly."),
     ] = None,
     until: Until = None,
     at: At = None,
@@ -91,11 +89,7 @@ def _typed(context: typer.Context) -> list[str]:
     options: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
-        if (
-            name in _OURS
-            or (source := context.get_parameter_source(name)) is None
-            or source.name != "COMMANDLINE"
-        ):
+        if name in _OURS or (source := context.get_parameter_source(name)) is None or source.name != "COMMANDLINE":
             continue
         value = context.params[name]
         options += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]

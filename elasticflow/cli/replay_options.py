@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-Until = Annotated[
-    int | None, typer.Option("--until", min=0, metavar="SEQ", help="Fold up to this sequence, included.")
-]
+Until = Annotated[int | None, typer.Option("--until", min=0, metavar="SEQ", help="Fold up to this sequence, included.")]
 At = Annotated[
     str | None,
     typer.Option(
@@ -16,9 +14,7 @@ At = Annotated[
         show_default=False,
     ),
 ]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Retake every decision; exit 1 at the first that differs.")
-]
+Verify = Annotated[bool, typer.Option("--verify", help="Retake every decision; exit 1 at the first that differs.")]
 Follow = Annotated[
     bool,
     typer.Option(
@@ -28,9 +24,7 @@ Follow = Annotated[
 ]
 Delay = Annotated[
     float | None,
-    typer.Option(
-        "--delay", min=0, metavar="S", help="With --follow: seconds between steps, instead of a key."
-    ),
+    typer.Option("--delay", min=0, metavar="S", help="With --follow: seconds between steps, instead of a key."),
 ]
 OneJob = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Show only this job.")]
 OtherPolicy = Annotated[

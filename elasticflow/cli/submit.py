@@ -49,9 +49,7 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of a script.", show_default=False),
 ]
-Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", help="Global batch size: samples an iteration.")
-]
+Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Global batch size: samples an iteration.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A hyperparameter; may be given several times."),
@@ -70,9 +68,7 @@ Torchrun = Annotated[
 ]
 BatchPerWorker = Annotated[
     int | None,
-    typer.Option(
-        "--batch-per-worker", metavar="N", help="With --torchrun: samples of each worker in a step."
-    ),
+    typer.Option("--batch-per-worker", metavar="N", help="With --torchrun: samples of each worker in a step."),
 ]
 
 
@@ -96,9 +92,7 @@ def submit(
     ] = None,
     name: Annotated[
         str,
-        typer.Option(
-            "--name", metavar="ID", help="Id of the job. Resubmitting the same job under it has no effect."
-        ),
+        typer.Option("--name", metavar="ID", help="Id of the job. Resubmitting the same job under it has no effect."),
     ] = "",
     quote_id: Annotated[
         str,
@@ -118,9 +112,7 @@ def submit(
             help="With --wait: the longest wait, like 90s, 10m, 2h. Default: none.",
         ),
     ] = "",
-    detach: Annotated[
-        bool, typer.Option("--detach", "--no-wait", help="Do not wait for the decision.")
-    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", "--no-wait", help="Do not wait for the decision.")] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,

@@ -62,9 +62,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def table(
-    *columns: str, rows: Iterable[tuple[RenderableType | None, ...]], right: tuple[str, ...] = ()
-) -> Table:
+def table(*columns: str, rows: Iterable[tuple[RenderableType | None, ...]], right: tuple[str, ...] = ()) -> Table:
     """Plain columns, as those of `kubectl` and `docker`. right: columns that are right-aligned."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:

@@ -48,9 +48,7 @@ def up(
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(
-            "--slots", min=1, metavar="N", help="GPUs or CPU slots of each node. Default: 4, or all GPUs."
-        ),
+        typer.Option("--slots", min=1, metavar="N", help="GPUs or CPU slots of each node. Default: 4, or all GPUs."),
     ] = None,
     device: Annotated[
         Device, typer.Option("--device", help="Device of the workers; cpu ignores the GPUs.")
@@ -62,9 +60,7 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the pool runs; `eflow down` stops it.")
     ] = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="PoolConfig as TOML or JSON.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="PoolConfig as TOML or JSON.")] = None,
     confidence: Annotated[
         float | None,
         typer.Option(
@@ -96,9 +92,7 @@ def up(
     pool: Pool = "",
     nats_url: Annotated[
         str,
-        typer.Option(
-            "--nats-url", envvar="NATS_URL", metavar="URL", help="Use this NATS instead of starting one."
-        ),
+        typer.Option("--nats-url", envvar="NATS_URL", metavar="URL", help="Use this NATS instead of starting one."),
     ] = "",
     nats_host: Annotated[
         str,
@@ -148,9 +142,7 @@ def up(
         replicas=dict(map(_parse_replicas, replicas or ())),
         config=read_config(config) if config is not None else None,
         changes={
-            name: value
-            for name, value in (("confidence", confidence), ("reserve_nodes", reserve))
-            if value is not None
+            name: value for name, value in (("confidence", confidence), ("reserve_nodes", reserve)) if value is not None
         },
         nats_url=nats_url,
         nats_host=nats_host,
@@ -168,9 +160,7 @@ async def _supervise(plan: UpPlan, as_json: bool) -> int:
     """The exit code: 0 after SIGTERM. Ctrl-C raises KeyboardInterrupt."""
     from elasticflow.local.supervisor import Supervisor  # here: it needs libraries of the extra `server`
 
-    supervising = asyncio.ensure_future(
-        Supervisor(plan, note).run(lambda run: _show(run, as_json, detached=False))
-    )
+    supervising = asyncio.ensure_future(Supervisor(plan, note).run(lambda run: _show(run, as_json, detached=False)))
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, supervising.cancel)
     try:
@@ -243,8 +233,6 @@ def _show(run: RunFile, as_json: bool, *, detached: bool) -> None:
     ]
     say(table("PROCESS", "PID", "METRICS, HEALTH", right=("PID",), rows=rows))
     say_line("")
-    say_line(
-        f"pool {run.pool} is up; NATS at {masked(run.nats_url)}, data and logs in {run.data_dir}", "green"
-    )
+    say_line(f"pool {run.pool} is up; NATS at {masked(run.nats_url)}, data and logs in {run.data_dir}", "green")
     say_line("try   eflow submit FILE.py --deadline 10m     eflow watch     eflow nodes")
     say_line(f"stop  {'eflow down' if detached else 'Ctrl-C'}")

@@ -177,9 +177,7 @@ class Client(CommandRequests):
         if min_gpus is None and max_gpus is None:
             raise InvalidJob("min_gpus, max_gpus: give at least one of them, or release the job")
         until_s = self._instant_s(until, duration, "until, duration")
-        command = SetGpuLimits(
-            job_id=job_id, tenant=self.tenant, min_gpus=min_gpus, max_gpus=max_gpus, until_s=until_s
-        )
+        command = SetGpuLimits(job_id=job_id, tenant=self.tenant, min_gpus=min_gpus, max_gpus=max_gpus, until_s=until_s)
         return await self._reply_to(command, (GpuLimitsSet, GpuLimitsRejected), timeout)
 
     async def release(

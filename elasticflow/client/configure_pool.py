@@ -38,9 +38,7 @@ def read_config(file: Path) -> PoolConfig:
     if not isinstance(fields, dict):
         raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
     try:
-        config = TypeAdapter(PoolConfig).validate_python(
-            {"stop_free": _NEW.stop_free} | fields, extra="forbid"
-        )
+        config = TypeAdapter(PoolConfig).validate_python({"stop_free": _NEW.stop_free} | fields, extra="forbid")
     except ValidationError as error:
         raise BadSettings(tuple(f"{file}: {_problem_in(details)}" for details in error.errors())) from None
     if problems := config.timeouts.problems():

@@ -39,9 +39,7 @@ class LedgerView:
     def __init__(self, bus: NatsBus, pool: str) -> None:
         self._bus, self._pool = bus, pool
 
-    async def entries(
-        self, *, after_sequence: int = 0, up_to: int | None = None
-    ) -> AsyncGenerator[LedgerEntry, None]:
+    async def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
         """The ledger, message by message, up to a sequence or without end."""
         batches = (
             self._bus.follow(self._pool, after_sequence=after_sequence)
@@ -59,9 +57,7 @@ class LedgerView:
     async def state(self) -> PoolState:
         """The pool now: the newest snapshot and the later messages."""
         state = await snapshot_store.load(self._bus, self._pool, get_log("client")) or PoolState()
-        async for stored, message in self.entries(
-            after_sequence=state.sequence, up_to=await self.last_sequence()
-        ):
+        async for stored, message in self.entries(after_sequence=state.sequence, up_to=await self.last_sequence()):
             state = ledger_fold.evolve(state, message, stored.sequence)
         return state
 

@@ -41,9 +41,7 @@ def find_endpoint(
     nats_url = nats_url or environment.get("NATS_URL", "")
     run = read_run_file(data_dir) if data_dir is not None else find_run_file(start)
     if nats_url:
-        return Endpoint(
-            nats_url=nats_url, pool=pool or DEFAULT_POOL, data_dir=data_dir or _data_dir_of(run, nats_url)
-        )
+        return Endpoint(nats_url=nats_url, pool=pool or DEFAULT_POOL, data_dir=data_dir or _data_dir_of(run, nats_url))
     if run is None:
         raise NoPoolHere(looked_in=str(data_dir or start))
     return Endpoint(nats_url=run.nats_url, pool=pool or run.pool, data_dir=Path(run.data_dir))

@@ -90,11 +90,7 @@ def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:
     if not placed.gpus:
         return f"generation {placed.generation}: suspended, it holds no GPUs"
     moved = ", moved to defragment the cluster" if migrated else ""
-    kept = (
-        f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs"
-        if new.reserved_gpus
-        else ""
-    )
+    kept = f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs" if new.reserved_gpus else ""
     where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{moved}{kept}"
     return f"{where}{_meanwhile(new.previous_generation)}"
 
@@ -193,9 +189,7 @@ def _rejected(event: events.JobRejected) -> str:
 
 
 def _started(event: events.GenerationStarted, new: Job) -> str:
-    after = (
-        f", {duration_in_words(event.at_s - new.placed_at_s)} after its placement" if new.placed_at_s else ""
-    )
+    after = f", {duration_in_words(event.at_s - new.placed_at_s)} after its placement" if new.placed_at_s else ""
     timeline = "" if event.resize is None else f": {_timeline_in_words(event.resize)}"
     return (
         f"generation {event.generation} trains on {gpus_counted(event.num_gpus)} "
@@ -259,8 +253,6 @@ def _finished(event: events.JobFinished, new: Job) -> str:
     promised_s = promised_finish_s(new)
     if promised_s is not None:
         early_s = promised_s - event.at_s
-        margin += (
-            f" ({duration_in_words(abs(early_s))} {'earlier' if early_s >= 0 else 'later'} than planned)"
-        )
+        margin += f" ({duration_in_words(abs(early_s))} {'earlier' if early_s >= 0 else 'later'} than planned)"
     why = "its termination condition is met" if event.condition == "metric" else "all iterations are done"
     return f"finished at iteration {event.iteration}, {why}{margin}{metrics_in_words(event.metrics)}"

@@ -75,17 +75,13 @@ def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> st
 
 def schedule_in_words(schedule: ShareSchedule) -> str:
     """As "2 GPUs for 1m 10s, then 1 GPU for 20.0s"."""
-    steps = [
-        f"{gpus_counted(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in segments(schedule)
-    ]
+    steps = [f"{gpus_counted(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in segments(schedule)]
     return ", then ".join(steps) or "nothing"
 
 
 def speeds_in_words(iterations_per_s: Mapping[int, float]) -> str:
     """As "1.2/s on 1 GPU, 2.1/s on 2 GPUs"."""
-    return ", ".join(
-        f"{rate:.3g}/s on {gpus_counted(count)}" for count, rate in sorted(iterations_per_s.items())
-    )
+    return ", ".join(f"{rate:.3g}/s on {gpus_counted(count)}" for count, rate in sorted(iterations_per_s.items()))
 
 
 def metrics_in_words(metrics: Mapping[str, float]) -> str:

@@ -91,11 +91,7 @@ class _HistoryBuilder:
                     return ""
                 return placed_in_words(mine, self._job_id in event.migrated, new)
             case events.ThroughputMeasured() if _is_profile_of(new, event.profile_key):
-                how = (
-                    "in a profiling run"
-                    if event.source == "profile"
-                    else f"by {event.job_id} while it trained"
-                )
+                how = "in a profiling run" if event.source == "profile" else f"by {event.job_id} while it trained"
                 return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}"
             case events.ProfileCompleted() if _is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"

@@ -159,9 +159,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
 
 def present_nodes(views: tuple[NodeView, ...], now_s: float) -> tuple[NodeView, ...]:
     """The live nodes, and those lost in the last hour; not those that left."""
-    return tuple(
-        view for view in views if view.alive or (not view.left and now_s - view.since_s <= LOST_LATELY_S)
-    )
+    return tuple(view for view in views if view.alive or (not view.left and now_s - view.since_s <= LOST_LATELY_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,9 +132,7 @@ class Supervisor:
         retry_s = _FIRST_RETRY_S
         while True:
             if server.pid is not None and server.has_wrong_bound:
-                self._report(
-                    f"the free space of {server.store_dir} has changed; nats-server gets another limit"
-                )
+                self._report(f"the free space of {server.store_dir} has changed; nats-server gets another limit")
                 server.stop()
             elif server.pid is not None:
                 retry_s = _FIRST_RETRY_S

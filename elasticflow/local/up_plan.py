@@ -97,9 +97,7 @@ def node_environments(
     return tuple({"EF_NODE_ID": f"node-{index}", **own} for index in range(num_nodes))
 
 
-def _gpu_nodes(
-    num_nodes: int | None, slots_per_node: int | None, gpus: tuple[str, ...]
-) -> tuple[dict[str, str], ...]:
+def _gpu_nodes(num_nodes: int | None, slots_per_node: int | None, gpus: tuple[str, ...]) -> tuple[dict[str, str], ...]:
     num_nodes = 1 if num_nodes is None else num_nodes
     slots = slots_per_node or len(gpus) // max(1, num_nodes)
     if num_nodes * slots > len(gpus) or (num_nodes and not slots):

@@ -22,9 +22,7 @@ def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
     if has_deadline and needs_none:
         problems.append(f"deadline: a {spec.job_class} job has none; the class soft tries to meet one")
     if not has_deadline and not needs_none:
-        problems.append(
-            f"deadline: a job of class {spec.job_class} needs one: set_deadline(...), or --deadline"
-        )
+        problems.append(f"deadline: a job of class {spec.job_class} needs one: set_deadline(...), or --deadline")
     is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
     if is_range and (empty := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
         problems.append(f"min_gpus: {empty}")

@@ -166,8 +166,7 @@ def _archive(root: Path, files: list[Path]) -> bytes:
     total = sum(file.stat().st_size for file in files)
     if total > MAX_ARCHIVE_BYTES:
         raise PackagingFailed(
-            f"the code in {root} is {total:,} bytes, at most {MAX_ARCHIVE_BYTES:,} can be sent; "
-            "keep data elsewhere"
+            f"the code in {root} is {total:,} bytes, at most {MAX_ARCHIVE_BYTES:,} can be sent; keep data elsewhere"
         )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # compressors differ between machines

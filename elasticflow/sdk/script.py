@@ -114,9 +114,7 @@ class Script(ElasticJob):
         job = copy.copy(self)
         numbered = {str(number): argument for number, argument in enumerate(self.arguments, start=1)}
         job.hyperparameters = {**self.hyperparameters, **numbered}
-        return ElasticJob.spec(
-            job, training_function=training_function or self.target, code_digest=code_digest
-        )
+        return ElasticJob.spec(job, training_function=training_function or self.target, code_digest=code_digest)
 
 
 class TorchrunScript(Script):

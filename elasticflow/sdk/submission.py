@@ -67,9 +67,7 @@ def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Packag
     if entry in (SCRIPT, TORCHRUN):
         return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
     if arguments:
-        raise NotLoadable(
-            target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE"
-        )
+        raise NotLoadable(target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE")
     if code is not None:
         sys.path.insert(0, str(_import_root(target, code)))
     job_class = _imported(target, training_function)
@@ -90,9 +88,7 @@ def _imported(target: str, training_function: str) -> type[ElasticJob]:
         raise NotLoadable(target, reason) from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type) or not issubclass(found, ElasticJob):
-        what = (
-            f"has no class {class_name}" if found is None else f"{class_name} is not a subclass of ElasticJob"
-        )
+        what = f"has no class {class_name}" if found is None else f"{class_name} is not a subclass of ElasticJob"
         raise NotLoadable(target, f"{module_name} {what}")
     return found
 

@@ -93,9 +93,7 @@ def reserve(
     """
     ready = submission_of(quotable(job))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(
-        endpoint, tenant, lambda client: client.reserve(ready.spec, duration=duration, job_id=job_id)
-    )
+    return _with_client(endpoint, tenant, lambda client: client.reserve(ready.spec, duration=duration, job_id=job_id))
 
 
 def amend(
@@ -141,9 +139,7 @@ def scale(
     return _with_client(
         endpoint,
         tenant,
-        lambda client: client.scale(
-            job_id, min_gpus=min_gpus, max_gpus=max_gpus, until=until, duration=duration
-        ),
+        lambda client: client.scale(job_id, min_gpus=min_gpus, max_gpus=max_gpus, until=until, duration=duration),
     )
 
 

@@ -22,9 +22,9 @@ from examples.demo.report import as_json, draw, rows, table
 
 
 def main(
-    out: Annotated[
-        Path, typer.Option(help="Folder for logs, ledger, table and picture; emptied first.")
-    ] = Path("demo-output"),
+    out: Annotated[Path, typer.Option(help="Folder for logs, ledger, table and picture; emptied first.")] = Path(
+        "demo-output"
+    ),
     nodes: Annotated[int, typer.Option(min=1, max=8)] = 2,
     slots: Annotated[int, typer.Option(min=1, max=8, help="CPU slots of each node.")] = 4,
 ) -> None:
@@ -41,9 +41,7 @@ def main(
         slots_per_node=slots,
         config=PoolConfig(throughput_margin=0.35, resize_cost_s=3.0, deadline_slack_s=2.0, stop_free=True),
     )
-    terminal.print(
-        f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ..."
-    )
+    terminal.print(f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ...")
     try:
         performance = asyncio.run(perform(cast(), plan, terminal, out / "ledger.eflow"))
     except ElasticFlowError as error:

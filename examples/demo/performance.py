@@ -37,9 +37,7 @@ class Performance:
         return self.history[-1][1]
 
 
-async def perform(
-    entrances: tuple[Entrance, ...], plan: UpPlan, console: Console, ledger: Path
-) -> Performance:
+async def perform(entrances: tuple[Entrance, ...], plan: UpPlan, console: Console, ledger: Path) -> Performance:
     """Run the demo; the pool is gone afterwards, its ledger is in the file."""
     performance = Performance()
     supervisor = Supervisor(plan, report=lambda line: console.print(line, style="yellow", highlight=False))
@@ -61,9 +59,7 @@ async def perform(
     return performance
 
 
-async def _play(
-    client: Client, entrances: tuple[Entrance, ...], performance: Performance, console: Console
-) -> None:
+async def _play(client: Client, entrances: tuple[Entrance, ...], performance: Performance, console: Console) -> None:
     async def follow() -> None:
         async with contextlib.aclosing(client.states()) as states:
             async for state in states:
@@ -105,9 +101,7 @@ def _with_deadline(spec: JobSpec, deadline_s: float) -> JobSpec:
 async def _show(client: Client, performance: Performance, console: Console) -> None:
     """On a terminal a picture that is updated in place, else a line for each change."""
     seen: dict[str, tuple[object, ...]] = {}
-    with (
-        Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live
-    ):
+    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
             if performance.history:
                 now_s = client.now_s()

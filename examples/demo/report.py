@@ -36,9 +36,7 @@ def rows(performance: Performance) -> tuple[Row, ...]:
     """One row for each job, in the order of submission."""
     state = performance.last
     jobs = sorted((*state.ended_jobs.values(), *state.live_jobs.values()), key=lambda job: job.decided_at_s)
-    return tuple(
-        _row(job, performance) for job in sorted(jobs, key=lambda job: _submitted_s(job, performance))
-    )
+    return tuple(_row(job, performance) for job in sorted(jobs, key=lambda job: _submitted_s(job, performance)))
 
 
 def _row(job: Job, performance: Performance) -> Row:
@@ -90,9 +88,7 @@ def gpus_over_time(job_id: str, performance: Performance) -> list[tuple[float, i
 
 
 def table(all_rows: tuple[Row, ...]) -> Table:
-    result = Table(
-        title="What was promised, and what became of it (seconds after the start)", box=SIMPLE_HEAD
-    )
+    result = Table(title="What was promised, and what became of it (seconds after the start)", box=SIMPLE_HEAD)
     for column in ("job", "class", "decision", "deadline", "finish", "margin", "GPUs over time", "result"):
         numeric = column in ("deadline", "finish", "margin")
         result.add_column(column, justify="right" if numeric else "left", no_wrap=column != "GPUs over time")
@@ -131,9 +127,7 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
     layers: list[list[int]] = [[n for _, n in gpus_over_time(row.job_id, performance)] for row in drawn]
     figure, axes = pyplot.subplots(figsize=(11, 5), constrained_layout=True)
     colours = [pyplot.get_cmap("tab10")(index) for index in range(10)]
-    axes.stackplot(
-        times, *layers, labels=[row.job_id for row in drawn], colors=colours, step="post", alpha=0.85
-    )
+    axes.stackplot(times, *layers, labels=[row.job_id for row in drawn], colors=colours, step="post", alpha=0.85)
     for colour, row in zip(colours, drawn, strict=False):
         if row.deadline_s is not None:
             axes.axvline(row.deadline_s, color=colour, linestyle=":", linewidth=1.5)

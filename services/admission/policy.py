@@ -71,9 +71,7 @@ def _answered(session: AdmissionSession, command: Command) -> AdmissionSession:
 
 def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:
     """When the deadline of a job that still waits for a decision passes, or an operator's GPU limits end."""
-    waiting = (
-        profiling_jobs(state.live_jobs) if cache is None else cache.last(profiling_jobs, state.live_jobs)
-    )
+    waiting = profiling_jobs(state.live_jobs) if cache is None else cache.last(profiling_jobs, state.live_jobs)
     overdue_s = (job.deadline_s for job in waiting)
     limits_end_s = (limits.until_s for limits in state.gpu_limits.values())
     return min((at_s for at_s in (*overdue_s, *limits_end_s) if at_s is not None), default=None)

@@ -105,10 +105,7 @@ def _too_many_hours(
     spent_hours = sum(usage.gpu_seconds for usage in recent) / 3600
     if spent_hours + job_hours <= max_gpu_hours:
         return None
-    used_up = (
-        f"{spent_hours:.2f} of {max_gpu_hours:.2f} GPU-hours {window} are used "
-        f"and the job needs {job_hours:.2f}"
-    )
+    used_up = f"{spent_hours:.2f} of {max_gpu_hours:.2f} GPU-hours {window} are used and the job needs {job_hours:.2f}"
     for usage in recent:
         spent_hours -= usage.gpu_seconds / 3600
         if spent_hours + job_hours <= max_gpu_hours:

@@ -43,9 +43,7 @@ def decide(
 def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:
     """Algorithm 2 for all jobs of a pool."""
     others, padding = _shortest_first(state, pool)
-    allocation = allocate(
-        pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding
-    )
+    allocation = allocate(pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding)
     quotes_end_s = (quote.until_s for quote in pool.held)
     until_s = min((allocation.valid_until_s, *quotes_end_s))
     return AllocationDecided(
@@ -77,9 +75,7 @@ def _probing(state: PoolState, decided: AllocationDecided, probe: ScalingProbe) 
     return _with_shares(decided, {probe.job_id: probe.num_gpus}, probe.until_s)
 
 
-def _with_shares(
-    decided: AllocationDecided, num_gpus_by_job: Mapping[str, int], until_s: float
-) -> AllocationDecided:
+def _with_shares(decided: AllocationDecided, num_gpus_by_job: Mapping[str, int], until_s: float) -> AllocationDecided:
     """The allocation with these shares too, valid until an instant at most."""
     valid_until_s = min(math.inf if decided.valid_until_s is None else decided.valid_until_s, until_s)
     return replace(
@@ -131,9 +127,7 @@ def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
     Then the recorded schedules remain, all of one plan, and the next plan keeps the feasible ones
     (`AdmissionPlan.build`).
     """
-    less = tuple(
-        replace(event, planned={}) if isinstance(event, AllocationDecided) else event for event in events
-    )
+    less = tuple(replace(event, planned={}) if isinstance(event, AllocationDecided) else event for event in events)
     return None if less == events else less
 
 

@@ -59,9 +59,7 @@ def next_probe(
         # workers resize without stopping, so no step is at risk
         switches = state_holders(state, job) is not None
         if is_new and is_at_most_known and switches and num_gpus - held <= num_idle:
-            probe = ScalingProbe(
-                job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus)
-            )
+            probe = ScalingProbe(job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus))
             beside = _planned_beside(state, job, curve, probe, now_s, cache)
             if not beside.plan.late and beside.held == pool.held:
                 return probe, beside

@@ -31,9 +31,7 @@ DEREGISTER_TIMEOUT_S = 5.0  # for the last events, after the workers have stoppe
 MakeLauncher = Callable[[OnEvent], Launching]
 
 
-async def serve(
-    process: Process, *, settings: ExecutorSettings, make_launcher: MakeLauncher | None = None
-) -> None:
+async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: MakeLauncher | None = None) -> None:
     """Run this node's workers until cancelled; then stop them and leave the pool."""
     data_dir = process.settings.data_dir
     process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})

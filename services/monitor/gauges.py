@@ -18,9 +18,7 @@ class PoolGauges:
         self._gpus_slow = metrics.gauge("ef_gpus_slow", "GPUs on which a worker was slower than its peers")
         self._jobs = metrics.gauge_by("ef_jobs", "Jobs by phase", "phase")
         self._num_gpus = metrics.gauge_by("ef_job_gpus", "GPUs of a live job", "job_id")
-        self._rate = metrics.gauge_by(
-            "ef_job_iterations_per_second", "Measured speed of a live job", "job_id"
-        )
+        self._rate = metrics.gauge_by("ef_job_iterations_per_second", "Measured speed of a live job", "job_id")
         self._margin = metrics.gauge_by("ef_job_margin_seconds", "Deadline less expected finish", "job_id")
 
     def update(self, pool: PoolState, now_s: float) -> None:

@@ -80,11 +80,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
 def observe(state: State, note: object, now_s: float) -> State:
     """Fold a heartbeat, or the sign that heartbeats can arrive."""
     if isinstance(note, Connected):
-        since_s = (
-            now_s
-            if state.connected_since_s is None or state.is_disconnected(now_s)
-            else state.connected_since_s
-        )
+        since_s = now_s if state.connected_since_s is None or state.is_disconnected(now_s) else state.connected_since_s
         return _expecting(replace(state, connected_at_s=now_s, connected_since_s=since_s), now_s)
     if isinstance(note, NodeReported):
         return _with_heartbeat(state, note, now_s)

@@ -95,9 +95,7 @@ def _failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | None:
 def _stall_error(state: State, job: Job, now_s: float) -> str:
     stalled_s = _stalled_for_s(state, job, now_s)
     if job.training_generation is None:
-        return (
-            f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
-        )
+        return f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
     progress = state.progress.get(job.job_id)
     iteration = max(job.iteration, progress.report.iteration if progress is not None else 0)
     return f"no iteration ended for {stalled_s:.0f} s after {iteration} were done; does train() return?"
@@ -165,9 +163,7 @@ def _correction(pool: PoolState, job: Job, progress: Progress, now_s: float) -> 
     ]
 
 
-def _corrected(
-    pool: PoolState, curve: MeasuredCurve, num_gpus: int, measured: float, now_s: float
-) -> float | None:
+def _corrected(pool: PoolState, curve: MeasuredCurve, num_gpus: int, measured: float, now_s: float) -> float | None:
     """Half-way to the measured speed, so that two jobs that share a profile do not make it oscillate.
 
     None where the pool has a confidence: then the spread of the speeds is kept beside the curve instead.

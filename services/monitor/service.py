@@ -35,9 +35,7 @@ async def serve(process: Process) -> None:
             tasks.create_task(watch.dead_letter(), name="dead-letter")
             tasks.create_task(watch.keep(), name="keep")
 
-    await host_policy(
-        process, with_cache(PlanningCache()), leads_by_lease=True, prepare=warm_up, beside=beside
-    )
+    await host_policy(process, with_cache(PlanningCache()), leads_by_lease=True, prepare=warm_up, beside=beside)
 
 
 class _Watch:

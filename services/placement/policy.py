@@ -67,9 +67,7 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
     last = cache.last_positions(topology)
     if not due and not any_spread(last, {job.job_id: job.gpus for job in unplanned}):
         return ()
-    wanted = {
-        job.job_id: shares[job.job_id] if job.job_id in due else len(counted_gpus(state, job)) for job in jobs
-    }
+    wanted = {job.job_id: shares[job.job_id] if job.job_id in due else len(counted_gpus(state, job)) for job in jobs}
     current = {
         job.job_id: job.gpus if job.job_id in due and not job.reserved_gpus else counted_gpus(state, job)
         for job in jobs
@@ -122,8 +120,7 @@ def _switches_end_s(state: PoolState, cache: PlanningCache | None) -> float | No
 def _shares(state: PoolState) -> dict[str, int]:
     """GPUs that each job is to hold."""
     return {
-        job.job_id: job.num_gpus if job.gpus or _is_allocated(state, job) else 0
-        for job in state.live_jobs.values()
+        job.job_id: job.num_gpus if job.gpus or _is_allocated(state, job) else 0 for job in state.live_jobs.values()
     }
 
 
@@ -139,9 +136,7 @@ def _due(state: PoolState, shares: Mapping[str, int], num_gpus: int, now_s: floa
     if len(now) == len(due):
         return {job.job_id for job in due}
     placed, free = set[str](), num_gpus - sum(len(counted_gpus(state, job)) for job in jobs)
-    for more, job_id in sorted(
-        (shares[job.job_id] - len(counted_gpus(state, job)), job.job_id) for job in now
-    ):
+    for more, job_id in sorted((shares[job.job_id] - len(counted_gpus(state, job)), job.job_id) for job in now):
         if more <= max(free, 0):
             placed.add(job_id)
             free -= more
@@ -177,9 +172,7 @@ def _migration_benefit(
     stop_s = max(resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
     if job.deadline_s is not None and now_s + stay_s <= job.deadline_s < now_s + stay_s + stop_s:
         stop_s = inf  # a move would miss a soft deadline
-    return MigrationBenefit(
-        curves=curves, num_gpus=job.num_gpus, stay_s=min(stay_s, LONGEST_STAY_S), stop_s=stop_s
-    )
+    return MigrationBenefit(curves=curves, num_gpus=job.num_gpus, stay_s=min(stay_s, LONGEST_STAY_S), stop_s=stop_s)
 
 
 def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:

@@ -45,12 +45,7 @@ def _may_change(job: Job, now_s: float) -> bool:
 
 
 def _free(state: PoolState) -> set[GpuId]:
-    gpus = {
-        GpuId(node.node_id, index)
-        for node in state.nodes.values()
-        if node.alive
-        for index in range(node.num_gpus)
-    }
+    gpus = {GpuId(node.node_id, index) for node in state.nodes.values() if node.alive for index in range(node.num_gpus)}
     for job in state.live_jobs.values():
         gpus.difference_update(
             job.gpus,

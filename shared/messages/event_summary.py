@@ -27,9 +27,7 @@ def summary(message: Any) -> dict[str, Any]:
         elif field.name == "minimum_satisfactory_share":
             shown[field.name] = _steps(value)
         elif field.name in ("replanned", "planned"):
-            shown[field.name] = _few(
-                {job_id: _steps(value[job_id]) for job_id in islice(value, _MANY)}, value
-            )
+            shown[field.name] = _few({job_id: _steps(value[job_id]) for job_id in islice(value, _MANY)}, value)
         else:
             shown[field.name] = _short(value)
     return shown

@@ -82,9 +82,7 @@ class PoolConfig:
     @property
     def timeouts(self) -> FailureTimeouts:
         """The timeouts that detect losses."""
-        return FailureTimeouts(
-            heartbeat_timeout_s=self.heartbeat_timeout_s, stall_timeout_s=self.stall_timeout_s
-        )
+        return FailureTimeouts(heartbeat_timeout_s=self.heartbeat_timeout_s, stall_timeout_s=self.stall_timeout_s)
 
     def quota(self, tenant: str) -> TenantQuota:
         return self.quotas.get(tenant, self.default_quota)

@@ -122,7 +122,5 @@ class FailureTimeouts:
             if value_s < least_s:
                 found.append(f"{name}: must be at least {least_s:g} s, not {value_s:g}: {why_no_less[name]}")
             if value_s > most_s:
-                found.append(
-                    f"{name}: must be at most {most_s:.0f} s, not {value_s:g}: else losses are never detected"
-                )
+                found.append(f"{name}: must be at most {most_s:.0f} s, not {value_s:g}: else losses are never detected")
         return tuple(found)

@@ -103,9 +103,7 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
                 spec=job.submitted_spec or spec_of(job),
                 deadline_s=job.deadline_s,
                 minimum_satisfactory_share=job.minimum_satisfactory_share,
-                gpu_seconds=sum(
-                    s.num_gpus * (s.end_s - s.start_s) for s in segments(job.minimum_satisfactory_share)
-                ),
+                gpu_seconds=sum(s.num_gpus * (s.end_s - s.start_s) for s in segments(job.minimum_satisfactory_share)),
                 least_gpu_seconds=job.least_gpu_seconds,
                 at_s=job.decided_at_s,
             )

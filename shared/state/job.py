@@ -147,9 +147,7 @@ class Job:
     @property
     def shrinks_to_survivors(self) -> bool:
         """The previous generation lost workers; its survivors switch before they take another step."""
-        return (
-            self.is_switching and self.previous_generation is not None and not self.previous_generation.trains
-        )
+        return self.is_switching and self.previous_generation is not None and not self.previous_generation.trains
 
     @property
     def training_generation(self) -> int | None:

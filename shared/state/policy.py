@@ -26,9 +26,7 @@ def _all_or_nothing(events: tuple[PlanEvent, ...]) -> None:
     """No part of a decision is a decision."""
 
 
-def job_failures(
-    state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]
-) -> tuple[Reply, ...]:
+def job_failures(state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]) -> tuple[Reply, ...]:
     """The user of a job that fails in its profiling run still waits for a decision."""
     return tuple(event for event in events if isinstance(event, JobFailed))
 

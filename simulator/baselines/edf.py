@@ -75,11 +75,7 @@ def _late(jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Iterator[
         for job, end_s in zip(moved, ends_s, strict=True):
             if end_s == next_s and end_s > job.due_s:
                 yield job.job_id
-        waiting = [
-            _progressed(job, now_s, next_s)
-            for job, end_s in zip(moved, ends_s, strict=True)
-            if end_s > next_s
-        ]
+        waiting = [_progressed(job, now_s, next_s) for job, end_s in zip(moved, ends_s, strict=True) if end_s > next_s]
         now_s = next_s
 
 
@@ -161,9 +157,7 @@ def _fill(job: BaselineJob, free: _Free, cap: int, now_s: float) -> list[_Held] 
     left, share, ready_s = job.remaining_iterations, job.current_num_gpus, now_s
     ready_s += job.stall_s(share, now_s)
     schedule: list[_Held] = []
-    for start_s, end_s, num_gpus in zip(
-        free.starts_s, [*free.starts_s[1:], math.inf], free.num_gpus, strict=True
-    ):
+    for start_s, end_s, num_gpus in zip(free.starts_s, [*free.starts_s[1:], math.inf], free.num_gpus, strict=True):
         level = job.level(min(num_gpus, cap))
         if start_s >= job.due_s:
             return None

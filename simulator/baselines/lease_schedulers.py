@@ -37,9 +37,7 @@ def leased_gangs(jobs_in_order: Sequence[BaselineJob], num_gpus: int, now_s: flo
 
     shares = gangs(sorted(jobs_in_order, key=lambda job: not leased(job)), num_gpus)
     waiting = len(shares) < len(jobs_in_order)
-    return Shares(
-        num_gpus_by_job=shares, valid_until_s=next_lease_end_s(now_s, lease_s) if waiting else math.inf
-    )
+    return Shares(num_gpus_by_job=shares, valid_until_s=next_lease_end_s(now_s, lease_s) if waiting else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,7 @@ def finish_time_fairness(job: BaselineJob, num_jobs: int, num_gpus: int, now_s: 
     """rho, if the job holds its gang from now on; above 1 sharing delays it by more than its part."""
     rate = job.curve.throughput(job.gang)
     shared_s = now_s - job.submitted_at_s + job.seconds_left(job.gang, now_s)
-    slowed = max(
-        job.gang * num_jobs / num_gpus, 1.0
-    )  # on fewer GPUs than its gang it would run part of the time
+    slowed = max(job.gang * num_jobs / num_gpus, 1.0)  # on fewer GPUs than its gang it would run part of the time
     return shared_s / (job.num_iterations / rate * slowed)
 
 

@@ -106,9 +106,7 @@ class _Adapter:
     ) -> tuple[PlanEvent, ...]:
         """New shares after a scheduling event, or when the baseline asked to decide again."""
         pool, due_s = accounting.pool, _due_s(accounting)
-        if not (due_s is not None and now_s >= due_s) and (
-            pool.scheduling_event_sequence <= pool.allocation_based_on
-        ):
+        if not (due_s is not None and now_s >= due_s) and (pool.scheduling_event_sequence <= pool.allocation_based_on):
             return ()
         view = PoolView(accounting, self.requested_num_gpus, now_s)
         shares = self.baseline.shares(view.jobs(), view.num_gpus, now_s)

@@ -41,9 +41,7 @@ class Pollux(AdmitsAll):
         return Shares(num_gpus_by_job=shares, valid_until_s=math.inf if settled else next_s)
 
 
-def _started(
-    queue: Iterable[BaselineJob], num_gpus: int, held: dict[str, int] | None = None
-) -> dict[str, int]:
+def _started(queue: Iterable[BaselineJob], num_gpus: int, held: dict[str, int] | None = None) -> dict[str, int]:
     """Each job its fewest GPUs or those it holds, in this order: without GPUs its speedup would be 0."""
     shares: dict[str, int] = {}
     for job in queue:

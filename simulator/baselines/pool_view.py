@@ -77,17 +77,13 @@ def evolve(accounting: JobAccounting, message: LedgerMessage, sequence: int) -> 
 
 def _allocated(accounting: JobAccounting, now_s: float) -> JobAccounting:
     live = accounting.pool.live_jobs.values()
-    return replace(
-        accounting, tenures={job.job_id: accounting.tenure(job).change(job.num_gpus, now_s) for job in live}
-    )
+    return replace(accounting, tenures={job.job_id: accounting.tenure(job).change(job.num_gpus, now_s) for job in live})
 
 
 class PoolView:
     """The pool at one decision. requested_num_gpus: by job id; 0 or missing: no request."""
 
-    def __init__(
-        self, accounting: JobAccounting, requested_num_gpus: Mapping[str, int], now_s: float
-    ) -> None:
+    def __init__(self, accounting: JobAccounting, requested_num_gpus: Mapping[str, int], now_s: float) -> None:
         self._accounting, self._requested_num_gpus, self._now_s = accounting, requested_num_gpus, now_s
         self._cost = resize_cost(accounting.pool)
         self._curves: dict[str, ScalingCurve | None] = {}  # by profile

@@ -62,9 +62,7 @@ def _fair(jobs: Sequence[BaselineJob], num_gpus: int) -> dict[str, int]:
         if fewest <= num_gpus:
             shares[job.job_id] = fewest
             num_gpus -= fewest
-    growing = [
-        (shares[job.job_id] / job.weight, _by_priority(job), job) for job in jobs if job.job_id in shares
-    ]
+    growing = [(shares[job.job_id] / job.weight, _by_priority(job), job) for job in jobs if job.job_id in shares]
     heapq.heapify(growing)
     while growing and num_gpus:
         _, order, job = heapq.heappop(growing)

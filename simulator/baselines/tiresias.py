@@ -39,9 +39,7 @@ class Tiresias(AdmitsAll):
             return 0
         return bisect_right(self.quanta_gpu_s, job.attained_gpu_seconds)
 
-    def next_change_s(
-        self, jobs: Sequence[BaselineJob], shares: dict[str, int], num_gpus: int, now_s: float
-    ) -> float:
+    def next_change_s(self, jobs: Sequence[BaselineJob], shares: dict[str, int], num_gpus: int, now_s: float) -> float:
         """When a running job sinks or a waiting one is promoted; infinity while no job waits."""
         if len(shares) == len(jobs):
             return math.inf
@@ -75,10 +73,7 @@ class ElasticTiresias(AdmitsAll):
         ordered = self.tiresias.in_order(jobs, now_s)
         shares = _filled(ordered, {job.job_id: job.gang for job in ordered}, num_gpus)
         if len(jobs) - len(shares) > self.max_pending:  # R1
-            halved = {
-                job.job_id: job.gang if self.tiresias.queue(job, now_s) == 0 else _half(job)
-                for job in ordered
-            }
+            halved = {job.job_id: job.gang if self.tiresias.queue(job, now_s) == 0 else _half(job) for job in ordered}
             shares = _filled(ordered, halved, num_gpus)
         if len(shares) == len(jobs):  # R2
             grow(ordered, shares, num_gpus, _greatest_gain)

@@ -35,20 +35,14 @@ def cheapest_schedule(
     needed = iterations * (1.0 + _SPARE)
     low, high = 0.0, 1e-6
     for _ in range(_DOUBLINGS):
-        if (
-            _most_profitable(instants_s, free_P, price_P, high, num_gpus_L, rate_L, stop_s_L, level_P)
-            >= needed
-        ):
+        if _most_profitable(instants_s, free_P, price_P, high, num_gpus_L, rate_L, stop_s_L, level_P) >= needed:
             break
         low, high = high, high * 4.0
     else:
         return 0, np.inf
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if (
-            _most_profitable(instants_s, free_P, price_P, middle, num_gpus_L, rate_L, stop_s_L, level_P)
-            >= needed
-        ):
+        if _most_profitable(instants_s, free_P, price_P, middle, num_gpus_L, rate_L, stop_s_L, level_P) >= needed:
             high = middle
         else:
             low = middle

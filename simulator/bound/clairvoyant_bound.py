@@ -72,9 +72,7 @@ class _Part:
     met_J: FloatArray
 
 
-def clairvoyant_bound(
-    workload: Workload, num_gpus: int, cost: ResizeCost, max_intervals: int | None = None
-) -> Bound:
+def clairvoyant_bound(workload: Workload, num_gpus: int, cost: ResizeCost, max_intervals: int | None = None) -> Bound:
     """The bound of the SLO jobs of `workload` on `num_gpus` GPUs. max_intervals: merge intervals beyond this number."""
     demand = Demand.of(workload, num_gpus, cost)
     components = demand.components()

@@ -57,9 +57,7 @@ def hindsight_schedule(
     jobs = [job for job in workload.jobs if job.job_id in alone]
     timetable = _Timetable(jobs, num_gpus, cost, bound.prices)
     chance = np.random.default_rng(seed)
-    cheapest_first = sorted(
-        range(len(jobs)), key=lambda job: (timetable.insert(job), timetable.remove(job))[0]
-    )
+    cheapest_first = sorted(range(len(jobs)), key=lambda job: (timetable.insert(job), timetable.remove(job))[0])
     for job in cheapest_first:
         timetable.insert(job)
     for _ in range(moves):
@@ -78,9 +76,7 @@ def _move(timetable: "_Timetable", added: int, chance: np.random.Generator) -> N
     others = np.concatenate([taken_out, _some(neighbours[~is_met], _MAX_TRIED, chance)])
     before_met, before_cost = timetable.num_met, timetable.total_cost
     kept = [(job, *timetable.take(job)) for job in taken_out.tolist()]
-    inserted = [
-        job for job in [added, *chance.permutation(others).tolist()] if timetable.insert(job) < math.inf
-    ]
+    inserted = [job for job in [added, *chance.permutation(others).tolist()] if timetable.insert(job) < math.inf]
     gained = timetable.num_met - before_met
     if gained < 0 or (gained == 0 and timetable.total_cost >= before_cost):
         for job in inserted:
@@ -90,9 +86,7 @@ def _move(timetable: "_Timetable", added: int, chance: np.random.Generator) -> N
 
 
 def _some(jobs: IntArray, at_most: int, chance: np.random.Generator) -> IntArray:
-    return (
-        chance.choice(jobs, min(at_most, len(jobs)), replace=False) if len(jobs) and at_most > 0 else jobs[:0]
-    )
+    return chance.choice(jobs, min(at_most, len(jobs)), replace=False) if len(jobs) and at_most > 0 else jobs[:0]
 
 
 class _Timetable:
@@ -104,9 +98,7 @@ class _Timetable:
     def __init__(self, jobs: list[TraceJob], num_gpus: int, cost: ResizeCost, prices: PriceProfile) -> None:
         self._jobs = jobs
         self._num_gpus = num_gpus
-        self._windows_s = np.array(
-            [(job.submitted_at_s, job.deadline_s) for job in jobs], np.float64
-        ).reshape(-1, 2)
+        self._windows_s = np.array([(job.submitted_at_s, job.deadline_s) for job in jobs], np.float64).reshape(-1, 2)
         self._levels = [_levels(job, num_gpus, cost) for job in jobs]
         self._price_starts_s, self._prices = _with_base(prices)
         self._held_JM3 = np.zeros((len(jobs), MAX_SEGMENTS, 3))

@@ -81,9 +81,7 @@ def ascend(demand: Demand, grid: Grid, num_gpus: int, max_answers: int) -> tuple
     return best, mean
 
 
-def _best_share(
-    mean: Answer, newest: Answer, num_gpus: int, lengths_s_I: FloatArray, at_most: float
-) -> float:
+def _best_share(mean: Answer, newest: Answer, num_gpus: int, lengths_s_I: FloatArray, at_most: float) -> float:
     """Share of the newest answer with which the mean comes closest to full use of each interval."""
     change_I = newest.gpu_seconds_I - mean.gpu_seconds_I
     size = float(change_I**2 @ (1 / lengths_s_I))

@@ -152,9 +152,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     # -- what BaseEventLoop asks of its subclasses -------------------------------------------------------
 
-    def run_in_executor(
-        self, executor: object, func: Callable[..., Any], *args: Any
-    ) -> "asyncio.Future[Any]":
+    def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
         """The call, now and in this thread: it takes no virtual time."""
         result = self.create_future()
         try:

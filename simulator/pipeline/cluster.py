@@ -76,9 +76,7 @@ class VirtualCluster:
         self.scenario, self._faults = scenario, faults
         self._rng = np.random.default_rng(seed)
         self.loop = VirtualTimeLoop(START_S)
-        self._setting = PoolSetting(
-            pool=POOL, loop=self.loop, rng=self._rng, faults=faults.bus, make_host=make_host
-        )
+        self._setting = PoolSetting(pool=POOL, loop=self.loop, rng=self._rng, faults=faults.bus, make_host=make_host)
         self._setting.broker.ensure_pool(POOL)
         self.acknowledged: list[Acknowledged] = []
         self._setting.broker.stream(submit_stream(POOL)).on_settle = self._acknowledged
@@ -206,15 +204,11 @@ class VirtualCluster:
     def _schedule_faults(self) -> None:
         faults = self._faults
         self._repeat(faults.worker_crash_every_s, lambda: self._any_node().crash_worker())
-        self._repeat(
-            faults.node_crash_every_s, lambda: self._any_node().crash(self._outage_s(), silently=True)
-        )
+        self._repeat(faults.node_crash_every_s, lambda: self._any_node().crash(self._outage_s(), silently=True))
         self._repeat(faults.partition_every_s, lambda: self._any_node().partition(self._outage_s()))
         self._repeat(faults.executor_restart_every_s, lambda: self._any_node().crash(0.2))
         self._repeat(faults.service_restart_every_s, lambda: self._any(self.replicas).restart())
-        self._repeat(
-            faults.service_partition_every_s, lambda: self._any(self.replicas).partition(self._outage_s())
-        )
+        self._repeat(faults.service_partition_every_s, lambda: self._any(self.replicas).partition(self._outage_s()))
 
     def _repeat(self, every_s: float | None, strike: Callable[[], None]) -> None:
         if every_s is None:

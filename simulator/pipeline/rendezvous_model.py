@@ -83,14 +83,10 @@ class RendezvousModel:
             member = WorkerId(*run.key, rank)
             if process.id == member:
                 process.report(
-                    WorkerReported(
-                        worker=member, message=Started(iteration=run.from_iteration, resize=resize)
-                    )
+                    WorkerReported(worker=member, message=Started(iteration=run.from_iteration, resize=resize))
                 )
                 continue
-            switched = Switched(
-                generation=member.generation, rank=rank, iteration=run.from_iteration, resize=resize
-            )
+            switched = Switched(generation=member.generation, rank=rank, iteration=run.from_iteration, resize=resize)
             process.report(WorkerReported(worker=process.id, message=switched))
             process.id = member
 

@@ -44,9 +44,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 def replay(
     file: Annotated[
         Path,
-        typer.Argument(
-            help="A ledger, as `eflow events export FILE` writes it; -: follow one from standard input."
-        ),
+        typer.Argument(help="A ledger, as `eflow events export FILE` writes it; -: follow one from standard input."),
     ],
     until: Until = None,
     at: At = None,
@@ -182,9 +180,7 @@ def _follow_stream(job_id: str | None, delay_s: float | None, as_json: bool) -> 
         raise _refused(f"the ledger from standard input: {error}") from error
 
 
-def _step_through(
-    entries: "Iterable[Entry]", job_id: str | None, delay_s: float | None, as_json: bool
-) -> None:
+def _step_through(entries: "Iterable[Entry]", job_id: str | None, delay_s: float | None, as_json: bool) -> None:
     from elasticflow.simulator.replay.state_tables import event_rows, line
 
     terminal = console()

@@ -22,9 +22,7 @@ from elasticflow.simulator.replay.recorded_ledger import Entry, job_registry
 from elasticflow.simulator.replay.retaken_decisions import OtherDecision, other_decisions
 from elasticflow.simulator.replay.state_tables import clock_time, headed, plain_table
 
-Fate = Literal[
-    "met", "late", "open", "rejected", "failed", "cancelled", "finished", "unfinished", "undecided"
-]
+Fate = Literal["met", "late", "open", "rejected", "failed", "cancelled", "finished", "unfinished", "undecided"]
 
 _ENDS: Mapping[Phase, Fate] = {
     Phase.REJECTED: "rejected",
@@ -161,9 +159,7 @@ def _first_differences(comparison: Comparison) -> Iterator[Text]:
         yield Text("on the recorded states no admission differs")
     else:
         count = comparison.num_admissions_that_differ
-        yield Text(
-            f"admissions that differ on the recorded states: {count}, first at {_decision(first, name)}"
-        )
+        yield Text(f"admissions that differ on the recorded states: {count}, first at {_decision(first, name)}")
     if comparison.first_allocation is None:
         yield Text("on the recorded states no allocation differs")
     else:

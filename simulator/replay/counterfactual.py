@@ -68,9 +68,7 @@ class _Training:
 
 
 class _Counterfactual:
-    def __init__(
-        self, entries: tuple[Entry, ...], from_sequence: int, policies: Mapping[str, Policy[Any]]
-    ) -> None:
+    def __init__(self, entries: tuple[Entry, ...], from_sequence: int, policies: Mapping[str, Policy[Any]]) -> None:
         before, after = entries[:from_sequence], entries[from_sequence:]
         self._recorded, self._fitted = job_registry(entries), fitted_to(entry.message for entry in entries)
         self._jobs = JobRegistry()

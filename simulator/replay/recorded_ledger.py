@@ -52,9 +52,7 @@ def folded(entries: Iterable[Entry], state: PoolState | None = None) -> PoolStat
     return state
 
 
-def up_to(
-    entries: tuple[Entry, ...], *, sequence: int | None = None, at_s: float | None = None
-) -> tuple[Entry, ...]:
+def up_to(entries: tuple[Entry, ...], *, sequence: int | None = None, at_s: float | None = None) -> tuple[Entry, ...]:
     """The entries up to a sequence, or stored up to an instant; both included."""
     if sequence is not None:
         entries = entries[:sequence]

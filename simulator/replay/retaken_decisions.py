@@ -86,9 +86,7 @@ def differences(recorded: Any, again: Any, path: str = "") -> Iterator[FieldDiff
         return
     if is_dataclass(recorded) and type(recorded) is type(again):
         for field in fields(recorded):
-            yield from differences(
-                getattr(recorded, field.name), getattr(again, field.name), f"{path}.{field.name}"
-            )
+            yield from differences(getattr(recorded, field.name), getattr(again, field.name), f"{path}.{field.name}")
     elif isinstance(recorded, tuple) and isinstance(again, tuple):
         for index, (left, right) in enumerate(zip_longest(recorded, again)):
             yield from differences(left, right, f"{path}[{index}]")
@@ -131,9 +129,7 @@ class OtherDecision:
     other: Mapping[str, object]
 
 
-def other_decisions(
-    entries: tuple[Entry, ...], from_sequence: int, policy: Policy[Any]
-) -> Iterator[OtherDecision]:
+def other_decisions(entries: tuple[Entry, ...], from_sequence: int, policy: Policy[Any]) -> Iterator[OtherDecision]:
     """The recorded decisions of this service after `from_sequence` that `policy` decides differently."""
     state = policy.start(PoolState())
     since_plan = {0: state}

@@ -49,9 +49,7 @@ def as_object(state: PoolState, at_s: float, job_id: str | None = None) -> dict[
         "nodes": [_node(state, node_id) for node_id in sorted(state.nodes)],
         "curves": {
             key: {
-                "iterations_per_s": {
-                    str(n): curve.iterations_per_s[n] for n in sorted(curve.iterations_per_s)
-                },
+                "iterations_per_s": {str(n): curve.iterations_per_s[n] for n in sorted(curve.iterations_per_s)},
                 "complete": curve.complete,
                 "dataset_size": curve.dataset_size,
             }
@@ -123,8 +121,7 @@ def _node(state: PoolState, node_id: str) -> dict[str, Any]:
 def tables(shown: Mapping[str, Any]) -> Group:
     """The object of `as_object` as tables."""
     title = Text(
-        f"sequence {shown['sequence']} at {shown['at']}, "
-        f"{shown['num_gpus_placed']} of {shown['num_gpus']} GPUs placed"
+        f"sequence {shown['sequence']} at {shown['at']}, {shown['num_gpus_placed']} of {shown['num_gpus']} GPUs placed"
     )
     return Group(
         title,

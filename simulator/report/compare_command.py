@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    trace: Annotated[
-        list[str], typer.Option(metavar="FILE", help="A trace or a bundled name; repeat it for more.")
-    ],
+    trace: Annotated[list[str], typer.Option(metavar="FILE", help="A trace or a bundled name; repeat it for more.")],
     throughputs: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of <model>.csv throughput tables.", show_default="bundled"),
@@ -43,16 +41,12 @@ def compare(
         list[str] | None,
         typer.Option(metavar="NAME", help="The others are compared with the first. Default: all policies."),
     ] = None,
-    overhead: Annotated[
-        str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")
-    ] = "reference",
+    overhead: Annotated[str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")] = "reference",
     bound: Annotated[
         bool, typer.Option("--bound", help="Draw also the most deadlines that any scheduler could meet.")
     ] = False,
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of concurrent simulations.")] = 1,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Write report.html and numbers.csv there.")] = Path(
-        "report"
-    ),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write report.html and numbers.csv there.")] = Path("report"),
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and list them.")] = False,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed for what a raw trace leaves open.")] = 0,
     as_json: Annotated[
@@ -77,8 +71,7 @@ def compare(
                 workload_of(one, throughputs, skip_bad=skip_bad, seed=seed) for one in dict.fromkeys(trace)
             ),
             clusters=tuple(
-                ClusterShape(num_nodes=count, gpus_per_node=gpus_per_node)
-                for count in dict.fromkeys(nodes or [4])
+                ClusterShape(num_nodes=count, gpus_per_node=gpus_per_node) for count in dict.fromkeys(nodes or [4])
             ),
             policies=tuple(dict.fromkeys(policy or POLICY_NAMES)),
             overhead=overhead,
@@ -160,9 +153,7 @@ def _drawn(
     return list(sections(matrix, runner, bounds))
 
 
-def _drawn_so_far(
-    matrix: RunMatrix, runner: Runner, bounds: "dict[tuple[str, int], Bound]"
-) -> "list[Section]":
+def _drawn_so_far(matrix: RunMatrix, runner: Runner, bounds: "dict[tuple[str, int], Bound]") -> "list[Section]":
     """The figures of the completed runs; those that need more runs are left out."""
     from elasticflow.simulator.report.figures import sections
 

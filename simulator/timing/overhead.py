@@ -33,9 +33,7 @@ class StopModel:
     def cost(self, state_bytes: int, num_gpus_C: tuple[int, ...]) -> ResizeCost:
         """The cost at these numbers of GPUs."""
         moved_s = self.seconds + self.seconds_per_byte * state_bytes
-        return ResizeCost(
-            num_gpus_C, tuple(moved_s + self.seconds_per_doubling * math.log2(n) for n in num_gpus_C)
-        )
+        return ResizeCost(num_gpus_C, tuple(moved_s + self.seconds_per_doubling * math.log2(n) for n in num_gpus_C))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,12 +45,8 @@ def simulate(
     ] = None,
     nodes: Annotated[int, typer.Option(metavar="N", help="Machines in the cluster.")] = 4,
     gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each machine.")] = 8,
-    policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"One of {', '.join(POLICY_NAMES)}.")
-    ] = "selective",
-    overhead: Annotated[
-        str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")
-    ] = "reference",
+    policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(POLICY_NAMES)}.")] = "selective",
+    overhead: Annotated[str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")] = "reference",
     failures: Annotated[
         int | None,
         typer.Option(metavar="SEED", min=0, help="Let nodes fail and rejoin, at times from this seed."),
@@ -64,14 +60,10 @@ def simulate(
     max_down: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With --failures: most nodes down at once.")
     ] = None,
-    reserve: Annotated[
-        int, typer.Option(metavar="K", min=0, max=2, help="Nodes that promises keep in reserve.")
-    ] = 0,
+    reserve: Annotated[int, typer.Option(metavar="K", min=0, max=2, help="Nodes that promises keep in reserve.")] = 0,
     confidence: Annotated[
         float | None,
-        typer.Option(
-            metavar="P", min=0.5, max=0.9999, help="Promise only deadlines met with this probability."
-        ),
+        typer.Option(metavar="P", min=0.5, max=0.9999, help="Promise only deadlines met with this probability."),
     ] = None,
     speed_noise: Annotated[
         float | None,
@@ -87,9 +79,7 @@ def simulate(
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Seed for what a raw trace leaves open, and for speeds.")
     ] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Run a trace through the live scheduler on virtual time.
 
@@ -109,9 +99,7 @@ def simulate(
     if context.invoked_subcommand is not None:
         return
     if not trace:
-        raise typer.BadParameter(
-            "is missing; give a file or the name of a bundled trace", param_hint="--trace"
-        )
+        raise typer.BadParameter("is missing; give a file or the name of a bundled trace", param_hint="--trace")
     with reporting_errors():
         simulated_run = SimulatedRun(
             workload=workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed),
@@ -128,9 +116,7 @@ def simulate(
         if out is not None:
             require_matplotlib()
             make_folder(out)
-    with watched(
-        simulation, f"{simulated_run.workload.name} on {simulated_run.cluster.num_gpus} GPUs"
-    ) as stop:
+    with watched(simulation, f"{simulated_run.workload.name} on {simulated_run.cluster.num_gpus} GPUs") as stop:
         outcome = execute(simulated_run, simulation, verification, stop)
     result = outcome.result
     numbers = outcome.numbers(simulated_run.bound() if bound and not result.partial else None)
@@ -155,9 +141,7 @@ def simulate(
 def _failures(seed: int | None, up_hours: float, down_hours: float, max_down: int | None) -> Failures | None:
     if seed is None:
         return None
-    return Failures(
-        seed=seed, mean_up_s=up_hours * HOUR_S, mean_down_s=down_hours * HOUR_S, max_down=max_down
-    )
+    return Failures(seed=seed, mean_up_s=up_hours * HOUR_S, mean_down_s=down_hours * HOUR_S, max_down=max_down)
 
 
 @contextmanager

@@ -93,9 +93,7 @@ def _gpus(axes: "Axes", result: Result, span: _Span) -> None:
 
 def _jobs(axes: "Axes", result: Result, span: _Span) -> None:
     """Jobs so far: submitted, admitted, and ended by their deadline."""
-    admitted_s = sorted(
-        fate.decided_at_s for fate in result.fates if fate.admitted and fate.decided_at_s is not None
-    )
+    admitted_s = sorted(fate.decided_at_s for fate in result.fates if fate.admitted and fate.decided_at_s is not None)
     met_s = sorted(fate.finished_at_s for fate in result.fates if fate.met and fate.finished_at_s is not None)
     for label, at_s, colour in (
         ("submitted", [fate.job.submitted_at_s for fate in result.submitted], "0.6"),

@@ -108,9 +108,7 @@ class Result:
     @property
     def submitted(self) -> tuple[Fate, ...]:
         """Fates of the jobs that had arrived when the simulation ended."""
-        return tuple(
-            fate for fate in self.fates if not self.partial or fate.job.submitted_at_s <= self.ended_at_s
-        )
+        return tuple(fate for fate in self.fates if not self.partial or fate.job.submitted_at_s <= self.ended_at_s)
 
     @property
     def num_slo(self) -> int:
@@ -165,9 +163,7 @@ class Result:
         if not self.makespan_s:
             return 0.0
         alone_s = sum(
-            occupancy.iterations / rate_alone(fate.job.curve)
-            for fate in self.fates
-            for occupancy in fate.occupancies
+            occupancy.iterations / rate_alone(fate.job.curve) for fate in self.fates for occupancy in fate.occupancies
         )
         return alone_s / (self.cluster.num_gpus * self.makespan_s)
 

@@ -71,9 +71,7 @@ def pool_config(
         deadline_slack_s=0.0,
         heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,
-        curves={
-            spec_of(job).measured_key: (job.measured or job.curve).rate_by_num_gpus for job in workload.jobs
-        },
+        curves={spec_of(job).measured_key: (job.measured or job.curve).rate_by_num_gpus for job in workload.jobs},
     )
 
 

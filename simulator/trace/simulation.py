@@ -71,12 +71,8 @@ class Simulation:
         self._engine = Engine(workload.jobs[0].submitted_at_s)
         self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
         self._fold, self._soon = self._driver.fold, self._driver.soon
-        self.cluster_state = ClusterState(
-            cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS, costs
-        )
-        self._reports = noise and ThroughputReports(
-            self._engine, self.cluster_state, fold=self._fold, soon=self._soon
-        )
+        self.cluster_state = ClusterState(cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS, costs)
+        self._reports = noise and ThroughputReports(self._engine, self.cluster_state, fold=self._fold, soon=self._soon)
         self._commands: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
         outage_s = LONG_OUTAGES * failures.mean_down_s if failures is not None else 0.0
@@ -147,9 +143,7 @@ class Simulation:
             return False
         if not self.state.live_jobs:
             return True
-        last_trained_s = max(
-            self.cluster_state.last_trained_s(self.now_s), self.workload.jobs[-1].submitted_at_s
-        )
+        last_trained_s = max(self.cluster_state.last_trained_s(self.now_s), self.workload.jobs[-1].submitted_at_s)
         return self.now_s - last_trained_s > self._starved_s
 
     # -- events ------------------------------------------------------------------------------------------
@@ -211,9 +205,7 @@ class Simulation:
         commands = tuple[Command, ...]()
         if policy.service == "admission":
             commands, self._commands = tuple(self._commands), []
-            if not commands and not profiling_jobs(
-                self.state.live_jobs
-            ):  # all curves are known: these wait for a node
+            if not commands and not profiling_jobs(self.state.live_jobs):  # all curves are known: these wait for a node
                 return False
         before, decision = self.state, self._driver.ask(policy, commands)
         if decision is None:

@@ -56,9 +56,7 @@ def efficiency(result: Result) -> Pieces:
         (
             occupancy.starts_s,
             occupancy.left_at_s,
-            fate.job.curve.throughput(occupancy.num_gpus)
-            / rate_alone(fate.job.curve)
-            / result.cluster.num_gpus,
+            fate.job.curve.throughput(occupancy.num_gpus) / rate_alone(fate.job.curve) / result.cluster.num_gpus,
         )
         for fate in result.fates
         for occupancy in fate.occupancies

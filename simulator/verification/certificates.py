@@ -50,17 +50,13 @@ class CertifiedJob:
         if not all(map(math.isfinite, (self.remaining_iterations, self.deadline_s, self.stalled_until_s))):
             raise ValueError(f"numbers of {self.job_id} must be finite: {self}")
         if not _possible(self.levels):
-            raise ValueError(
-                f"levels of {self.job_id} must differ and need GPUs, a speed and a stop: {self.levels}"
-            )
+            raise ValueError(f"levels of {self.job_id} must differ and need GPUs, a speed and a stop: {self.levels}")
 
 
 @lru_cache(maxsize=1 << 12)  # a job's levels are the same in all its certificates
 def _possible(levels: tuple[Level, ...]) -> bool:
     differ = len({level.num_gpus for level in levels}) == len(levels)
-    return differ and all(
-        n >= 1 and 0 < rate < math.inf and 0 <= stop_s < math.inf for n, rate, stop_s in levels
-    )
+    return differ and all(n >= 1 and 0 < rate < math.inf and 0 <= stop_s < math.inf for n, rate, stop_s in levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

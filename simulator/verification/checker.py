@@ -49,9 +49,7 @@ class Checker:
 
     def check_rejection(self, certificate: RejectionCertificate) -> list[str]:
         """Check that the infeasibility certificate proves its claim, and that the jobs it counts are promised."""
-        problems = [
-            f"{certificate.arriving_job.job_id}: {problem}" for problem in _rejection_problems(certificate)
-        ]
+        problems = [f"{certificate.arriving_job.job_id}: {problem}" for problem in _rejection_problems(certificate)]
         counted = {certificate.arriving_job.job_id}
         for job in certificate.promised:
             promise = self._promises.get(job.job_id)
@@ -125,11 +123,7 @@ def _rejection_problems(certificate: RejectionCertificate) -> Iterator[str]:
             is_late = least_s > (job.deadline_s - now_s) * (1 + _ROUNDING)
             if not is_late or not math.isclose(now_s + least_s, math.inf if claimed_s is None else claimed_s):
                 yield f"alone it ends at {now_s + least_s} s, not at {claimed_s} s"
-        case (
-            rejection.OverloadedInterval(
-                start_s=start_s, end_s=end_s, available_gpu_seconds=available
-            ) as claim
-        ):
+        case rejection.OverloadedInterval(start_s=start_s, end_s=end_s, available_gpu_seconds=available) as claim:
             interval = rejection.PricedInterval(start_s=start_s, end_s=end_s, price=1.0)
             yield from _affordable(certificate, (interval,), claim.needed_gpu_seconds)
             if not math.isclose(available, certificate.num_gpus * (end_s - start_s)):
@@ -154,9 +148,7 @@ def _affordable(certificate: RejectionCertificate, prices: _Prices, needed: floa
         yield "prices must be in order and not negative"
         return
     income = certificate.num_gpus * sum(priced.price * (priced.end_s - priced.start_s) for priced in prices)
-    payment = sum(
-        _least_payment(job, prices, certificate) for job in (certificate.arriving_job, *certificate.promised)
-    )
+    payment = sum(_least_payment(job, prices, certificate) for job in (certificate.arriving_job, *certificate.promised))
     if not payment > income * (1 + _ROUNDING):
         yield f"the jobs can pay as little as {payment}, of {income} that all GPUs earn"
     elif needed > payment * (1 + _ROUNDING):
@@ -170,10 +162,7 @@ def _least_payment(job: CertifiedJob, prices: _Prices, certificate: RejectionCer
     the lower convex hull of the levels up to that one, which no mix of levels can beat.
     """
     until_s, least = job.deadline_s - certificate.now_s, math.inf
-    spans = [
-        (p.price, p.start_s - certificate.now_s, min(p.end_s, job.deadline_s) - certificate.now_s)
-        for p in prices
-    ]
+    spans = [(p.price, p.start_s - certificate.now_s, min(p.end_s, job.deadline_s) - certificate.now_s) for p in prices]
     spans = [span for span in spans if span[1] < span[2]]
     no_free_time = sum(end_s - start_s for _, start_s, end_s in spans) >= until_s
     stop_price = min((price for price, _, _ in spans), default=0.0) if no_free_time else 0.0

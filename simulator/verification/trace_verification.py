@@ -57,9 +57,7 @@ class TraceVerification:
         self._resize_cost, self._checker = resize_cost, Checker()
         self._certified: dict[str, _Certified] = {}
         self._void = set[str]()  # jobs with a void promise
-        self._exposed = set[
-            str
-        ]()  # jobs that another loss may make late: once void, or promised beside such jobs
+        self._exposed = set[str]()  # jobs that another loss may make late: once void, or promised beside such jobs
         self._ended: list[str] = []  # since the last certificate
         self._lost_at_s: dict[str, float] = {}  # the last time, by node
         self.certificates_checked = self.certificate_failures = self.unproven = 0
@@ -97,9 +95,7 @@ class TraceVerification:
         lost_at_s = {node.node_id: node.since_s for node in state.nodes.values() if not node.alive}
         is_news = not lost_at_s.items() <= self._lost_at_s.items()
         self._lost_at_s |= lost_at_s
-        num_down = sum(
-            node_id in lost_at_s or now_s < at_s + OUTAGE_S for node_id, at_s in self._lost_at_s.items()
-        )
+        num_down = sum(node_id in lost_at_s or now_s < at_s + OUTAGE_S for node_id, at_s in self._lost_at_s.items())
         void = is_news and num_down > (0 if self._exposed else state.config.reserve_nodes)
         ended = [job_id for job_id in self._certified if void or job_id not in state.live_jobs]
         for job_id in ended:
@@ -110,9 +106,7 @@ class TraceVerification:
 
     # -- admissions and allocations ----------------------------------------------------------------------
 
-    def _unsettled(
-        self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float
-    ) -> list[Promise]:
+    def _unsettled(self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float) -> list[Promise]:
         """Promises with a new schedule, a changed job, or a change of GPUs by now."""
         promises: list[Promise] = []
         for job_id, certified in tuple(self._certified.items()):
@@ -135,9 +129,7 @@ class TraceVerification:
         """The promise of the job as it is now, with a new schedule or its previous one."""
         job = state.live_jobs.get(job_id)
         known = self._certified.get(job_id)
-        schedule = (
-            known.schedule if known and steps is None else tuple(map(Held._make, segments(steps or ())))
-        )
+        schedule = known.schedule if known and steps is None else tuple(map(Held._make, segments(steps or ())))
         self._certified[job_id] = _Certified(_state_of(job), schedule, *_held_at(schedule, now_s))
         return Promise(job=self._certified_job(job_id, job, now_s), schedule=schedule)
 
@@ -174,9 +166,7 @@ class TraceVerification:
             now_s=now_s,
             num_gpus=self._plannable_gpus(state),
             arriving_job=self._certified_job(event.job_id, None, now_s),
-            promised=tuple(
-                self._certified_job(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside
-            ),
+            promised=tuple(self._certified_job(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
             infeasibility_certificate=event.infeasibility_certificate,
         )
         problems = self._checker.check_rejection(rejection)

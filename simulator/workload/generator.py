@@ -57,9 +57,7 @@ class Recipe:
     jobs_per_burst: float = 20.0
     median_gpu_hours: float = 2.0
     gpu_hours_sigma: float = 1.5  # of the logarithm; 0: all jobs have one size
-    num_gpus_weights: Mapping[int, float] = field(
-        default_factory=lambda: {1: 0.5, 2: 0.15, 4: 0.15, 8: 0.15, 16: 0.05}
-    )
+    num_gpus_weights: Mapping[int, float] = field(default_factory=lambda: {1: 0.5, 2: 0.15, 4: 0.15, 8: 0.15, 16: 0.05})
     model_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     tightness: tuple[float, float] = TIGHTNESS
     best_effort_share: float = 0.0
@@ -97,9 +95,7 @@ def generate(recipe: Recipe, throughputs: Throughputs, seed: int, name: str = "g
     duration_s_J = np.clip(np.rint(gpu_hours_J * 3600 / num_gpus_J), 1, MAX_DURATION_S)
     span_s = float(num_gpus_J @ duration_s_J) / (recipe.load * recipe.cluster_gpus)
     if span_s > MAX_SPAN_S:
-        raise BadSettings(
-            (f"these jobs would arrive over {span_s:.3g} s; raise the load, or make the jobs smaller",)
-        )
+        raise BadSettings((f"these jobs would arrive over {span_s:.3g} s; raise the load, or make the jobs smaller",))
     submitted_s_J = np.sort(np.floor(_arrivals_s(recipe, span_s, chance)))
     allowed_s_J = np.ceil(duration_s_J * chance.uniform(*recipe.tightness, num_jobs))
     class_share_J = chance.random(num_jobs)
@@ -146,16 +142,12 @@ def _arrivals_s(recipe: Recipe, span_s: float, chance: np.random.Generator) -> F
             return np.interp(uniform_J * expected[-1], expected, at_s)
 
 
-def _weighted(
-    recipe: Recipe, throughputs: Throughputs, num_gpus: int
-) -> tuple[tuple[Setting, ...], FloatArray]:
+def _weighted(recipe: Recipe, throughputs: Throughputs, num_gpus: int) -> tuple[tuple[Setting, ...], FloatArray]:
     """Settings that run on num_gpus GPUs, and their weights: by model, equal among its batch sizes."""
     weights = recipe.model_weights or dict.fromkeys(throughputs.models, 1.0)
     if unknown := sorted(weights.keys() - set(throughputs.models)):
         raise BadSettings((f"{throughputs.source} has no table of {', '.join(unknown)}",))
-    found = tuple(
-        setting for setting in settings_at(throughputs, num_gpus) if weights.get(setting.model_name)
-    )
+    found = tuple(setting for setting in settings_at(throughputs, num_gpus) if weights.get(setting.model_name))
     if not found:
         raise BadSettings((f"none of the models of {throughputs.source} runs on {num_gpus} GPUs",))
     names = [setting.model_name for setting in found]

@@ -124,9 +124,7 @@ def _plain(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def _reader(
-    file: Path, columns: list[str], throughputs: Throughputs, seed: int
-) -> Callable[[Row, str], TraceJob]:
+def _reader(file: Path, columns: list[str], throughputs: Throughputs, seed: int) -> Callable[[Row, str], TraceJob]:
     """The reader for the form in the header: a trace with more columns than a raw one needs is complete."""
     is_raw = set(REQUIRED).isdisjoint(set(columns) - set(REQUIRED_RAW))
     missing = [name for name in (REQUIRED_RAW if is_raw else REQUIRED) if name not in columns]
@@ -177,9 +175,7 @@ def _num_iterations(row: Row, curve: ScalingCurve) -> int:
     num_iterations = row.whole("num_iteration", 1, MAX_ITERATIONS)
     alone_s = num_iterations / max(curve.iterations_per_s_L)
     if alone_s > MAX_DURATION_S:
-        raise row.bad_input(
-            "num_iteration", f"takes {alone_s:.3g} s at its fastest, more than {MAX_DURATION_S:g} s"
-        )
+        raise row.bad_input("num_iteration", f"takes {alone_s:.3g} s at its fastest, more than {MAX_DURATION_S:g} s")
     return num_iterations
 
 
@@ -188,9 +184,7 @@ def _deadline_s(row: Row, submitted_at_s: float) -> float:
         raise row.bad_input("deadline", "is missing; give one, or mark the job with best_effort 1")
     deadline_s = row.number("deadline", 0, MAX_TIME_S)
     if deadline_s <= submitted_at_s:
-        raise row.bad_input(
-            "deadline", f"must come after the submission at {submitted_at_s:.15g} s (it is absolute)"
-        )
+        raise row.bad_input("deadline", f"must come after the submission at {submitted_at_s:.15g} s (it is absolute)")
     return deadline_s
 
 

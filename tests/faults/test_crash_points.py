@@ -26,9 +26,7 @@ LATEST_KILL_S = 0.003  # after a decision was seen: its writer hears of it at th
 VICTIMS = ("admission-0", "admission-1", "allocator", "placement")
 UNIT = 1_000_000  # iterations of jobs are multiples of it: a double promise is no small thing
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0}  # a job needs the same GPU-seconds at any share
-CONFIG = PoolConfig(
-    resize_cost_s=0.0, throughput_margin=0.0, deadline_slack_s=0.0, curves={"linear/b8": LINEAR}
-)
+CONFIG = PoolConfig(resize_cost_s=0.0, throughput_margin=0.0, deadline_slack_s=0.0, curves={"linear/b8": LINEAR})
 
 
 async def test_kills_between_decision_and_acknowledgement(tmp_path: Path) -> None:

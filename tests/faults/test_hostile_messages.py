@@ -50,9 +50,7 @@ def hostile_bytes() -> Iterator[bytes]:
         yield packed(wrong)
     for name in MESSAGE_TYPES:
         yield packed(ENVELOPE | {"type": name, "version": 1000, "payload": {}})
-        yield packed(
-            ENVELOPE | {"type": name, "payload": {"job_id": ["a"], "node_id": 1, "events": {}, "at_s": "now"}}
-        )
+        yield packed(ENVELOPE | {"type": name, "payload": {"job_id": ["a"], "node_id": 1, "events": {}, "at_s": "now"}})
     yield packed(ENVELOPE | {"type": "DropAllTables", "payload": {}})
 
 
@@ -65,9 +63,7 @@ def misplaced() -> Iterator[tuple[str, bytes]]:
     )
     decision = encoded(PlanDecided(service="admission", based_on=1, now_s=0.0, events=(rejected,)))
     heartbeat = encoded(NodeReported(node_id="node-0", incarnation="1", at_s=0.0))
-    finished = encoded(
-        JobFinished(job_id="before", generation=1, iteration=1, condition="max_iterations", at_s=0.0)
-    )
+    finished = encoded(JobFinished(job_id="before", generation=1, iteration=1, condition="max_iterations", at_s=0.0))
     command = encoded(SubmitJob(job_id="smuggled", tenant="lab", spec=job()))
     foreign = encoded(SubmitJob(job_id="smuggled", tenant="another-lab", spec=job()))
     yield from ((subject, decision) for subject in (SUBMIT, TELEMETRY, JOB, NODE))
@@ -89,9 +85,7 @@ def encoded(message: codec.Message) -> bytes:
 
 
 async def test_no_message_stops_a_service(tmp_path: Path) -> None:
-    everywhere = [
-        (subject, data) for data in hostile_bytes() for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE)
-    ]
+    everywhere = [(subject, data) for data in hostile_bytes() for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE)]
     hostile = [*everywhere, *misplaced()]
     async with running_pool(tmp_path, num_nodes=1, replicas={"admission": 2}) as pool:
         pids = pool.pids()

@@ -77,6 +77,4 @@ async def befall(pool: RunningPool, kind: str, job_id: str, rng: np.random.Gener
 def weighed(pool: RunningPool) -> dict[str, Footprint]:
     """Each process of the pool, with all below."""
     processes = {name: psutil.Process(pid) for name, pid in pool.pids().items()}
-    return {
-        name: footprint([process, *process.children(recursive=True)]) for name, process in processes.items()
-    }
+    return {name: footprint([process, *process.children(recursive=True)]) for name, process in processes.items()}

@@ -16,9 +16,7 @@ from tests.support.real_pool import CONFIG, job, running_pool
 
 ITERATIONS = 200
 ONE_GPU = {"steps/b8": {1: 40.0}}  # no peer on another node whose end would end it
-LOSS_SOON = replace(
-    CONFIG, heartbeat_timeout_s=2.0, curves=ONE_GPU
-)  # a lease of 1 s, six looks at the ledger in each
+LOSS_SOON = replace(CONFIG, heartbeat_timeout_s=2.0, curves=ONE_GPU)  # a lease of 1 s, six looks at the ledger in each
 
 
 def moved_on(job: Job) -> bool:
@@ -34,9 +32,7 @@ async def test_workers_of_a_stopped_executor_end_before_their_job_continues_else
             lambda state: "survivor" in state.live_jobs and moved_on(state.live_jobs["survivor"]), "it trains"
         )
         node_id = state.live_jobs["survivor"].gpus[0].node_id
-        stopped = pool.pid(
-            next(name for name in pool.pids() if name.startswith("executor") and node_id in name)
-        )
+        stopped = pool.pid(next(name for name in pool.pids() if name.startswith("executor") and node_id in name))
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
         try:

@@ -13,9 +13,7 @@ from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
 
 ITERATIONS = 400
 TWO_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0}})
-FOUR_GPUS = replace(
-    CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0, 4: 80.0}}, heartbeat_timeout_s=3.0, max_restarts=0
-)
+FOUR_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0, 4: 80.0}}, heartbeat_timeout_s=3.0, max_restarts=0)
 
 
 async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path: Path) -> None:
@@ -38,9 +36,7 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
         entries = await pool.ledger()
     facts = [entry.message for entry in entries]
     (crash,) = [fact for fact in facts if isinstance(fact, WorkerCrashed)]
-    alone, together = [
-        fact for fact in facts if isinstance(fact, GenerationStarted) and fact.generation > generation
-    ]
+    alone, together = [fact for fact in facts if isinstance(fact, GenerationStarted) and fact.generation > generation]
     assert crash.generation == generation
     assert (alone.num_gpus, together.num_gpus) == (1, 2)
     assert 0 < alone.iteration < together.iteration, "it trains while its replacement prepares"

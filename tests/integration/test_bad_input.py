@@ -134,9 +134,7 @@ async def test_a_batch_of_nothing(user: User) -> None:
         1,
         {"error": "global_batch_size: must be greater than 0, not -1"},
     )
-    said, answer = await user.publishes(
-        "SubmitJob", "empty-batch", spec=published("Diverges", global_batch_size=0)
-    )
+    said, answer = await user.publishes("SubmitJob", "empty-batch", spec=published("Diverges", global_batch_size=0))
     assert said == "MessageRejected"
     assert answer["problems"] == ["spec.global_batch_size: must be greater than 0, not 0"]
 
@@ -199,9 +197,7 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
     assert ran.status == 1
     assert "failed  raises: " in ran.out
     assert "RuntimeError: this is the 10th iteration (in iteration 9)" in ran.out
-    said, answer = await user.publishes(
-        "SubmitJob", "profiling-raises", spec=published("RaisesInIteration10")
-    )
+    said, answer = await user.publishes("SubmitJob", "profiling-raises", spec=published("RaisesInIteration10"))
     assert (said, "line 48, in train" in answer["traceback"]) == ("JobFailed", True)
     for job_id in ("raises", "profiling-raises"):
         await user.job_has_ended(job_id, Phase.FAILED)
@@ -215,9 +211,7 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
 async def test_a_loss_that_becomes_nan(user: User) -> None:
     error = "the loss is nan in iteration 10: lower the learning rate (it is 0.0"
     ran, (said, answer) = await asyncio.gather(
-        user.eflow(
-            "submit", "examples.broken:Diverges", "--deadline", "10m", "--name", "nan", "--wait", "--json"
-        ),
+        user.eflow("submit", "examples.broken:Diverges", "--deadline", "10m", "--name", "nan", "--wait", "--json"),
         user.publishes("SubmitJob", "nan-by-hand", spec=published("Diverges")),
     )
     assert (ran.status, ran.value["decision"], ran.value["end"]["activity"]) == (1, "admitted", "failed")
@@ -230,9 +224,7 @@ async def test_a_loss_that_becomes_nan(user: User) -> None:
 async def test_a_training_function_that_never_returns(user: User) -> None:
     """Neither in training nor in its profiling run."""
     ran, (said, answer) = await asyncio.gather(
-        user.eflow(
-            "submit", "examples.broken:NeverReturns", "--deadline", "10m", "--name", "silent", "--wait"
-        ),
+        user.eflow("submit", "examples.broken:NeverReturns", "--deadline", "10m", "--name", "silent", "--wait"),
         user.publishes("SubmitJob", "silent-profiling", spec=published("NeverReturns")),
     )
     assert (ran.status, said) == (1, "JobFailed")

@@ -70,9 +70,7 @@ async def test_only_one_of_concurrent_decisions_is_stored(connect: Connect, bus:
     assert len(winners) == 1
     assert len(losers) == 2
     assert (losers[0].subject, losers[0].expected) == (PLAN, seen)
-    assert {loser.found for loser in losers} <= {winners[0], None}, (
-        "the error has the actual sequence, or none"
-    )
+    assert {loser.found for loser in losers} <= {winners[0], None}, "the error has the actual sequence, or none"
     assert await bus.last_subject_sequence(PLAN) == winners[0]
 
 

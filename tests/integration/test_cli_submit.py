@@ -61,9 +61,7 @@ async def test_an_invalid_name_is_rejected_before_a_message_is_sent(
 async def test_one_error_names_all_problems(cli: CommandLinePool) -> None:
     ran = await cli.eflow("submit", "line.py", "--batch", "0", "--name", "no spaces", "--tenant", "a b")
     assert ran.status == 1
-    assert all(f"{field}: " in ran.err for field in ("global_batch_size", "deadline", "job_id", "tenant")), (
-        ran.err
-    )
+    assert all(f"{field}: " in ran.err for field in ("global_batch_size", "deadline", "job_id", "tenant")), ran.err
 
 
 async def test_resubmitting_under_the_same_id_has_no_effect(cli: CommandLinePool) -> None:
@@ -107,13 +105,9 @@ async def test_cancel_reports_whether_it_cancelled_a_job(cli: CommandLinePool) -
 
 
 async def test_waiting_ends_at_the_timeout(cli: CommandLinePool) -> None:
-    ran = await cli.eflow(
-        "submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "500ms"
-    )
+    ran = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "500ms")
     assert (ran.status, "'500ms' is not a duration; write 90s" in ran.err) == (2, True)
-    ran = await cli.eflow(
-        "submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "0.5s"
-    )
+    ran = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "0.5s")
     assert ran.status == 2
     assert "'j1' did not end within 0.5 s; `eflow logs -f j1` follows it" in ran.err
 
@@ -127,9 +121,7 @@ async def test_waiting_ends_with_the_job(cli: CommandLinePool) -> None:
     await cli.place("j1", "node-0:0", "node-0:1")
     await cli.train("j1", iteration=60)
     await cli.append(
-        events.JobFinished(
-            job_id="j1", generation=1, iteration=100, condition="max_iterations", at_s=cli.now_s + 50.0
-        )
+        events.JobFinished(job_id="j1", generation=1, iteration=100, condition="max_iterations", at_s=cli.now_s + 50.0)
     )
     async with asyncio.timeout(WAIT_S):
         out, _ = await process.communicate()

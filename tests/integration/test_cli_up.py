@@ -124,8 +124,7 @@ async def test_killed_processes_are_restarted_and_no_message_is_lost(laptop: Lap
     def restarted() -> bool:
         after = laptop.run().processes
         return all(
-            name in after and after[name].pid != before.processes[name].pid
-            for name in ("placement", "nats-server")
+            name in after and after[name].pid != before.processes[name].pid for name in ("placement", "nats-server")
         )
 
     await laptop.until(restarted)
@@ -150,9 +149,7 @@ async def test_ctrl_c_stops_all_in_order(laptop: Laptop) -> None:
     assert not any(_runs(pid) for pid in pids)
 
 
-async def test_ctrl_c_while_the_scheduler_is_compiled(
-    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ctrl_c_while_the_scheduler_is_compiled(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = machine_code.folder()
     assert kept is not None
     compiled = laptop.folder / kept.name  # another cache folder, whose lock this test holds

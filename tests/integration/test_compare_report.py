@@ -49,9 +49,7 @@ def test_one_page_with_all_figures_and_a_file_of_all_numbers(tmp_path: Path) -> 
     with (folder / "numbers.csv").open(newline="") as opened:
         runs = list(csv.DictReader(opened))
     whole = [run for run in runs if run["trace"] == "few"]
-    assert {(run["policy"], run["num_gpus"]) for run in whole} >= {
-        (p, n) for p in policies for n in ("8", "16")
-    }
+    assert {(run["policy"], run["num_gpus"]) for run in whole} >= {(p, n) for p in policies for n in ("8", "16")}
     ours = next(run for run in whole if run["policy"] == "selective" and run["num_gpus"] == "8")
     assert f"<td>selective</td><td>{float(ours['deadline_satisfactory_ratio']):.3f}</td>" in page
     assert float(ours["met"]) <= float(ours["bound"]) + 1e-6
@@ -73,9 +71,7 @@ def test_json_is_one_object_with_the_content_of_the_page(tmp_path: Path) -> None
         assert all(len(row) == len(figure["columns"]) for row in figure["rows"])
     with (folder / "numbers.csv").open(newline="") as opened:
         written = list(csv.DictReader(opened))
-    as_text = [
-        {name: "" if value is None else str(value) for name, value in run.items()} for run in shown["runs"]
-    ]
+    as_text = [{name: "" if value is None else str(value) for name, value in run.items()} for run in shown["runs"]]
     assert as_text == written
     ours = shown["runs"][0]
     assert [ours["policy"], ours["deadline_satisfactory_ratio"]] == shown["figures"][1]["rows"][0]
@@ -89,9 +85,7 @@ def test_json_is_one_object_with_the_content_of_the_page(tmp_path: Path) -> None
         (("--trace", "small", "--nodes", "0"), "nodes must be at least 1"),
     ],
 )
-def test_bad_input_is_an_error_before_the_first_run(
-    arguments: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
+def test_bad_input_is_an_error_before_the_first_run(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     status, shown, complaint = compare(*arguments, "--out", str(tmp_path / "report"))
     assert (status, shown) == (2, "")
     assert said in complaint
@@ -130,9 +124,7 @@ def test_loosened_deadlines_multiply_the_time() -> None:
         before = given[job.job_id]
         assert before.deadline_s is not None
         assert job.deadline_s is not None
-        assert job.deadline_s - job.submitted_at_s == pytest.approx(
-            3 * (before.deadline_s - job.submitted_at_s)
-        )
+        assert job.deadline_s - job.submitted_at_s == pytest.approx(3 * (before.deadline_s - job.submitted_at_s))
         assert job.job_class is JobClass.SLO
 
 
@@ -174,13 +166,9 @@ def test_ctrl_c_in_the_first_run_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "report").exists()
 
 
-def test_ctrl_c_in_the_first_run_is_an_empty_object_with_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_in_the_first_run_is_an_empty_object_with_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_at(1, monkeypatch)
-    status, said, _ = compare(
-        "--trace", "small", "--policy", "edf", "--json", "--out", str(tmp_path / "report")
-    )
+    status, said, _ = compare("--trace", "small", "--policy", "edf", "--json", "--out", str(tmp_path / "report"))
     shown = json.loads(said)
     assert (status, shown["partial"], shown["figures"], shown["runs"]) == (130, True, [], [])
 

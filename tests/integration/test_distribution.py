@@ -51,9 +51,7 @@ def test_an_sdist_holds_files_in_place_of_links(distributions: tuple[Path, Path]
         members = archive.getmembers()
     assert all(member.isfile() or member.isdir() for member in members)
     names = {member.name.partition("/")[2] for member in members if member.isfile()}
-    assert (
-        files_of_checkout() | {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"} <= names
-    )
+    assert files_of_checkout() | {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"} <= names
     assert not {name for name in names if name.startswith(("shared/", "services/", "simulator/", "tests/"))}
 
 
@@ -73,9 +71,7 @@ def test_the_metadata_of_a_wheel(distributions: tuple[Path, Path]) -> None:
     }
 
 
-def test_an_installed_wheel_makes_only_elasticflow_importable(
-    distributions: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_an_installed_wheel_makes_only_elasticflow_importable(distributions: tuple[Path, Path], tmp_path: Path) -> None:
     site = install(distributions[1], tmp_path / "site")
     assert {path.name for path in site.iterdir()} <= {
         *("bin", "elasticflow", f"elasticflow-{__version__}.dist-info", "__pycache__")

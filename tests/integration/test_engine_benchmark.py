@@ -17,9 +17,7 @@ SMALL = Options(million_parameters=(1,), rounds=1)
 def test_every_mode_is_measured_next_to_plain_ddp() -> None:
     modes = ("fast", "bitwise_4")
     row = measure_steady("gpt", million_parameters=1, num_workers=2, rounds=1, modes=modes)
-    assert all(
-        row[f"{mode}_{what}"] > 0 for mode in modes for what in ("step_s", "cpu_s", "ratio", "cpu_ratio")
-    )
+    assert all(row[f"{mode}_{what}"] > 0 for mode in modes for what in ("step_s", "cpu_s", "ratio", "cpu_ratio"))
 
 
 def test_changes_and_losses_are_measured() -> None:
@@ -33,9 +31,7 @@ def test_changes_and_losses_are_measured() -> None:
     assert resizes.table(rows).row_count == len(rows)
 
 
-@pytest.mark.skipif(
-    "EF_BENCHMARK_PEERS" not in os.environ, reason="EF_BENCHMARK_PEERS=1 measures others, too"
-)
+@pytest.mark.skipif("EF_BENCHMARK_PEERS" not in os.environ, reason="EF_BENCHMARK_PEERS=1 measures others, too")
 def test_a_restart_under_torchrun_is_measured() -> None:
     (row,) = torchrun.measure(SMALL)
     assert min(row["2 -> 4"], row["4 -> 2"], row["crash_s"]) > 0

@@ -237,9 +237,7 @@ async def test_a_node_counted_as_lost_joins_as_another_incarnation(bus: Bus, run
     joined = await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
     await ledger.until_received(events.GenerationStarted)
-    await ledger.append(
-        events.NodeLost(node_id="node-0", incarnation=joined.incarnation, reason="silent", at_s=NOW_S)
-    )
+    await ledger.append(events.NodeLost(node_id="node-0", incarnation=joined.incarnation, reason="silent", at_s=NOW_S))
     again = await ledger.until_received(events.NodeJoined, count=2)
     assert again.incarnation != joined.incarnation
     assert not launcher.running
@@ -264,9 +262,7 @@ async def test_a_node_name_belongs_to_one_executor(bus: Bus, run: Run, tmp_path:
 
 
 @pytest.mark.parametrize("connect", ["nats"], indirect=True)
-async def test_without_contact_to_nats_the_workers_are_killed(
-    bus: Bus, run: Run, nats_server: EmbeddedServer
-) -> None:
+async def test_without_contact_to_nats_the_workers_are_killed(bus: Bus, run: Run, nats_server: EmbeddedServer) -> None:
     _, launcher = await run()
     ledger = Ledger(bus)
     await ledger.plan(events.PoolConfigured(config=PoolConfig(heartbeat_timeout_s=1.0), at_s=NOW_S))
@@ -318,9 +314,7 @@ async def test_the_archive_waits_for_code_that_is_uploaded_late(bus: Bus, tmp_pa
     ("data", "problem"),
     [(None, "not uploaded"), (b"something else", "corrupt"), (b"no archive", "cannot be unpacked")],
 )
-async def test_unusable_code_leaves_no_file_behind(
-    bus: Bus, tmp_path: Path, data: bytes | None, problem: str
-) -> None:
+async def test_unusable_code_leaves_no_file_behind(bus: Bus, tmp_path: Path, data: bytes | None, problem: str) -> None:
     digest = hashlib.sha256(b"no archive").hexdigest()
     if data is not None:
         await bus.put_object(streams.code_bucket(POOL), digest, data)
@@ -391,9 +385,7 @@ async def test_a_hostile_archive_fails_its_job_and_nothing_else(bus: Bus, run: R
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
-async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_its_job(
-    bus: Bus, run: Run
-) -> None:
+async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_its_job(bus: Bus, run: Run) -> None:
     task, launcher = await run()
     launcher.fails_with = RecursionError("too deep")
     ledger = Ledger(bus)

@@ -19,9 +19,7 @@ KILLS = 3
 BETWEEN_KILLS = 60  # messages
 
 
-async def write_facts(
-    bus: NatsBus, written: dict[str, int], killed: asyncio.Event, enough: asyncio.Event
-) -> None:
+async def write_facts(bus: NatsBus, written: dict[str, int], killed: asyncio.Event, enough: asyncio.Event) -> None:
     """Append messages until the last kill, then a few more."""
     while not (killed.is_set() and enough.is_set()):
         message_id = f"fact-{len(written)}"

@@ -212,9 +212,7 @@ def test_nodes_fail_from_a_seed() -> None:
     assert 0 < limited["outages"] < numbers(simulate(*failing, "--down-hours", "48"))["outages"]
 
 
-def test_a_bundled_name_comes_before_a_file_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundled_name_comes_before_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small").write_text("no trace\n")
     by_name, by_file = (

@@ -104,9 +104,7 @@ class TestEveryBaseline:
 
     @few
     @given(pools())
-    def test_a_job_alone_in_the_pool_runs(
-        self, baseline: Baseline, pool: tuple[int, list[BaselineJob], float]
-    ) -> None:
+    def test_a_job_alone_in_the_pool_runs(self, baseline: Baseline, pool: tuple[int, list[BaselineJob], float]) -> None:
         num_gpus, jobs, now_s = pool
         for job in jobs[:1]:
             alone = replace(job, current_num_gpus=0)

@@ -47,16 +47,12 @@ def workloads(draw: st.DrawFn, max_jobs: int = 7) -> Workload:
 
 @examples(60)
 @given(workloads(), st.integers(1, 24), st.integers(1, 24), COSTS)
-def test_more_gpus_never_lower_the_bound(
-    workload: Workload, num_gpus: int, added: int, cost: ResizeCost
-) -> None:
+def test_more_gpus_never_lower_the_bound(workload: Workload, num_gpus: int, added: int, cost: ResizeCost) -> None:
     fewer = clairvoyant_bound(workload, num_gpus, cost)
     more = clairvoyant_bound(workload, num_gpus + added, cost)
     assert fewer.exact
     assert fewer.jobs_met <= more.jobs_met + CLOSE
-    assert set(feasible_alone(workload, num_gpus, cost)) <= set(
-        feasible_alone(workload, num_gpus + added, cost)
-    )
+    assert set(feasible_alone(workload, num_gpus, cost)) <= set(feasible_alone(workload, num_gpus + added, cost))
 
 
 @examples(60)
@@ -76,9 +72,7 @@ def test_a_later_deadline_or_a_shorter_job_never_lowers_the_bound(
     )
     others = [job for job in workload.jobs if job is not eased]
     before = clairvoyant_bound(workload, num_gpus, cost).jobs_met
-    assert (
-        before <= clairvoyant_bound(Workload.of("eased", [*others, easier]), num_gpus, cost).jobs_met + CLOSE
-    )
+    assert before <= clairvoyant_bound(Workload.of("eased", [*others, easier]), num_gpus, cost).jobs_met + CLOSE
 
 
 @examples(60)
@@ -94,9 +88,7 @@ def test_merged_intervals_never_lower_the_bound(
 
 @examples(60)
 @given(workloads(), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
-def test_whatever_the_prices_they_prove_a_bound(
-    workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
-) -> None:
+def test_whatever_the_prices_they_prove_a_bound(workload: Workload, num_gpus: int, cost: ResizeCost, seed: int) -> None:
     demand = Demand.of(workload, num_gpus, cost)
     if not demand.num_jobs:
         return
@@ -124,9 +116,7 @@ def test_schedules_with_hindsight_are_kept_to_the_last_bit_and_stay_below_the_bo
 
 @examples(60)
 @given(workloads(max_jobs=4), st.integers(1, 24), COSTS, st.integers(0, 2**32 - 1))
-def test_what_a_job_buys_is_its_cheapest(
-    workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
-) -> None:
+def test_what_a_job_buys_is_its_cheapest(workload: Workload, num_gpus: int, cost: ResizeCost, seed: int) -> None:
     """Against a linear program for each job: alone at a high price for not being met."""
     demand = Demand.of(workload, num_gpus, cost)
     if not demand.num_jobs:

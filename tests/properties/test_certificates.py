@@ -158,9 +158,7 @@ def test_a_schedule_changed_for_the_worse_is_not_believed(
     job, before = promise.job, promise.schedule[:-1]
     does_work = work_done(job, promise.schedule) > work_done(job, before)
     worse = {
-        "more work": replace(
-            promise, job=replace(job, remaining_iterations=job.remaining_iterations * 1.0001)
-        ),
+        "more work": replace(promise, job=replace(job, remaining_iterations=job.remaining_iterations * 1.0001)),
         "unknown level": replace(promise, schedule=(*before, last._replace(num_gpus=3))),
         "twice at once": replace(promise, schedule=(*before, last, last)),
     }

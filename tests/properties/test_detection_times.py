@@ -60,13 +60,7 @@ def test_a_lost_worker_is_detected_before_its_peers_are_given_up(times: FailureT
 @given(TIMES)
 def test_a_start_may_fail_and_an_exchange_outlasts_the_job_s_patience(times: FailureTimeouts) -> None:
     patience_s = min(times.stall_timeout_s, LONGEST_S)
-    assert (
-        3 * times.slowest_step_s
-        < times.start_timeout_s
-        < patience_s
-        < times.collective_timeout_s
-        <= 2 * LONGEST_S
-    )
+    assert 3 * times.slowest_step_s < times.start_timeout_s < patience_s < times.collective_timeout_s <= 2 * LONGEST_S
     assert times.connect_timeout_s < times.start_timeout_s
 
 

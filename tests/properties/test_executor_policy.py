@@ -168,9 +168,7 @@ class Pool:
         for job in self.jobs:
             if job.gpus and job.gpus[0].node_id == "node-1":
                 self.node.ledger(
-                    events.RendezvousOpened(
-                        job_id=job.job_id, generation=job.generation, address="10.0.0.2:1"
-                    )
+                    events.RendezvousOpened(job_id=job.job_id, generation=job.generation, address="10.0.0.2:1")
                 )
 
     def other_node_restarts(self, choice: int) -> None:
@@ -289,9 +287,7 @@ class Pool:
         ending = [w.id for w in running if w.kill_requested or (choice % 2 == 0 and w.is_ending)]
         self._end(ending, code=ExitCode.DONE)
 
-    def _end(
-        self, workers: Iterable[WorkerId], *, code: int | None = None, signal: int | None = None
-    ) -> None:
+    def _end(self, workers: Iterable[WorkerId], *, code: int | None = None, signal: int | None = None) -> None:
         for worker in list(workers):
             self.node.note(WorkerEnded(worker=worker, exit_code=code, signal=signal))
 

@@ -36,9 +36,7 @@ def test_folding_in_parts_equals_folding_at_once(history: tuple[Any, ...], data:
 
 @PROPERTY
 @given(history=histories(), data=st.data())
-def test_folding_from_a_snapshot_equals_folding_from_the_start(
-    history: tuple[Any, ...], data: st.DataObject
-) -> None:
+def test_folding_from_a_snapshot_equals_folding_from_the_start(history: tuple[Any, ...], data: st.DataObject) -> None:
     before = fold(history[: data.draw(st.integers(0, len(history)))])
     restored = snapshot.load(snapshot.dump(before))
     assert restored == before
@@ -47,9 +45,7 @@ def test_folding_from_a_snapshot_equals_folding_from_the_start(
 
 @PROPERTY
 @given(history=histories(), data=st.data())
-def test_a_message_at_a_sequence_already_folded_changes_nothing(
-    history: tuple[Any, ...], data: st.DataObject
-) -> None:
+def test_a_message_at_a_sequence_already_folded_changes_nothing(history: tuple[Any, ...], data: st.DataObject) -> None:
     state = fold(history)
     for sequence, message in enumerate(history, 1):
         assert ledger_fold.evolve(state, message, sequence) is state

@@ -70,8 +70,7 @@ def test_the_last_allocation_is_reached_and_one_generation_trains_at_a_time(
             give_up_s=30.0,
         ),
         arrivals=tuple(
-            Arrival(at_s=ARRIVAL_S, command=SubmitJob(job_id=job_id, tenant="lab", spec=ENDLESS))
-            for job_id in JOBS
+            Arrival(at_s=ARRIVAL_S, command=SubmitJob(job_id=job_id, tenant="lab", spec=ENDLESS)) for job_id in JOBS
         ),
     )
     faults = replace(
@@ -93,7 +92,5 @@ def test_the_last_allocation_is_reached_and_one_generation_trains_at_a_time(
         assert {job_id: len(jobs[job_id].gpus) for job_id in JOBS} == wanted
         assert {job_id: jobs[job_id].training for job_id in JOBS} == {j: n > 0 for j, n in wanted.items()}
         assert not any(job.is_switching or job.stopping for job in jobs.values())
-        assert cluster.environment.num_processes == sum(wanted.values()), (
-            "one process for each GPU, and no other"
-        )
+        assert cluster.environment.num_processes == sum(wanted.values()), "one process for each GPU, and no other"
         assert list(violations(cluster.entries)) == []

@@ -82,9 +82,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 @examples(200)
-@given(
-    st.text() | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(json.dumps)
-)
+@given(st.text() | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(json.dumps))
 def test_random_json_is_refused(text: str) -> None:
     is_read_or_refused(b'{"type": "CancelJob", "payload": {"job_id": %s}}' % text.encode(errors="replace"))
 
@@ -231,9 +229,7 @@ def test_upcasters_are_applied_one_after_another(monkeypatch: pytest.MonkeyPatch
     )
 
     def read(version: int, **payload: Any) -> Any:
-        return codec.decode(
-            msgpack.packb({"type": "CancelJob", "version": version, "payload": payload})
-        ).message
+        return codec.decode(msgpack.packb({"type": "CancelJob", "version": version, "payload": payload})).message
 
     assert read(1, name="a") == CancelJob(job_id="a", tenant="t", reason="[1, 2]")
     assert read(2, job="a", steps=[]) == CancelJob(job_id="a", tenant="t", reason="[2]")

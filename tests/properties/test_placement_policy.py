@@ -55,16 +55,12 @@ def allocated(state: PoolState, shares: dict[str, int]) -> PoolState:
 
 
 @given(st.data(), pools())
-def test_under_any_allocations_no_promised_job_moves_and_placement_ends(
-    data: st.DataObject, history: History
-) -> None:
+def test_under_any_allocations_no_promised_job_moves_and_placement_ends(data: st.DataObject, history: History) -> None:
     for turn in range(4):
         now_s = NOW_S + turn * MAX_SWITCH_S
         shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
         history.state = allocated(history.state, shares)
-        changing = {
-            job_id for job_id, job in history.state.live_jobs.items() if len(job.gpus) != job.num_gpus
-        }
+        changing = {job_id for job_id, job in history.state.live_jobs.items() if len(job.gpus) != job.num_gpus}
         for round_number in range(20):
             before = history.state.live_jobs
             decided = history.decided(POLICY, now_s=now_s)

@@ -75,9 +75,7 @@ def assert_describes(pool: LiveJobTable, state: PoolState, now_s: float) -> None
         assert (row in pool.promised) == job.promised
         if job.promised:
             assert jobs.deadline_J[row] == planned_deadline_s(state, job.deadline_s)
-            assert [number for segment in pool.table.schedule(row) for number in segment] == list(
-                job.planned_share
-            )
+            assert [number for segment in pool.table.schedule(row) for number in segment] == list(job.planned_share)
         else:
             assert jobs.deadline_J[row] == math.inf
 

@@ -40,9 +40,7 @@ def mobilities(draw: st.DrawFn, wanted: dict[str, int]) -> MigrationRules:
         )
         for job_id, num_gpus in wanted.items()
     }
-    return MigrationRules(
-        movable=draw(st.sets(st.sampled_from(JOB_IDS))), migration_benefit=stakes.__getitem__
-    )
+    return MigrationRules(movable=draw(st.sets(st.sampled_from(JOB_IDS))), migration_benefit=stakes.__getitem__)
 
 
 @given(st.data(), topologies())
@@ -78,9 +76,7 @@ def test_a_placement_depends_on_nothing_but_its_arguments(data: st.DataObject, t
 
 
 @given(st.data(), topologies())
-def test_a_job_migrates_only_to_better_gpus_or_for_another_job(
-    data: st.DataObject, topology: Topology
-) -> None:
+def test_a_job_migrates_only_to_better_gpus_or_for_another_job(data: st.DataObject, topology: Topology) -> None:
     first = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
     second = data.draw(gpu_counts(topology.num_gpus, JOB_IDS))
     current = place(topology, place(topology, {}, first).gpus_by_job, second).gpus_by_job
@@ -151,9 +147,7 @@ def test_every_range_of_positions_that_could_be_a_block_is_one(topology: Topolog
             for start in range(0, topology.num_gpus - (1 << size) + 1, 1 << size)
         }
         listed = {
-            start: level
-            for level, of_level in blocks.blocks_by_level(size)
-            for start in blocks.members(of_level)
+            start: level for level, of_level in blocks.blocks_by_level(size) for start in blocks.members(of_level)
         }
         assert listed == expected
 
@@ -168,9 +162,7 @@ def test_best_fit_is_the_fastest_free_block_in_the_smallest_free_block_around_it
     free = FreeBlocks(blocks, blocks.every_position & ~sum(1 << position for position in taken))
 
     def is_free(size: int, start: int) -> bool:
-        return start + (1 << size) <= topology.num_gpus and taken.isdisjoint(
-            range(start, start + (1 << size))
-        )
+        return start + (1 << size) <= topology.num_gpus and taken.isdisjoint(range(start, start + (1 << size)))
 
     def largest_free_around(size: int, start: int) -> int:
         while is_free(size + 1, start >> (size + 1) << (size + 1)):

@@ -68,9 +68,7 @@ def least_share(job: SchedulableJob, pieces: Pieces, by_s: float) -> Schedule | 
 def _schedule(out: Segments, count: int) -> Schedule | None:
     if count < 0:
         return None
-    return tuple(
-        ShareSegment(float(out.start_M[k]), float(out.end_M[k]), int(out.num_gpus_M[k])) for k in range(count)
-    )
+    return tuple(ShareSegment(float(out.start_M[k]), float(out.end_M[k]), int(out.num_gpus_M[k])) for k in range(count))
 
 
 def assert_free(schedule: Schedule, pieces: Pieces) -> None:
@@ -189,9 +187,7 @@ def test_the_lower_bound_of_gpu_seconds_is_one(job: SchedulableJob) -> None:
 
 @given(rate=st.floats(0.1, 50.0), iterations=st.integers(1, 100), now_s=st.sampled_from([0.0, 1000.5, 1.8e9]))
 @examples(200)
-def test_no_segment_is_empty_where_others_come_as_the_job_ends(
-    rate: float, iterations: int, now_s: float
-) -> None:
+def test_no_segment_is_empty_where_others_come_as_the_job_ends(rate: float, iterations: int, now_s: float) -> None:
     curve = ScalingCurve((2, 8), (rate, 2.6 * rate))
     job = SchedulableJob(job_id="job", curve=curve, remaining_iterations=float(iterations))
     (alone,) = filled(job, [(now_s, 8)], 1) or ()

@@ -130,9 +130,7 @@ def read_back(workload: Workload) -> Workload:
 
 
 cells = st.one_of(
-    st.sampled_from(
-        ["", "0", "1", "-1", "64", "nan", "inf", "1e400", "resnet50", "dlrm", '"', "1,1", "\x00"]
-    ),
+    st.sampled_from(["", "0", "1", "-1", "64", "nan", "inf", "1e400", "resnet50", "dlrm", '"', "1,1", "\x00"]),
     st.text(max_size=5),
     st.floats().map(str),
     st.integers().map(str),

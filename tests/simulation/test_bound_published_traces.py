@@ -40,9 +40,7 @@ def test_the_jobs_of_large_traces_that_are_feasible_alone(name: str, num_jobs: i
 
 def test_merged_intervals_stay_above_the_bound_and_come_down_to_it() -> None:
     workload, cost = published("itp_cluster10"), reference_cost(16)
-    merged = [
-        clairvoyant_bound(workload, 16, cost, max_intervals).jobs_met for max_intervals in (30, 120, 480)
-    ]
+    merged = [clairvoyant_bound(workload, 16, cost, max_intervals).jobs_met for max_intervals in (30, 120, 480)]
     assert all(238.4336 < met <= 257 for met in merged)
     assert merged == sorted(merged, reverse=True)
     assert merged[-1] < 239

@@ -14,9 +14,7 @@ from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import bundled_throughputs
 
 CLUSTER = ClusterShape(num_nodes=4, gpus_per_node=4)
-RECIPE = Recipe(
-    num_jobs=60, cluster_gpus=16, load=1.5, median_gpu_hours=0.5, gpu_hours_sigma=1.0, tightness=(0.7, 1.5)
-)
+RECIPE = Recipe(num_jobs=60, cluster_gpus=16, load=1.5, median_gpu_hours=0.5, gpu_hours_sigma=1.0, tightness=(0.7, 1.5))
 
 
 @cache
@@ -50,9 +48,7 @@ def test_with_a_confidence_no_more_promises_break_than_it_allows() -> None:
 
 
 def test_confidence_costs_few_admissions() -> None:
-    admitted = {
-        confidence: sum(result.num_admitted for result in results(confidence)) for confidence in (None, 0.99)
-    }
+    admitted = {confidence: sum(result.num_admitted for result in results(confidence)) for confidence in (None, 0.99)}
     assert 0.8 * admitted[None] < admitted[0.99] < admitted[None]
 
 

@@ -26,9 +26,7 @@ DONE_S = 3_600.0
 
 
 @cache
-def life(
-    seed: int, faults: Faults = NO_FAULTS, *, curves_known: bool = True, num_jobs: int = 12
-) -> VirtualCluster:
+def life(seed: int, faults: Faults = NO_FAULTS, *, curves_known: bool = True, num_jobs: int = 12) -> VirtualCluster:
     """A pool of 16 GPUs and its jobs, from the first message until it is at rest."""
     scenario = random_scenario(seed, num_jobs=num_jobs, curves_known=curves_known)
     with VirtualCluster(scenario, services, seed=seed, faults=faults) as cluster:
@@ -164,9 +162,7 @@ def test_the_command_prints_the_comparison_or_one_object(file: Path) -> None:
     assert shown["counts"]["other"] == comparison.count("other")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--policy", "oracle"), ("--from", 3), ("--policy", "edf", "--from", 10**6)]
-)
+@pytest.mark.parametrize("arguments", [("--policy", "oracle"), ("--from", 3), ("--policy", "edf", "--from", 10**6)])
 def test_what_cannot_be_compared_is_refused(file: Path, arguments: tuple[object, ...]) -> None:
     assert replay(file, *arguments).exit_code == 2
 

@@ -88,9 +88,7 @@ class Cluster:
         self.now_s = to_s
 
     def next_end_s(self) -> Fraction | None:
-        ends_s = (
-            running.end_s(self.now_s) for running in (*self.promised.values(), *self.opportunistic.values())
-        )
+        ends_s = (running.end_s(self.now_s) for running in (*self.promised.values(), *self.opportunistic.values()))
         return min((end_s for end_s in ends_s if end_s is not None), default=None)
 
     def schedule(self, arriving: SchedulableJob | None) -> Allocation:
@@ -104,9 +102,7 @@ class Cluster:
             else:
                 self.num_refused += 1
                 without = replace(arriving, deadline_s=math.inf)
-                self.opportunistic[arriving.job_id] = Running(
-                    without, Fraction(arriving.remaining_iterations)
-                )
+                self.opportunistic[arriving.job_id] = Running(without, Fraction(arriving.remaining_iterations))
                 others.append(plan.append(without))
         allocation = allocate(plan, others)
         assert sum(allocation.num_gpus_by_job.values()) <= self.num_gpus
@@ -139,9 +135,7 @@ def next_float(at_s: Fraction) -> Fraction:
 
 def simulate(seed: int, num_gpus: int, num_jobs: int, mean_gap_s: float) -> Cluster:
     rng = np.random.default_rng(seed)
-    arrivals_s = [
-        Fraction(NOW_S + gap_s) for gap_s in np.cumsum(rng.exponential(mean_gap_s, num_jobs)).tolist()
-    ]
+    arrivals_s = [Fraction(NOW_S + gap_s) for gap_s in np.cumsum(rng.exponential(mean_gap_s, num_jobs)).tolist()]
     cluster = Cluster(num_gpus)
     valid_until_s: Fraction | None = None
     number = 0

@@ -28,9 +28,7 @@ def test_all_are_measured_and_every_decision_is_taken_again(seed: int, faults: F
             command=ProfileJob(
                 job_id=f"profile-{number}",
                 tenant=command.tenant,
-                spec=replace(
-                    command.spec, job_class=JobClass.BEST_EFFORT, deadline_in_s=None, min_gpus=2, max_gpus=4
-                ),
+                spec=replace(command.spec, job_class=JobClass.BEST_EFFORT, deadline_in_s=None, min_gpus=2, max_gpus=4),
             ),
         )
         for number, command in enumerate(commands[:3])

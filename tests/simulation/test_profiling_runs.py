@@ -50,9 +50,7 @@ def two_nodes(takes_s: float) -> VirtualCluster:
 
 
 @pytest.mark.parametrize(("takes_s", "end"), [(100.0, Phase.FINISHED), (math.inf, Phase.FAILED)])
-def test_jobs_behind_a_slow_profiling_run_are_promised_and_done_before_it_is_over(
-    takes_s: float, end: Phase
-) -> None:
+def test_jobs_behind_a_slow_profiling_run_are_promised_and_done_before_it_is_over(takes_s: float, end: Phase) -> None:
     cluster = two_nodes(takes_s)
     ended = cluster.state.ended_jobs
     assert {job_id: job.phase for job_id, job in ended.items()} == {
@@ -66,30 +64,17 @@ def test_jobs_behind_a_slow_profiling_run_are_promised_and_done_before_it_is_ove
     slow_at_s = admitted_at_s.get("slow", ended["slow"].ended_at_s)
     assert slow_at_s is not None
     assert all(admitted_at_s[spec.model_name] < began_s + 60.0 < slow_at_s for spec in BEHIND)
-    told = [
-        e.message
-        for e in entries
-        if isinstance(e.message, ThroughputMeasured) and e.message.source == "profile"
-    ]
-    assert {fact.num_gpus for fact in told if fact.job_id == "slow"} == (
-        set() if end is Phase.FAILED else {1, 2, 4, 8}
-    )
+    told = [e.message for e in entries if isinstance(e.message, ThroughputMeasured) and e.message.source == "profile"]
+    assert {fact.num_gpus for fact in told if fact.job_id == "slow"} == (set() if end is Phase.FAILED else {1, 2, 4, 8})
     assert all((ended[id_].ended_at_s or math.inf) <= (ended[id_].deadline_s or 0.0) for id_ in admitted_at_s)
     assert list(violations(entries)) == []
     assert verify(entries, planners()).difference is None
 
 
-@pytest.mark.parametrize(
-    ("seed", "faults"), [(1, NO_FAULTS), (2, NO_FAULTS), (3, replace(MANY_FAULTS, until_s=200.0))]
-)
-def test_pools_of_slow_profiling_runs_come_to_rest_and_every_decision_is_taken_again(
-    seed: int, faults: Faults
-) -> None:
+@pytest.mark.parametrize(("seed", "faults"), [(1, NO_FAULTS), (2, NO_FAULTS), (3, replace(MANY_FAULTS, until_s=200.0))])
+def test_pools_of_slow_profiling_runs_come_to_rest_and_every_decision_is_taken_again(seed: int, faults: Faults) -> None:
     base = random_scenario(seed, curves_known=False)
-    slow = {
-        key: (5.0, 30.0, 100.0)[number % 3]
-        for number, key in enumerate(sorted(base.timing_model.true_curves))
-    }
+    slow = {key: (5.0, 30.0, 100.0)[number % 3] for number, key in enumerate(sorted(base.timing_model.true_curves))}
     scenario = replace(base, timing_model=replace(base.timing_model, slow_profiles_s=slow))
     with VirtualCluster(scenario, services, seed=seed, faults=faults) as cluster:
         cluster.run(7_200.0)

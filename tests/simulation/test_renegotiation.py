@@ -41,9 +41,7 @@ def scenario(seed: int) -> Scenario:
         if not isinstance(command, SubmitJob) or command.spec.job_class is not JobClass.SLO:
             arrivals.append(arrival)
             continue
-        if (
-            chance.random() < 0.5
-        ):  # the deadline that was quoted is not known here: a far one asks for no more
+        if chance.random() < 0.5:  # the deadline that was quoted is not known here: a far one asks for no more
             spec = replace(command.spec, deadline_in_s=None)
             hold = ReserveQuote(job_id=command.job_id, tenant=command.tenant, spec=spec, reserve_s=30.0)
             arrivals.append(Arrival(at_s=arrival.at_s, command=hold))
@@ -69,9 +67,7 @@ def _with_range(arrival: Arrival, chance: np.random.Generator) -> Arrival:
     if not isinstance(command, SubmitJob) or chance.random() < 0.5:
         return arrival
     least, most = ((1, 2), (2, 8), (4, 4))[chance.integers(3)]
-    return replace(
-        arrival, command=replace(command, spec=replace(command.spec, min_gpus=least, max_gpus=most))
-    )
+    return replace(arrival, command=replace(command, spec=replace(command.spec, min_gpus=least, max_gpus=most)))
 
 
 def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:

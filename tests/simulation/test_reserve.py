@@ -62,14 +62,10 @@ def numbers_of(results: list[Result]) -> tuple[int, int, int]:
     )
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "first"), [(1, first) for first in range(0, NUM_RUNS, BLOCK)] + [(2, NUM_RUNS)]
-)
+@pytest.mark.parametrize(("num_nodes", "first"), [(1, first) for first in range(0, NUM_RUNS, BLOCK)] + [(2, NUM_RUNS)])
 def test_no_promise_breaks_with_as_many_nodes_down_as_are_in_reserve(num_nodes: int, first: int) -> None:
     outcomes = [failing(seed, num_nodes, num_nodes) for seed in range(first, first + BLOCK)]
-    assert [(outcome.result.num_late(), outcome.failures) for outcome in outcomes] == [(0, ())] * len(
-        outcomes
-    )
+    assert [(outcome.result.num_late(), outcome.failures) for outcome in outcomes] == [(0, ())] * len(outcomes)
     num_admitted, _, num_outages = numbers_of([outcome.result for outcome in outcomes])
     assert num_admitted > 5 * len(outcomes)
     assert num_outages > 2 * len(outcomes)

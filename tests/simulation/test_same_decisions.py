@@ -132,9 +132,7 @@ class HostedPool:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 100, 111, 137])
-def test_the_simulator_and_the_hosts_take_the_same_decisions(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_simulator_and_the_hosts_take_the_same_decisions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[tuple[float, LedgerMessage]] = []
     fold = PolicyDriver.fold
 
@@ -143,9 +141,7 @@ def test_the_simulator_and_the_hosts_take_the_same_decisions(
         fold(driver, message)
 
     monkeypatch.setattr(PolicyDriver, "fold", record)
-    monkeypatch.setattr(
-        host, "SHORTEST_WAIT_S", 0.0
-    )  # the simulator decides at two instants closer than that
+    monkeypatch.setattr(host, "SHORTEST_WAIT_S", 0.0)  # the simulator decides at two instants closer than that
     monkeypatch.setattr(simulated_events, "_exactly", math.floor)  # messages hold whole iterations
     Simulation(random_workload(seed), CLUSTER, resize_cost=COST).run()
     hosted = HostedPool()
@@ -153,9 +149,7 @@ def test_the_simulator_and_the_hosts_take_the_same_decisions(
 
     simulated = [message for _, message in recorded]
     start = next(n for n, message in enumerate(hosted.messages) if _is_of(message, "allocator"))
-    assert hosted.messages[start].events[0].num_gpus_by_job == {}, (
-        "the hosts also decide before the first job"
-    )
+    assert hosted.messages[start].events[0].num_gpus_by_job == {}, "the hosts also decide before the first job"
     for theirs, ours in zip_longest(hosted.messages[:start] + hosted.messages[start + 1 :], simulated):
         assert _without_basis(theirs) == _without_basis(ours)
     events = [e for message in simulated if isinstance(message, PlanDecided) for e in message.events]

@@ -65,9 +65,7 @@ def test_a_job_of_known_state_stops_for_its_own_time_and_promises_hold(tmp_path:
     file = tmp_path / "engine.json"
     file.write_text(json.dumps({"seconds_by_num_gpus": {"1": 30.0}, "stop_model": model}))
     jobs = [replace(each, state_bytes=10**6 * (number % 3)) for number, each in enumerate(small(40).jobs)]
-    simulated_run = SimulatedRun(
-        workload=Workload.of("known", jobs), cluster=SIXTEEN, overhead=f"measured {file}"
-    )
+    simulated_run = SimulatedRun(workload=Workload.of("known", jobs), cluster=SIXTEEN, overhead=f"measured {file}")
     verification = simulated_run.verification()
     simulation = simulated_run.simulation(verification)
     simulation.run()
@@ -166,9 +164,7 @@ def test_jobs_with_a_range_hold_no_other_number_of_gpus_and_promises_stand() -> 
     workload = Workload.of("ranged", ranged)
     verification = TraceVerification(workload, COST)
     result = Simulation(workload, SIXTEEN, resize_cost=COST, observers=(verification,)).run()
-    held = {
-        (fate.job.min_gpus, occupancy.num_gpus) for fate in result.fates for occupancy in fate.occupancies
-    }
+    held = {(fate.job.min_gpus, occupancy.num_gpus) for fate in result.fates for occupancy in fate.occupancies}
     assert all(num_gpus >= least for least, num_gpus in held)
     assert {least for least, _ in held} == {1, 2, 4}
     assert result.numbers()["late"] == verification.certificate_failures == 0
@@ -213,9 +209,7 @@ def test_best_effort_jobs_have_a_completion_time_and_no_deadline() -> None:
 
 
 def test_a_cluster_need_not_be_a_power_of_two() -> None:
-    result = simulated(
-        *(job(f"{number}") for number in range(4)), cluster=ClusterShape(num_nodes=2, gpus_per_node=7)
-    )
+    result = simulated(*(job(f"{number}") for number in range(4)), cluster=ClusterShape(num_nodes=2, gpus_per_node=7))
     assert result.num_met() == 4  # three side by side, one after them
     ends_s = sorted(fate.finished_at_s or math.inf for fate in result.fates)
     assert ends_s == pytest.approx([609.0, 609.0, 609.0, 1118.0], abs=1e-4)
@@ -310,9 +304,7 @@ def test_no_more_nodes_are_down_at_once_than_allowed() -> None:
     always = Failures(seed=1, mean_up_s=HOUR_S, mean_down_s=DAY_S, max_down=1)
     outages = run_of_small("edf", always).outages
     assert len(outages) > 1
-    assert all(
-        earlier.to_s is not None and earlier.to_s <= later.from_s for earlier, later in pairwise(outages)
-    )
+    assert all(earlier.to_s is not None and earlier.to_s <= later.from_s for earlier, later in pairwise(outages))
 
 
 class ProgressInTheLedger:
@@ -381,15 +373,11 @@ def test_an_interrupted_run_gives_its_numbers_and_is_partial() -> None:
     assert result.partial
     assert 0 < result.num_met() < 25
     assert result.num_admitted + result.num_rejected < 100
-    assert all(
-        occupancy.left_at_s <= result.ended_at_s for fate in result.fates for occupancy in fate.occupancies
-    )
+    assert all(occupancy.left_at_s <= result.ended_at_s for fate in result.fates for occupancy in fate.occupancies)
 
 
 def test_an_interrupted_run_counts_no_job_that_had_not_arrived(tmp_path: Path) -> None:
-    workload = Workload.of(
-        "two", [job("now", submitted_at_s=100.0), job("later", submitted_at_s=9e4, deadline_s=1e5)]
-    )
+    workload = Workload.of("two", [job("now", submitted_at_s=100.0), job("later", submitted_at_s=9e4, deadline_s=1e5)])
     simulation = Simulation(workload, SIXTEEN, resize_cost=COST)
     result = simulation.run(stop=lambda: simulation.num_settled == 1)
     assert result.partial
@@ -435,13 +423,10 @@ def test_the_bound_forgives_what_the_simulation_forgives() -> None:
     """A microsecond of each job: nothing in hours, one more deadline where jobs take a second."""
     fast = ScalingCurve((1,), (1e6,))
     jobs = [
-        job(f"{at}", curve=fast, num_iterations=1_000_001, submitted_at_s=1.0, deadline_s=at + 2.0)
-        for at in range(3)
+        job(f"{at}", curve=fast, num_iterations=1_000_001, submitted_at_s=1.0, deadline_s=at + 2.0) for at in range(3)
     ]
     one = ClusterShape(num_nodes=1, gpus_per_node=1)
-    simulated_run = SimulatedRun(
-        workload=Workload.of("brief", jobs), cluster=one, policy="edf", overhead="none"
-    )
+    simulated_run = SimulatedRun(workload=Workload.of("brief", jobs), cluster=one, policy="edf", overhead="none")
     assert simulated_run.simulation().run().num_met() == 3
     assert simulated_run.bound().jobs_met == pytest.approx(3.0)
 
@@ -450,9 +435,7 @@ def test_the_bound_forgives_the_rounding_of_a_clock_far_from_zero() -> None:
     """Beside 5e10 s, floats of seconds lie 7.6e-6 apart."""
     fast = ScalingCurve((1,), (1e6,))
     far = job(curve=fast, num_iterations=1_000_003, submitted_at_s=5e10, deadline_s=5e10 + 1)
-    simulated_run = SimulatedRun(
-        workload=Workload.of("far", [far]), cluster=SIXTEEN, policy="edf", overhead="none"
-    )
+    simulated_run = SimulatedRun(workload=Workload.of("far", [far]), cluster=SIXTEEN, policy="edf", overhead="none")
     assert simulated_run.simulation().run().num_met() == 1
     assert simulated_run.bound().jobs_met == pytest.approx(1.0)
 

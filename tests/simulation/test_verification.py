@@ -101,24 +101,18 @@ def allocate_as_planned(
     due = state.allocation_valid_until_s is not None and now_s >= state.allocation_valid_until_s
     if not due and state.scheduling_event_sequence <= state.allocation_based_on:
         return ()
-    planned = [
-        (job.job_id, segment) for job in state.live_jobs.values() for segment in segments(job.planned_share)
-    ]
+    planned = [(job.job_id, segment) for job in state.live_jobs.values() for segment in segments(job.planned_share)]
     shares = {job_id: held.num_gpus for job_id, held in planned if held.start_s <= now_s < held.end_s}
     changes_s = [at_s for _, held in planned for at_s in (held.start_s, held.end_s) if at_s > now_s]
     waiting = [job.job_id for job in state.live_jobs.values() if not job.promised]
     if waiting and not planned:
         shares[waiting[0]] = NUM_GPUS
     shares = shares if state.num_gpus else {}
-    decided = AllocationDecided(
-        num_gpus_by_job=shares, valid_until_s=min(changes_s, default=None), at_s=now_s
-    )
+    decided = AllocationDecided(num_gpus_by_job=shares, valid_until_s=min(changes_s, default=None), at_s=now_s)
     return (lie(decided),)
 
 
-def observed(
-    lie: Lie = truth, cost: ResizeCost = COST, failures: Failures | None = None
-) -> TraceVerification:
+def observed(lie: Lie = truth, cost: ResizeCost = COST, failures: Failures | None = None) -> TraceVerification:
     workload = Workload.of("test", JOBS)
     verification = TraceVerification(workload, cost)
     policies = {
@@ -133,9 +127,7 @@ def observed(
         "placement": planners()["placement"],
     }
     cluster = ClusterShape(num_nodes=1, gpus_per_node=NUM_GPUS)
-    simulation = Simulation(
-        workload, cluster, policies, resize_cost=cost, failures=failures, observers=(verification,)
-    )
+    simulation = Simulation(workload, cluster, policies, resize_cost=cost, failures=failures, observers=(verification,))
     simulation.run()
     return verification
 
@@ -144,9 +136,7 @@ def test_honest_decisions_pass() -> None:
     verification = observed()
     assert verification.failures == []
     assert verification.certificate_failures == 0
-    assert verification.certificates_checked >= 3 + 3, (
-        "two promises, a rejection, and an allocation at every change"
-    )
+    assert verification.certificates_checked >= 3 + 3, "two promises, a rejection, and an allocation at every change"
     assert verification.unproven == 0
 
 
@@ -206,9 +196,7 @@ def test_gpus_outside_every_schedule_are_detected(num_gpus: int) -> None:
 
 
 def test_a_refusal_that_proves_nothing_is_counted() -> None:
-    verification = observed(
-        admission_lie("slow", infeasibility_certificate=Unproven(earliest_deadline_s=12_000.0))
-    )
+    verification = observed(admission_lie("slow", infeasibility_certificate=Unproven(earliest_deadline_s=12_000.0)))
     assert (verification.failures, verification.unproven) == ([], 1)
 
 

@@ -88,9 +88,7 @@ def test_another_process_verifies_an_exported_storm(tmp_path: Path, hash_seed: s
     with path.open("wb") as file:
         run(STORM_SEEDS[0], STORM, False).export(ExportWriter(file))
     command = [sys.executable, "-m", "elasticflow.simulator", "replay", str(path), "--verify"]
-    done = subprocess.run(
-        command, env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 

@@ -80,15 +80,11 @@ class CommandLinePool:
 
     async def decide(self, service: str, *decided: Any) -> None:
         based_on = await self.bus.last_sequence(POOL)
-        await self.append(
-            events.PlanDecided(service=service, based_on=based_on, now_s=self.now_s, events=decided)
-        )
+        await self.append(events.PlanDecided(service=service, based_on=based_on, now_s=self.now_s, events=decided))
 
     async def place(self, job_id: str, *names: str, generation: int = 1) -> None:
         """Allocation and placement of one job, alone in the pool."""
-        share = events.AllocationDecided(
-            num_gpus_by_job={job_id: len(names)}, valid_until_s=None, at_s=self.now_s
-        )
+        share = events.AllocationDecided(num_gpus_by_job={job_id: len(names)}, valid_until_s=None, at_s=self.now_s)
         placed = events.PlacedJob(job_id=job_id, generation=generation, gpus=gpus(*names))
         await self.decide("allocator", share)
         await self.decide("placement", events.PlacementDecided(placements=(placed,), at_s=self.now_s))

@@ -34,9 +34,7 @@ def exact_end_s(job: SchedulableJob, schedule: Schedule, now_s: float) -> Fracti
 def is_on_time(job: SchedulableJob, schedule: Schedule, now_s: float) -> bool:
     """Whether the schedule completes the job by its deadline."""
     ends_s = exact_end_s(job, schedule, now_s)
-    return (
-        ends_s is not None and ends_s <= job.deadline_s and all(s.end_s <= job.deadline_s for s in schedule)
-    )
+    return ends_s is not None and ends_s <= job.deadline_s and all(s.end_s <= job.deadline_s for s in schedule)
 
 
 def most_gpus_at_once(schedules: Iterable[Schedule]) -> int:

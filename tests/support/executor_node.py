@@ -137,9 +137,7 @@ class ExecutorNode:
         placed = events.PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus)
         return self.ledger(events.PlacementDecided(placements=(placed,), at_s=self.now_s))
 
-    def reports(
-        self, message: Any, *, job_id: str = "a", generation: int = 1, rank: int = 0
-    ) -> "ExecutorNode":
+    def reports(self, message: Any, *, job_id: str = "a", generation: int = 1, rank: int = 0) -> "ExecutorNode":
         return self.note(WorkerReported(worker=WorkerId(job_id, generation, rank), message=message))
 
     def ends(
@@ -207,9 +205,7 @@ class ExecutorNode:
             if before is not None:  # joining workers of a generation that never trained cannot interfere
                 allowed.add(before.generation)
                 ending = {worker.id for worker in self.state.running if worker.is_ending}
-            generations = {
-                w.generation for w in self.processes if w.job_id == action.worker.job_id and w not in ending
-            }
+            generations = {w.generation for w in self.processes if w.job_id == action.worker.job_id and w not in ending}
             assert generations <= allowed, f"beside {generations}: {action.worker}"
             self.processes[action.worker] = gpu_index
         if isinstance(action, SendToWorker | KillWorker):
@@ -232,6 +228,4 @@ def kinds(outputs: list[object]) -> list[type]:
 
 
 def lost(node: ExecutorNode) -> events.NodeLost:
-    return events.NodeLost(
-        node_id="node-0", incarnation=node.state.incarnation, reason="silent", at_s=node.now_s
-    )
+    return events.NodeLost(node_id="node-0", incarnation=node.state.incarnation, reason="silent", at_s=node.now_s)

@@ -80,9 +80,7 @@ def steps(data_dir: Path) -> list[Step]:
             elif (iteration, pid) in began_s:
                 began = began_s.pop((iteration, pid))
                 found.append(
-                    Step(
-                        job_id=log.parent.name, pid=pid, iteration=iteration, began_s=began, ended_s=float(at)
-                    )
+                    Step(job_id=log.parent.name, pid=pid, iteration=iteration, began_s=began, ended_s=float(at))
                 )
     return sorted(found, key=lambda step: (step.job_id, step.began_s))
 
@@ -94,9 +92,7 @@ def overlaps(data_dir: Path) -> Iterator[str]:
     """
     under_way: list[Step] = []
     for step in steps(data_dir):
-        under_way = [
-            other for other in under_way if other.job_id == step.job_id and other.ended_s >= step.began_s
-        ]
+        under_way = [other for other in under_way if other.job_id == step.job_id and other.ended_s >= step.began_s]
         for other in under_way:
             if other.pid != step.pid and abs(other.iteration - step.iteration) > 1:
                 yield f"{other.in_words} and {step.in_words}"

@@ -50,8 +50,7 @@ class History:
     def configured(self, **changes: Any) -> "History":
         curves = {"linear/b64": LINEAR} | changes.pop("curves", {})
         config = PoolConfig(
-            **{"resize_cost_s": 2.0, "throughput_margin": 0.0, "deadline_slack_s": 0.0, "curves": curves}
-            | changes
+            **{"resize_cost_s": 2.0, "throughput_margin": 0.0, "deadline_slack_s": 0.0, "curves": curves} | changes
         )
         return self.then(events.PoolConfigured(config=config, at_s=NOW_S))
 

@@ -58,7 +58,5 @@ def build(checkout: Path, folder: Path) -> tuple[Path, Path]:
 
 def install(wheel: Path, site: Path) -> Path:
     """Install the wheel without dependencies, which this environment has; `PYTHONPATH=site` finds it."""
-    python(
-        "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, cwd=site.parent
-    )
+    python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel, cwd=site.parent)
     return site

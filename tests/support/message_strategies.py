@@ -78,9 +78,7 @@ def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
 def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(composite, include_extras=True)
     names = [f.name for f in fields(composite)] if is_dataclass(composite) else composite._fields
-    return st.builds(
-        composite, **{name: given[name] if name in given else _of(hints[name]) for name in names}
-    )
+    return st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
 
 
 def _scalar(hint: Any, bounds: tuple[Any, ...]) -> st.SearchStrategy[Any]:
@@ -106,9 +104,7 @@ def _scalar(hint: Any, bounds: tuple[Any, ...]) -> st.SearchStrategy[Any]:
         high = INT64["max_value"] if high is None else high - open_high
         return st.integers(low, high)
     assert hint is float, hint
-    return st.floats(
-        low, high, exclude_min=open_low, exclude_max=open_high, allow_nan=False, allow_infinity=False
-    )
+    return st.floats(low, high, exclude_min=open_low, exclude_max=open_high, allow_nan=False, allow_infinity=False)
 
 
 def _text(bounds: tuple[Any, ...]) -> st.SearchStrategy[str]:

@@ -89,9 +89,7 @@ class RunningPool:
 
     def fork_servers(self) -> list[psutil.Process]:
         """The fork servers of all running nodes."""
-        executors = [
-            pid for name in self.run.processes if name.startswith("executor") and (pid := self.pid(name))
-        ]
+        executors = [pid for name in self.run.processes if name.startswith("executor") and (pid := self.pid(name))]
         return [server for pid in executors for server in children(pid)]
 
     def workers(self) -> list[psutil.Process]:
@@ -117,9 +115,7 @@ class RunningPool:
 
     async def node_joins(self, node_id: str, num_gpus: int) -> None:
         """Add a node without an executor: jobs are admitted and placed, but no worker trains them."""
-        joined = NodeJoined(
-            node_id=node_id, incarnation="1", num_gpus=num_gpus, device="cpu", at_s=self.client.now_s()
-        )
+        joined = NodeJoined(node_id=node_id, incarnation="1", num_gpus=num_gpus, device="cpu", at_s=self.client.now_s())
         data = codec.encode(joined, id=f"joined-{node_id}", recorded_at_s=joined.at_s)
         await self.bus.append_event(subjects.node(POOL, node_id), data, message_id=f"joined-{node_id}")
 
@@ -146,9 +142,7 @@ class RunningPool:
         job_ids = tuple(job_ids)
 
         def all_ended(state: PoolState) -> bool:
-            return all(
-                (job := state.ended_jobs.get(job_id)) is not None and not job.stopping for job_id in job_ids
-            )
+            return all((job := state.ended_jobs.get(job_id)) is not None and not job.stopping for job_id in job_ids)
 
         return await self.when(all_ended, f"{', '.join(job_ids)} have ended")
 

@@ -61,9 +61,7 @@ def _random_submission(chance: np.random.Generator, number: int, max_iterations:
         global_batch_size=256,
         max_iterations=iterations,
         job_class=job_class,
-        deadline_in_s=None
-        if job_class is JobClass.BEST_EFFORT
-        else float(alone_s * chance.uniform(0.1, 2.0) + 10.0),
+        deadline_in_s=None if job_class is JobClass.BEST_EFFORT else float(alone_s * chance.uniform(0.1, 2.0) + 10.0),
     )
     return SubmitJob(job_id=f"job-{number:02}", tenant="lab", spec=spec)
 

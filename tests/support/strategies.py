@@ -13,13 +13,11 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 def scaling_curves(draw: st.DrawFn, max_gpus: int = 32, max_levels: int | None = None) -> ScalingCurve:
     """Curves with missing levels, plateaus and decreases, as memory limits and communication cause them."""
     all_levels = [2**k for k in range(max_gpus.bit_length())]
-    levels = draw(
-        st.lists(st.sampled_from(all_levels), min_size=1, max_size=max_levels, unique=True).map(sorted)
-    )
+    levels = draw(st.lists(st.sampled_from(all_levels), min_size=1, max_size=max_levels, unique=True).map(sorted))
     rates = draw(
-        st.lists(
-            st.one_of(st.just(0.0), st.floats(0.125, 64.0)), min_size=len(levels), max_size=len(levels)
-        ).filter(any)
+        st.lists(st.one_of(st.just(0.0), st.floats(0.125, 64.0)), min_size=len(levels), max_size=len(levels)).filter(
+            any
+        )
     )
     return ScalingCurve(tuple(levels), tuple(rates))
 

@@ -21,9 +21,7 @@ def admitted(job_id: str = "a", **changes: Any) -> events.JobAdmitted:
 
 
 def profile_requested(job_id: str = "a") -> events.ProfileRequested:
-    return events.ProfileRequested(
-        job_id=job_id, tenant="lab", spec=spec(), deadline_s=NOW_S + 100.0, at_s=NOW_S
-    )
+    return events.ProfileRequested(job_id=job_id, tenant="lab", spec=spec(), deadline_s=NOW_S + 100.0, at_s=NOW_S)
 
 
 def placed(generation: int, *names: str, job_id: str = "a") -> events.PlacementDecided:
@@ -38,14 +36,10 @@ def crashed(generation: int, *, node: str = "node-0", rank: int = 0) -> events.W
 
 
 def stopped(generation: int, node: str, iteration: int | None = None) -> events.WorkersStopped:
-    return events.WorkersStopped(
-        job_id="a", generation=generation, node_id=node, iteration=iteration, at_s=NOW_S
-    )
+    return events.WorkersStopped(job_id="a", generation=generation, node_id=node, iteration=iteration, at_s=NOW_S)
 
 
-def progressed(
-    generation: int, iteration: int, *, checkpoint: int = 0, at_s: float = 5.0
-) -> events.JobProgressed:
+def progressed(generation: int, iteration: int, *, checkpoint: int = 0, at_s: float = 5.0) -> events.JobProgressed:
     return events.JobProgressed(
         job_id="a",
         generation=generation,
@@ -68,9 +62,7 @@ def lost(node: str = "node-0", incarnation: str = "first-0") -> events.NodeLost:
 
 
 def joined(incarnation: str, node: str = "node-0", num_gpus: int = 4) -> events.NodeJoined:
-    return events.NodeJoined(
-        node_id=node, incarnation=incarnation, num_gpus=num_gpus, device="cpu", at_s=NOW_S + 10.0
-    )
+    return events.NodeJoined(node_id=node, incarnation=incarnation, num_gpus=num_gpus, device="cpu", at_s=NOW_S + 10.0)
 
 
 def running() -> History:

@@ -41,9 +41,7 @@ def digest_of(node, job_id: str) -> str:
 
 
 def stateful(spec_of, *, until: int = LAST, **hyperparameters: Any):
-    return spec_of(
-        "Stateful", global_batch_size=UNEVEN, max_iterations=until, hyperparameters=hyperparameters
-    )
+    return spec_of("Stateful", global_batch_size=UNEVEN, max_iterations=until, hyperparameters=hyperparameters)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -77,9 +77,7 @@ async def test_batch_larger_than_the_data_set_names_both(node, spec_of, purpose)
 
 async def test_more_workers_than_samples_in_a_batch(node, spec_of):
     failed, _ = await failure_of(node, spec_of("Points", global_batch_size=1), num_workers=2)
-    assert failed.error.startswith(
-        "2 workers cannot share a global batch of 1 samples: increase global_batch_size"
-    )
+    assert failed.error.startswith("2 workers cannot share a global batch of 1 samples: increase global_batch_size")
 
 
 # A job whose model name has a known speed has no profiling run: it is checked when it begins to train.
@@ -88,9 +86,7 @@ CHECKED = pytest.mark.parametrize(("purpose", "model_name"), [("profile", ""), (
 
 @CHECKED
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_hidden_state_of_the_model_is_found_in_the_first_step(
-    node, spec_of, num_workers, purpose, model_name
-):
+async def test_hidden_state_of_the_model_is_found_in_the_first_step(node, spec_of, num_workers, purpose, model_name):
     spec = spec_of("HiddenState", model_name=model_name, max_iterations=100)
     failed, _ = await failure_of(node, spec, purpose=purpose, num_workers=num_workers)
     assert failed.error.startswith("the same step gave another loss when it was repeated: the model keeps ")
@@ -160,9 +156,7 @@ OTHER = {"hyperparameters": {"learning_rate": 0.3}, "seed": 7}
 async def test_an_incompatible_worker_is_named_before_any_tensor_travels(node, spec_of):
     """As on a node with another copy of the code: here with another model, and another number of samples."""
     other = spec_of("WiderWithFewerSamples", **OTHER)
-    workers = await node.launch(
-        spec_of("Points"), job_id=node.new_job_id(), num_workers=2, spec_by_rank={1: other}
-    )
+    workers = await node.launch(spec_of("Points"), job_id=node.new_job_id(), num_workers=2, spec_by_rank={1: other})
     failed = await workers.first(Failed, 1)
     assert failed.error.startswith("this worker differs from rank 0 of its rendezvous: training function: ")
     for difference in (

@@ -31,9 +31,7 @@ async def trained_weights(node, spec, generations=((1, 1),), **launch) -> torch.
     job_id = node.new_job_id()
     iteration = 0
     for generation, num_workers in generations:
-        workers = await node.launch(
-            spec, job_id=job_id, num_workers=num_workers, generation=generation, **launch
-        )
+        workers = await node.launch(spec, job_id=job_id, num_workers=num_workers, generation=generation, **launch)
         assert (await workers.first(Started)).iteration == iteration
         if (generation, num_workers) != generations[-1]:
             await workers.first(Progressed)

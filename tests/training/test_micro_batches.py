@@ -41,9 +41,7 @@ async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node
     await workers.ended()
     plain = spec_of("Points", max_iterations=200, hyperparameters={"learning_rate": 0.01})
     undisturbed = await run_to_the_end(node, plain)
-    torch.testing.assert_close(
-        trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3
-    )
+    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 

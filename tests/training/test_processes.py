@@ -94,9 +94,7 @@ async def test_processes_that_a_worker_started_end_with_it(node, spec_of):
 
 async def test_a_worker_ends_itself_and_its_processes_when_its_lease_expires(node, spec_of):
     job_id = node.new_job_id()
-    workers = await node.launch(
-        spec_of("StartsProcesses", **LONG), job_id=job_id, leased=True, timeouts=LONG_LEASE
-    )
+    workers = await node.launch(spec_of("StartsProcesses", **LONG), job_id=job_id, leased=True, timeouts=LONG_LEASE)
     await workers.first(Started)
     workers.workers[0].send(LeaseExtended(until_s=boot_s()))
     assert (await workers.ended())[0].signal == signal.SIGKILL
@@ -106,9 +104,7 @@ async def test_a_worker_ends_itself_and_its_processes_when_its_lease_expires(nod
 
 
 async def test_a_worker_whose_first_lease_is_never_extended_ends(node, spec_of):
-    workers = await node.launch(
-        spec_of("Points", **LONG), job_id=node.new_job_id(), leased=True, timeouts=SHORT_LEASE
-    )
+    workers = await node.launch(spec_of("Points", **LONG), job_id=node.new_job_id(), leased=True, timeouts=SHORT_LEASE)
     assert (await workers.ended())[0].signal == signal.SIGKILL
 
 
@@ -200,9 +196,7 @@ async def test_no_worker_and_no_process_of_one_outlives_a_killed_executor(tmp_pa
     assert {warm, *pids} < set(workers)
     assert sum(process.name() == "sleep" for process in workers.values()) == 2
     assert "NATS_URL" not in workers[pids[0]].environ()  # it may hold a token
-    for (
-        pid
-    ) in pids:  # a stopped process does not notice the end of its channel, so others kill it and its children
+    for pid in pids:  # a stopped process does not notice the end of its channel, so others kill it and its children
         os.kill(pid, signal.SIGSTOP)
     executor.kill()
     await executor.wait()

@@ -65,9 +65,7 @@ async def test_survivors_of_rank_0_continue_from_their_step(node, spec_of, tmp_p
 
     victim.write_text(f"{workers.workers[0].pid} {AFTER_THE_LAST_STEP}")
     slow_down.unlink()
-    ended = (
-        await workers.ended()
-    )  # the job is done, so its other workers end; its last state is lost with rank 0
+    ended = await workers.ended()  # the job is done, so its other workers end; its last state is lost with rank 0
     assert ended[0].signal == signal.SIGKILL
     assert {ended[rank].code for rank in (1, 2)} == {ExitCode.DONE}
     kept = CheckpointStore(node.checkpoints_of(job_id), generation=generation)

@@ -41,9 +41,7 @@ async def run_to_the_end(node, spec, **launch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", ["Points", "Fast"])
-async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(
-    node, spec_of, tmp_path, function
-):
+async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(node, spec_of, tmp_path, function):
     settings = {"step_s": STEP_S[function], "record": str(tmp_path)}
     spec = spec_of(function, max_iterations=200, hyperparameters=settings)
     job_id = node.new_job_id()

@@ -96,9 +96,7 @@ async def test_a_script_that_ends_early_ends_the_job_also_when_repeated(node, sp
     """The second time as if its executor had died before it recorded the end."""
     job_id = node.new_job_id()
     for generation in (1, 2):
-        workers = await node.launch(
-            example(spec_of, epochs=2), job_id=job_id, num_workers=2, generation=generation
-        )
+        workers = await node.launch(example(spec_of, epochs=2), job_id=job_id, num_workers=2, generation=generation)
         finished = await workers.first(Finished)
         assert (finished.iteration, finished.condition) == (20, "metric")
         assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
@@ -111,9 +109,7 @@ async def test_a_script_that_exceeds_the_memory_restarts_with_smaller_micro_batc
     interrupted = await workers.first(Interrupted)
     assert (interrupted.iteration, interrupted.micro_batch_size) == (5, 2)
     assert (await workers.ended())[0].code == ExitCode.OUT_OF_MEMORY
-    again = await node.launch(
-        script(spec_of, "too_big", until=10), job_id=job_id, generation=2, micro_batch_size=1
-    )
+    again = await node.launch(script(spec_of, "too_big", until=10), job_id=job_id, generation=2, micro_batch_size=1)
     assert (await again.first(Started)).iteration == 5
     assert (await again.first(Finished)).iteration == 10
     await again.ended()
@@ -125,9 +121,7 @@ async def test_a_script_with_its_own_counter_ends_with_the_job(node, spec_of):
 
 async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):
     job_id = node.new_job_id()
-    workers = await node.launch(
-        example(spec_of), job_id=job_id, num_workers=2, purpose="profile", profile_min_s=0.1
-    )
+    workers = await node.launch(example(spec_of), job_id=job_id, num_workers=2, purpose="profile", profile_min_s=0.1)
     assert (await workers.first(Profiled)).dataset_size == 1500
     await workers.ended()
     assert not node.checkpoints_of(job_id).exists()

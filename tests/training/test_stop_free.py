@@ -49,8 +49,7 @@ def slow_down(tmp_path):
 async def all_switched(workers, members):
     """The event of one worker, once all workers have switched."""
     switched_events = [
-        await workers.first(Started if known is None else Switched, rank)
-        for rank, known in enumerate(members)
+        await workers.first(Started if known is None else Switched, rank) for rank, known in enumerate(members)
     ]
     assert len({switched.iteration for switched in switched_events}) == 1
     return switched_events[0]
@@ -88,9 +87,7 @@ async def test_switches_do_not_change_the_bits(node, spec_of, undisturbed, slow_
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.029])
 @pytest.mark.parametrize("changes", [[[0, 2], [0, None, 1]], [[2, 0]], [[None, 0]]], ids=str)
-async def test_survivors_continue_from_the_interrupted_step(
-    node, spec_of, undisturbed, slow_down, changes, pause_s
-):
+async def test_survivors_continue_from_the_interrupted_step(node, spec_of, undisturbed, slow_down, changes, pause_s):
     """One of three workers is killed anywhere in a step. A new one joins later, at once, or not; one more may leave."""
     job_id = node.new_job_id()
     spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
@@ -105,9 +102,7 @@ async def test_survivors_continue_from_the_interrupted_step(
     assert switched.iteration == max(each.iteration for each in interrupted)
     for members in changes[1:]:
         after = await node.switch_generation(after, members)
-        assert (await all_switched(after, members)).iteration > switched.iteration, (
-            "the others trained meanwhile"
-        )
+        assert (await all_switched(after, members)).iteration > switched.iteration, "the others trained meanwhile"
     slow_down.unlink()
     finished = await after.first(Finished)
     assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
@@ -225,9 +220,7 @@ async def test_the_fast_mode_switches_too_and_sees_each_sample_once_an_epoch(nod
     await workers.ended()
     undisturbed = await run_to_the_end(node, spec_of("Points", max_iterations=200))
     # over some hundred steps, rounding differences grow to up to 3e-4, depending on the time of the switch
-    torch.testing.assert_close(
-        trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3
-    )
+    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 

@@ -62,9 +62,7 @@ async def test_a_script_grows_by_a_restart_and_ends_by_itself(node, spec_of):
 
 async def test_a_profiling_run_measures_global_batches_and_leaves_nothing_behind(node, spec_of):
     job_id = node.new_job_id()
-    workers = await node.launch(
-        example(spec_of), job_id=job_id, num_workers=2, purpose="profile", profile_min_s=0.05
-    )
+    workers = await node.launch(example(spec_of), job_id=job_id, num_workers=2, purpose="profile", profile_min_s=0.05)
     profiled = await workers.first(Profiled)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     assert profiled.dataset_size is None
@@ -103,9 +101,7 @@ async def test_errors_of_a_script_are_reported(node, spec_of, word, purpose, err
 
 
 async def test_a_script_that_ends_without_a_step_has_ended(node, spec_of):
-    workers = await node.launch(
-        script(spec_of, "never_trains", entry="__torchrun__"), job_id=node.new_job_id()
-    )
+    workers = await node.launch(script(spec_of, "never_trains", entry="__torchrun__"), job_id=node.new_job_id())
     finished = await workers.first(Finished)
     assert (finished.iteration, finished.condition) == (0, "metric")
     assert workers.all_of(Started)

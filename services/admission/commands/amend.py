@@ -145,9 +145,7 @@ class _Amendment:
             if self._is_overpriced(after)
             else "cannot be kept beside the other promises"
         )
-        possible = " or ".join(
-            f"{offer.max_iterations} in all in {offer.deadline_s - now_s:.0f} s" for offer in offers
-        )
+        possible = " or ".join(f"{offer.max_iterations} in all in {offer.deadline_s - now_s:.0f} s" for offer in offers)
         return (
             f"{after.remaining_iterations:.0f} more iterations in {after.deadline_s - now_s:.0f} s {cannot}; "
             f"possible instead: {possible or 'nothing'}; the existing promise is unchanged"

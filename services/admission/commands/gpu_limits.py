@@ -55,9 +55,7 @@ def expired_gpu_limits(state: PoolState, now_s: float) -> list[GpuLimitsCleared]
     return [
         GpuLimitsCleared(
             job_id=job_id,
-            reason=f"the promise of {limits.yields_to} is at risk"
-            if limits.yields_to
-            else "they have expired",
+            reason=f"the promise of {limits.yields_to} is at risk" if limits.yields_to else "they have expired",
             at_s=now_s,
         )
         for job_id, limits in sorted(state.gpu_limits.items())
@@ -99,13 +97,9 @@ class _Request:
         if gpu_range.is_empty:
             return f"it runs on {own_sizes} GPUs only, as its user says"
         spec = with_gpu_range(self.job, gpu_range)
-        curve = known_curve(
-            with_range(self.session.state, spec), spec, self.job.speed, self.session.cache.curves
-        )
+        curve = known_curve(with_range(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
         if curve is None:
-            return (
-                f"it was not measured to run on {gpu_range} GPUs; the pool has {self.session.state.num_gpus}"
-            )
+            return f"it was not measured to run on {gpu_range} GPUs; the pool has {self.session.state.num_gpus}"
         if self.job.promised:
             return self._replanned(limits, curve)
         if limits.min_gpus is not None and curve.levels[0] > self._free_now():
@@ -120,9 +114,7 @@ class _Request:
             others = ((size, replace(limits, min_gpus=size)) for size in fewer)
         else:
             most = asked.most or 1
-            more = (
-                2 * most << bits for bits in range((self.session.state.num_gpus // most).bit_length() - 1)
-            )
+            more = (2 * most << bits for bits in range((self.session.state.num_gpus // most).bit_length() - 1))
             others = ((size, replace(limits, max_gpus=size)) for size in more)
         possible = next((size for size, other in others if isinstance(self.under(other), GpuLimitsSet)), None)
         offer = "no other number is possible" if possible is None else f"{possible} would be possible"

@@ -44,9 +44,7 @@ class Replanning:
         before = _on_present_terms(session, others, job)
         if before is None:
             return None
-        return Replanning(
-            session=session, others=others, job=job, before=before, search=AdmissionSearch(others.plan)
-        )
+        return Replanning(session=session, others=others, job=job, before=before, search=AdmissionSearch(others.plan))
 
     def found(self, after: SchedulableJob) -> Found | None:
         """What keeps the deadline of the job on its new terms: a new schedule, or the old one where none is found."""

@@ -55,9 +55,7 @@ class Submission:
     profile_only: bool = False
 
 
-def in_order(
-    session: AdmissionSession, commands: Sequence[SubmitJob]
-) -> tuple[AdmissionSession, Sequence[SubmitJob]]:
+def in_order(session: AdmissionSession, commands: Sequence[SubmitJob]) -> tuple[AdmissionSession, Sequence[SubmitJob]]:
     """Submissions that came together, in the order of judgement: selective admission judges the smallest first."""
     least = [_least_gpu_seconds(session, command) for command in commands]
     session = session.expecting([asked for asked in least if asked > 0])
@@ -156,9 +154,7 @@ def _admit_or_reject(session: AdmissionSession, submission: Submission) -> Admis
         return _rejected(session, submission, "unrunnable", why_unrunnable(state, spec))
     if submission.profile_only:
         rates = state.curves[spec.profile_key].iterations_per_s
-        return session.with_event(
-            JobProfiled(job_id=submission.job_id, iterations_per_s=rates, at_s=session.now_s)
-        )
+        return session.with_event(JobProfiled(job_id=submission.job_id, iterations_per_s=rates, at_s=session.now_s))
     if spec.job_class is JobClass.SLO:
         job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
         return _promise_or_reject(session, submission, job)
@@ -168,9 +164,7 @@ def _admit_or_reject(session: AdmissionSession, submission: Submission) -> Admis
     return _admitted(session, submission, cheapest)
 
 
-def _promise_or_reject(
-    session: AdmissionSession, submission: Submission, job: SchedulableJob
-) -> AdmissionSession:
+def _promise_or_reject(session: AdmissionSession, submission: Submission, job: SchedulableJob) -> AdmissionSession:
     session, proposal = session.with_plan(), None
     least = least_gpu_seconds(job, session.now_s)
     is_possible, is_overpriced = math.isfinite(least), False
@@ -239,9 +233,7 @@ def _rejected(
             reason=reason,
             explanation=explanation,
             deadline_s=submission.deadline_s,
-            earliest_deadline_s=(
-                None if earliest_s is None else promised_deadline_s(session.state, earliest_s)
-            ),
+            earliest_deadline_s=(None if earliest_s is None else promised_deadline_s(session.state, earliest_s)),
             least_gpu_seconds=least_gpu_seconds,
             offers=rejection.offers if rejection else (),
             infeasibility_certificate=rejection.infeasibility_certificate if rejection else None,

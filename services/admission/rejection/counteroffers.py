@@ -68,9 +68,7 @@ def rejection_of(
 
 def _overpriced(gpu_seconds: float, most_gpu_seconds: float) -> Overpriced:
     price = 1.0 / max(most_gpu_seconds, 1e-9)
-    return Overpriced(
-        gpu_seconds=gpu_seconds, price=price, value=1.0, price_limit=min(1.0 / gpu_seconds, price)
-    )
+    return Overpriced(gpu_seconds=gpu_seconds, price=price, value=1.0, price_limit=min(1.0 / gpu_seconds, price))
 
 
 def _infeasibility_certificate(
@@ -102,9 +100,7 @@ def _offers(
     if fewer >= 1:
         offers.append(_offer(session, spec, PlannedTime(job.deadline_s), max_iterations=fewer))
     for batch_size, curve in _other_batch_sizes(session, spec):
-        iterations = max(
-            round(spec.max_iterations * spec.global_batch_size / batch_size), 1
-        )  # as many samples
+        iterations = max(round(spec.max_iterations * spec.global_batch_size / batch_size), 1)  # as many samples
         other = replace(job, curve=curve, remaining_iterations=float(iterations))
         deadline_s = session.earliest_deadline_s(other, tight=False)
         if deadline_s is not None:
@@ -201,9 +197,7 @@ def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[i
             curve = known_curve(with_range(state, other), other, curves=session.cache.curves)
             if curve is not None:
                 found.append((int(size), curve))
-    by_likeness = sorted(
-        found, key=lambda known: (abs(math.log(known[0] / spec.global_batch_size)), known[0])
-    )
+    by_likeness = sorted(found, key=lambda known: (abs(math.log(known[0] / spec.global_batch_size)), known[0]))
     return by_likeness[:2]  # of two equally far the smaller, because the map has no order
 
 

@@ -51,9 +51,7 @@ def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     measured = state.curves.get(spec.measured_key)
     if measured is not None and measured.dataset_size is not None and batch_size > measured.dataset_size:
         size = measured.dataset_size
-        problems.append(
-            f"global_batch_size: {batch_size} is more than the data set's {size} samples; lower it"
-        )
+        problems.append(f"global_batch_size: {batch_size} is more than the data set's {size} samples; lower it")
     return problems
 
 
@@ -80,9 +78,7 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
     return f"at this batch size it does not run on {least} to {most} GPUs"
 
 
-def why_late(
-    state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float
-) -> str:
+def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float) -> str:
     """Why the deadline cannot be kept."""
     window_s = promised_deadline_s(state, PlannedTime(job.deadline_s)) - now_s
     most = job.curve.max_useful_gpus

@@ -189,9 +189,7 @@ def _rendezvous_address(state: State, job: Job) -> str:
     for worker in state.workers_of(job.job_id):
         is_rank0 = worker.newest_generation == job.generation and worker.rendezvous_rank == 0
         if worker.runs and is_rank0:
-            return (
-                f"{state.node_specification.advertise_host}:{worker.port}" if worker.port is not None else ""
-            )
+            return f"{state.node_specification.advertise_host}:{worker.port}" if worker.port is not None else ""
     return ""
 
 

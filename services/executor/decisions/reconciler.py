@@ -38,9 +38,7 @@ def ends(
 ) -> list[SendToWorker | KillWorker]:
     """Stop the workers that should not run at a step boundary if that saves work; else kill them."""
     hopeless = {worker.id for worker in workers if is_hopeless(state, job, worker, now_s)}
-    outputs: list[SendToWorker | KillWorker] = [
-        KillWorker(worker=worker_id) for worker_id in sorted(hopeless)
-    ]
+    outputs: list[SendToWorker | KillWorker] = [KillWorker(worker=worker_id) for worker_id in sorted(hopeless)]
     for generation in sorted({worker.id.generation for worker in workers if worker.runs}):
         group = [worker for worker in workers if worker.runs and worker.id.generation == generation]
         # A worker that has switched with all others to the newest generation is about to report it.
@@ -188,9 +186,7 @@ def _result(job: Job, worker: WorkerRecord, now_s: float) -> CheckpointWritten |
     if result is None or result.request != job.checkpoint_request:
         return None
     if isinstance(result, from_worker.CheckpointFailed):
-        return CheckpointFailed(
-            job_id=job.job_id, request=result.request, explanation=result.reason, at_s=now_s
-        )
+        return CheckpointFailed(job_id=job.job_id, request=result.request, explanation=result.reason, at_s=now_s)
     return CheckpointWritten(
         job_id=job.job_id,
         request=result.request,

@@ -159,9 +159,7 @@ def is_awaited(state: State, job: Job | None, generation: int) -> bool:
         return False
     before = job.previous_generation
     newest = job.live and generation == job.generation and state.node_id in nodes_of(job.gpus)
-    previous = (
-        before is not None and generation == before.generation and state.node_id in nodes_of(before.gpus)
-    )
+    previous = before is not None and generation == before.generation and state.node_id in nodes_of(before.gpus)
     stopping = any((s.generation, s.node_id) == (generation, state.node_id) for s in job.stopping)
     return newest or previous or stopping
 

@@ -78,9 +78,7 @@ def _unpack(data: bytes, folder: Path) -> None:
             archive.extractall(unfinished)
         unfinished.chmod(0o755)
         _move(unfinished, folder)
-    except (
-        Exception
-    ) as error:  # a hostile archive can provoke any: zlib.error, LZMAError, a name that is too long
+    except Exception as error:  # a hostile archive can provoke any: zlib.error, LZMAError, a name that is too long
         if isinstance(error, OSError) and error.errno in _FAULTS_OF_THE_NODE:
             raise
         raise CodeUnusable(f"its code {folder.name} cannot be unpacked: {error}") from error

@@ -35,9 +35,7 @@ class Workers(Protocol):
 
 
 class Heartbeat:
-    def __init__(
-        self, host: Host[State], bus: Bus, pool: str, clock: Clock, log: Any, workers: Workers
-    ) -> None:
+    def __init__(self, host: Host[State], bus: Bus, pool: str, clock: Clock, log: Any, workers: Workers) -> None:
         self._host, self._bus, self._pool, self._clock, self._log = host, bus, pool, clock, log
         self._workers = workers
         self._contact_s = math.inf  # when the newest successful contact began; inf: none yet

@@ -22,9 +22,7 @@ class WorkersSurvived(Stop):
 
     pids: list[int]
 
-    MESSAGE: ClassVar[str] = (
-        "processes {pids} do not end on SIGKILL; their GPUs are not free: restart the node"
-    )
+    MESSAGE: ClassVar[str] = "processes {pids} do not end on SIGKILL; their GPUs are not free: restart the node"
 
 
 def cpu_s_if_stopped(pid: int) -> float | None:

@@ -10,7 +10,5 @@ with without_gc():
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not sys.argv[1].isdigit():
-        sys.exit(
-            "only an executor starts this process: run `python -m elasticflow.services.executor` instead"
-        )
+        sys.exit("only an executor starts this process: run `python -m elasticflow.services.executor` instead")
     ForkServer(socket.socket(fileno=int(sys.argv[1])), preload=sys.argv[2:]).serve()

@@ -164,9 +164,7 @@ def _from_tagged(tagged: object, known: Mapping[str, type[Any]] = MESSAGE_TYPES)
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise Undecodable(f"version: {_shown(version)} is not a version of {name}")
     if version > message_type.VERSION:
-        raise Undecodable(
-            f"version: {name} {version} is newer than {message_type.VERSION}, upgrade this reader"
-        )
+        raise Undecodable(f"version: {name} {version} is newer than {message_type.VERSION}, upgrade this reader")
     if not isinstance(payload, dict):
         raise Undecodable("payload: must be a map of the message's fields")
     payload = cast(Fields, payload)
@@ -180,9 +178,7 @@ def _upcast(name: str, old: int, payload: Fields) -> Fields:
     try:
         return upcaster(payload)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise Undecodable(
-            f"payload: not a {name} of version {old}: {type(error).__name__}: {error}"
-        ) from error
+        raise Undecodable(f"payload: not a {name} of version {old}: {type(error).__name__}: {error}") from error
 
 
 def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:

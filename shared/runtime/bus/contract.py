@@ -146,9 +146,7 @@ class Bus(Protocol):
         """
         ...
 
-    async def read(
-        self, pool: str, *, after_sequence: int, up_to: int
-    ) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+    async def read(self, pool: str, *, after_sequence: int, up_to: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
         """The ledger from after_sequence + 1 to up_to, both included; waits for what is not there yet."""
         if after_sequence >= up_to:
             return

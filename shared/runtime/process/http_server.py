@@ -55,9 +55,7 @@ class HttpServer:
         return self._server.server_address[1]
 
     def close(self) -> None:
-        self._server.socket.shutdown(
-            socket.SHUT_RDWR
-        )  # wakes the accepting thread: shutdown() need not wait for it
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread: shutdown() need not wait for it
         self._server.shutdown()
         self._server.server_close()
 

@@ -26,9 +26,7 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     if named is None or not installed:
         return installed
     names = (name.strip() for name in named.split(","))
-    return tuple(
-        itertools.takewhile(lambda name: name in installed or name.startswith(("GPU-", "MIG-")), names)
-    )
+    return tuple(itertools.takewhile(lambda name: name in installed or name.startswith(("GPU-", "MIG-")), names))
 
 
 def _installed_gpus() -> tuple[str, ...]:

@@ -11,9 +11,7 @@ def configure_logs(log_format: str = "auto", *, level: str = "info", stream: Tex
     """Set up structlog for this process. log_format: "console", "json", or "auto" by what stream is."""
     console = log_format == "console" or (log_format == "auto" and stream.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
-        if console
-        else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=stream.isatty()) if console else structlog.processors.JSONRenderer()
     )
     exceptions = [] if console else [structlog.processors.format_exc_info]
     structlog.configure(

@@ -31,9 +31,7 @@ class Decider(Generic[State]):
     on half as many commands; the number grows again with each decision that fits.
     """
 
-    def __init__(
-        self, policy: Policy[State], instance: str, waiting: Callable[[int], tuple[Pending, ...]]
-    ) -> None:
+    def __init__(self, policy: Policy[State], instance: str, waiting: Callable[[int], tuple[Pending, ...]]) -> None:
         self._policy, self._instance, self._waiting = policy, instance, waiting
         self._max_commands = MAX_COMMANDS
 
@@ -67,6 +65,4 @@ class Decider(Generic[State]):
                 message_id = decision_id(decision, self._instance)
             else:
                 decision, message_id = fitted(decision, self._instance, self._policy.shorten)
-        return DecideResult(
-            taken=taken, decision=decision, message_id=message_id, reported=reported, actions=actions
-        )
+        return DecideResult(taken=taken, decision=decision, message_id=message_id, reported=reported, actions=actions)

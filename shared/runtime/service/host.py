@@ -66,9 +66,7 @@ class Host(Generic[State]):
             if takes_commands
             else None
         )
-        self._decider = Decider(
-            policy, instance, self._command_queue.take if self._command_queue else lambda _: ()
-        )
+        self._decider = Decider(policy, instance, self._command_queue.take if self._command_queue else lambda _: ())
         self._caught_up_at: int | None = None
         self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
         self._plan_end = 0  # of the plan, if its last message is unreadable and so no decision
@@ -241,9 +239,7 @@ class Host(Generic[State]):
         message_id = event_id(event)
         data = codec.encode(event, id=message_id, recorded_at_s=self._clock.now_s())
         with self._metrics.append_seconds.time():
-            sequence = await self._bus.append_event(
-                subject_of(self._pool, event), data, message_id=message_id
-            )
+            sequence = await self._bus.append_event(subject_of(self._pool, event), data, message_id=message_id)
         self._metrics.facts_total.inc()
         self._log_decision(event, message_id, sequence)
         await self._reply((), (event,))

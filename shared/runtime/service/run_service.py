@@ -43,9 +43,7 @@ class Process:
     metrics: Metrics
 
 
-def run_service(
-    service: str, configured: Callable[[Settings], Callable[[Process], Coroutine[Any, Any, None]]]
-) -> None:
+def run_service(service: str, configured: Callable[[Settings], Callable[[Process], Coroutine[Any, Any, None]]]) -> None:
     """Run a service until SIGTERM or SIGINT.
 
     configured: makes the service; raises BadSettings, before any wait, if the service's own settings are wrong.
@@ -79,9 +77,7 @@ def _expected(error: BaseException) -> ElasticFlowError | None:
     return error if isinstance(error, ElasticFlowError) else None
 
 
-async def _run(
-    service: str, settings: Settings, shell: Callable[[Process], Coroutine[Any, Any, None]]
-) -> None:
+async def _run(service: str, settings: Settings, shell: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
     log = get_log(service, pool=settings.pool, instance=settings.instance)
     log.info("service starts", **_shown(settings))
     metrics = Metrics(service, settings.pool)

@@ -24,9 +24,7 @@ async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
         log.warning("snapshot not used", error=str(error))
         return None
     if state.sequence > last_sequence:  # of another ledger: this one is newer
-        log.warning(
-            "snapshot not used", error=f"sequence {state.sequence} is beyond the ledger's {last_sequence}"
-        )
+        log.warning("snapshot not used", error=f"sequence {state.sequence} is beyond the ledger's {last_sequence}")
         return None
     log.info("snapshot loaded", sequence=state.sequence)
     return state

@@ -104,9 +104,7 @@ class AdmissionPricing:
     @cached_property
     def _prices(self) -> Prices:
         order = np.argsort(self._gpu_seconds_N, kind="stable")
-        price_limit_M = _price_limit(
-            self._gpu_seconds_N[order], self._age_s_N[order], self._observed_s, self._num_gpus
-        )
+        price_limit_M = _price_limit(self._gpu_seconds_N[order], self._age_s_N[order], self._observed_s, self._num_gpus)
         is_one_rush = _is_one_rush(self._age_s_N)
         return Prices(price_limit_M, self._observed_s, is_one_rush, self._num_gpus, self._now_s)
 
@@ -185,9 +183,7 @@ def _is_one_rush(oldest_first_s_N: Floats) -> bool:
 
 
 @compiled
-def _is_overpriced(
-    prices: Prices, free: AvailabilityProfile, levels: Levels, left: float, deadline_s: float
-) -> bool:
+def _is_overpriced(prices: Prices, free: AvailabilityProfile, levels: Levels, left: float, deadline_s: float) -> bool:
     window_s = deadline_s - prices.now_s
     needed = _least_gpu_seconds(levels, left, window_s)
     if needed <= _price_limit_in(prices, window_s):
@@ -198,9 +194,7 @@ def _is_overpriced(
 
 
 @compiled
-def _leaves_idle(
-    free: AvailabilityProfile, prices: Prices, needed: float, deadline_s: float, unpriced: float
-) -> bool:
+def _leaves_idle(free: AvailabilityProfile, prices: Prices, needed: float, deadline_s: float, unpriced: float) -> bool:
     """Whether, up to some instant by the deadline, this job and all promises together need at most the unpriced part
     of the GPU-seconds.
     """

@@ -94,9 +94,7 @@ class AdmissionSearch:
         with plan.with_candidate(replace(job, deadline_s=math.inf)) as row:
             alternative_plans = self._alternative_plans()
             while alone_s <= earliest_s - 1.0 and (batch := next(alternative_plans, None)) is not None:
-                ends_s = earliest_end_in_any_s(
-                    batch.found, plan.table.jobs, row, earliest_s, plan.scratch_arrays
-                )
+                ends_s = earliest_end_in_any_s(batch.found, plan.table.jobs, row, earliest_s, plan.scratch_arrays)
                 earliest_s = float(math.ceil(ends_s))
         return earliest_s
 
@@ -109,9 +107,7 @@ class AdmissionSearch:
     def _with_alternative_plan(self, row: int, job: SchedulableJob) -> Proposal | None:
         """A proposal in an alternative plan in which the job fits."""
         there = self._alternative_plan_for(row)
-        return there and (
-            insert_by_deadline(self._plan, row, job) or self._in_alternative_plan(row, job, *there)
-        )
+        return there and (insert_by_deadline(self._plan, row, job) or self._in_alternative_plan(row, job, *there))
 
     def _alternative_plan_for(self, row: int) -> tuple[_PlanBatch, int] | None:
         """The first alternative plan in which the candidate row meets its deadline."""
@@ -124,9 +120,7 @@ class AdmissionSearch:
                 return batch, first
         return None
 
-    def _in_alternative_plan(
-        self, row: int, job: SchedulableJob, batch: _PlanBatch, plan_index: int
-    ) -> Proposal:
+    def _in_alternative_plan(self, row: int, job: SchedulableJob, batch: _PlanBatch, plan_index: int) -> Proposal:
         """Give the job its minimum share beside the kept schedules and fill the others again behind it.
 
         If one of the others does not fit then, rebuild the alternative plan with the job inserted.

@@ -153,9 +153,7 @@ def first_plan_that_fits(found: AlternativePlans, jobs: Jobs, job: int, work: Sc
 
 
 @compiled
-def earliest_end_in_any_s(
-    found: AlternativePlans, jobs: Jobs, job: int, by_s: float, work: ScratchArrays
-) -> float:
+def earliest_end_in_any_s(found: AlternativePlans, jobs: Jobs, job: int, by_s: float, work: ScratchArrays) -> float:
     """The earliest end of the job over all plans; by_s if it ends in none of them by then."""
     for plan_index in range(found.size_C.shape[0]):
         _load_plan(found, plan_index, work.availability)

@@ -24,9 +24,7 @@ from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 def insert_around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposal | None:
     """Insert the candidate without moving a job. Exact: more time, less work or more GPUs never hurt."""
     availability = empty_availability_profile(len(plan.availability.start_B))
-    if not fill_one_more(
-        plan.availability, availability, plan.filled, plan.table.jobs, row, plan.scratch_arrays
-    ):
+    if not fill_one_more(plan.availability, availability, plan.filled, plan.table.jobs, row, plan.scratch_arrays):
         return None
     rows = np.array([row], np.int64)
     return Proposal(job=job, rows=rows, found=gather_schedules(plan.filled, rows), availability=availability)

@@ -180,9 +180,7 @@ def _move_holders_to_front(shuffled_K: Integers, schedules: Schedules, at_s: flo
 
 
 @compiled
-def _random_destroy_set(
-    shuffled_K: Integers, num_there: int, jobs: Jobs, chance: np.random.Generator
-) -> Integers:
+def _random_destroy_set(shuffled_K: Integers, num_there: int, jobs: Jobs, chance: np.random.Generator) -> Integers:
     """One of the first `num_there` jobs and some of all others, by earliest deadline."""
     num_jobs = shuffled_K.shape[0]
     _swap(shuffled_K, 0, int(chance.random() * num_there))

@@ -96,26 +96,20 @@ def allocate_by_marginal_return(
     if availability.free_B[0] <= 0:
         return
     for index in range(num_jobs):
-        gains[index], _ = next_paying_step(
-            availability, schedules, jobs, jobs_K[index], hysteresis_s, work.best, work
-        )
+        gains[index], _ = next_paying_step(availability, schedules, jobs, jobs_K[index], hysteresis_s, work.best, work)
     while availability.free_B[0] > 0 and num_jobs > 0:
         index = int(np.argmax(gains))
         if gains[index] == -np.inf:
             return
         job = int(jobs_K[index])
         promised_gain = float(gains[index])
-        gains[index], count = next_paying_step(
-            availability, schedules, jobs, job, hysteresis_s, work.best, work
-        )
+        gains[index], count = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work.best, work)
         if count >= 0 and gains[index] >= promised_gain:
             release(availability, schedules, job)
             write_segments(schedules, job, work.best, count)
             changed_J[job] = True
             reserve(availability, schedules, job)
-            gains[index], _ = next_paying_step(
-                availability, schedules, jobs, job, hysteresis_s, work.best, work
-            )
+            gains[index], _ = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work.best, work)
 
 
 @compiled
@@ -137,9 +131,7 @@ def next_paying_step(
     share = schedules.num_gpus_JM[job, 0] if schedules.start_JM[job, 0] <= now_s else 0
     if share >= jobs.levels_JL[job, last]:
         return -np.inf, -1
-    if (
-        availability.size[0] + 4 * MAX_SEGMENTS > availability.start_B.shape[0]
-    ):  # no capacity to reserve the result
+    if availability.size[0] + 4 * MAX_SEGMENTS > availability.start_B.shape[0]:  # no capacity to reserve the result
         return -np.inf, -1
     level = 0
     while jobs.levels_JL[job, level] <= share:

@@ -38,9 +38,7 @@ def empty_availability_profile(num_pieces: int) -> AvailabilityProfile:
 def empty_schedules(num_jobs: int) -> Schedules:
     """Capacity for the schedules of `num_jobs` jobs; all are empty."""
     shape = (num_jobs, MAX_SEGMENTS)
-    return Schedules(
-        np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.zeros(num_jobs, np.int64)
-    )
+    return Schedules(np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.zeros(num_jobs, np.int64))
 
 
 @compiled

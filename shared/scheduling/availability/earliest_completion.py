@@ -83,9 +83,7 @@ def _empty(plan: AdmissionPlan) -> AvailabilityProfile:
     return plan.scratch_availability
 
 
-def _schedule_from(
-    plan: AdmissionPlan, job: SchedulableJob, start_s: float, *, fastest: bool
-) -> Schedule | None:
+def _schedule_from(plan: AdmissionPlan, job: SchedulableJob, start_s: float, *, fastest: bool) -> Schedule | None:
     with plan.with_candidate(job) as row:
         jobs, work, later = plan.table.jobs, plan.scratch_arrays, plan.scratch_availability
         sweep(later, plan.table.schedules, plan.scheduled, start_s, plan.num_gpus)

@@ -177,9 +177,7 @@ def gather_schedules(schedules: Schedules, rows: Integers) -> Schedules:
     for row in rows:
         most = max(most, schedules.count_J[row])
     shape = (rows.shape[0], most)
-    made = Schedules(
-        np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.empty(shape[0], np.int64)
-    )
+    made = Schedules(np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.empty(shape[0], np.int64))
     for index in range(rows.shape[0]):
         copy_schedule(made, index, schedules, rows[index])
     return made
@@ -193,9 +191,7 @@ def scatter_schedules(schedules: Schedules, picked: Schedules, rows: Integers) -
 
 
 @compiled
-def overloaded(
-    jobs: Jobs, order_K: Integers, arriving_job: int, at_position: int, now_s: float, num_gpus: int
-) -> bool:
+def overloaded(jobs: Jobs, order_K: Integers, arriving_job: int, at_position: int, now_s: float, num_gpus: int) -> bool:
     """Whether lower bounds show that the jobs and one more need more GPU-seconds before some deadline than exist."""
     needed = 0.0
     for position in range(order_K.shape[0] + 1):

@@ -54,12 +54,7 @@ def late_jobs_first(
     if sooner_s <= WORTH_MOVING_S:
         return False
     settled = np.concatenate((late_K, reserved))
-    return (
-        refill(
-            availability, schedules, schedules, jobs, settled, order_K, 0, max_orders, now_s, num_gpus, work
-        )
-        >= 0
-    )
+    return refill(availability, schedules, schedules, jobs, settled, order_K, 0, max_orders, now_s, num_gpus, work) >= 0
 
 
 WORTH_GIVING_BACK_S = 1.0
@@ -86,12 +81,7 @@ def repair_plan(
     """
     drop_past(schedules, order_K, now_s)
     broken = trim_all(schedules, jobs, order_K, changed_J, now_s)
-    if (
-        sweep(
-            availability, schedules, np.concatenate((np.delete(order_K, broken), reserved)), now_s, num_gpus
-        )
-        < 0
-    ):
+    if sweep(availability, schedules, np.concatenate((np.delete(order_K, broken), reserved)), now_s, num_gpus) < 0:
         return broken, False
     short = np.empty(len(broken), np.int64)
     num_short = 0
@@ -99,9 +89,7 @@ def repair_plan(
         if not extend_last_segment(availability, schedules, jobs, job, changed_J, now_s):
             short[num_short] = job
             num_short += 1
-    return broken, len(
-        fill_or_report_late(availability, schedules, jobs, short[:num_short], changed_J, work)
-    ) == 0
+    return broken, len(fill_or_report_late(availability, schedules, jobs, short[:num_short], changed_J, work)) == 0
 
 
 @compiled

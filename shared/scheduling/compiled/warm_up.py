@@ -46,13 +46,9 @@ def _call_each_function() -> None:
     concave, linear = ScalingCurve((1, 2), (1.0, 1.5)), ScalingCurve((1, 2), (1.0, 2.0))
 
     def job(name: str, iterations: float, deadline_s: float, curve: ScalingCurve = concave) -> SchedulableJob:
-        return SchedulableJob(
-            job_id=name, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s
-        )
+        return SchedulableJob(job_id=name, curve=curve, remaining_iterations=iterations, deadline_s=deadline_s)
 
-    copy_rows(
-        empty_jobs(1, 1), empty_schedules(1), empty_jobs(1, 1), empty_schedules(1), np.empty(0, np.int64)
-    )
+    copy_rows(empty_jobs(1, 1), empty_schedules(1), empty_jobs(1, 1), empty_schedules(1), np.empty(0, np.int64))
     plan = AdmissionPlan.build([job("kept", 50.0, 200.0), job("late", 99.0, 10.0)], 2, 0.0)
     for arriving in (
         job("around", 10.0, 300.0),

@@ -24,9 +24,7 @@ def confidence_factor(config: PoolConfig, profile: SpeedStatistics, own: SpeedSt
     return _confidence_factor(config.confidence, config.speed_spread, profile, own)
 
 
-def _confidence_factor(
-    confidence: float, spread: float, profile: SpeedStatistics, own: SpeedStatistics
-) -> float:
+def _confidence_factor(confidence: float, spread: float, profile: SpeedStatistics, own: SpeedStatistics) -> float:
     """exp(mean - z * deviation), z the quantile of the confidence.
 
     Before a job has run, from J jobs of its profile and the setting as one more at 0 with its spread:

@@ -110,8 +110,7 @@ def schedule_of(schedules: Schedules, row: int) -> Schedule:
     """The schedule of a row, segment by segment."""
     starts, ends, num_gpus, count = schedules
     return tuple(
-        ShareSegment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k]))
-        for k in range(count[row])
+        ShareSegment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k])) for k in range(count[row])
     )
 
 
@@ -160,9 +159,7 @@ def write_levels(
 
 
 @compiled
-def copy_rows(
-    jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedules: Schedules, rows: Integers
-) -> None:
+def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedules: Schedules, rows: Integers) -> None:
     """Copy these rows of the other arrays to the first rows, in this order."""
     for new in range(rows.shape[0]):
         old = rows[new]

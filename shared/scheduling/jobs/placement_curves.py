@@ -76,9 +76,7 @@ class MigrationBenefit:
         return self.num_gpus * self.stop_s
 
 
-def placement_curves(
-    measured: Mapping[str, MeasuredCurve], profile_key: str, factor: float = 1.0
-) -> PlacementCurves:
+def placement_curves(measured: Mapping[str, MeasuredCurve], profile_key: str, factor: float = 1.0) -> PlacementCurves:
     """The curves of a profile by level. factor: the part of each throughput to count on."""
     by_level = {
         level: curve

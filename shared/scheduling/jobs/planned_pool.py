@@ -61,15 +61,11 @@ def planned_pool(
     return replace(planned, num_lent=there - planned.plan.num_gpus)
 
 
-def _beside_quotes(
-    state: PoolState, now_s: float, cache: PlanningCache, num_gpus: int, without: str
-) -> PlannedPool:
+def _beside_quotes(state: PoolState, now_s: float, cache: PlanningCache, num_gpus: int, without: str) -> PlannedPool:
     """Plan promises and quote reservations together. Drop the reservations if they do not fit, or if a job is late and
     a node was lost after a quote.
     """
-    held = tuple(
-        (quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote, cache.curves))
-    )
+    held = tuple((quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote, cache.curves)))
     planned = _planned(state, now_s, cache, num_gpus, without, held)
     fits = not planned.plan.overcommitted
     if not held or (fits and not (planned.plan.late and _lost_a_node(state, held))):
@@ -107,9 +103,7 @@ def _planned(
     return PlannedPool(plan=plan, listed=pool.listed, curves=pool.curves, others=others, held=quotes)
 
 
-def quoted_job(
-    state: PoolState, quote: QuoteReservation, curves: KnownCurves | None = None
-) -> SchedulableJob | None:
+def quoted_job(state: PoolState, quote: QuoteReservation, curves: KnownCurves | None = None) -> SchedulableJob | None:
     """The job of a quote reservation; None if it can no longer run here."""
     curve = known_curve(state, quote.spec, curves=curves)
     return None if curve is None else arriving_job(state, quote.job_id, quote.spec, curve, quote.deadline_s)

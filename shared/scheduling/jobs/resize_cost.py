@@ -16,9 +16,7 @@ class ResizeCost:
 
     def __post_init__(self) -> None:
         if len(self.num_gpus_C) != len(self.seconds_C) or not self.num_gpus_C:
-            raise ValueError(
-                "a resize cost needs one number of seconds for each number of GPUs, and one at least"
-            )
+            raise ValueError("a resize cost needs one number of seconds for each number of GPUs, and one at least")
         if any(low >= high for low, high in zip(self.num_gpus_C, self.num_gpus_C[1:], strict=False)):
             raise ValueError(f"numbers of GPUs must increase: {self.num_gpus_C}")
         if any(not 0 <= cost_s < float("inf") for cost_s in self.seconds_C):

@@ -41,12 +41,9 @@ class Blocks:
         self.position_by_gpu = {gpu: position for position, gpu in enumerate(gpus)}
         self.aligned_S = [_bits(range(0, len(gpus), size)) for size in sizes_S]
         # by size and inner size: the blocks of 2^inner GPUs in the first block of 2^s GPUs
-        self.inner_SS = [
-            [_bits(range(0, size, inner)) for inner in sizes_S if inner <= size] for size in sizes_S
-        ]
+        self.inner_SS = [[_bits(range(0, size, inner)) for inner in sizes_S if inner <= size] for size in sizes_S]
         self._blocks_by_level_S = [
-            [(level, _bits(starts[at, level])) for at, level in sorted(starts) if at == size]
-            for size in sizes_S
+            [(level, _bits(starts[at, level])) for at, level in sorted(starts) if at == size] for size in sizes_S
         ]
         self._part_by_level_P = [
             (level, part_R[self.rank_P]) for level, part_R in _parts(topology.tree, len(gpus)).items()

@@ -57,16 +57,8 @@ class LastPositions:
     def taken_by(self, positions_by_job: Mapping[str, GpuPositions]) -> BitSet:
         """All taken positions, computed from those that differ from the last placement."""
         taken = self._taken
-        gone = [
-            held
-            for job_id, held in self._positions_by_job.items()
-            if positions_by_job.get(job_id) is not held
-        ]
-        new = [
-            held
-            for job_id, held in positions_by_job.items()
-            if self._positions_by_job.get(job_id) is not held
-        ]
+        gone = [held for job_id, held in self._positions_by_job.items() if positions_by_job.get(job_id) is not held]
+        new = [held for job_id, held in positions_by_job.items() if self._positions_by_job.get(job_id) is not held]
         if len(gone) > len(positions_by_job):
             taken, gone, new = 0, [], list(positions_by_job.values())
         for held in gone:

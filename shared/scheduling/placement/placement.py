@@ -69,9 +69,7 @@ def place(
         else:
             assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
             changing[job_id] = num_gpus
-    builder = PlacementBuilder(
-        blocks, staying, last.taken_by(staying), migration_rules, blocks.positions(avoided)
-    )
+    builder = PlacementBuilder(blocks, staying, last.taken_by(staying), migration_rules, blocks.positions(avoided))
     builder.resize(changing, current)
     builder.bring_closer()
     last.keep(builder.positions_by_job, builder.taken)
@@ -85,9 +83,7 @@ def any_spread(last: LastPositions, gpus_by_job: Mapping[str, tuple[GpuId, ...]]
     """Whether one of these jobs is connected worse than a block of its size can be, so that `place` may find a better
     one.
     """
-    return any(
-        len(gpus) > 1 and last.positions_of(job_id, gpus).spread for job_id, gpus in gpus_by_job.items()
-    )
+    return any(len(gpus) > 1 and last.positions_of(job_id, gpus).spread for job_id, gpus in gpus_by_job.items())
 
 
 class PlacementBuilder:
@@ -157,11 +153,7 @@ class PlacementBuilder:
         start = self._free.best_fit(size)
         if start is None:
             fragments = self._free.fragments(1 << size)
-            start = (
-                self._block_after_migrations(job_id, size, self._blocks.level(fragments))
-                if self._movable
-                else None
-            )
+            start = self._block_after_migrations(job_id, size, self._blocks.level(fragments)) if self._movable else None
             if start is None:
                 self._free.take(fragments)
                 gpus = self._blocks.gpus(self._blocks.members(fragments))
@@ -210,10 +202,7 @@ class PlacementBuilder:
         for job_id in sorted(leaving, key=lambda job_id: (-self.positions_by_job[job_id].num_gpus, job_id)):
             size = log2(self.positions_by_job[job_id].num_gpus)
             start = free.best_fit(size)
-            if (
-                start is None
-                or self._blocks.level_of_block(size, start) > self.positions_by_job[job_id].level
-            ):
+            if start is None or self._blocks.level_of_block(size, start) > self.positions_by_job[job_id].level:
                 return False
             free.take_block(size, start)
             chosen[job_id] = (size, start)

@@ -101,7 +101,5 @@ def _infeasible_program(asked: Demands, max_variables: int) -> InfeasibleProgram
         return None
     prices = zip(starts_s_K.tolist(), ends_s_K.tolist(), price_K.tolist(), strict=True)
     return InfeasibleProgram(
-        prices=tuple(
-            PricedInterval(start_s=start_s, end_s=end_s, price=price) for start_s, end_s, price in prices
-        )
+        prices=tuple(PricedInterval(start_s=start_s, end_s=end_s, price=price) for start_s, end_s, price in prices)
     )

@@ -47,9 +47,7 @@ class Optimum(NamedTuple):
     price_R: Floats
 
 
-def minimise(
-    cost_V: Floats, most_V: Floats, entries: Entries, least_R: Floats, most_R: Floats
-) -> Optimum | None:
+def minimise(cost_V: Floats, most_V: Floats, entries: Entries, least_R: Floats, most_R: Floats) -> Optimum | None:
     """Solve the program; deterministic. None if it has no solution or HiGHS gives up."""
     solver = highspy.Highs()
     for option, value in (("output_flag", False), ("solver", "simplex"), ("threads", 1)):
@@ -62,9 +60,7 @@ def minimise(
     return Optimum(np.array(solution.col_value), np.array(solution.row_dual))
 
 
-def _as_highs(
-    cost_V: Floats, most_V: Floats, entries: Entries, least_R: Floats, most_R: Floats
-) -> highspy.HighsLp:
+def _as_highs(cost_V: Floats, most_V: Floats, entries: Entries, least_R: Floats, most_R: Floats) -> highspy.HighsLp:
     by_variable = np.argsort(entries.variable_E, kind="stable")
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = len(cost_V), len(most_R)
@@ -101,9 +97,7 @@ def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
         return None
     ends_s_B = _thinned(np.unique(until_J), num_intervals)
     starts_s_B = np.append(0.0, ends_s_B[:-1])
-    time_JB = np.clip(
-        np.minimum(ends_s_B, until_J[:, None]) - np.maximum(starts_s_B, ready_J[:, None]), 0.0, None
-    )
+    time_JB = np.clip(np.minimum(ends_s_B, until_J[:, None]) - np.maximum(starts_s_B, ready_J[:, None]), 0.0, None)
     most_JBH = time_JB[:, :, None] * speed_JH[:, None, :]
     if (most_JBH.sum((1, 2)) < left_J).any():
         return None

@@ -23,9 +23,7 @@ def configured(state: PoolState, event: events.PoolConfigured, sequence: int) ->
     return scheduling_event(state, sequence)
 
 
-def accepted(
-    state: PoolState, event: events.ProfileRequested | events.JobAdmitted, sequence: int
-) -> PoolState:
+def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitted, sequence: int) -> PoolState:
     known = state.job(event.job_id)
     profiling = isinstance(event, events.ProfileRequested)
     was_waiting = known is not None and known.phase is Phase.PROFILING and not profiling

@@ -48,9 +48,7 @@ def is_outdated_finish(job: Job, finished: JobFinished) -> bool:
     return finished.condition == "max_iterations" and finished.iteration < spec_of(job).max_iterations
 
 
-def ended(
-    state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = ""
-) -> PoolState:
+def ended(state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = "") -> PoolState:
     ended = fast_replace(
         job,
         phase=phase,
@@ -67,9 +65,7 @@ def ended(
         with_speed(state, job),
         live_jobs=state.live_jobs.delete(job.job_id) if job.job_id in state.live_jobs else state.live_jobs,
         ended_jobs=state.ended_jobs.set(job.job_id, ended),
-        gpu_limits=state.gpu_limits.delete(job.job_id)
-        if job.job_id in state.gpu_limits
-        else state.gpu_limits,
+        gpu_limits=state.gpu_limits.delete(job.job_id) if job.job_id in state.gpu_limits else state.gpu_limits,
         scheduling_event_sequence=sequence,
     )
     return _without_the_oldest(state) if len(state.ended_jobs) > MAX_ENDED_JOBS + FORGET_AT_ONCE else state
@@ -98,9 +94,7 @@ def all_stopping(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
 def workers_on(state: PoolState, generation: int, gpus: Iterable[GpuId]) -> tuple[StoppingWorkers, ...]:
     """The generation's workers on those nodes of these GPUs that are alive."""
     return tuple(
-        StoppingWorkers(generation=generation, node_id=node_id)
-        for node_id in nodes_of(gpus)
-        if alive(state, node_id)
+        StoppingWorkers(generation=generation, node_id=node_id) for node_id in nodes_of(gpus) if alive(state, node_id)
     )
 
 

@@ -44,9 +44,7 @@ def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:
     return fast_replace(state, live_jobs=live_jobs.finish())
 
 
-def _with_generation(
-    state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided
-) -> Job:
+def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> Job:
     alive_everywhere = all(alive(state, gpu.node_id) for gpu in placement.gpus)
     switches = alive_everywhere and _switches(state, job, placement, decided)
     return fast_replace(
@@ -78,9 +76,7 @@ def _kept_reserved_gpus(job: Job, placement: events.PlacedJob) -> tuple[GpuId, .
     return share if on_a_part and set(placement.gpus) <= set(share) else ()
 
 
-def _switches(
-    state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided
-) -> bool:
+def _switches(state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> bool:
     """Whether the workers that hold the job's state can switch to the next generation (decision record 0018).
 
     Joining workers wait for GPUs that other jobs leave; leaving workers keep theirs until all joining ones are ready.

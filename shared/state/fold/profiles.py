@@ -61,9 +61,7 @@ def with_speed(state: PoolState, job: Job) -> PoolState:
     curve = state.curves.get(job.spec.measured_key) if job.spec is not None and job.speed.count else None
     if job.spec is None or curve is None:
         return state
-    return with_curve(
-        state, job.spec.measured_key, replace(curve, speed=curve.speed.with_log_ratio(job.speed.mean))
-    )
+    return with_curve(state, job.spec.measured_key, replace(curve, speed=curve.speed.with_log_ratio(job.speed.mean)))
 
 
 def with_range(state: PoolState, spec: JobSpec) -> PoolState:
@@ -76,9 +74,7 @@ def with_range(state: PoolState, spec: JobSpec) -> PoolState:
     wider = (wide.profile_key(spec.measured_key) for wide in whole.parts if wide.contains(spec.gpu_range))
     probed_to = max((state.curves[key].probed_to for key in wider), default=0.0)
     if part.iterations_per_s and probed_to:
-        state = fast_replace(
-            state, curves=state.curves.set(spec.profile_key, replace(part, probed_to=probed_to))
-        )
+        state = fast_replace(state, curves=state.curves.set(spec.profile_key, replace(part, probed_to=probed_to)))
     return state
 
 
@@ -95,9 +91,7 @@ def with_curve(state: PoolState, profile_key: str, curve: MeasuredCurve) -> Pool
 def _part(whole: MeasuredCurve, gpu_range: GpuRange, known: MeasuredCurve) -> MeasuredCurve:
     """The part of a curve within a range. It may be complete before the whole is. If the whole ends below the range,
     the part is not measured."""
-    rates = {
-        num_gpus: rate for num_gpus, rate in whole.iterations_per_s.items() if gpu_range.allows(num_gpus)
-    }
+    rates = {num_gpus: rate for num_gpus, rate in whole.iterations_per_s.items() if gpu_range.allows(num_gpus)}
     return replace(
         whole,
         iterations_per_s=rates,

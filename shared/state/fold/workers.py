@@ -104,9 +104,7 @@ def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     if event.iteration is None or event.generation <= job.rejected_generation:
         return job
     job = checkpointed(job, event.iteration)
-    return (
-        job if job.training_generation is not None else fast_replace(job, iteration=job.checkpoint_iteration)
-    )
+    return job if job.training_generation is not None else fast_replace(job, iteration=job.checkpoint_iteration)
 
 
 def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequence: int) -> PoolState:

@@ -34,9 +34,7 @@ def submit(job: ElasticJob) -> str:
         return str(error)
     match decision:
         case elasticflow.JobAdmitted():
-            planned: list[elasticflow.ShareSegment] = [
-                *elasticflow.segments(decision.minimum_satisfactory_share)
-            ]
+            planned: list[elasticflow.ShareSegment] = [*elasticflow.segments(decision.minimum_satisfactory_share)]
             return f"{decision.job_id} {decision.deadline_s} {planned}"
         case elasticflow.JobRejected():
             offers: tuple[elasticflow.Offer, ...] = decision.offers

@@ -152,9 +152,7 @@ class HarmlessCache(Points):
 class LosesItsGpu(Points):
     def train(self, batch, model, optimizer):
         if self.iteration == 5:
-            raise torch.AcceleratorError(
-                "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors ..."
-            )
+            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors ...")
         return super().train(batch, model, optimizer)
 
 
@@ -286,9 +284,7 @@ class Noisy(Numbered):
 class Branching(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Linear(4, 33), nn.BatchNorm1d(33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 1)
-        )
+        self.body = nn.Sequential(nn.Linear(4, 33), nn.BatchNorm1d(33), nn.Tanh(), nn.Dropout(0.3), nn.Linear(33, 1))
         self.extra = nn.Linear(4, 1)
         self.register_buffer("constant", torch.tensor([0.1, 0.7]))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))

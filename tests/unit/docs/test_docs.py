@@ -18,10 +18,7 @@ RECORDS = sorted((ROOT / "docs/adr").glob("0*.md"))
 HISTORY = [ROOT / "CHANGELOG.md"]  # names what no longer exists, too
 PAGES = sorted(
     [
-        *(
-            ROOT / name
-            for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md", "simulator/data/README.md")
-        ),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md", "simulator/data/README.md")),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "benchmarks/results").glob("*.md"),
     ]
@@ -114,12 +111,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         command = COMMANDS[names.pop(0)]
         options = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
         if names and names[0] in getattr(command, "commands", {}):
-            options |= {
-                option for parameter in command.commands[names[0]].params for option in parameter.opts
-            }
-        unknown += [
-            f"{command.name} {name}" for name in names if name.startswith("--") and name not in options
-        ]
+            options |= {option for parameter in command.commands[names[0]].params for option in parameter.opts}
+        unknown += [f"{command.name} {name}" for name in names if name.startswith("--") and name not in options]
     assert unknown == []
 
 
@@ -130,9 +123,7 @@ def test_modules_that_are_run_exist(page: Path) -> None:
 
 
 def _words_of_the_code() -> set[str]:
-    files = [
-        file for folder in CODE_FOLDERS[:-1] for file in (ROOT / folder).rglob("*") if file.suffix != ".md"
-    ]
+    files = [file for folder in CODE_FOLDERS[:-1] for file in (ROOT / folder).rglob("*") if file.suffix != ".md"]
     files += [ROOT / name for name in ("pyproject.toml", "Makefile", "docs/generate_reference.py")]
     words: set[str] = set()
     for file in files:
@@ -193,9 +184,7 @@ def test_a_record_has_a_title_a_status_and_a_line_in_the_index(record: Path) -> 
 def test_records_that_the_code_names_exist() -> None:
     known = {record.name[:4] for record in RECORDS}
     folders = [ROOT / folder for folder in CODE_FOLDERS]
-    files = [
-        file for folder in folders for file in folder.rglob("*") if file.suffix in {".py", ".md", ".yaml"}
-    ]
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in {".py", ".md", ".yaml"}]
     cited = {
         (str(file.relative_to(ROOT)), number.zfill(4))
         for file in files
@@ -205,9 +194,7 @@ def test_records_that_the_code_names_exist() -> None:
 
 
 def test_the_generated_reference_is_complete() -> None:
-    cli, sdk, messages = (
-        GENERATED[ROOT / f"docs/reference/{name}.md"] for name in ("cli", "sdk", "messages")
-    )
+    cli, sdk, messages = (GENERATED[ROOT / f"docs/reference/{name}.md"] for name in ("cli", "sdk", "messages"))
     assert [name for name in COMMANDS if f"## eflow {name}\n" not in cli] == []
     public = [name for name in elasticflow.__all__ if not name.startswith("__")]
     assert [name for name in public if not re.search(rf"#+ {name}\n|`{name}`", sdk)] == []

@@ -167,9 +167,7 @@ def test_gpus_of_a_profiling_run_are_not_given_away_before_it_has_left_them() ->
             )
         )
     history.decided(ALLOCATOR)  # b may have them now
-    history.decided(
-        ADMISSION
-    )  # a is admitted before any job is placed: the allocator does not know of it yet
+    history.decided(ADMISSION)  # a is admitted before any job is placed: the allocator does not know of it yet
     history.decided(PLACEMENT)
     holders = [gpu for job in history.state.live_jobs.values() for gpu in job.gpus]
     assert len(holders) == len(set(holders)) > 0
@@ -181,9 +179,7 @@ def gpus_of_a_job(num_gpus: int, joined: dict[str, dict[str, Any]], **config: An
     history = History().configured(curves={"linear/b64": curve}, **config)
     for node_id, said in joined.items():
         history.then(
-            events.NodeJoined(
-                node_id=node_id, incarnation="1", device="cuda", at_s=NOW_S, **{"num_gpus": 1} | said
-            )
+            events.NodeJoined(node_id=node_id, incarnation="1", device="cuda", at_s=NOW_S, **{"num_gpus": 1} | said)
         )
     history.decided(ADMISSION, submit("a"))
     planned(history)

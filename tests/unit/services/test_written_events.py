@@ -16,9 +16,7 @@ EVENTS = {event.__name__: event for event in get_args(Event)}
 def written_by(service: str) -> set[str]:
     """The events that the code of a service constructs. Workers write none: their messages have equal names."""
     files = (file for file in (SERVICES / service).rglob("*.py") if "worker" not in file.parts)
-    calls = (
-        node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
-    )
+    calls = (node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
     return {ast.unparse(call.func).rpartition(".")[2] for call in calls} & set(EVENTS)
 
 

@@ -8,9 +8,7 @@ import pytest
 from elasticflow.shared import machine_code
 
 
-def test_it_is_complete_once_that_was_noted_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_complete_once_that_was_noted_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_code, "folder", lambda: tmp_path)
     assert not machine_code.is_complete()
     machine_code.note_complete()

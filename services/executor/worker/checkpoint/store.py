@@ -35,9 +35,7 @@ class Superseded(Stop):
     generation: int
     newer: int
 
-    MESSAGE: ClassVar[str] = (
-        "generation {generation} is superseded: generation {newer} has written a checkpoint"
-    )
+    MESSAGE: ClassVar[str] = "generation {generation} is superseded: generation {newer} has written a checkpoint"
 
 
 class Written(NamedTuple):

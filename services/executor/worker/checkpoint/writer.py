@@ -45,9 +45,7 @@ class CheckpointWriter:
     def _is_busy(self) -> bool:
         return self._writing is not None and self._writing.is_alive()
 
-    def write_in_background(
-        self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any]
-    ) -> None:
+    def write_in_background(self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any]) -> None:
         """Copy the state and write it in the background, unless a checkpoint is being written.
 
         Raises Superseded if the last write has found that. A full disk does not stop the training: the next one may
@@ -91,9 +89,7 @@ class CheckpointWriter:
             copy.copy_(tensor)
         return unflatten(outline, self._copies)
 
-    def _write(
-        self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any], request: int
-    ) -> None:
+    def _write(self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any], request: int) -> None:
         try:
             written = checkpoints.save(iteration, state)
         except OSError as error:

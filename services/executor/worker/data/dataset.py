@@ -96,9 +96,7 @@ def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) ->
             f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
         )
     if not 1 <= function.shuffle_window <= _MAX_WINDOW:
-        raise TrainingFailed(
-            f"shuffle_window: must be from 1 to {_MAX_WINDOW} samples, not {function.shuffle_window}"
-        )
+        raise TrainingFailed(f"shuffle_window: must be from 1 to {_MAX_WINDOW} samples, not {function.shuffle_window}")
     num_lanes = min(function.virtual_nodes or default_count(spec.global_batch_size), len(dataset.partitions))
     window_size = max(function.shuffle_window // num_lanes, 1)
     if not function.shuffle:

@@ -60,9 +60,7 @@ class ReadAhead:
         next_micro_batches: those of the next step if the worker may switch generations before it.
         """
         due = self._due(micro_batches, iteration)
-        self._request(
-            [*due, *(self._order.parts(next_micro_batches, iteration + 1) if self._processes else [])]
-        )
+        self._request([*due, *(self._order.parts(next_micro_batches, iteration + 1) if self._processes else [])])
         return [self._copies.finish(self._batch(part)) for part in due[: len(micro_batches)]]
 
     def _due(self, micro_batches: Sequence[MicroBatch], iteration: int) -> list[Part]:

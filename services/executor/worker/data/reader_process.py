@@ -42,9 +42,7 @@ class ReadPart:
 class ReaderProcess:
     """read: called with each part. pin_memory: of arriving tensors. on_arrival: called with each batch, on a thread."""
 
-    def __init__(
-        self, read: Callable[[Part], Any], *, pin_memory: bool, on_arrival: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, read: Callable[[Part], Any], *, pin_memory: bool, on_arrival: Callable[[Any], Any]) -> None:
         self._pin_memory = pin_memory
         self._on_arrival = on_arrival
         self._pending: deque[Future[ReadPart]] = deque()

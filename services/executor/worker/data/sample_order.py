@@ -100,8 +100,7 @@ class SampleOrder:
     def samples(self, position: int, end: int) -> Numbers:
         """Those at the positions [position, end), shape (end - position,)."""
         pieces = [
-            self._samples_at(window.epoch, window.start + within)
-            for window, within in self.windows(position, end)
+            self._samples_at(window.epoch, window.start + within) for window, within in self.windows(position, end)
         ]
         return np.concatenate(pieces)
 
@@ -112,9 +111,7 @@ class SampleOrder:
         while position < end:
             epoch, lane = position // size, self._lane_of(position % self.global_batch_size)
             begins, ends = epoch * size, (epoch + 1) * size
-            counts = [
-                self._in_lane(each, ends) - self._in_lane(each, begins) for each in range(self.num_lanes)
-            ]
+            counts = [self._in_lane(each, ends) - self._in_lane(each, begins) for each in range(self.num_lanes)]
             within_lane = self._in_lane(lane, position) - self._in_lane(lane, begins)
             index, offset = divmod(within_lane, self.window_size)
             first = index * self.window_size

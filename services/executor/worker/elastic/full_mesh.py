@@ -40,9 +40,7 @@ class _RecordingStore(RendezvousStore):
         return value
 
 
-def connect_all(
-    store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event
-) -> Mesh:
+def connect_all(store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event) -> Mesh:
     """A collective of `size` workers: all of them connect, or none.
 
     timeout_s: of the mesh's collectives; a wait for a single transfer passes its own. Raises RendezvousAborted, and
@@ -53,9 +51,7 @@ def connect_all(
         wait_s = deadline_s - time.monotonic()
         recording = _RecordingStore(dist.PrefixStore(f"gloo-{attempt_s:g}", store), aborted, wait_s=wait_s)
         try:
-            gloo = dist.ProcessGroupGloo(
-                recording, rank, size, timedelta(seconds=attempt_s / _GLOO_TIMEOUT_FACTOR)
-            )
+            gloo = dist.ProcessGroupGloo(recording, rank, size, timedelta(seconds=attempt_s / _GLOO_TIMEOUT_FACTOR))
         except dist.DistError:  # the store's: its next reply may belong to an earlier request
             raise
         except RuntimeError:  # also if a peer's attempt failed and it closed its connections

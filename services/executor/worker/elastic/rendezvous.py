@@ -102,9 +102,7 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
     )
 
 
-def switch_specification(
-    specification: RendezvousSpecification, command: PrepareSwitch
-) -> RendezvousSpecification:
+def switch_specification(specification: RendezvousSpecification, command: PrepareSwitch) -> RendezvousSpecification:
     """For a worker that trains, and so can wait longer."""
     return replace(
         specification,
@@ -174,14 +172,10 @@ def join_rendezvous(
         iteration = int(abortable.get("switch iteration")) if transfer_state else 0
     except (RuntimeError, queue.Empty) as error:
         raise PeerLost(f"the rendezvous of generation {specification.generation} failed: {error}") from error
-    return RendezvousResult(
-        training_group=training_group, transfer_group=transfer_group, switch_iteration=iteration
-    )
+    return RendezvousResult(training_group=training_group, transfer_group=transfer_group, switch_iteration=iteration)
 
 
-def connect(
-    specification: RendezvousSpecification, channel: Channel, aborted: threading.Event
-) -> dist.TCPStore:
+def connect(specification: RendezvousSpecification, channel: Channel, aborted: threading.Event) -> dist.TCPStore:
     """To the store of rendezvous rank 0, which listens before its address is known."""
     address = specification.rendezvous or _address(specification, channel, aborted)
     host, _, port = address.rpartition(":")

@@ -72,9 +72,7 @@ def transfer_state(
                 receives.append(Transfer(piece, source, tag))
     group.exchange(sends, receives)
     group.barrier()
-    return StateTransfer(
-        began_s=began_s, state=payload.unpack() if receives else None, num_bytes=payload.num_bytes
-    )
+    return StateTransfer(began_s=began_s, state=payload.unpack() if receives else None, num_bytes=payload.num_bytes)
 
 
 def broadcast_state(group: Group, state: Any = None, destinations: Sequence[torch.Tensor] = ()) -> Any:
@@ -121,9 +119,7 @@ def model_tensors(model: nn.Module) -> list[torch.Tensor]:
     return [value for value in model.state_dict().values() if isinstance(value, torch.Tensor)]
 
 
-def _allocate(
-    placeholders: Sequence[TensorPlaceholder], destinations: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+def _allocate(placeholders: Sequence[TensorPlaceholder], destinations: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Memory for each tensor: a destination if it fits. The destinations are the first tensors of the state."""
     return [
         destinations[each.index]

@@ -56,9 +56,7 @@ class GenerationSwitcher:
     monotonic start of this worker.
     """
 
-    def __init__(
-        self, trainer: Trainer, channel: Channel, transfer: StateTransfer | None, *, began_s: float
-    ) -> None:
+    def __init__(self, trainer: Trainer, channel: Channel, transfer: StateTransfer | None, *, began_s: float) -> None:
         self._trainer, self._channel = trainer, channel
         self._digest = compatibility_digest(
             trainer.function, trainer.spec, trainer.model, trainer.optimizer, trainer.dataset.samples_digest

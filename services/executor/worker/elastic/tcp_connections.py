@@ -34,18 +34,12 @@ def connections() -> set[Connection]:
 
 def connections_to(port: int) -> set[Connection]:
     """Those whose peer has this port."""
-    return {
-        connection for connection in connections() if (ends := _ends(connection)) and ends[1].port == port
-    }
+    return {connection for connection in connections() if (ends := _ends(connection)) and ends[1].port == port}
 
 
 def connections_at(addresses: bytes) -> set[Connection]:
     """Those with an end at one of the addresses, given as system addresses (sockaddr) among other bytes."""
-    return {
-        connection
-        for connection in connections()
-        if any(end.as_written in addresses for end in _ends(connection))
-    }
+    return {connection for connection in connections() if any(end.as_written in addresses for end in _ends(connection))}
 
 
 def limit_reply_time(connection: Connection, seconds: float) -> None:

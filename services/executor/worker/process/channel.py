@@ -129,9 +129,7 @@ class Channel:
             self._handle_messages()
         except BrokenChannel as error:
             # The message is lost, and no other process could report that.
-            _write_last_message(
-                f"this worker cannot decode a message of its executor, and exits: {error}\n".encode()
-            )
+            _write_last_message(f"this worker cannot decode a message of its executor, and exits: {error}\n".encode())
             os._exit(ExitCode.UNREADABLE)
         kill_own_process_group()
 
@@ -173,9 +171,7 @@ class Channel:
         poll.register(self._socket, select.POLLIN)
         while not poll.poll(self._poll_interval_s * 1000):  # not counting the time for which a machine sleeps
             if boot_s() > self._lease_until_s:
-                _write_last_message(
-                    b"the lease has expired without an extension by the executor: this worker exits\n"
-                )
+                _write_last_message(b"the lease has expired without an extension by the executor: this worker exits\n")
                 return b""
         try:
             return self._socket.recv(65_536)

@@ -23,9 +23,7 @@ def write_output_to(log_file: Path) -> None:
         return
     os.dup2(raw.fileno(), 1)  # C libraries and child processes write there, too
     os.dup2(raw.fileno(), 2)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=True
-    )
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=True)
     sys.stderr = sys.stdout
     structlog.configure(
         processors=[

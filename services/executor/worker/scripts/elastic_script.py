@@ -127,9 +127,7 @@ class ElasticScript:
     ) -> "Batches":
         """elasticflow.elastic(...): return when these objects hold the job's state."""
         if self._made is not None:
-            raise TrainingFailed(
-                "elasticflow.elastic() was called twice: call it once, since a job trains one model"
-            )
+            raise TrainingFailed("elasticflow.elastic() was called twice: call it once, since a job trains one model")
         # it has no peers here: the job sums gradients in another way
         if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = model.require_forward_param_sync = False

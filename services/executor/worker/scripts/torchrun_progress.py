@@ -200,7 +200,5 @@ def iterations_per_step(assignment: Assignment) -> float:
     if batch_per_worker is None:
         return 1.0
     if isinstance(batch_per_worker, bool | str) or batch_per_worker <= 0:
-        raise TrainingFailed(
-            f"batch_per_worker: must be a positive number of samples, not {batch_per_worker!r}"
-        )
+        raise TrainingFailed(f"batch_per_worker: must be a positive number of samples, not {batch_per_worker!r}")
     return batch_per_worker * assignment.world_size / spec.global_batch_size

@@ -60,9 +60,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     if assignment.device == "cpu":
         claim(assignment.device, assignment.gpu_index)
     world = _rendezvous(assignment, channel)
-    progress = TorchrunProgress(
-        assignment, channel, telemetry, CpuThrottle(assignment.cpu_share), done=world.done
-    )
+    progress = TorchrunProgress(assignment, channel, telemetry, CpuThrottle(assignment.cpu_share), done=world.done)
     progress.watch()
     _keep_groups()
     threading.Thread(target=_end_when_asked, args=(channel, progress), name="end", daemon=True).start()
@@ -96,9 +94,7 @@ class _World:
         with raising_peer_lost():
             self.store.set(f"ended/{rank}", "")
             if rank == 0:
-                self.store.wait(
-                    [f"ended/{other}" for other in range(self.size)], timedelta(seconds=timeout_s)
-                )
+                self.store.wait([f"ended/{other}" for other in range(self.size)], timedelta(seconds=timeout_s))
 
 
 def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
@@ -109,9 +105,7 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
         done, address, slots, store = _iterations_done(assignment), "127.0.0.1:0", [slot], None
     else:
         try:
-            store = open_rendezvous(specification, channel) or connect(
-                specification, channel, threading.Event()
-            )
+            store = open_rendezvous(specification, channel) or connect(specification, channel, threading.Event())
             address = f"{store.host}:{store.port}"
             abortable = RendezvousStore(store, threading.Event(), wait_s=specification.wait_s)
             done, slots = _exchange(assignment, abortable, slot)
@@ -119,9 +113,7 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
             raise PeerLost(f"the rendezvous of generation {assignment.generation} failed: {error}") from error
         bind_to_host(assignment.advertise_host)
     return _World(
-        environment=torchrun_environment(
-            assignment, slots, address, sees_all_gpus=torch.cuda.is_initialized()
-        ),
+        environment=torchrun_environment(assignment, slots, address, sees_all_gpus=torch.cuda.is_initialized()),
         done=done,
         store=store,
         size=len(slots),

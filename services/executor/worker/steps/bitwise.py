@@ -65,9 +65,7 @@ class BitwiseSteps:
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
-        self._scheduler = make_scheduler(
-            len(self.computed), before_resume=self._before_resume, at_point=self._at_point
-        )
+        self._scheduler = make_scheduler(len(self.computed), before_resume=self._before_resume, at_point=self._at_point)
 
     def close(self) -> None:
         """Between two steps: restore torch's functions."""
@@ -208,16 +206,8 @@ def _dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 def _weighted(tensors: Any, grad_tensors: Any, weight: float) -> Any:
     """Initial gradients of the backward pass, so that a mean over a part is weighted by its size."""
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = (
-        [grad_tensors]
-        if isinstance(grad_tensors, torch.Tensor)
-        else list(grad_tensors or [None] * len(roots))
-    )
+    given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or [None] * len(roots))
     return [
-        torch.full_like(root, weight)
-        if grad is None and root.numel() == 1
-        else grad
-        if grad is None
-        else grad * weight
+        torch.full_like(root, weight) if grad is None and root.numel() == 1 else grad if grad is None else grad * weight
         for root, grad in zip(roots, given, strict=True)
     ]

@@ -27,9 +27,7 @@ class SharedGradients:
         self._untouched: Tensors = []  # copies, for the calls after the first
         self._versions: list[int] = []  # torch's counts of changes in place
 
-    def share(
-        self, parameters: Sequence[torch.Tensor], gradients: Tensors, *, before: Tensors, num_calls: int
-    ) -> None:
+    def share(self, parameters: Sequence[torch.Tensor], gradients: Tensors, *, before: Tensors, num_calls: int) -> None:
         """before: gradients from before the backward pass, which are added. num_calls: that will be resumed."""
         with torch.no_grad():
             for earlier, gradient in zip(before, gradients, strict=True):
@@ -37,8 +35,7 @@ class SharedGradients:
                     gradient.add_(earlier)
         self._parameters = parameters
         self._gradients = [
-            earlier if gradient is None else gradient
-            for earlier, gradient in zip(before, gradients, strict=True)
+            earlier if gradient is None else gradient for earlier, gradient in zip(before, gradients, strict=True)
         ]
         if num_calls > 1:
             self._untouched = [None if g is None else g.detach().clone() for g in self._gradients]
@@ -120,9 +117,7 @@ class Buffers:
                 changed[i] = current.detach().clone()
                 module._buffers[name] = self._working[i]
 
-    def _is_changed(
-        self, i: int, module: nn.Module, current: torch.Tensor, changed: dict[int, torch.Tensor]
-    ) -> bool:
+    def _is_changed(self, i: int, module: nn.Module, current: torch.Tensor, changed: dict[int, torch.Tensor]) -> bool:
         if i in changed or current is not self._working[i] or current._version != self._versions[i]:
             return True
         # torch's kernels write the statistics of these layers without counting a version

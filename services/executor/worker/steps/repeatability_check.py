@@ -37,9 +37,7 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     trainer.load_state(beginning)
     if trainer.step(stop=stop).stop:
         return True
-    stepped = sorted(
-        name for name, step in _schedules(trainer.function).items() if step != schedules.get(name)
-    )
+    stepped = sorted(name for name, step in _schedules(trainer.function).items() if step != schedules.get(name))
     if stepped:
         raise TrainingFailed(
             f"train() steps the schedule in {', '.join(stepped)} for every part of a batch, and a worker that joins "
@@ -65,9 +63,7 @@ def _copy_of(state: Mapping[str, Any]) -> Any:
 def _schedules(function: Any) -> dict[str, int]:
     """Their positions, by the name of the attribute."""
     return {
-        f"self.{name}": value.last_epoch
-        for name, value in vars(function).items()
-        if isinstance(value, LRScheduler)
+        f"self.{name}": value.last_epoch for name, value in vars(function).items() if isinstance(value, LRScheduler)
     }
 
 

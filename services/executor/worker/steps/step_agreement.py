@@ -112,9 +112,7 @@ class GenerationMembers:
         for micro_batch, row in zip(self.computed, rows, strict=True):
             part = micro_batch.weight / self._weights[micro_batch.virtual_node]
             before = means.get(micro_batch.virtual_node, [0.0] * len(row))
-            means[micro_batch.virtual_node] = [
-                mean + part * value for mean, value in zip(before, row, strict=True)
-            ]
+            means[micro_batch.virtual_node] = [mean + part * value for mean, value in zip(before, row, strict=True)]
         return list(means.values())
 
     def _mean(self, values: Sequence[float]) -> float:

@@ -52,10 +52,7 @@ class StragglerDetector:
             slow = self._slow_steps.setdefault(rank, _SlowSteps(now_s))
             slow.slowdowns = [*slow.slowdowns[1 - STEPS :], slowdown]
             is_persistent = len(slow.slowdowns) == STEPS and now_s - slow.since_s >= MIN_DURATION_S
-            if (
-                is_persistent
-                and now_s - self._reported_at_s.get(rank, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S
-            ):
+            if is_persistent and now_s - self._reported_at_s.get(rank, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
                 self._reported_at_s[rank] = now_s
                 return Straggler(rank, statistics.median(slow.slowdowns))
         return None

@@ -77,19 +77,13 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
         module = importlib.import_module(module_name)
     except BaseException as error:  # a module may raise anything while it is imported
         what_to_do = _WHERE_MODULES_ARE if isinstance(error, ModuleNotFoundError) else ""
-        raise TrainingFailed(
-            f"cannot import {module_name}: {type(error).__name__}: {error}{what_to_do}"
-        ) from error
+        raise TrainingFailed(f"cannot import {module_name}: {type(error).__name__}: {error}{what_to_do}") from error
     job_class = getattr(module, class_name, None)
     if job_class is None:
-        raise TrainingFailed(
-            f"module {module_name} has no class {class_name}: correct the training function's name"
-        )
+        raise TrainingFailed(f"module {module_name} has no class {class_name}: correct the training function's name")
     missing = [name for name in _METHODS if not callable(getattr(job_class, name, None))]
     if missing:
-        raise TrainingFailed(
-            f"{spec.training_function} lacks {', '.join(missing)}: let it subclass ElasticJob"
-        )
+        raise TrainingFailed(f"{spec.training_function} lacks {', '.join(missing)}: let it subclass ElasticJob")
     job = cast(TrainingFunction, job_class())
     job.hyperparameters = {
         **job.hyperparameters,
@@ -99,9 +93,7 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     return job
 
 
-def virtual_nodes_of(
-    function: TrainingFunction, spec: JobSpec, world_size: int, micro_batch_size: int
-) -> VirtualNodes:
+def virtual_nodes_of(function: TrainingFunction, spec: JobSpec, world_size: int, micro_batch_size: int) -> VirtualNodes:
     """How the job's batch is cut: fixed for life, except that the fast mode cuts it for each number of workers."""
     cut = partial(VirtualNodes, global_batch_size=spec.global_batch_size, micro_batch_size=micro_batch_size)
     if function.reproducible == "fast":

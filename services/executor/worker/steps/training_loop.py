@@ -60,9 +60,7 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
         channel.send(speed)
 
 
-def _begin(
-    assignment: Assignment, channel: Channel, telemetry: Telemetry
-) -> tuple[Trainer, StateTransfer | None]:
+def _begin(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tuple[Trainer, StateTransfer | None]:
     trainer, transfer = set_up(assignment, channel, telemetry)
     channel.begin_training()
     if transfer is None:
@@ -84,9 +82,7 @@ def _profile(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> 
         return None
 
 
-def _train(
-    assignment: Assignment, channel: Channel, telemetry: Telemetry, run_in_new_thread: RunInNewThread
-) -> None:
+def _train(assignment: Assignment, channel: Channel, telemetry: Telemetry, run_in_new_thread: RunInNewThread) -> None:
     began_s = time.monotonic()
     trainer, transfer = _begin(assignment, channel, telemetry)
     switcher = GenerationSwitcher(trainer, channel, transfer, began_s=began_s)
@@ -95,9 +91,7 @@ def _train(
     def resume(lost: PeerLost) -> None:
         run_in_new_thread(partial(loop.resume_in_new_thread, lost))
 
-    PeerLossWatchdog(
-        channel, lambda: switcher.groups, resume, grace_s=assignment.timeouts.poll_interval_s
-    ).start()
+    PeerLossWatchdog(channel, lambda: switcher.groups, resume, grace_s=assignment.timeouts.poll_interval_s).start()
     loop.run()
 
 
@@ -232,8 +226,7 @@ def _measure_speed(trainer: Trainer, assignment: Assignment, channel: Channel) -
 
     def is_enough() -> bool:
         return len(step_times_s) >= _MIN_MEASURED_ITERATIONS and (
-            sum(step_times_s) >= assignment.profile_min_s
-            or len(step_times_s) >= assignment.profile_max_iterations
+            sum(step_times_s) >= assignment.profile_min_s or len(step_times_s) >= assignment.profile_max_iterations
         )
 
     step_times_s: list[float] = []

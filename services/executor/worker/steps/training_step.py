@@ -112,9 +112,7 @@ class Trainer(JobState):
             ready_generation=next_generation.generation if next_generation else 0,
             fingerprint=self._fingerprint(),
             compute_s=compute_s,
-            rows=[
-                (*metrics.values(), *changed) for metrics, changed in zip(returned, changed_here, strict=True)
-            ],
+            rows=[(*metrics.values(), *changed) for metrics, changed in zip(returned, changed_here, strict=True)],
         )
         means, changed_somewhere = agreement.means[: len(names)], agreement.means[len(names) :]
         self.engine.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
@@ -126,9 +124,7 @@ class Trainer(JobState):
         self._is_evaluated = False
         self._boundary.end_step()
         self.telemetry.step_ended(self.iteration, self.metrics)
-        if self.is_rank_0 and (
-            straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())
-        ):
+        if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
             self.telemetry.report_straggler(straggler.rank, straggler.slowdown)
         return agreement
 
@@ -261,6 +257,4 @@ class Trainer(JobState):
         return transfer
 
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
-        return virtual_nodes_of(
-            self.function, self.spec, specification.world_size, specification.micro_batch_size
-        )
+        return virtual_nodes_of(self.function, self.spec, specification.world_size, specification.micro_batch_size)

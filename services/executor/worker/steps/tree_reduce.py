@@ -79,9 +79,7 @@ class TensorSum:
                 total[position] = tensor
         return total
 
-    def _prepare(
-        self, like: Sequence[torch.Tensor], group: Group
-    ) -> "dict[_Kind, tuple[list[int], _Exchange]]":
+    def _prepare(self, like: Sequence[torch.Tensor], group: Group) -> "dict[_Kind, tuple[list[int], _Exchange]]":
         exchanges: dict[_Kind, tuple[list[int], _Exchange]] = {}
         kinds = [(tensor.dtype, tensor.device) for tensor in like]
         for kind in dict.fromkeys(kinds):
@@ -91,9 +89,7 @@ class TensorSum:
 
 
 def _add(left: Tensors, right: Tensors) -> Tensors:
-    both = [
-        (one, other) for one, other in zip(left, right, strict=True) if one is not None and other is not None
-    ]
+    both = [(one, other) for one, other in zip(left, right, strict=True) if one is not None and other is not None]
     if both:
         torch._foreach_add_([one for one, _ in both], [other for _, other in both])
     return [other if one is None else one for one, other in zip(left, right, strict=True)]
@@ -112,19 +108,15 @@ class _Exchange:
         num_elements = offsets[-1] + _aligned(len(like))
         self._flats = [like[0].new_zeros(num_elements) for _ in range(max(len(nodes[rank]), 1))]
         self._views = [
-            [_view(flat, offset, tensor) for offset, tensor in zip(offsets, like, strict=False)]
-            for flat in self._flats
+            [_view(flat, offset, tensor) for offset, tensor in zip(offsets, like, strict=False)] for flat in self._flats
         ]
         self._present = [flat[offsets[-1] : offsets[-1] + len(like)] for flat in self._flats]
         world_size = len(nodes)
         self._chunks = [
-            slice(r * num_elements // world_size, (r + 1) * num_elements // world_size)
-            for r in range(world_size)
+            slice(r * num_elements // world_size, (r + 1) * num_elements // world_size) for r in range(world_size)
         ]
         chunk = self._chunks[rank]
-        self._received = [
-            [like[0].new_zeros(chunk.stop - chunk.start) for _ in theirs] for theirs in self._nodes
-        ]
+        self._received = [[like[0].new_zeros(chunk.stop - chunk.start) for _ in theirs] for theirs in self._nodes]
 
     def sum(self, partials: Sequence[Tensors]) -> Tensors:
         """partials: this worker's subtrees, from left to right. The sums are views of a buffer of this object."""

@@ -11,9 +11,7 @@ from elasticflow.services.executor.worker.checkpoint.store import unreadable_typ
 from elasticflow.services.executor.worker.steps.training_function import Stateful, TrainingFailed
 
 
-def require_same_metrics(
-    expected: tuple[str, ...], returned: Sequence[tuple[str, ...]], iteration: int
-) -> None:
+def require_same_metrics(expected: tuple[str, ...], returned: Sequence[tuple[str, ...]], iteration: int) -> None:
     """Of all calls of train(): workers that exchanged vectors of different lengths would fail obscurely."""
     for names in returned:
         if names != expected:
@@ -23,9 +21,7 @@ def require_same_metrics(
             )
 
 
-def require_finite_loss(
-    metrics: Mapping[str, float], hyperparameters: Mapping[str, Any], iteration: int
-) -> None:
+def require_finite_loss(metrics: Mapping[str, float], hyperparameters: Mapping[str, Any], iteration: int) -> None:
     loss = metrics.get("loss", 0.0)
     if not math.isfinite(loss):
         rate = hyperparameters.get("learning_rate", "not set")

@@ -69,9 +69,7 @@ class VirtualNodes:
         state."""
         repeated = rank % self.count
         block = self.block(rank, world_size) or range(repeated, repeated + 1)
-        return tuple(
-            micro_batch for virtual_node in block for micro_batch in self.micro_batches(virtual_node)
-        )
+        return tuple(micro_batch for virtual_node in block for micro_batch in self.micro_batches(virtual_node))
 
     def micro_batches(self, virtual_node: int) -> tuple[MicroBatch, ...]:
         """Its samples in as few contiguous parts as the limit allows; sizes differ by at most one."""

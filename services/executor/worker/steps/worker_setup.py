@@ -60,9 +60,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 _POLL_S = 0.2  # for a checkpoint that the shared storage may not show yet
 
 
-def set_up(
-    assignment: Assignment, channel: Channel, telemetry: Telemetry
-) -> tuple[Trainer, StateTransfer | None]:
+def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tuple[Trainer, StateTransfer | None]:
     """Build model, data and optimizer, join the rendezvous, and load the state of the job.
 
     The state comes from training workers if this worker joins some, else from the checkpoint.
@@ -94,9 +92,7 @@ def set_up(
     )
 
     digest = compatibility_digest(function, spec, model, optimizer, dataset.samples_digest)
-    result = join_rendezvous(
-        specification, digest, channel, store, transfer_state=assignment.rendezvous_size > 0
-    )
+    result = join_rendezvous(specification, digest, channel, store, transfer_state=assignment.rendezvous_size > 0)
     members = GenerationMembers(result.training_group, virtual_nodes)
     stateful: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
     if isinstance(function, ElasticScript):

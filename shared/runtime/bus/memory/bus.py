@@ -205,9 +205,7 @@ class MemoryBus(Bus):
             expires_s = float("inf") if ttl_s is None else now_s + ttl_s
             return self.broker.put_value(bucket, key, data, expected_revision, expires_s, now_s)
 
-        return await self.link.call(
-            put, DEFAULT_TIMEOUT_S, MaybeStored(streams.value_subject(bucket, key), "")
-        )
+        return await self.link.call(put, DEFAULT_TIMEOUT_S, MaybeStored(streams.value_subject(bucket, key), ""))
 
     async def close(self) -> None:
         self.kill()

@@ -132,9 +132,7 @@ class NatsBus(Bus):
         return await object_store.get(self._connection, bucket, name)
 
     async def get_value(self, bucket: str, key: str) -> Value | None:
-        return await jetstream_api.last_message(
-            self._connection, f"KV_{bucket}", streams.value_subject(bucket, key)
-        )
+        return await jetstream_api.last_message(self._connection, f"KV_{bucket}", streams.value_subject(bucket, key))
 
     async def put_value(
         self,
@@ -174,9 +172,7 @@ class NatsSubscription:
                 raise StopAsyncIteration
             await self._inbox.wait(None)
         message = self._inbox.messages.popleft()
-        return Message(
-            subject=message.subject, data=message.data, reply=message.reply, headers=message.headers or {}
-        )
+        return Message(subject=message.subject, data=message.data, reply=message.reply, headers=message.headers or {})
 
     async def close(self) -> None:
         await self._connection.close_inbox(self._inbox)

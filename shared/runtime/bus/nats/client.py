@@ -39,9 +39,7 @@ def check_url(url: str) -> None:
         if scheme not in _SCHEMES:
             raise BadSettings(("NATS_URL must be like nats://host:4222, or nats://TOKEN@host:4222",))
         if scheme in _WEBSOCKETS and find_spec("aiohttp") is None:
-            raise BadSettings(
-                ("NATS_URL names websockets, for which nats-py needs aiohttp: pip install aiohttp",)
-            )
+            raise BadSettings(("NATS_URL names websockets, for which nats-py needs aiohttp: pip install aiohttp",))
 
 
 def login(url: str) -> tuple[str | None, str | None, str | None]:
@@ -133,7 +131,5 @@ class _Trying:
             return
         if "authorization" in str(error).lower():
             self.failed.set_exception(BadCredentials(self._url))
-        elif (
-            self._num_failures >= self._num_servers and asyncio.get_running_loop().time() >= self._give_up_at
-        ):
+        elif self._num_failures >= self._num_servers and asyncio.get_running_loop().time() >= self._give_up_at:
             self.failed.set_exception(Unavailable(self._url, reason))

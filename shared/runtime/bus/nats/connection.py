@@ -180,9 +180,7 @@ class Connection:
             raise NoResponder(subject)
         return message
 
-    async def api(
-        self, call: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0
-    ) -> dict[str, Any]:
+    async def api(self, call: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """Ask the JetStream API; its answer, which may hold an "error". Raises Unavailable."""
         data = json.dumps(body).encode() if body else b""
         try:

@@ -60,9 +60,7 @@ def _candidates() -> list[Path]:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    output = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=10, check=False
-    ).stdout
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     match = re.search(r"v(\d+)\.(\d+)\.(\d+)", output)
     return tuple(int(part) for part in match.groups()) if match else (0,)
 

@@ -131,6 +131,4 @@ async def _why_not_stored(connection: Connection, subject: str) -> ElasticFlowEr
         names = await stream_names(connection, subject)
     except ElasticFlowError as error:
         return error
-    return (
-        Unavailable(connection.url, f"stream {names[0]} has no leader") if names else UnknownStream(subject)
-    )
+    return Unavailable(connection.url, f"stream {names[0]} has no leader") if names else UnknownStream(subject)

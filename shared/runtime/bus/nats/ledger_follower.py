@@ -28,9 +28,7 @@ _LAST_RETRY_S = 1.0
 _NS = 1_000_000_000
 
 
-async def follow(
-    connection: Connection, pool: str, after_sequence: int
-) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+async def follow(connection: Connection, pool: str, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
     """See `Bus.follow`."""
     last = after_sequence
     gap_at = -1  # where the previous consumer left a gap

@@ -28,9 +28,7 @@ async def put(connection: Connection, bucket: str, name: str, data: bytes) -> No
     nuid = fresh_id()
     chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
     for chunk in chunks:
-        await jetstream_api.publish_acked(
-            connection, _chunk_subject(bucket, nuid), chunk, {}, timeout_s=_TIMEOUT_S
-        )
+        await jetstream_api.publish_acked(connection, _chunk_subject(bucket, nuid), chunk, {}, timeout_s=_TIMEOUT_S)
     description = {
         "name": name,
         "bucket": bucket,
@@ -70,9 +68,7 @@ async def get(connection: Connection, bucket: str, name: str) -> bytes:
 
 async def _description(connection: Connection, bucket: str, name: str) -> dict[str, Any] | None:
     try:
-        message = await jetstream_api.last_message(
-            connection, f"OBJ_{bucket}", _description_subject(bucket, name)
-        )
+        message = await jetstream_api.last_message(connection, f"OBJ_{bucket}", _description_subject(bucket, name))
     except UnknownStream:
         raise NotFound(bucket, name) from None
     return json.loads(message.data) if message else None

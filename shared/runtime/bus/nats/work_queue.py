@@ -32,9 +32,7 @@ _NOTHING_MORE = ("404", "408")
 class NatsWorkQueue:
     """See `bus.WorkQueue`. Not for use by two tasks at once."""
 
-    def __init__(
-        self, connection: Connection, inbox: ReplyInbox, reply: str, stream: str, config: dict[str, object]
-    ):
+    def __init__(self, connection: Connection, inbox: ReplyInbox, reply: str, stream: str, config: dict[str, object]):
         self._connection = connection
         self._inbox = inbox
         self._reply = reply
@@ -43,9 +41,7 @@ class NatsWorkQueue:
         self._numbers = itertools.count()
 
     @classmethod
-    async def open(
-        cls, connection: Connection, pool: str, consumer_name: str, ack_wait_s: float
-    ) -> "NatsWorkQueue":
+    async def open(cls, connection: Connection, pool: str, consumer_name: str, ack_wait_s: float) -> "NatsWorkQueue":
         """Raises UnknownStream, Unavailable."""
         config: dict[str, object] = {
             "name": consumer_name,

@@ -137,9 +137,7 @@ def test_a_class_inside_a_package_is_loaded_by_its_file(nowhere: Path) -> None:
     assert type(job).__module__ == "user_package.nets"
 
 
-@pytest.mark.parametrize(
-    "option", [("--deadline", "soon"), ("--set", "lr"), ("--class", "gold"), ("--name", "-x")]
-)
+@pytest.mark.parametrize("option", [("--deadline", "soon"), ("--set", "lr"), ("--class", "gold"), ("--name", "-x")])
 def test_a_wrong_option_is_a_usage_error(nowhere: Path, option: tuple[str, str]) -> None:
     (nowhere / "user_h.py").write_text(JOB_FILE.format(name="Net", batch=8))
     status, shown = eflow("submit", "user_h.py", *option)
@@ -166,10 +164,7 @@ def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
     status, shown = eflow("submit", "user_q.py", "--quote", "net-1", "--name", "other")
     assert status == 2
     assert "--name" in shown
-    assert (
-        SubmissionOptions(target="user_q.py", quote="net-1").command()
-        == "eflow submit user_q.py --quote net-1"
-    )
+    assert SubmissionOptions(target="user_q.py", quote="net-1").command() == "eflow submit user_q.py --quote net-1"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a ledger", b"EFLEDGER1\n"])
@@ -244,17 +239,13 @@ def test_timeouts_that_cannot_distinguish_a_loss_from_a_pause_are_rejected(
 
 
 async def test_a_configuration_that_was_not_read_from_a_file_is_checked_before_it_is_sent() -> None:
-    with pytest.raises(
-        BadSettings, match="heartbeat_timeout_s: must be at least 2 s, not 1: another replica"
-    ):
+    with pytest.raises(BadSettings, match="heartbeat_timeout_s: must be at least 2 s, not 1: another replica"):
         await configure("nats://nowhere.invalid:1", "p", PoolConfig(heartbeat_timeout_s=1.0), SystemClock())
 
 
 def test_the_defaults_and_the_least_times_are_taken(nowhere: Path) -> None:
     (nowhere / "pool.toml").write_text("heartbeat_timeout_s = 2.0\nstall_timeout_s = 6.0")
-    assert read_config(nowhere / "pool.toml").timeouts == FailureTimeouts(
-        heartbeat_timeout_s=2.0, stall_timeout_s=6.0
-    )
+    assert read_config(nowhere / "pool.toml").timeouts == FailureTimeouts(heartbeat_timeout_s=2.0, stall_timeout_s=6.0)
     assert not PoolConfig().timeouts.problems()
 
 

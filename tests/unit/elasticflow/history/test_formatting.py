@@ -70,9 +70,7 @@ def test_settings_keep_their_type(text: str, setting: tuple[str, object]) -> Non
     assert type(parse_setting(text)[1]) is type(setting[1])
 
 
-@pytest.mark.parametrize(
-    ("text", "ends"), [("4", (4, 4)), ("2..8", (2, 8)), ("2..", (2, None)), ("..8", (None, 8))]
-)
+@pytest.mark.parametrize(("text", "ends"), [("4", (4, 4)), ("2..8", (2, 8)), ("2..", (2, None)), ("..8", (None, 8))])
 def test_a_range_of_gpus_is_read(text: str, ends: tuple[int | None, int | None]) -> None:
     assert parse_gpus(text) == ends
 

@@ -24,9 +24,7 @@ class Ledger:
             self.entries.append((len(self.entries) + 1, getattr(message, "at_s", NOW_S), message))
         return self
 
-    def decided(
-        self, service: str, *decided: Any, at_s: float = NOW_S, based_on: int | None = None
-    ) -> "Ledger":
+    def decided(self, service: str, *decided: Any, at_s: float = NOW_S, based_on: int | None = None) -> "Ledger":
         seen = len(self.entries) if based_on is None else based_on
         return self.appended(events.PlanDecided(service=service, based_on=seen, now_s=at_s, events=decided))
 
@@ -156,9 +154,7 @@ def test_a_crash_names_the_iteration_to_which_the_job_falls_back() -> None:
     ledger = pool().admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
     ledger.appended(
         events.GenerationStarted(job_id="j1", generation=1, num_gpus=2, iteration=0, at_s=NOW_S),
-        events.WorkerCrashed(
-            job_id="j1", generation=1, node_id="node-0", rank=1, explanation="signal 9", at_s=NOW_S
-        ),
+        events.WorkerCrashed(job_id="j1", generation=1, node_id="node-0", rank=1, explanation="signal 9", at_s=NOW_S),
         events.WorkerCrashed(
             job_id="j1", generation=1, node_id="node-0", rank=0, explanation="its peer is gone", at_s=NOW_S
         ),
@@ -176,9 +172,7 @@ def test_a_crash_with_survivors_costs_no_progress() -> None:
     ledger = pool(stop_free=True).admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
     ledger.appended(
         events.GenerationStarted(job_id="j1", generation=1, num_gpus=2, iteration=0, at_s=NOW_S),
-        events.WorkerCrashed(
-            job_id="j1", generation=1, node_id="node-0", rank=1, explanation="signal 9", at_s=NOW_S
-        ),
+        events.WorkerCrashed(job_id="j1", generation=1, node_id="node-0", rank=1, explanation="signal 9", at_s=NOW_S),
     )
     assert ledger.of("j1")[-1] == (
         "the worker of rank 1 on node-0 crashed in generation 1: signal 9 (crash 1 in a row, at most 5); "
@@ -251,9 +245,7 @@ def test_a_rejection_names_its_other_offers() -> None:
         offers=(
             Offer(deadline_s=NOW_S + 30.0, max_iterations=100, global_batch_size=submitted.global_batch_size),
             Offer(deadline_s=NOW_S + 5.0, max_iterations=40, global_batch_size=submitted.global_batch_size),
-            Offer(
-                deadline_s=NOW_S + 9.0, max_iterations=25, global_batch_size=4 * submitted.global_batch_size
-            ),
+            Offer(deadline_s=NOW_S + 9.0, max_iterations=25, global_batch_size=4 * submitted.global_batch_size),
         ),
         at_s=NOW_S,
     )
@@ -291,25 +283,17 @@ def test_an_unreadable_message_does_not_end_the_history() -> None:
     assert entry.sequence == 5
 
 
-@pytest.mark.parametrize(
-    ("bytes_moved", "moved"), [(101_000_000, ", 101.0 MB sent to each joining worker"), (0, "")]
-)
+@pytest.mark.parametrize(("bytes_moved", "moved"), [(101_000_000, ", 101.0 MB sent to each joining worker"), (0, "")])
 def test_a_switch_without_a_stop_is_explained_by_its_times(bytes_moved: int, moved: str) -> None:
     ledger, config = Ledger(), PoolConfig(curves={"linear/b64": LINEAR}, stop_free=True)
     ledger.decided("operator", events.PoolConfigured(config=config, at_s=NOW_S))
-    ledger.appended(
-        events.NodeJoined(node_id="node-0", incarnation="a", num_gpus=4, device="cpu", at_s=NOW_S)
-    )
+    ledger.appended(events.NodeJoined(node_id="node-0", incarnation="a", num_gpus=4, device="cpu", at_s=NOW_S))
     ledger.admitted("j1").placed("j1", 1, "node-0:0")
-    ledger.appended(
-        events.GenerationStarted(job_id="j1", generation=1, num_gpus=1, iteration=0, at_s=NOW_S + 1.0)
-    )
+    ledger.appended(events.GenerationStarted(job_id="j1", generation=1, num_gpus=1, iteration=0, at_s=NOW_S + 1.0))
     ledger.placed("j1", 2, "node-0:0", "node-0:1")
     resize = ResizeTimeline(prepare_s=1.25, stop_s=0.0042, first_step_s=0.05, bytes_moved=bytes_moved)
     ledger.appended(
-        events.GenerationStarted(
-            job_id="j1", generation=2, num_gpus=2, iteration=40, resize=resize, at_s=NOW_S + 3.0
-        )
+        events.GenerationStarted(job_id="j1", generation=2, num_gpus=2, iteration=40, resize=resize, at_s=NOW_S + 3.0)
     )
     assert ledger.of("j1")[-2:] == [
         "generation 2 is placed on node-0:0,1; generation 1 trains until all workers are ready",

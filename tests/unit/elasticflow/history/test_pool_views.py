@@ -31,9 +31,7 @@ def placed(history: History, job_id: str, *names: str, generation: int = 1) -> H
 def running(history: History, *, iteration: int) -> History:
     placed(admitted(history, "j1"), "j1", "node-0:0", "node-0:1").started("j1", at_s=NOW_S)
     return history.then(
-        events.JobProgressed(
-            job_id="j1", generation=1, iteration=iteration, iterations_per_s=2.0, at_s=NOW_S + 10.0
-        )
+        events.JobProgressed(job_id="j1", generation=1, iteration=iteration, iterations_per_s=2.0, at_s=NOW_S + 10.0)
     )
 
 

@@ -67,9 +67,7 @@ def test_modules_that_the_code_imports_from_beside_it_are_sent_with_it(tmp_path)
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert names_in(package(tmp_path / "train.py").archive) == sorted(
-        set(sources) - {"plain/data.bin", "unused.py"}
-    )
+    assert names_in(package(tmp_path / "train.py").archive) == sorted(set(sources) - {"plain/data.bin", "unused.py"})
 
 
 def test_an_installed_package_is_preferred_to_a_folder_without_init(tmp_path):
@@ -101,9 +99,7 @@ def test_a_folder_that_lacks_init_is_named_where_its_module_imports_from_above(t
     (tmp_path / "jobs").mkdir()
     (tmp_path / "library_above").mkdir()
     (tmp_path / "jobs" / "below.py").write_text("import library_above.models\n" + SOURCE)
-    with pytest.raises(
-        NotLoadable, match=f"library_above is in {tmp_path}: to import it, put __init__.py into "
-    ):
+    with pytest.raises(NotLoadable, match=f"library_above is in {tmp_path}: to import it, put __init__.py into "):
         load(str(tmp_path / "jobs" / "below.py"))
     (tmp_path / "library_above" / "models.py").touch()
     (tmp_path / "jobs" / "__init__.py").touch()
@@ -138,9 +134,7 @@ def test_a_class_is_found_by_its_source(tmp_path, monkeypatch):
 
 
 def test_the_archive_is_importable_as_it_is(tmp_path, monkeypatch):
-    (tmp_path / "importable_job.py").write_text(
-        "ANSWER = 42\nclass ElasticJob: ...\nclass A(ElasticJob): ..."
-    )
+    (tmp_path / "importable_job.py").write_text("ANSWER = 42\nclass ElasticJob: ...\nclass A(ElasticJob): ...")
     archive = tmp_path / "code.zip"
     archive.write_bytes(package(tmp_path / "importable_job.py").archive)
     (tmp_path / "importable_job.py").unlink()

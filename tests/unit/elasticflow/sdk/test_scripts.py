@@ -68,9 +68,7 @@ def test_a_file_without_job_is_rejected_with_both_ways_to_write_one(tmp_path):
 
 
 def test_options_are_printed_as_a_command_that_repeats_them():
-    options = SubmissionOptions(
-        target="train.py", arguments=("--epochs", "3"), batch=64, where=("--pool", "a")
-    )
+    options = SubmissionOptions(target="train.py", arguments=("--epochs", "3"), batch=64, where=("--pool", "a"))
     assert options.command() == "eflow submit train.py --batch 64 --pool a -- --epochs 3"
 
 

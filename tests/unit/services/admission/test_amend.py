@@ -83,9 +83,7 @@ def test_an_amendment_that_breaks_another_promise_is_rejected_with_an_offer_that
         amend(deadline_s=NOW_S + 0.5),
     ],
 )
-def test_each_offer_is_granted_if_it_is_taken_at_once(
-    command: AmendJob, iteration: int, admission: str
-) -> None:
+def test_each_offer_is_granted_if_it_is_taken_at_once(command: AmendJob, iteration: int, admission: str) -> None:
     history = promised(1, deadline_s=NOW_S + 400.0, admission=admission)
     history.decided(POLICY, submit("b", deadline_s=NOW_S + 110.0))
     now_s = NOW_S
@@ -145,9 +143,7 @@ def test_under_selective_admission_a_later_deadline_never_turns_a_grant_into_a_r
         ("h", 39, "odd", 59, 334),
         ("i", 54, "hole", 140, 348),
     ):
-        command = submit(
-            job_id, model_name=model_name, max_iterations=max_iterations, deadline_s=NOW_S + due_s
-        )
+        command = submit(job_id, model_name=model_name, max_iterations=max_iterations, deadline_s=NOW_S + due_s)
         history.decided(POLICY, command, now_s=NOW_S + at_s)
     granted = [
         isinstance(
@@ -203,9 +199,7 @@ def test_an_amendment_of_a_waiting_job_starts_no_worker() -> None:
     assert job.spec is not None
     assert job.spec.max_iterations == 300
     assert not job.has_outdated_spec
-    assert history.decided(POLICY, submit("a", deadline_s=NOW_S + 400.0)) == (), (
-        "told before, not a duplicate"
-    )
+    assert history.decided(POLICY, submit("a", deadline_s=NOW_S + 400.0)) == (), "told before, not a duplicate"
     told = outcome(history.state, job)
     assert isinstance(told, events.JobAdmitted)
     assert told.spec.max_iterations == 100
@@ -260,9 +254,7 @@ def test_other_classes_are_amended_without_a_promise() -> None:
     history.decided(POLICY, submit("a", job_class=JobClass.SOFT))
     assert amended(history, amend(deadline_s=NOW_S + 5.0)).minimum_satisfactory_share == ()
     free = best_effort()
-    history.decided(
-        POLICY, submit("b", **{name: getattr(free, name) for name in ("job_class", "deadline_s")})
-    )
+    history.decided(POLICY, submit("b", **{name: getattr(free, name) for name in ("job_class", "deadline_s")}))
     assert "has none" in rejected(history, amend("b", deadline_s=NOW_S + 5.0)).explanation
     assert amended(history, amend("b", max_iterations=7)).max_iterations == 7
 

@@ -39,9 +39,7 @@ def test_a_checkpoint_is_requested_of_training_workers_until_one_replies() -> No
     assert isinstance(asked(history), events.CheckpointRequested)
     request = history.state.sequence
     assert job(history).checkpoint_request == request
-    written = events.CheckpointWritten(
-        job_id="a", request=request, iteration=7, num_bytes=10, file="f", at_s=NOW_S
-    )
+    written = events.CheckpointWritten(job_id="a", request=request, iteration=7, num_bytes=10, file="f", at_s=NOW_S)
     asked(history)  # again: another request
     history.then(written)
     assert job(history).checkpoint_request == request + 1

@@ -42,18 +42,14 @@ def test_a_job_that_does_not_fit_is_rejected_with_the_earliest_deadline_and_that
     assert rejected.reason == "deadline"
     assert "100 iterations in 110 s" in rejected.explanation
     assert rejected.earliest_deadline_s is not None
-    too_early = only(
-        pool_with_a().decided(POLICY, submit("b", deadline_s=rejected.earliest_deadline_s - 1.0))
-    )
+    too_early = only(pool_with_a().decided(POLICY, submit("b", deadline_s=rejected.earliest_deadline_s - 1.0)))
     assert isinstance(too_early, events.JobRejected)
     accepted = only(pool_with_a().decided(POLICY, submit("b", deadline_s=rejected.earliest_deadline_s)))
     assert isinstance(accepted, events.JobAdmitted)
 
 
 def test_fewer_iterations_are_offered_only_if_they_end_sooner() -> None:
-    command = submit(
-        "b", deadline_s=NOW_S + 1.0, max_iterations=9
-    )  # one third and two thirds end in the same second
+    command = submit("b", deadline_s=NOW_S + 1.0, max_iterations=9)  # one third and two thirds end in the same second
     rejected = only(pool(8).decided(POLICY, command))
     assert isinstance(rejected, events.JobRejected)
     by_size = sorted({(offer.max_iterations, offer.deadline_s) for offer in rejected.offers})
@@ -96,9 +92,7 @@ def pool_with_a(**config: Any) -> History:
 
 def test_one_decision_never_promises_the_same_capacity_twice() -> None:
     history = pool(1)
-    said = history.decided(
-        POLICY, submit("a", deadline_s=NOW_S + 110.0), submit("b", deadline_s=NOW_S + 110.0)
-    )
+    said = history.decided(POLICY, submit("a", deadline_s=NOW_S + 110.0), submit("b", deadline_s=NOW_S + 110.0))
     assert [type(event) for event in said] == [events.JobAdmitted, events.JobRejected]
 
 
@@ -115,9 +109,7 @@ def test_every_offer_of_many_rejections_is_granted_and_the_first_one_is_tight() 
     assert offers[1] is not None
     assert offers[0] < offers[1], "the second one would not move b"
     for command, offer in zip(urgent, offers, strict=True):
-        taken = only(
-            History(before).decided(POLICY, submit(command.job_id, deadline_s=offer, max_iterations=40))
-        )
+        taken = only(History(before).decided(POLICY, submit(command.job_id, deadline_s=offer, max_iterations=40)))
         assert isinstance(taken, events.JobAdmitted)
 
 
@@ -317,9 +309,7 @@ def test_a_submission_waits_for_gpus_until_its_deadline_at_most() -> None:
 
 
 def test_without_gpus_no_deadline_is_quoted_and_the_reason_says_so() -> None:
-    answer = quote(
-        History().configured().state, QuoteDeadline(tenant="lab", spec=spec(deadline_s=None)), NOW_S
-    )
+    answer = quote(History().configured().state, QuoteDeadline(tenant="lab", spec=spec(deadline_s=None)), NOW_S)
     assert answer.earliest_deadline_s is None
     assert answer.explanation == "the pool has no GPUs now"
 

@@ -14,9 +14,7 @@ from tests.support.histories import NOW_S, History, pool, spec, submit
 
 
 def hold(job_id: str, reserve_s: float = 60.0, tenant: str = "lab", **changes: object) -> ReserveQuote:
-    return ReserveQuote(
-        job_id=job_id, tenant=tenant, spec=spec(deadline_s=None, **changes), reserve_s=reserve_s
-    )
+    return ReserveQuote(job_id=job_id, tenant=tenant, spec=spec(deadline_s=None, **changes), reserve_s=reserve_s)
 
 
 def held(history: History, command: ReserveQuote, now_s: float = NOW_S) -> events.QuoteReserved:
@@ -31,9 +29,7 @@ def rejected(history: History, command: ReserveQuote) -> str:
     return answer.explanation
 
 
-def decision(
-    history: History, command: object, now_s: float = NOW_S
-) -> events.JobAdmitted | events.JobRejected:
+def decision(history: History, command: object, now_s: float = NOW_S) -> events.JobAdmitted | events.JobRejected:
     (answer,) = history.decided(POLICY, command, now_s=now_s)
     assert isinstance(answer, events.JobAdmitted | events.JobRejected), answer
     return answer
@@ -112,9 +108,7 @@ def test_a_job_measured_slower_than_quoted_is_rejected_with_this_explanation() -
     history.then(slower)
     late = decision(history, submit("a", deadline_s=quote.deadline_s), now_s=NOW_S + 1.0)
     assert isinstance(late, events.JobRejected)
-    assert late.explanation.startswith(
-        "its reserved quote cannot be taken: the job was measured since, and is slower"
-    )
+    assert late.explanation.startswith("its reserved quote cannot be taken: the job was measured since, and is slower")
 
 
 def test_a_quote_belongs_to_its_tenant() -> None:
@@ -197,8 +191,6 @@ def test_a_snapshot_holds_quotes_and_an_old_event_changes_nothing() -> None:
     state = history.state
     assert snapshot.load(snapshot.dump(state)) == state
     quote = state.quote_reservations["a"]
-    assert (
-        evolve(state, events.QuoteRejected(job_id="a", explanation="", at_s=NOW_S), state.sequence) is state
-    )
+    assert evolve(state, events.QuoteRejected(job_id="a", explanation="", at_s=NOW_S), state.sequence) is state
     after = evolve(state, events.QuoteRejected(job_id="a", explanation="", at_s=NOW_S), state.sequence + 1)
     assert after.quote_reservations["a"] == quote

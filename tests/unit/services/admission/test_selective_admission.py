@@ -130,9 +130,7 @@ def offers_of(history: History, command: SubmitJob) -> events.JobRejected:
     ids=["overpriced", "late", "far-too-late", "other-model"],
 )
 @pytest.mark.parametrize("slack_s", [0.0, 1.3])
-def test_every_offer_is_promised_if_it_is_taken_at_once(
-    command: SubmitJob, reason: str, slack_s: float
-) -> None:
+def test_every_offer_is_promised_if_it_is_taken_at_once(command: SubmitJob, reason: str, slack_s: float) -> None:
     history = busy(CHEAP_FILL_THE_POOL)
     config = replace(history.state.config, deadline_slack_s=slack_s)
     history.then(events.PoolConfigured(config=config, at_s=NOW_S))
@@ -263,8 +261,6 @@ def test_a_new_pool_promises_half_of_the_window_to_a_rush_before_it_prices() -> 
         history.decided(POLICY, command, now_s=NOW_S + 0.1 * number)
     jobs = [history.state.job(f"j{number:02}") for number in range(40)]
     rejected = [job.rejection for job in jobs if job is not None and job.rejection]
-    promised_gpu_seconds = sum(
-        least + n for n, job in enumerate(jobs) if job is not None and not job.rejection
-    )
+    promised_gpu_seconds = sum(least + n for n, job in enumerate(jobs) if job is not None and not job.rejection)
     assert set(rejected) == {"price"}
     assert 0.45 < promised_gpu_seconds / (NUM_GPUS * window_s) < 0.55

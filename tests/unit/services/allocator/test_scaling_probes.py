@@ -42,17 +42,13 @@ def measured(history: History, num_gpus: int, rate: float, at_s: float) -> None:
     )
 
 
-def trains_on_four(
-    rates: dict[int, float] | None = None, measured_to: int | None = 4, **spec: Any
-) -> History:
+def trains_on_four(rates: dict[int, float] | None = None, measured_to: int | None = 4, **spec: Any) -> History:
     """A job of a profile that was measured when the pool had four GPUs; now there are eight more."""
     history = pool(4, resize_cost_s=COST_S, stop_free=True)
     history.decided(ADMISSION, submit("a", model_name="new", **{"deadline_s": NOW_S + 1_000.0} | spec))
     known = rates or {1: 1.0, 2: 2.0, 4: 4.0}
     history.then(
-        events.ProfileCompleted(
-            profile_key=PROFILE, iterations_per_s=known, measured_to=measured_to, at_s=NOW_S
-        )
+        events.ProfileCompleted(profile_key=PROFILE, iterations_per_s=known, measured_to=measured_to, at_s=NOW_S)
     )
     history.decided(ADMISSION)
     planned(history, NOW_S)

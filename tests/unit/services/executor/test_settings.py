@@ -159,9 +159,7 @@ def test_visible_gpus_are_those_that_torch_counts(visible: str | None) -> None:
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
     count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    counted = subprocess.run(
-        [sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True
-    )
+    counted = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True)
     assert len(visible_gpus(environment)) == int(counted.stdout)
 
 

@@ -12,9 +12,7 @@ def test_heartbeats_of_removed_nodes_are_forgotten_and_those_of_unknown_nodes_ke
         heard = events.NodeReported(node_id=node_id, incarnation=incarnation, at_s=NOW_S)
         state = observe(state, heard, NOW_S)
     left = events.NodeLost(node_id="node-0", incarnation="first-0", reason="left", at_s=NOW_S)
-    joined = events.NodeJoined(
-        node_id="new", incarnation="i", num_gpus=1, device="cpu", at_s=NOW_S + KEEP_LEFT_S + 1.0
-    )
+    joined = events.NodeJoined(node_id="new", incarnation="i", num_gpus=1, device="cpu", at_s=NOW_S + KEEP_LEFT_S + 1.0)
     for message in (left, joined):
         state = evolve(state, message, state.pool.sequence + 1)
     assert set(state.heartbeats) == {"node-1", "coming"}

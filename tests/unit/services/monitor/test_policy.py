@@ -66,9 +66,7 @@ class Monitor:
             now_s += BEAT_S
         return told
 
-    def trains(
-        self, start_s: float, end_s: float, rate: float, *job_ids: str, first: float = 0.0
-    ) -> list[Any]:
+    def trains(self, start_s: float, end_s: float, rate: float, *job_ids: str, first: float = 0.0) -> list[Any]:
         """node-0 reports these jobs as they do `rate` iterations/s."""
         told, now_s = list[Any](), start_s
         while now_s <= end_s:
@@ -100,9 +98,7 @@ def test_a_node_that_falls_silent_is_lost_once_after_the_timeout() -> None:
     assert monitor.hears_for(NOW_S, NOW_S + 5.0, beat(), other) == []
     assert monitor.hears_for(NOW_S + 5.5, NOW_S + 5.0 + TIMEOUT_S, other) == []
     facts = monitor.hears_for(NOW_S + 8.5, NOW_S + 20.0, other)
-    assert [(fact.node_id, fact.incarnation, fact.reason) for fact in facts] == [
-        ("node-0", "first-0", "silent")
-    ]
+    assert [(fact.node_id, fact.incarnation, fact.reason) for fact in facts] == [("node-0", "first-0", "silent")]
     assert not monitor.state.pool.nodes["node-0"].alive
 
 
@@ -142,9 +138,7 @@ def test_a_node_with_a_wrong_clock_has_a_full_timeout(skew_s: float) -> None:
     monitor = Monitor(pool(4))
     monitor.hears_for(NOW_S, NOW_S + 5.0, beat())
     monitor.then(
-        events.NodeJoined(
-            node_id="late", incarnation="1", num_gpus=1, device="cpu", at_s=NOW_S + 5.0 + skew_s
-        )
+        events.NodeJoined(node_id="late", incarnation="1", num_gpus=1, device="cpu", at_s=NOW_S + 5.0 + skew_s)
     )
     assert monitor.hears_for(NOW_S + 5.5, NOW_S + 7.0, beat()) == []
     assert told(monitor.hears_for(NOW_S + 7.5, NOW_S + 5.5 + 3 * TIMEOUT_S, beat()), events.NodeLost)
@@ -173,10 +167,7 @@ def test_a_new_checkpoint_is_reported_at_once() -> None:
 @pytest.mark.parametrize("changes", [{"rank": 1}, {"generation": 0}, {"generation": 2}])
 def test_only_rank_0_of_the_current_generation_reports_for_a_job(changes: dict[str, int]) -> None:
     monitor = Monitor(running("a"))
-    assert (
-        told(monitor.hears_for(NOW_S, NOW_S + 5.0, beat(report("a", 5, **changes))), events.JobProgressed)
-        == []
-    )
+    assert told(monitor.hears_for(NOW_S, NOW_S + 5.0, beat(report("a", 5, **changes))), events.JobProgressed) == []
 
 
 def test_a_broken_generation_makes_no_progress() -> None:
@@ -224,9 +215,7 @@ def test_another_speed_moves_the_curve_until_it_fits(rate: float) -> None:
 @pytest.mark.parametrize("confidence", [None, 0.99])
 def test_the_speed_of_a_probe_is_reported_unchanged(confidence: float | None) -> None:
     history = running("a", curves={"linear/b64": {}}, confidence=confidence)
-    completed = events.ProfileCompleted(
-        profile_key="linear/b64", iterations_per_s={1: 1.0}, measured_to=1, at_s=NOW_S
-    )
+    completed = events.ProfileCompleted(profile_key="linear/b64", iterations_per_s={1: 1.0}, measured_to=1, at_s=NOW_S)
     tries = events.AllocationDecided(num_gpus_by_job={"a": 2}, valid_until_s=None, probes="a", at_s=NOW_S)
     placed = PlacedJob(job_id="a", generation=2, gpus=gpus("node-0:0", "node-0:1"))
     gone = events.WorkersStopped(job_id="a", generation=1, node_id="node-0", iteration=0, at_s=NOW_S)
@@ -251,9 +240,7 @@ def test_a_job_too_slow_for_its_deadline_on_all_gpus_is_at_risk_once() -> None:
 
 
 @pytest.mark.parametrize(("deadline_s", "num_at_risk"), [(120.0, 1), (1_000.0, 0)])
-def test_a_job_that_is_late_after_the_loss_of_a_node_is_at_risk_at_once(
-    deadline_s: float, num_at_risk: int
-) -> None:
+def test_a_job_that_is_late_after_the_loss_of_a_node_is_at_risk_at_once(deadline_s: float, num_at_risk: int) -> None:
     """Two jobs of 100 s lose their node; on the GPU that is left they can only run one after the other."""
     history = running("a", "b", num_gpus=2, deadline_s=NOW_S + deadline_s)
     joined = events.NodeJoined(node_id="node-1", incarnation="first-1", num_gpus=1, device="cpu", at_s=NOW_S)
@@ -296,12 +283,8 @@ def test_a_job_in_time_is_not_at_risk() -> None:
     assert told(monitor.trains(NOW_S, NOW_S + 60.0, 1.0, "a"), events.JobAtRisk) == []
 
 
-@pytest.mark.parametrize(
-    ("reported", "deadline_s", "num_at_risk"), [(3.0, 45.0, 0), (3.0, 30.0, 1), (2.0, 45.0, 1)]
-)
-def test_a_job_between_two_levels_is_judged_by_its_speed(
-    reported: float, deadline_s: float, num_at_risk: int
-) -> None:
+@pytest.mark.parametrize(("reported", "deadline_s", "num_at_risk"), [(3.0, 45.0, 0), (3.0, 30.0, 1), (2.0, 45.0, 1)])
+def test_a_job_between_two_levels_is_judged_by_its_speed(reported: float, deadline_s: float, num_at_risk: int) -> None:
     """100 iterations on three GPUs take 34 s; on four 25 s, and the resize to them 30 s."""
     history = running("a", num_gpus=4, deadline_s=NOW_S + deadline_s, resize_cost_s=30.0)
     survivors = PlacedJob(job_id="a", generation=2, gpus=gpus("node-0:0", "node-0:1", "node-0:2"))

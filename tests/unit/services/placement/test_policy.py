@@ -265,18 +265,14 @@ def test_further_losses_leave_fewer_survivors_and_the_last_one_trains_alone() ->
         assert history.state.live_jobs["a"].gpus == tuple(whole[i] for i in left)
     crash(history, 2).decided(POLICY)
     a = history.state.live_jobs["a"]
-    assert (a.gpus, a.previous_generation) == (whole, None), (
-        "no worker holds the state: all start anew on their GPUs"
-    )
+    assert (a.gpus, a.previous_generation) == (whole, None), "no worker holds the state: all start anew on their GPUs"
 
 
 def test_survivors_of_a_lost_node_do_not_wait_for_the_allocator() -> None:
     history = pool(2, 2, stop_free=True)
     admitted(history, "a", best_effort())
     allocated(history, a=4).decided(POLICY)
-    history.started("a").then(
-        events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S)
-    )
+    history.started("a").then(events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S))
     history.decided(POLICY)
     assert {gpu.node_id for gpu in history.state.live_jobs["a"].gpus} == {"node-0"}
     assert history.started("a").decided(POLICY) == ()

@@ -63,9 +63,7 @@ def test_a_gpu_counts_as_slow_for_a_while() -> None:
     assert view.slow_until_s == {1: SETTLED_AT_S + KEPT_S}
 
 
-@pytest.mark.parametrize(
-    "fact", [lagged(generation=7), lagged(rank=2)], ids=["another generation", "no such rank"]
-)
+@pytest.mark.parametrize("fact", [lagged(generation=7), lagged(rank=2)], ids=["another generation", "no such rank"])
 def test_an_impossible_report_is_ignored(fact: events.WorkerLagged) -> None:
     history = training(4)
     before = history.state.nodes

@@ -44,9 +44,7 @@ def shares(history: History) -> dict[str, int]:
         (5, 7, []),
     ],
 )
-def test_powers_of_two_between_the_bounds_are_its_sizes(
-    min_gpus: int, max_gpus: int | None, sizes: list[int]
-) -> None:
+def test_powers_of_two_between_the_bounds_are_its_sizes(min_gpus: int, max_gpus: int | None, sizes: list[int]) -> None:
     gpu_range = GpuRange.of(min_gpus, max_gpus)
     assert [size for size in LINEAR if gpu_range.allows(size)] == sizes
     assert gpu_range.is_empty == (not sizes) == (range_problem(min_gpus, max_gpus) is not None)
@@ -101,9 +99,7 @@ def test_a_deadline_that_the_range_cannot_keep_is_refused_and_quoted_as_it_is_ad
 def test_jobs_of_every_class_keep_to_their_range(job_class: JobClass) -> None:
     deadline_s = NOW_S + 100.0 if job_class.has_deadline else None
     history = pool(8)
-    history.decided(
-        ADMISSION, submit("a", job_class=job_class, deadline_s=deadline_s, min_gpus=2, max_gpus=4)
-    )
+    history.decided(ADMISSION, submit("a", job_class=job_class, deadline_s=deadline_s, min_gpus=2, max_gpus=4))
     assert shares(history) == {"a": 4}
     small = pool(3)
     small.decided(ADMISSION, submit("a", job_class=job_class, deadline_s=deadline_s, min_gpus=2))

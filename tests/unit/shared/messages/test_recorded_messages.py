@@ -41,9 +41,5 @@ def test_a_recorded_message_can_still_be_read(path: Path) -> None:
     assert (envelope.id, envelope.cause_id, envelope.recorded_at_s) == ("recorded", "cause", 1_800_000_000.5)
     assert type(envelope.message) is MESSAGE_TYPES[name]
     if int(version) == MESSAGE_TYPES[name].VERSION:
-        again = codec.encode(
-            envelope.message, id="recorded", cause_id="cause", recorded_at_s=envelope.recorded_at_s
-        )
-        assert contains(
-            msgpack.unpackb(again, strict_map_key=False), msgpack.unpackb(data, strict_map_key=False)
-        )
+        again = codec.encode(envelope.message, id="recorded", cause_id="cause", recorded_at_s=envelope.recorded_at_s)
+        assert contains(msgpack.unpackb(again, strict_map_key=False), msgpack.unpackb(data, strict_map_key=False))

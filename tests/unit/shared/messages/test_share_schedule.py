@@ -20,9 +20,7 @@ def test_a_schedule_is_read_segment_by_segment() -> None:
     assert steps == [ShareSegment(0.0, 40.0, 1), ShareSegment(50.0, 120.0, 4)]
 
 
-@pytest.mark.parametrize(
-    "bad", [[0.0], [0.0, 1.0, 2, 3.0], [0.0, -1.0, 2], [0.0, float("nan"), 1], ["a"] * 3]
-)
+@pytest.mark.parametrize("bad", [[0.0], [0.0, 1.0, 2, 3.0], [0.0, -1.0, 2], [0.0, float("nan"), 1], ["a"] * 3])
 def test_what_is_no_schedule_is_refused_at_the_door(bad: list[object]) -> None:
     with pytest.raises(Undecodable, match="planned"):
         codec.decode(planned(bad))

@@ -36,9 +36,7 @@ LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 4.0))
 Pieces = tuple[tuple[float, int], ...]
 
 
-def job(
-    iterations: float, deadline_s: float = math.inf, cost_s: float = 0.0, **more: object
-) -> SchedulableJob:
+def job(iterations: float, deadline_s: float = math.inf, cost_s: float = 0.0, **more: object) -> SchedulableJob:
     fields = {"job_id": "job", "curve": LINEAR, "resize_cost": ResizeCost.flat(cost_s), **more}
     return SchedulableJob(remaining_iterations=iterations, deadline_s=deadline_s, **fields)  # type: ignore[arg-type]
 
@@ -182,9 +180,7 @@ def held_until(job: SchedulableJob, schedule: Schedule, now_s: float = 0.0) -> t
 def test_when_a_job_ends_under_a_given_schedule() -> None:
     schedule: Schedule = (ShareSegment(0.0, 4.0, 2), ShareSegment(6.0, 9.0, 2))
     assert held_until(job(9.9, cost_s=1.0), schedule) == (9.0, schedule)
-    assert held_until(job(10.1, cost_s=1.0), schedule) == (pytest.approx(9.05, abs=0.01), schedule), (
-        "too late"
-    )
+    assert held_until(job(10.1, cost_s=1.0), schedule) == (pytest.approx(9.05, abs=0.01), schedule), "too late"
     assert held_until(job(11.9, cost_s=1.0, current_num_gpus=2), schedule) == (9.0, schedule)
     assert held_until(job(1.0, cost_s=1.0, current_num_gpus=2), schedule[1:])[0] < 7.51  # it stopped between
     assert held_until(job(0.0), schedule) == (0.0, ())
@@ -255,9 +251,7 @@ def test_the_earliest_deadline_is_where_acceptance_begins() -> None:
     assert around_s is not None
     assert around_s > 2.0
     full = AdmissionPlan.build([named("full", 39.9, 10.0)], 4, 0.0)
-    assert (
-        AdmissionSearch(full).earliest_deadline_s(urgent) == earliest_deadline_around_s(full, urgent) == 12.0
-    )
+    assert AdmissionSearch(full).earliest_deadline_s(urgent) == earliest_deadline_around_s(full, urgent) == 12.0
 
 
 def test_who_ends_just_before_a_step_down_gives_back_the_rest_and_takes_nothing_for_it() -> None:

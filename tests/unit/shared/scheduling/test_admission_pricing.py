@@ -96,9 +96,7 @@ def test_demand_is_forgotten_and_looked_at_through_a_window_as_long_as_the_jobs(
 def test_a_short_window_takes_no_more_than_a_longer_one() -> None:
     crowd = every(30.0, 250.0)  # 8.3 GPUs' worth, for a day
     quiet = demand(*crowd, *((DAY_S + number * 3600.0, 6000.0) for number in range(1, 9)))
-    by_window = [
-        price_limit(quiet, now_s=DAY_S + 8 * 3600.0, window_s=hours * 3600.0) for hours in (1, 4, 20, 90)
-    ]
+    by_window = [price_limit(quiet, now_s=DAY_S + 8 * 3600.0, window_s=hours * 3600.0) for hours in (1, 4, 20, 90)]
     assert by_window == sorted(by_window)
     assert by_window[0] < 6000.0, "one hour alone would have capacity for it"
 
@@ -109,13 +107,10 @@ def test_what_leaves_the_pool_nearly_idle_by_some_instant_is_taken_by_any_deadli
     free = empty_availability_profile(2)  # for a quarter of an hour all GPUs, then none
     free.start_B[:], free.free_B[:], free.size[0] = (DAY_S, DAY_S + 900.0), (NUM_GPUS, 0), 2
     by_deadline = [
-        crowded.is_overpriced(replace(request, deadline_s=DAY_S + window_s), free)
-        for window_s in (1100.0, 9000.0)
+        crowded.is_overpriced(replace(request, deadline_s=DAY_S + window_s), free) for window_s in (1100.0, 9000.0)
     ]
     assert by_deadline == [False, False]
-    assert crowded.is_overpriced(
-        replace(request, remaining_iterations=4000.0, deadline_s=DAY_S + 9000.0), free
-    )
+    assert crowded.is_overpriced(replace(request, remaining_iterations=4000.0, deadline_s=DAY_S + 9000.0), free)
 
 
 def test_the_commands_of_the_decision_count_as_demand() -> None:

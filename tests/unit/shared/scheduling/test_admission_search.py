@@ -37,9 +37,7 @@ def assert_all_kept(plan: AdmissionPlan, *jobs: SchedulableJob) -> None:
 
 
 CROWD = (job("urgent", LINEAR, 60.0, 41.0), job("rigid", RIGID, 50.0, 61.0))
-NARROW = job(
-    "narrow", ScalingCurve((1,), (1.0,)), 10.0, 41.0
-)  # two may run beside each other, before all is needed
+NARROW = job("narrow", ScalingCurve((1,), (1.0,)), 10.0, 41.0)  # two may run beside each other, before all is needed
 
 CROWDED = (
     job("short", LINEAR, 10.0, 51.0),

@@ -139,9 +139,7 @@ def test_nothing_to_allocate() -> None:
 # --- changes that are due in a moment --------------------------------------------------------------------
 
 
-def brought_forward(
-    *schedules: tuple[float, ...], num_gpus: int = 8, within_s: float = 1.0
-) -> list[Schedule]:
+def brought_forward(*schedules: tuple[float, ...], num_gpus: int = 8, within_s: float = 1.0) -> list[Schedule]:
     """The schedules after changes planned within so short a time were made at once."""
     table = JobTable.of(job(f"job-{number}") for number in range(len(schedules)))
     for row, schedule in enumerate(schedules):
@@ -151,9 +149,7 @@ def brought_forward(
     bring_changes_forward(profile, table.schedules, rows, np.zeros(len(rows), np.bool_), within_s)
     swept = empty_availability_profile(64)
     assert sweep(swept, table.schedules, rows, 0.0, num_gpus) >= 0
-    assert np.array_equal(profile.free_B[: profile.size[0]], swept.free_B[: swept.size[0]]), (
-        "the profile was kept up"
-    )
+    assert np.array_equal(profile.free_B[: profile.size[0]], swept.free_B[: swept.size[0]]), "the profile was kept up"
     return [table.schedule(row) for row in range(table.num_jobs)]
 
 

@@ -44,16 +44,12 @@ def plan_of_one(num_gpus: int = NUM_GPUS) -> AdmissionPlan:
     job = SchedulableJob(job_id="slack", curve=LINEAR, remaining_iterations=80.0, deadline_s=40.1)
     plan = AdmissionPlan.build([job], num_gpus, 0.0)
     schedules = {"slack": plan.schedules["slack"], "other": plan.schedules["slack"]}
-    return AdmissionPlan.build(
-        [job, replace(job, job_id="other", deadline_s=1_000.0)], num_gpus, 0.0, schedules
-    )
+    return AdmissionPlan.build([job, replace(job, job_id="other", deadline_s=1_000.0)], num_gpus, 0.0, schedules)
 
 
 def test_more_gpus_can_be_left_alone_for_a_shorter_time() -> None:
     found, _ = alternative_plans_of(plan_of_one())
-    longest_s = {
-        int(num_gpus): max(found.until_s_C[found.num_gpus_C == num_gpus]) for num_gpus in found.num_gpus_C
-    }
+    longest_s = {int(num_gpus): max(found.until_s_C[found.num_gpus_C == num_gpus]) for num_gpus in found.num_gpus_C}
     assert longest_s[1] == longest_s[2] == np.inf, "one is in time on two of them, the other behind it"
     assert 20.1 / PRECISION <= longest_s[4] <= 20.1, "on four the first takes 20 s"
     for index, until_s in enumerate(found.until_s_C):

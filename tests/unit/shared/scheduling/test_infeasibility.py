@@ -48,9 +48,7 @@ def test_an_interval_that_cannot_hold_them_all() -> None:
     assert infeasibility_certificate == OverloadedInterval(
         start_s=100.0, end_s=110.0, needed_gpu_seconds=41.0, available_gpu_seconds=40.0
     )
-    fits = find_infeasibility_certificate(
-        Asked(20.0, 110.0), promised, 4, 100.0, FREE, earliest_deadline_s=111.0
-    )
+    fits = find_infeasibility_certificate(Asked(20.0, 110.0), promised, 4, 100.0, FREE, earliest_deadline_s=111.0)
     assert fits == Unproven(earliest_deadline_s=111.0)
 
 

@@ -46,9 +46,7 @@ def test_each_is_a_plan_in_which_all_are_in_time_and_which_leaves_gpus_alone() -
     for plan_index, (num_gpus, until_s) in enumerate(zip(found.num_gpus_C, found.until_s_C, strict=True)):
         searched(plan, plan_index + 1)
         size = found.size_C[plan_index]
-        np.testing.assert_array_equal(
-            plan.scratch_availability.free_B[:size], found.free_CB[plan_index, :size]
-        )
+        np.testing.assert_array_equal(plan.scratch_availability.free_B[:size], found.free_CB[plan_index, :size])
         schedules = {job.job_id: schedule_of(plan.filled, row) for row, job in enumerate(PROMISED)}
         assert all(is_on_time(job, schedules[job.job_id], 0.0) for job in PROMISED)
         alone = (ShareSegment(0.0, float(min(until_s, 1e6)), int(num_gpus)),)

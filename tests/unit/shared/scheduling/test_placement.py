@@ -49,16 +49,12 @@ def test_growing_goes_elsewhere_rather_than_push_a_neighbour_away() -> None:
     assert placement.gpus_by_job == {"g": gpus("b", 0, 1, 2, 3), "n": gpus("a", 0)}
 
 
-def migration_rules(
-    num_gpus_by_job: dict[str, int], *movable: str, stay_s: float, stop_s: float
-) -> MigrationRules:
+def migration_rules(num_gpus_by_job: dict[str, int], *movable: str, stay_s: float, stop_s: float) -> MigrationRules:
     """Jobs that were not profiled by level."""
     unmeasured = PlacementCurves(None, {})
 
     def migration_benefit(job_id: str) -> MigrationBenefit:
-        return MigrationBenefit(
-            curves=unmeasured, num_gpus=num_gpus_by_job[job_id], stay_s=stay_s, stop_s=stop_s
-        )
+        return MigrationBenefit(curves=unmeasured, num_gpus=num_gpus_by_job[job_id], stay_s=stay_s, stop_s=stop_s)
 
     return MigrationRules(movable=set(movable), migration_benefit=migration_benefit)
 
@@ -83,9 +79,7 @@ def test_pieces_lie_as_close_together_as_they_can_and_leave_the_most_room_elsewh
         "c": gpus("c", 0) + gpus("c", 4),
         "d": gpus("d", 0, 4, 6),  # 2 + 1 and 1 + 1 left
     }
-    occupied = {
-        f"{job_id}{index}": (gpu,) for job_id, held in current.items() for index, gpu in enumerate(held)
-    }
+    occupied = {f"{job_id}{index}": (gpu,) for job_id, held in current.items() for index, gpu in enumerate(held)}
     wanted = dict.fromkeys(occupied, 1) | {"new": 4}
     placed = place(topology, occupied, wanted).gpus_by_job["new"]
     assert placed == gpus("d", 1, 2, 3, 5)  # the fullest node that has four, its pair first
@@ -94,9 +88,7 @@ def test_pieces_lie_as_close_together_as_they_can_and_leave_the_most_room_elsewh
 @pytest.mark.parametrize(("stop_s", "moves"), [(39.0, True), (41.0, False)])
 def test_a_job_moves_to_make_room_only_if_it_may_and_if_that_pays(stop_s: float, moves: bool) -> None:
     stay_s = 10.0 / UNMEASURED_SAVING  # a block saves the arriving_job 10 s on 4 GPUs
-    placement = place(
-        TWO_OF_FOUR, FRAGMENTED, CROWDED, migration_rules(CROWDED, "one", stay_s=stay_s, stop_s=stop_s)
-    )
+    placement = place(TWO_OF_FOUR, FRAGMENTED, CROWDED, migration_rules(CROWDED, "one", stay_s=stay_s, stop_s=stop_s))
     if moves:
         assert placement.migrated == ("one",)
         assert placement.gpus_by_job == {
@@ -109,9 +101,7 @@ def test_a_job_moves_to_make_room_only_if_it_may_and_if_that_pays(stop_s: float,
 
 
 def test_of_several_that_may_move_the_fewest_gpus_do() -> None:
-    placement = place(
-        TWO_OF_FOUR, FRAGMENTED, CROWDED, migration_rules(CROWDED, "one", "two", stay_s=1e6, stop_s=1.0)
-    )
+    placement = place(TWO_OF_FOUR, FRAGMENTED, CROWDED, migration_rules(CROWDED, "one", "two", stay_s=1e6, stop_s=1.0))
     assert placement.migrated == ("one",)
 
 
@@ -119,10 +109,7 @@ def test_nobody_moves_where_no_place_as_good_is_free() -> None:
     """Four GPUs are free, but no other pair is free for the job that would migrate."""
     current = {"pair": gpus("a", 0, 1), "x": gpus("b", 0), "y": gpus("b", 2)}
     wanted = {"pair": 2, "x": 1, "y": 1, "new": 4}
-    assert (
-        place(TWO_OF_FOUR, current, wanted, migration_rules(wanted, "pair", stay_s=1e6, stop_s=1.0)).migrated
-        == ()
-    )
+    assert place(TWO_OF_FOUR, current, wanted, migration_rules(wanted, "pair", stay_s=1e6, stop_s=1.0)).migrated == ()
     both = place(TWO_OF_FOUR, current, wanted, migration_rules(wanted, "x", "y", stay_s=1e6, stop_s=1.0))
     assert both.migrated == ("x", "y")
     assert both.gpus_by_job["new"] == gpus("b", 0, 1, 2, 3)

@@ -34,9 +34,7 @@ CURVES = placement_curves(
         (1, SOCKET, 1.0),
     ],
 )
-def test_the_speed_at_a_level_is_never_guessed_upwards(
-    num_gpus: int, level: int, iterations_per_s: float
-) -> None:
+def test_the_speed_at_a_level_is_never_guessed_upwards(num_gpus: int, level: int, iterations_per_s: float) -> None:
     assert CURVES.throughput(num_gpus, level) == iterations_per_s
 
 

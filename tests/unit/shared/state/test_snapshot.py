@@ -21,9 +21,7 @@ from elasticflow.shared.state.pool import NodeState, PoolState, SlowGpu
     "nested",
     [NodeState, SlowGpu, Offer, GpuId, GpuLimits, JobSpec, MetricCondition, TenantQuota, PreviousGeneration],
 )
-def test_another_field_of_a_nested_type_changes_the_shape(
-    nested: type[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_field_of_a_nested_type_changes_the_shape(nested: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(nested.__annotations__, "added", int)
     assert snapshot.shape_of(PoolState) != snapshot.SHAPE
 

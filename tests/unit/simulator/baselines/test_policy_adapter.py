@@ -26,9 +26,7 @@ class Scripted:
     valid_until_s: float = float("inf")
     seen: dict[str, BaselineJob] = field(default_factory=dict)
 
-    def admits(
-        self, arriving_job: BaselineJob, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float
-    ) -> bool:
+    def admits(self, arriving_job: BaselineJob, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> bool:
         self.seen[arriving_job.job_id] = arriving_job
         return True
 
@@ -117,12 +115,8 @@ def test_a_job_of_unknown_throughput_is_rejected_and_a_cancelled_one_is_removed(
     (refused,) = table.decide("admission", submit("new", model_name="unknown"))
     assert (type(refused), refused.reason) == (JobRejected, "unrunnable")
     table.decide("admission", submit("one"))
-    assert isinstance(
-        table.decide("admission", CancelJob(job_id="one", tenant="other"))[0], events.CancelRejected
-    )
-    assert isinstance(
-        table.decide("admission", CancelJob(job_id="one", tenant="lab"))[0], events.JobCancelled
-    )
+    assert isinstance(table.decide("admission", CancelJob(job_id="one", tenant="other"))[0], events.CancelRejected)
+    assert isinstance(table.decide("admission", CancelJob(job_id="one", tenant="lab"))[0], events.JobCancelled)
     (allocated,) = table.decide("allocator", at_s=1.0)
     assert isinstance(allocated, AllocationDecided)
     assert allocated.num_gpus_by_job == {}

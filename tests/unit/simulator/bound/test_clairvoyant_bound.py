@@ -123,9 +123,7 @@ def test_jobs_buy_where_time_is_cheap() -> None:
     bought = price_ascent.answer(demand, Grid.of(demand), 2, np.array([0.01, 0.1]))
     costs = [4 * 0.01 + 4 * 0.01 + 1.2 * 0.1, 0.01, 0.1]
     assert bought.met_J.tolist() == [1.0, 1.0, 1.0]
-    assert bought.gpu_seconds_I.tolist() == pytest.approx(
-        [4 + 4 + 1, 1.2 + 1], rel=1e-5
-    )  # less what is forgiven
+    assert bought.gpu_seconds_I.tolist() == pytest.approx([4 + 4 + 1, 1.2 + 1], rel=1e-5)  # less what is forgiven
     assert bought.dual_value == pytest.approx(2 * (4 * 0.01 + 6 * 0.1) + sum(1 - cost for cost in costs))
 
 

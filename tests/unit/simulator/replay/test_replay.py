@@ -45,9 +45,7 @@ class Recording:
         return NOW_S + len(self.records)
 
     def write(self, subject: str, message: Event | PlanDecided | SubmitJob) -> None:
-        self.write_bytes(
-            subject, codec.encode(message, id=f"id-{len(self.records)}", recorded_at_s=self.now_s)
-        )
+        self.write_bytes(subject, codec.encode(message, id=f"id-{len(self.records)}", recorded_at_s=self.now_s))
 
     def write_bytes(self, subject: str, data: bytes) -> None:
         record = LedgerRecord(
@@ -64,9 +62,7 @@ class Recording:
         self.write(subject_of(POOL, event), event)
 
     def given(self, event: events.PlanEvent) -> None:
-        decision = PlanDecided(
-            service=OPERATOR, based_on=self.state.sequence, now_s=self.now_s, events=(event,)
-        )
+        decision = PlanDecided(service=OPERATOR, based_on=self.state.sequence, now_s=self.now_s, events=(event,))
         self.write(subjects.plan(POOL), decision)
 
     def decide(self, service: str, *commands: Command, meanwhile: tuple[Event, ...] = ()) -> None:
@@ -93,9 +89,7 @@ class Recording:
 
 
 def joined(number: int) -> events.NodeJoined:
-    return events.NodeJoined(
-        node_id=f"node-{number}", incarnation="first", num_gpus=4, device="cpu", at_s=NOW_S
-    )
+    return events.NodeJoined(node_id=f"node-{number}", incarnation="first", num_gpus=4, device="cpu", at_s=NOW_S)
 
 
 @pytest.fixture
@@ -237,9 +231,7 @@ def test_every_phase_has_its_colour(recording: Recording) -> None:
         assert tables(shown | {"jobs": [shown["jobs"][0] | {"phase": phase.value}]}).renderables
 
 
-@pytest.mark.parametrize(
-    "instant", [f"{NOW_S + 3.5}", "2027-01-15T08:00:03.5Z", "2027-01-15T09:00:03.5+01:00"]
-)
+@pytest.mark.parametrize("instant", [f"{NOW_S + 3.5}", "2027-01-15T08:00:03.5Z", "2027-01-15T09:00:03.5+01:00"])
 def test_an_instant_may_be_given_in_seconds_or_in_iso_8601(file: Path, instant: str) -> None:
     state = json.loads(replay(file, "--at", instant, "--json").stdout)
     assert (state["sequence"], state["at_s"]) == (4, NOW_S + 3.5)

@@ -29,9 +29,7 @@ from elasticflow.simulator.verification.checker import Checker
 LEVELS = (Level(1, 1.0, 2.0), Level(2, 2.0, 3.0), Level(4, 3.0, 4.0))
 
 
-def certified(
-    job_id: str = "a", iterations: float = 8.0, deadline_s: float = 110.0, **more: object
-) -> CertifiedJob:
+def certified(job_id: str = "a", iterations: float = 8.0, deadline_s: float = 110.0, **more: object) -> CertifiedJob:
     return CertifiedJob(
         job_id=job_id, remaining_iterations=iterations, deadline_s=deadline_s, **({"levels": LEVELS} | more)
     )
@@ -64,9 +62,7 @@ def problems(*promises: Promise, **more: object) -> list[str]:
         promise((100.0, 108.0, 1), current_num_gpus=1, stalled_until_s=99.0),
         promise((100.0, 107.0, 2), current_num_gpus=1, stalled_until_s=109.0),  # a new stop ends the old one
         promise((100.0, 105.0, 1), (105.0, 110.0, 1)),  # the same GPUs go on
-        promise(
-            (100.0, 106.0, 1), (106.0, 111.0, 2), iterations=6.0, deadline_s=110.0
-        ),  # ends before its GPUs
+        promise((100.0, 106.0, 1), (106.0, 111.0, 2), iterations=6.0, deadline_s=110.0),  # ends before its GPUs
         promise(iterations=0.0),
     ],
 )
@@ -119,9 +115,7 @@ def test_the_check_is_exact_for_large_numbers() -> None:
     """Whole numbers show a difference that floats of seconds do not resolve."""
     levels = (Level(1, 0.1, 0.0),)
     start_s, end_s = 1.7e9, 1.7e9 + 10.0
-    done = certified(
-        iterations=0.1 * 10, deadline_s=end_s, levels=levels
-    )  # rounded up: 10 * 0.1 < 1 + 5.6e-17
+    done = certified(iterations=0.1 * 10, deadline_s=end_s, levels=levels)  # rounded up: 10 * 0.1 < 1 + 5.6e-17
     exactly = replace(done, remaining_iterations=math.nextafter(1.0, 2.0))
     for job, expected in ((done, 0), (exactly, 1)):
         claim = Promise(job=job, schedule=(Held(start_s, end_s, 1),))
@@ -226,13 +220,9 @@ def test_too_slow_alone() -> None:
     assert lies(TooSlowAlone(earliest_end_s=114.0), replace(running, stalled_until_s=200.0)) == []
 
 
-def overloaded(
-    needed: float, start_s: float = 100.0, end_s: float = 110.0, num_gpus: int = 4
-) -> OverloadedInterval:
+def overloaded(needed: float, start_s: float = 100.0, end_s: float = 110.0, num_gpus: int = 4) -> OverloadedInterval:
     available = num_gpus * (end_s - start_s)
-    return OverloadedInterval(
-        start_s=start_s, end_s=end_s, needed_gpu_seconds=needed, available_gpu_seconds=available
-    )
+    return OverloadedInterval(start_s=start_s, end_s=end_s, needed_gpu_seconds=needed, available_gpu_seconds=available)
 
 
 def test_an_overloaded_interval() -> None:
@@ -280,9 +270,7 @@ def infeasible(*prices: tuple[float, float, float]) -> InfeasibleProgram:
 def test_an_infeasible_program() -> None:
     """No interval alone is overloaded, but higher speed costs more GPU-seconds: prices show both."""
     urgent = certified("urgent", 40.0, levels=(Level(4, 4.0, 0.0),))  # all GPUs for the first 10 s
-    patient = certified(
-        "patient", 20.0, 120.0, levels=(Level(1, 1.0, 0.0), Level(4, 2.0, 0.0))
-    )  # all of the next 10
+    patient = certified("patient", 20.0, 120.0, levels=(Level(1, 1.0, 0.0), Level(4, 2.0, 0.0)))  # all of the next 10
     small = certified("small", 1.0, 120.0, levels=(Level(1, 1.0, 0.0),))
     prices = infeasible((100.0, 110.0, 3.0), (110.0, 120.0, 1.0))  # they pay 120 + 40 + 1, the GPUs earn 160
     assert lies(prices, small, urgent, patient) == []
@@ -314,9 +302,7 @@ def test_prices_that_prove_nothing(prices: InfeasibleProgram) -> None:
         now_s=100.0, num_gpus=4, arriving_job=two[0], promised=two[1:], infeasibility_certificate=prices
     )
     assert checker.check_rejection(no) != []
-    assert (
-        checker.check_rejection(replace(no, infeasibility_certificate=infeasible((100.0, 110.0, 1.0)))) == []
-    )
+    assert checker.check_rejection(replace(no, infeasibility_certificate=infeasible((100.0, 110.0, 1.0)))) == []
 
 
 def test_an_overpriced_job() -> None:

@@ -58,8 +58,7 @@ def test_a_class_comes_from_its_column_and_does_not_change_the_draws_of_other_jo
     classes = [slo, JobClass.BEST_EFFORT, JobClass.SOFT, JobClass.PADDING, slo, slo]
     assert [job.job_class for job in jobs] == classes
     assert [job.deadline_s for job in jobs] == [
-        before.deadline_s if job.job_class.has_deadline else None
-        for job, before in zip(jobs, plain, strict=True)
+        before.deadline_s if job.job_class.has_deadline else None for job, before in zip(jobs, plain, strict=True)
     ]
 
 

@@ -24,9 +24,7 @@ def test_a_table_gives_a_curve_for_each_batch_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nothing", ["", "nan", "NaN", "0", "0.0", " "])
-def test_a_level_where_the_job_does_not_run_is_left_out_also_in_the_middle(
-    tmp_path: Path, nothing: str
-) -> None:
+def test_a_level_where_the_job_does_not_run_is_left_out_also_in_the_middle(tmp_path: Path, nothing: str) -> None:
     tables = read_throughputs(folder_with(tmp_path, f"{HEADER}64,{nothing},2,{nothing},7\n"))
     assert tables.curve("bert", 64) == ScalingCurve((2, 8), (2.0, 7.0))
 

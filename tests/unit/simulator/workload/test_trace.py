@@ -227,9 +227,7 @@ def test_a_range_of_gpus_is_the_part_of_the_curve_where_the_job_may_run(tmp_path
         ("2", "1", "min_gpus '2': 2 is more than max_gpus, 1"),
     ],
 )
-def test_a_range_in_which_the_model_does_not_run_is_refused(
-    tmp_path: Path, least: str, most: str, words: str
-) -> None:
+def test_a_range_in_which_the_model_does_not_run_is_refused(tmp_path: Path, least: str, most: str, words: str) -> None:
     file = trace_of(tmp_path, f"{HEADER},min_gpus,max_gpus", f"{GOOD},{least},{most}")
     with pytest.raises(BadInput, match=words):
         read_trace(file, TABLES)

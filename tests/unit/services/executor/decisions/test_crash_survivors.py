@@ -22,9 +22,7 @@ from tests.support.histories import NOW_S, gpus
 
 TIMES = FailureTimeouts()
 JOINED = Started(iteration=7, resize=TIMELINE)
-STARTED = events.GenerationStarted(
-    job_id="a", generation=2, num_gpus=2, iteration=7, resize=TIMELINE, at_s=NOW_S
-)
+STARTED = events.GenerationStarted(job_id="a", generation=2, num_gpus=2, iteration=7, resize=TIMELINE, at_s=NOW_S)
 
 
 def training(num_gpus: int = 1) -> ExecutorNode:
@@ -93,9 +91,7 @@ def test_after_the_switch_the_process_is_another_worker_and_the_start_is_reporte
 
 def test_staying_workers_report_while_joining_ones_prepare() -> None:
     node = training().place("node-0:0", "node-0:3")
-    node.reports(Progressed(iteration=5, iterations_per_s=1.0, metrics={})).reports(
-        CheckpointWritten(iteration=4)
-    )
+    node.reports(Progressed(iteration=5, iterations_per_s=1.0, metrics={})).reports(CheckpointWritten(iteration=4))
     (worker,) = node_report(node.state, NOW_S).workers
     assert (worker.generation, worker.iteration, worker.checkpoint_iteration) == (1, 5, 4)
     (worker,) = node_report(node.switches(to=0).state, NOW_S).workers
@@ -194,9 +190,7 @@ def test_survivors_learn_of_a_lost_peer_once() -> None:
     node.reports(Interrupted(iteration=12)).forget().place("node-0:0", "node-0:1", "node-1:0").settle()
     assert peers_lost(node) == []
     node.forget().ledger(
-        events.WorkerCrashed(
-            job_id="a", generation=2, node_id="node-1", rank=2, explanation="", at_s=node.now_s
-        )
+        events.WorkerCrashed(job_id="a", generation=2, node_id="node-1", rank=2, explanation="", at_s=node.now_s)
     )
     assert peers_lost(node) == [sent(PeersLost(generation=2))]
 
@@ -285,9 +279,7 @@ def test_the_job_may_finish_or_fail_while_joining_workers_prepare() -> None:
 
 def test_a_stop_is_not_reported_while_a_worker_may_be_in_that_generation() -> None:
     node = training().place("node-1:0", "node-0:0").ledger(STARTED).place("node-1:0").forget()
-    node.ledger(
-        events.WorkerCrashed(job_id="a", generation=3, node_id="node-1", rank=0, explanation="", at_s=NOW_S)
-    )
+    node.ledger(events.WorkerCrashed(job_id="a", generation=3, node_id="node-1", rank=0, explanation="", at_s=NOW_S))
     assert StoppingWorkers(generation=2, node_id="node-0") not in node.state.pool.live_jobs["a"].stopping
     node.place("node-1:1")
     assert node.emitted == []

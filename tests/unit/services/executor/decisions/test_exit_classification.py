@@ -96,9 +96,7 @@ def test_survivors_of_a_crash_have_time_to_write_a_checkpoint() -> None:
 
 def test_a_survivor_that_does_not_notice_a_crash_is_killed_soon() -> None:
     """With NCCL a worker waits for a lost peer inside the GPU."""
-    node = (
-        ExecutorNode().training(2).reports(Progressed(iteration=5, iterations_per_s=1.0, metrics={}), rank=1)
-    )
+    node = ExecutorNode().training(2).reports(Progressed(iteration=5, iterations_per_s=1.0, metrics={}), rank=1)
     node.ends(rank=0, signal=9)
     assert node.policy.wake_at_s(node.state) == node.now_s + 3.0
     node.at(node.now_s + 3.0)
@@ -108,9 +106,7 @@ def test_a_survivor_that_does_not_notice_a_crash_is_killed_soon() -> None:
 def test_the_crash_names_the_worker_that_died_not_the_one_that_lost_it() -> None:
     node = ExecutorNode().training(2)
     for rank, end in ((0, {"exit_code": ExitCode.PEER_LOST}), (1, {"signal": 11})):
-        node.state = node.policy.observe(
-            node.state, WorkerEnded(worker=WorkerId("a", 1, rank), **end), node.now_s
-        )
+        node.state = node.policy.observe(node.state, WorkerEnded(worker=WorkerId("a", 1, rank), **end), node.now_s)
     node.settle()
     assert [event.explanation for event in node.emitted] == ["rank 1 on node-0 was ended by SIGSEGV"]
 
@@ -133,9 +129,7 @@ def test_an_exit_with_done_is_a_crash_only_if_no_other_node_has_stopped_the_job(
     node.at(NOW_S + TIMES.propagation_s)
     assert kinds(node.emitted) == [events.WorkerCrashed]
 
-    node = (
-        ExecutorNode().training(1).ends(code=ExitCode.DONE).place("node-0:1").at(NOW_S + TIMES.propagation_s)
-    )
+    node = ExecutorNode().training(1).ends(code=ExitCode.DONE).place("node-0:1").at(NOW_S + TIMES.propagation_s)
     assert kinds(node.emitted) == [events.WorkersStopped]
 
 

@@ -38,9 +38,7 @@ def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
     assert node.emitted == [events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.1:4000")]
     assert node.actions[2:] == [sent(JoinRendezvous(generation=1, address="10.0.0.1:4000"), rank=1)]
     node.reports(Started(iteration=7), rank=1).reports(Started(iteration=7))
-    assert node.emitted[1:] == [
-        events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S)
-    ]
+    assert node.emitted[1:] == [events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S)]
 
 
 def test_a_start_that_is_reported_late_names_its_checkpoint() -> None:
@@ -65,13 +63,9 @@ def test_the_address_of_a_rank_0_on_another_node_is_sent_once() -> None:
 def test_a_worker_that_starts_late_gets_the_address_with_its_assignment() -> None:
     node = ExecutorNode().settle().ledger(OTHER_NODE).admit().admit("b").place("node-0:0", job_id="b")
     node.ledger(
-        events.PlacementDecided(
-            placements=(events.PlacedJob(job_id="b", generation=2, gpus=()),), at_s=node.now_s
-        )
+        events.PlacementDecided(placements=(events.PlacedJob(job_id="b", generation=2, gpus=()),), at_s=node.now_s)
     )
-    node.place("node-1:0", "node-0:0").ledger(
-        events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.2:1")
-    )
+    node.place("node-1:0", "node-0:0").ledger(events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.2:1"))
     node.forget().ends(job_id="b", signal=9)
     (start,) = node.actions
     assert (start.worker, start.assignment.rendezvous) == (WorkerId("a", 1, 1), "10.0.0.2:1")
@@ -101,22 +95,12 @@ def test_a_resize_stops_at_a_boundary_and_reports_the_checkpoint() -> None:
     node.ends(rank=1)
     assert node.emitted == []
     node.reports(CheckpointWritten(iteration=40)).ends()
-    assert node.emitted == [
-        events.WorkersStopped(job_id="a", generation=1, node_id="node-0", iteration=40, at_s=NOW_S)
-    ]
+    assert node.emitted == [events.WorkersStopped(job_id="a", generation=1, node_id="node-0", iteration=40, at_s=NOW_S)]
     assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
 
 
 def test_without_a_new_checkpoint_the_one_it_began_from_is_reported() -> None:
-    node = (
-        ExecutorNode()
-        .settle()
-        .admit()
-        .place("node-0:0")
-        .reports(Started(iteration=30))
-        .place()
-        .ends(signal=9)
-    )
+    node = ExecutorNode().settle().admit().place("node-0:0").reports(Started(iteration=30)).place().ends(signal=9)
     assert [event.iteration for event in node.emitted_of(events.WorkersStopped)] == [30]
 
 

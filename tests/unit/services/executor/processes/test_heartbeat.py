@@ -46,9 +46,7 @@ class Node:
 async def until(node: Node, num_leases: int) -> None:
     """Run the heartbeat until it has extended the leases so often."""
     here: Any = node
-    heartbeat = asyncio.create_task(
-        Heartbeat(here, here, "pool-a", SystemClock(), get_log("executor"), here).run()
-    )
+    heartbeat = asyncio.create_task(Heartbeat(here, here, "pool-a", SystemClock(), get_log("executor"), here).run())
     async with asyncio.timeout(TIMEOUT_S):
         while len(node.leases) < num_leases:  # noqa: ASYNC110 - the fake signals nothing
             await asyncio.sleep(0.01)

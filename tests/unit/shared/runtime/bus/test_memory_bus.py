@@ -64,9 +64,7 @@ async def test_a_lease_follows_the_clock() -> None:
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
-    first, second = (
-        Lease(bus, "p", "lead", name, ttl_s=lambda: 10, clock=clock) for name in ("first", "second")
-    )
+    first, second = (Lease(bus, "p", "lead", name, ttl_s=lambda: 10, clock=clock) for name in ("first", "second"))
     told: list[tuple[str, bool]] = []
     holding = asyncio.create_task(first.hold(lambda held: told.append(("first", held))))
     await asyncio.sleep(0)

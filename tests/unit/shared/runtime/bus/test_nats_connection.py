@@ -72,9 +72,7 @@ async def connection(client: FakeClient) -> Connection:
 
 async def test_a_url_that_is_none_is_refused_before_there_is_a_connection() -> None:
     with pytest.raises(BadSettings, match="NATS_URL must be like"):
-        await Connection("s3cret", None).open(
-            "s3cret", name="reader", wait_s=1.0, tls=None, credentials_file=None
-        )
+        await Connection("s3cret", None).open("s3cret", name="reader", wait_s=1.0, tls=None, credentials_file=None)
 
 
 async def test_websockets_need_a_library_that_is_not_installed_with_us(
@@ -112,9 +110,7 @@ async def test_a_break_that_is_known_but_not_yet_told_makes_no_reader_spin(
     assert reader.num_asked == 1
 
 
-async def test_who_waits_hears_that_there_will_be_no_connection(
-    client: FakeClient, connection: Connection
-) -> None:
+async def test_who_waits_hears_that_there_will_be_no_connection(client: FakeClient, connection: Connection) -> None:
     client.is_connected = False
     reading = asyncio.create_task(Reader(connection).read())
     await asyncio.wait([reading], timeout=0)

@@ -53,7 +53,5 @@ def test_a_child_that_another_process_was_to_start_does_not_begin(monkeypatch: p
     monkeypatch.setattr(os, "getpid", lambda: 1 << 22)
     other = preexec_die_with_parent()
     monkeypatch.undo()
-    child = subprocess.run(
-        [sys.executable, "-c", "print('up')"], preexec_fn=other, capture_output=True, check=False
-    )
+    child = subprocess.run([sys.executable, "-c", "print('up')"], preexec_fn=other, capture_output=True, check=False)
     assert child.returncode == -signal.SIGKILL

@@ -21,9 +21,7 @@ async def test_a_command_stays_with_its_replica_while_that_runs_and_no_longer() 
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
     news = asyncio.Event()
-    inbox = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState
-    )
+    inbox = CommandQueue(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState)
     running = asyncio.create_task(inbox.run())
     data = codec.encode(submit("a"), id="command", recorded_at_s=0.0)
     await bus.append(subjects.submit("lab", "p"), data, message_id="command")

@@ -47,9 +47,7 @@ def moves_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> 
     return tuple(
         admitted(
             command.job_id,
-            replanned=dict.fromkeys(
-                PROMISED, (NOW_S, NOW_S + 60.0, 1.0) * (10 if command.job_id == "greedy" else 1)
-            ),
+            replanned=dict.fromkeys(PROMISED, (NOW_S, NOW_S + 60.0, 1.0) * (10 if command.job_id == "greedy" else 1)),
         )
         for command in commands
         if state.job(command.job_id) is None
@@ -161,9 +159,7 @@ async def test_an_allocation_omits_schedules_that_do_not_fit_and_can_be_verified
     decision = ledger_message(stored.subject, stored.data)
     assert isinstance(decision, PlanDecided)
     assert decision.events == (
-        events.AllocationDecided(
-            num_gpus_by_job={PROMISED[0]: 1}, valid_until_s=None, planned={}, at_s=NOW_S
-        ),
+        events.AllocationDecided(num_gpus_by_job={PROMISED[0]: 1}, valid_until_s=None, planned={}, at_s=NOW_S),
     )
     records = await stored_after(bus, 0, 5)
     assert verify(read_entries(records), {"allocator": policy}).difference is None
@@ -174,23 +170,18 @@ async def test_an_allocation_omits_schedules_that_do_not_fit_and_can_be_verified
 
 def admits_when_profiled(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
     waiting = sorted(job.job_id for job in state.live_jobs.values() if job.phase is Phase.PROFILING)
-    return tuple(
-        admitted(job_id, replanned=moves_all(state, (submit("x"),), 0.0)[0].replanned) for job_id in waiting
-    )
+    return tuple(admitted(job_id, replanned=moves_all(state, (submit("x"),), 0.0)[0].replanned) for job_id in waiting)
 
 
 async def test_events_without_a_command_take_as_many_decisions_as_they_need() -> None:
     bus = await large_pool()
     names = [f"profiled-{number}" for number in range(5)]
     waiting = tuple(
-        events.ProfileRequested(job_id=name, tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
-        for name in names
+        events.ProfileRequested(job_id=name, tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S) for name in names
     )
     decision = PlanDecided(service="operator", based_on=4, now_s=NOW_S, events=waiting)
     await bus.append(subjects.plan(POOL), codec.encode(decision, id="w", recorded_at_s=NOW_S), message_id="w")
-    host = hosted(
-        bus, planner("admission", admits_when_profiled, shorten=admission.shorten, replies=admission.replies)
-    )
+    host = hosted(bus, planner("admission", admits_when_profiled, shorten=admission.shorten, replies=admission.replies))
     async with running(host):
         found = await stored_after(bus, 5, 2)
     said = [[e.job_id for e in ledger_message(s.subject, s.data).events] for s in found]

@@ -48,9 +48,7 @@ def admitted(job_id: str) -> JobAdmitted:
     )
 
 
-def admit_one(
-    state: PoolState, commands: tuple[Command, ...], now_s: float
-) -> tuple[events.AdmissionEvent, ...]:
+def admit_one(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[events.AdmissionEvent, ...]:
     """The first job is admitted, each other one rejected: the decision depends on what was decided before."""
     decided: list[events.AdmissionEvent] = []
     for command in commands:

@@ -17,9 +17,7 @@ def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["services/admission/__main__.py"])
 
 
-@pytest.mark.parametrize(
-    ("argument", "status", "said"), [("--help", 0, "NATS_URL"), ("--port=1", 2, "--port=1")]
-)
+@pytest.mark.parametrize(("argument", "status", "said"), [("--help", 0, "NATS_URL"), ("--port=1", 2, "--port=1")])
 def test_a_service_takes_no_arguments_and_says_what_it_takes(
     argument: str, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +113,5 @@ async def test_the_metric_of_the_connection_follows_a_break_and_the_return(
     shown: list[bool] = []
     for state in ("connected", "disconnected", "reconnected", "closed"):
         told["on_state"](state)
-        shown.append(
-            b'ef_nats_connected{pool="lab",service="monitor"} 1.0' in generate_latest(metrics.registry)
-        )
+        shown.append(b'ef_nats_connected{pool="lab",service="monitor"} 1.0' in generate_latest(metrics.registry))
     assert shown == [True, False, True, False]

@@ -111,9 +111,7 @@ def test_an_allocation_counts_for_all_jobs_and_a_schedule_for_those_it_names() -
         ({}, {}),
     ):
         before = {name: job(history, name).planned_share for name in "abc"}
-        history.then(
-            events.AllocationDecided(num_gpus_by_job=shares, valid_until_s=None, planned=planned, at_s=NOW_S)
-        )
+        history.then(events.AllocationDecided(num_gpus_by_job=shares, valid_until_s=None, planned=planned, at_s=NOW_S))
         for name in "abc":
             assert job(history, name).num_gpus == shares.get(name, 0)
             assert job(history, name).planned_share == planned.get(name, before[name])
@@ -135,9 +133,7 @@ def measured(num_gpus: int, rate: float, at_s: float, **changes: Any) -> events.
 
 
 def test_a_curve_is_measured_point_by_point_then_complete() -> None:
-    history = pool(4).then(
-        profile_requested(), measured(1, 10.0, 1.0, dataset_size=1_797), measured(2, 18.0, 2.0)
-    )
+    history = pool(4).then(profile_requested(), measured(1, 10.0, 1.0, dataset_size=1_797), measured(2, 18.0, 2.0))
     curve = history.state.curves["new"]
     assert (curve.iterations_per_s, curve.dataset_size, curve.complete) == ({1: 10.0, 2: 18.0}, 1_797, False)
     completed = events.ProfileCompleted(profile_key="new", iterations_per_s={1: 10.0, 2: 18.0}, at_s=NOW_S)

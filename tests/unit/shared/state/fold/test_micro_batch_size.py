@@ -30,9 +30,7 @@ def training() -> History:
 def test_the_generation_is_broken_and_its_workers_wait_with_all_that_was_done() -> None:
     a = job(training().then(exceeded(9)))
     assert (a.broken, a.restarts, a.iteration, a.micro_batch_size) == (True, 0, 20, 5)
-    assert a.previous_generation == PreviousGeneration(
-        generation=1, gpus=gpus("node-0:0", "node-1:0"), waiting=True
-    )
+    assert a.previous_generation == PreviousGeneration(generation=1, gpus=gpus("node-0:0", "node-1:0"), waiting=True)
     again = training().then(exceeded(9), placed(2, "node-0:0", "node-1:0"))
     assert job(again).training_generation is None, "who waits does not train"
     assert (job(again).is_switching, job(again).micro_batch_size) == (True, 5)

@@ -149,9 +149,7 @@ def test_a_leaving_worker_of_a_lost_node_is_not_awaited() -> None:
     assert a.previous_generation.surviving == gpus("node-0:0")
 
 
-def test_the_loss_of_a_joining_worker_breaks_the_new_generation_and_the_old_one_switches_to_the_next() -> (
-    None
-):
+def test_the_loss_of_a_joining_worker_breaks_the_new_generation_and_the_old_one_switches_to_the_next() -> None:
     for event in (crashed(2, node="node-1", rank=1), lost("node-1", "first-1")):
         history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), event)
         a = job(history)
@@ -251,10 +249,7 @@ def test_repeated_crashes_at_the_same_step_are_counted() -> None:
         history.then(crashed(generation, node="node-1", rank=1))
         history.then(placed(generation + 1, "node-0:0", "node-1:0"), started(generation + 1, 30))
     assert job(history).restarts == 2
-    assert (
-        job(history.then(crashed(4, node="node-1", rank=1), placed(5, "node-0:0"), started(5, 31))).restarts
-        == 0
-    )
+    assert job(history.then(crashed(4, node="node-1", rank=1), placed(5, "node-0:0"), started(5, 31))).restarts == 0
 
 
 def test_when_the_last_survivor_is_lost_the_job_falls_back_to_its_checkpoint() -> None:

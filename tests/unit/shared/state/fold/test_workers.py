@@ -85,9 +85,7 @@ def test_a_crash_of_a_generation_that_is_being_replaced_is_no_crash() -> None:
 
 
 def test_a_job_is_at_risk_until_its_next_generation() -> None:
-    risk = events.JobAtRisk(
-        job_id="a", generation=1, projected_finish_s=None, deadline_s=NOW_S + 100.0, at_s=NOW_S
-    )
+    risk = events.JobAtRisk(job_id="a", generation=1, projected_finish_s=None, deadline_s=NOW_S + 100.0, at_s=NOW_S)
     history = running().then(risk)
     assert job(history).at_risk
     assert not job(history.then(placed(2, "node-0:0"), risk)).at_risk

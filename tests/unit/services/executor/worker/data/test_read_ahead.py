@@ -49,9 +49,7 @@ class Reading:
 def reading() -> Iterator[Callable[..., ReadAhead]]:
     made: list[ReadAhead] = []
 
-    def make(
-        read: Callable[[Part], Any], num_processes: int = 1, cpu_throttle: CpuThrottle | None = None
-    ) -> ReadAhead:
+    def make(read: Callable[[Part], Any], num_processes: int = 1, cpu_throttle: CpuThrottle | None = None) -> ReadAhead:
         ahead = ReadAhead(
             Reading(read),
             ORDER,

@@ -49,9 +49,7 @@ class Numbers(IterableDataset):
 class Job:
     """A job with these settings: what each worker reads, as if it had trained since the first iteration."""
 
-    def __init__(
-        self, dataset: Any, *, batch: int, count: int = 0, shuffle: bool = True, window: int = 8
-    ) -> None:
+    def __init__(self, dataset: Any, *, batch: int, count: int = 0, shuffle: bool = True, window: int = 8) -> None:
         self.dataset = dataset
         function = SimpleNamespace(virtual_nodes=count, shuffle=shuffle, shuffle_window=window)
         spec = JobSpec(training_function="m:C", global_batch_size=batch, max_iterations=1, deadline_in_s=1.0)
@@ -162,9 +160,7 @@ def test_an_unsupported_data_set_is_named(dataset, error):
 
 @pytest.mark.parametrize("window", [0, 2**20 + 1])
 def test_a_window_out_of_bounds_is_named(window):
-    with pytest.raises(
-        TrainingFailed, match=f"shuffle_window: must be from 1 to 1048576 samples, not {window}"
-    ):
+    with pytest.raises(TrainingFailed, match=f"shuffle_window: must be from 1 to 1048576 samples, not {window}"):
         Job(Sized(10, [5, 5]), batch=4, window=window)
 
 

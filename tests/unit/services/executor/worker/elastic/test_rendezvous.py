@@ -77,12 +77,8 @@ def test_an_aborted_rendezvous_does_not_wait_for_a_missing_worker():
     aborted = threading.Event()
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ended, errors = errors_in_threads(
-        lambda: join_rendezvous(
-            specification_of(0, 3), {}, NoAddress(), server, transfer_state=True, aborted=aborted
-        ),  # pyright: ignore
-        lambda: join_rendezvous(
-            specification_of(1, 3), {}, NoAddress(), None, transfer_state=True, aborted=aborted
-        ),  # pyright: ignore
+        lambda: join_rendezvous(specification_of(0, 3), {}, NoAddress(), server, transfer_state=True, aborted=aborted),  # pyright: ignore
+        lambda: join_rendezvous(specification_of(1, 3), {}, NoAddress(), None, transfer_state=True, aborted=aborted),  # pyright: ignore
     )
     aborted.set()
     ended()
@@ -148,9 +144,7 @@ def test_a_wait_for_a_connection_to_a_dead_worker_can_be_aborted():
     ended, errors = errors_in_threads(
         lambda: connect(store, 0), lambda: connect(store, 1), lambda: connect(DyingClientStore(store), 2)
     )
-    RendezvousStore(store, threading.Event(), wait_s=TIMEOUT_S).wait(
-        ["gloo-1/0/0", "gloo-1/0/1", "gloo-1/0/2"]
-    )
+    RendezvousStore(store, threading.Event(), wait_s=TIMEOUT_S).wait(["gloo-1/0/0", "gloo-1/0/1", "gloo-1/0/2"])
     aborted.set()
     ended()
     assert len(errors) == 3
@@ -163,9 +157,7 @@ def test_all_workers_retry_if_one_connects_slowly(monkeypatch: pytest.MonkeyPatc
     class Gloo:
         def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
             tried.append((rank, timeout.total_seconds()))
-            if timeout < timedelta(
-                seconds=0.5
-            ):  # one by itself, the other because the first closed its connections
+            if timeout < timedelta(seconds=0.5):  # one by itself, the other because the first closed its connections
                 raise RuntimeError("Connect timeout" if rank else "Connection closed by peer")
 
         _set_default_timeout = allowed.append

@@ -75,9 +75,7 @@ def test_connecting_to_a_silent_store_can_be_aborted(silent_port: int) -> None:
 
 
 def test_a_reply_of_a_silent_store_times_out(relay: Relay) -> None:
-    store = connect_store(
-        HOST, relay.port, within_s=LONG_S, reply_timeout_s=SHORT_S, aborted=threading.Event()
-    )
+    store = connect_store(HOST, relay.port, within_s=LONG_S, reply_timeout_s=SHORT_S, aborted=threading.Event())
     abortable = RendezvousStore(store, threading.Event(), wait_s=LONG_S)
     abortable.set("here", "yes")
     assert abortable.get("here") == b"yes"
@@ -93,9 +91,7 @@ def test_a_reply_of_a_silent_store_times_out(relay: Relay) -> None:
 
 def test_connecting_the_mesh_is_not_retried_after_the_store_fell_silent(relay: Relay) -> None:
     """A later reply may belong to an earlier request."""
-    store = connect_store(
-        HOST, relay.port, within_s=LONG_S, reply_timeout_s=SHORT_S, aborted=threading.Event()
-    )
+    store = connect_store(HOST, relay.port, within_s=LONG_S, reply_timeout_s=SHORT_S, aborted=threading.Event())
     relay.is_silent = True
     with pytest.raises(dist.DistError):
         connect_all(store, 0, 2, timeout_s=LONG_S, aborted=threading.Event())

@@ -76,9 +76,7 @@ def test_the_next_socket_with_the_same_descriptor_is_untouched() -> None:
     with connected() as (ours, _):
         (connection,) = connections_to(ours.getpeername()[1])
         with socket.create_server(("127.0.0.1", 0)) as server:
-            os.dup2(
-                server.fileno(), ours.fileno()
-            )  # as if gloo had closed the one, and torch opened the other
+            os.dup2(server.fileno(), ours.fileno())  # as if gloo had closed the one, and torch opened the other
             shut_down(connection)
             limit_reply_time(connection, 1.0)
             with socket.create_connection(server.getsockname(), timeout=10.0), server.accept()[0]:

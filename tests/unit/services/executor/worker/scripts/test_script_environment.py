@@ -43,9 +43,7 @@ def test_ranks_are_counted_over_all_nodes_and_on_each():
 
 @pytest.mark.parametrize(("inherited", "visible"), [("", "2,3"), ("0,1,6,7", "6,7")])
 def test_a_script_sees_only_the_gpus_of_its_nodes_workers(inherited, visible):
-    told = torchrun_environment(
-        assignment(rank=2), SEATS, "10.0.0.1:4000", {"CUDA_VISIBLE_DEVICES": inherited}
-    )
+    told = torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {"CUDA_VISIBLE_DEVICES": inherited})
     assert told["CUDA_VISIBLE_DEVICES"] == visible
     warm = torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {}, sees_all_gpus=True)
     assert (warm["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in warm) == ("2", False)
@@ -62,9 +60,7 @@ def test_a_step_is_an_iteration_or_the_workers_part_of_one():
     assert iterations_per_step(assignment()) == 1.0
     assert iterations_per_step(assignment(batch_per_worker=32)) == 1.0
     assert iterations_per_step(assignment(world_size=1, batch_per_worker=32)) == 0.25
-    with pytest.raises(
-        TrainingFailed, match="batch_per_worker: must be a positive number of samples, not 'some'"
-    ):
+    with pytest.raises(TrainingFailed, match="batch_per_worker: must be a positive number of samples, not 'some'"):
         iterations_per_step(assignment(batch_per_worker="some"))
 
 

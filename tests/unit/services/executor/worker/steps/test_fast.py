@@ -26,9 +26,7 @@ from tests.unit.services.executor.worker.elastic.test_groups import CPU, WAIT_S,
 class Worker:
     """One of `size` threads that form a group."""
 
-    def __init__(
-        self, store: dist.Store, rank: int, size: int, model: nn.Module, find_unused_parameters: bool
-    ) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, model: nn.Module, find_unused_parameters: bool) -> None:
         self.group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
         self.steps = FastSteps(
             model,

@@ -58,9 +58,7 @@ def test_each_micro_batch_finds_its_own_buffers_when_it_resumes():
         return act
 
     model = Holder()
-    one_step(
-        model, TWO, [(0, adds(1.0, 10.0)), (1, adds(2.0, 10.0)), (0, adds(1.0, 11.0)), (1, adds(2.0, 12.0))]
-    )
+    one_step(model, TWO, [(0, adds(1.0, 10.0)), (1, adds(2.0, 10.0)), (0, adds(1.0, 11.0)), (1, adds(2.0, 12.0))])
     assert model.mean.item() == 13.0
 
 

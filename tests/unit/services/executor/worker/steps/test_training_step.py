@@ -39,9 +39,7 @@ class Survivors:
 
     def __init__(self, store: dist.Store, rank: int) -> None:
         self.rank = rank
-        self.group = Group(
-            store, generation=2, rank=rank, size=2, device=torch.device("cpu"), timeout_s=TIMEOUT_S
-        )
+        self.group = Group(store, generation=2, rank=rank, size=2, device=torch.device("cpu"), timeout_s=TIMEOUT_S)
 
     def from_rank_0(self, value: Any) -> Any:
         return self.group.broadcast_object(value, source=0)

@@ -72,9 +72,7 @@ def test_parts_differ_by_at_most_one_sample_and_are_weighted_by_samples(virtual_
     assert max(sizes) - min(sizes) <= 1
     weights = [virtual_nodes.weight(v) for v in range(virtual_nodes.count)]
     assert sum(weights) == pytest.approx(1.0)
-    assert all(
-        w * virtual_nodes.global_batch_size == pytest.approx(n) for w, n in zip(weights, sizes, strict=True)
-    )
+    assert all(w * virtual_nodes.global_batch_size == pytest.approx(n) for w, n in zip(weights, sizes, strict=True))
 
 
 def test_seeds_differ_between_jobs_phases_steps_and_virtual_nodes():
