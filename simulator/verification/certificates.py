@@ -1,8 +1,8 @@
 """Certificates: what a decision of admission claims, in plain numbers that anyone can check.
 
 An admission carries the whole schedule of every promise that it changes; a rejection carries an infeasibility
-certificate. The types here are independent of the scheduler's, so that `checker` shares no code with what it checks.
-Both survive JSON without the loss of a bit.
+certificate. The types here are independent of the scheduler's: `certificate_checker` shares no code with what it
+checks. Both survive JSON without the loss of a bit.
 """
 
 import math

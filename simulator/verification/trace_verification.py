@@ -1,4 +1,4 @@
-"""Makes a certificate of every decision of a trace-driven simulation, and has `checker` check it.
+"""Makes a certificate of every decision of a trace-driven simulation, and has `certificate_checker` check it.
 
 Speeds and overhead come from the trace, progress from the ledger's events, nothing from a plan. A certified schedule
 stays valid while its job holds the GPUs planned for now and no event changes the job. After any other event the
@@ -20,6 +20,7 @@ from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
     Held,
@@ -28,7 +29,6 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
-from elasticflow.simulator.verification.checker import Checker
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 _NEVER_S = float("inf")

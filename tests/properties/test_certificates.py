@@ -15,6 +15,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import demands
+from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
     Held,
@@ -23,7 +24,6 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
-from elasticflow.simulator.verification.checker import Checker
 from tests.support.example_specs import examples
 from tests.support.strategies import scaling_curves
 

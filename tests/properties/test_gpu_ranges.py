@@ -11,7 +11,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, profile_known
 from elasticflow.shared.state.fold.profiles import with_range
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.snapshot import dump, load
+from elasticflow.shared.state.snapshot_encoding import dump, load
 from tests.support.histories import LINEAR, NOW_S, History, spec
 
 BOUNDS = st.tuples(st.integers(1, 9), st.none() | st.integers(1, 9))

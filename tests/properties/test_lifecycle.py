@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.state import snapshot
+from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
@@ -38,7 +38,7 @@ def test_folding_in_parts_equals_folding_at_once(history: tuple[Any, ...], data:
 @given(history=histories(), data=st.data())
 def test_folding_from_a_snapshot_equals_folding_from_the_start(history: tuple[Any, ...], data: st.DataObject) -> None:
     before = fold(history[: data.draw(st.integers(0, len(history)))])
-    restored = snapshot.load(snapshot.dump(before))
+    restored = snapshot_encoding.load(snapshot_encoding.dump(before))
     assert restored == before
     assert fold(history[restored.sequence :], restored) == fold(history)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.bound import Hindsight
+from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import CertifiedJob, Level, Promise, PromiseCertificate
-from elasticflow.simulator.verification.checker import Checker
 from elasticflow.simulator.workload.workload import Workload
 
 

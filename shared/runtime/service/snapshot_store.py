@@ -7,16 +7,16 @@ from elasticflow.shared.errors import ElasticFlowError, NotFound
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.state import snapshot
+from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.pool import PoolState
 
-_NAME = f"pool-{snapshot.SHAPE}"
+_NAME = f"pool-{snapshot_encoding.SHAPE}"
 
 
 async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
     """The newest snapshot, or None if none is readable: then the host folds the whole ledger."""
     try:
-        state = snapshot.load(await bus.get_object(streams.snapshot_bucket(pool), _NAME))
+        state = snapshot_encoding.load(await bus.get_object(streams.snapshot_bucket(pool), _NAME))
         last_sequence = await bus.last_sequence(pool)
     except NotFound:
         return None
@@ -32,5 +32,5 @@ async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
 
 async def save(bus: Bus, pool: str, state: PoolState) -> None:
     """Store this state for the next start. Raises what the bus raises; without a snapshot nothing is lost."""
-    data = await asyncio.to_thread(snapshot.dump, state)  # a large one takes seconds, and heartbeats go on
+    data = await asyncio.to_thread(snapshot_encoding.dump, state)  # a large one takes seconds, and heartbeats go on
     await bus.put_object(streams.snapshot_bucket(pool), _NAME, data)

@@ -17,7 +17,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
-from elasticflow.shared.state.snapshot import dump, load
+from elasticflow.shared.state.snapshot_encoding import dump, load
 from tests.support.histories import NOW_S, History, pool, submit
 
 

@@ -7,7 +7,7 @@ from elasticflow.shared.messages.commands import ReserveQuote
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.state import snapshot
+from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.fold.ledger_fold import evolve
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from tests.support.histories import NOW_S, History, pool, spec, submit
@@ -189,7 +189,7 @@ def test_the_allocator_lends_reserved_gpus_and_wakes_when_the_reservation_expire
 def test_a_snapshot_holds_quotes_and_an_old_event_changes_nothing() -> None:
     history = with_quote("a")
     state = history.state
-    assert snapshot.load(snapshot.dump(state)) == state
+    assert snapshot_encoding.load(snapshot_encoding.dump(state)) == state
     quote = state.quote_reservations["a"]
     assert evolve(state, events.QuoteRejected(job_id="a", explanation="", at_s=NOW_S), state.sequence) is state
     after = evolve(state, events.QuoteRejected(job_id="a", explanation="", at_s=NOW_S), state.sequence + 1)

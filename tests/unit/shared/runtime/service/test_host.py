@@ -19,7 +19,7 @@ from elasticflow.shared.runtime.bus.memory.link import DelayedLink
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.replica import Replica, open_replica
-from elasticflow.shared.state import snapshot
+from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState
@@ -263,10 +263,10 @@ def test_an_append_that_arrives_after_its_repetition_is_dropped(pool: OnePool) -
 
 # -- snapshots
 
-GOOD = snapshot.dump(PoolState(sequence=1))
+GOOD = snapshot_encoding.dump(PoolState(sequence=1))
 
 
-@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], snapshot.dump(PoolState(sequence=99))])
+@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], snapshot_encoding.dump(PoolState(sequence=99))])
 def test_a_damaged_snapshot_is_not_used_and_changes_no_decision(data: bytes, pool: OnePool) -> None:
     pool.decide(admitted("other"))
     pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store._NAME] = data

@@ -14,6 +14,7 @@ from elasticflow.shared.messages.rejection import (
     TooSlowAlone,
     Unproven,
 )
+from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
     Held,
@@ -24,7 +25,6 @@ from elasticflow.simulator.verification.certificates import (
     from_json,
     to_json,
 )
-from elasticflow.simulator.verification.checker import Checker
 
 LEVELS = (Level(1, 1.0, 2.0), Level(2, 2.0, 3.0), Level(4, 3.0, 4.0))
 
