@@ -1,12 +1,9 @@
 """Kept promises, and met deadlines compared with bounds, on fewer and fewer GPUs.
 
-Beside each score stand three rulers: what no scheduler can exceed (the clairvoyant bound), the best schedule that
-is known
-with hindsight and every resize paid, and the best of all policies, which know no future and may break their word.
-From
-ours to the best policy is ours to improve; from there to the best schedule is what only hindsight is known to win;
-from
-there to the bound no known schedule gets.
+Each score stands beside three others: the clairvoyant bound, which no scheduler can exceed; the best schedule known
+with hindsight, every resize paid; and the best of all policies, which do not know the future and may break promises.
+The distance from ours to the best policy can be gained by a better policy, the distance from there to the best
+schedule only with hindsight. No known schedule reaches the bound.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

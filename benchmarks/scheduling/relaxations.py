@@ -1,9 +1,8 @@
 """Whether admission rejects an easier job in a state in which it admits a harder one.
 
-Instants of crowded simulations, requests of their own jobs there, due between the earliest end in an empty pool and
-the
-earliest that moves no other job. Those that are promised are asked again with more time, less work, more GPUs
-(docs/adr/0017, 0030).
+At instants of crowded simulations it submits jobs of the same workload. Their deadlines lie between the earliest end
+in an empty pool and the earliest that moves no other job. It submits each admitted job again with more time, with less
+work and on more GPUs (docs/adr/0017, 0030).
 """
 
 import math
