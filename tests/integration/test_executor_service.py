@@ -372,14 +372,14 @@ async def test_a_hostile_archive_fails_its_job_and_nothing_else(bus: Bus, run: R
     await bus.put_object(streams.code_bucket(POOL), digest, data)
     task, launcher = await run()
     ledger = Ledger(bus)
-    await ledger.until_told(events.NodeJoined)
+    await ledger.until_received(events.NodeJoined)
     await ledger.place("neighbour", 1, "node-0:1")
-    await ledger.until_told(events.GenerationStarted)
+    await ledger.until_received(events.GenerationStarted)
     await ledger.place("a", 1, "node-0:0", code_digest=digest)
-    failed = await ledger.until_told(events.JobFailed)
+    failed = await ledger.until_received(events.JobFailed)
     assert failed.job_id == "a"
     assert "cannot be unpacked" in failed.error
-    await ledger.until_told(events.WorkersStopped)
+    await ledger.until_received(events.WorkersStopped)
     assert not task.done(), "the executor goes on"
     assert [worker.assignment.job_id for worker in launcher.running] == ["neighbour"]
 
@@ -389,9 +389,9 @@ async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_it
     task, launcher = await run()
     launcher.fails_with = RecursionError("too deep")
     ledger = Ledger(bus)
-    await ledger.until_told(events.NodeJoined)
+    await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
-    failed = await ledger.until_told(events.JobFailed)
+    failed = await ledger.until_received(events.JobFailed)
     assert "RecursionError: too deep" in failed.error
     assert not task.done()
 

@@ -192,9 +192,9 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     node = Node(tmp_path_factory.mktemp("node"))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        await node.launcher.start()
-    yield node
-    await node.launcher.close()
+        await node.launcher.start()  # and starts another fork server where a test kills one
+        yield node
+        await node.launcher.close()
 
 
 @pytest.fixture(scope="session")
