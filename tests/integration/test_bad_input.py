@@ -6,7 +6,6 @@ failures of the bus in `tests/faults`.
 """
 
 import asyncio
-import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -199,7 +198,7 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
     assert "failed  raises: " in ran.out
     assert "RuntimeError: this is the 10th iteration (in iteration 9)" in ran.out
     said, answer = await user.publishes("SubmitJob", "profiling-raises", spec=published("RaisesInIteration10"))
-    assert (said, bool(re.search(r"broken\.py.*, line \d+, in train", answer["traceback"]))) == ("JobFailed", True)
+    assert (said, "line 44, in train" in answer["traceback"]) == ("JobFailed", True)
     for job_id in ("raises", "profiling-raises"):
         await user.job_has_ended(job_id, Phase.FAILED)
         logs = await user.eflow("logs", job_id)

@@ -284,11 +284,15 @@ async def test_without_contact_to_nats_the_workers_are_killed(bus: Bus, run: Run
 
 
 def archive(**files: str) -> tuple[str, bytes]:
+    data = packed(lambda to: [to.writestr(f"{name}.py", text) for name, text in files.items()])
+    return hashlib.sha256(data).hexdigest(), data
+
+
+def packed(write: Callable[[zipfile.ZipFile], Any], compression: int = zipfile.ZIP_STORED) -> bytes:
     data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as packed:
-        for name, text in files.items():
-            packed.writestr(f"{name}.py", text)
-    return hashlib.sha256(data.getvalue()).hexdigest(), data.getvalue()
+    with zipfile.ZipFile(data, "w", compression) as to:
+        write(to)
+    return data.getvalue()
 
 
 async def test_code_is_unpacked_once_for_executors_with_one_folder(bus: Bus, tmp_path: Path) -> None:
@@ -335,13 +339,6 @@ async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> N
     assert "cannot be unpacked" in failed.error
     await ledger.until_received(events.WorkersStopped)
     assert launcher.workers == []
-
-
-def packed(write: Callable[[zipfile.ZipFile], None], compression: int = zipfile.ZIP_STORED) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", compression) as archive:
-        write(archive)
-    return data.getvalue()
 
 
 def damaged_stream(compression: int) -> bytes:
