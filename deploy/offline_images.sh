@@ -76,11 +76,11 @@ make_nats_image() {
     | docker import --change 'ENV PATH=/bin' - elasticflow/offline-nats >/dev/null
 }
 
-# pyproject.toml alone is an empty package with all our dependencies (the Dockerfile uses the same property).
+# pyproject.toml and setup.py alone are an empty package with all our dependencies (the Dockerfile uses this, too).
 gather_wheels() {
   local package=$work/package
   mkdir "$package"
-  cp pyproject.toml "$package/"
+  cp pyproject.toml setup.py "$package/"
   touch "$package/README.md" "$package/LICENSE"
   PIP_EXTRA_INDEX_URL=${TORCH_INDEX_URL:-${PIP_EXTRA_INDEX_URL:-}} \
     "$python" -m pip wheel --quiet --wheel-dir deploy/wheels --constraint constraints.txt \
