@@ -69,6 +69,8 @@ class PoolConfig:
     heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0  # a job has failed after so long without an iteration
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
+    # a job fails after so many starts in a row of which each lost a node
+    max_nodes_lost_at_start: Annotated[int, Strict(), Ge(1), Le(1000)] = 2
     # a GPU counts as slow for so long after its worker was slower than its peers
     slow_gpu_s: DurationS = 600.0
     stop_free: bool = False  # running workers switch to the next generation without a stop if they can

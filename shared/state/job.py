@@ -125,6 +125,7 @@ class Job:
     speed: SpeedStatistics = NO_SPEEDS  # kept only in pools that promise with a confidence
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     restarts: int = 0  # crashes since the last durable progress: a checkpoint, or a later recovered_iteration
+    nodes_lost_at_start: tuple[str, ...] = ()  # the first of each generation in a row that did not train
     recovered_iteration: int = 0  # the newest from which survivors of a crash continued
     at_risk: bool = False
     at_risk_since_s: float | None = None  # when the monitor last found it at risk, even if it no longer is

@@ -42,6 +42,7 @@ CONFIG = PoolConfig(
     resize_cost_s=1.0,
     throughput_margin=0.5,
     max_restarts=50,  # here the test, not the job, causes the crashes
+    max_nodes_lost_at_start=50,
     curves={"steps/b8": RATES},
 )
 T = TypeVar("T")

@@ -1,10 +1,10 @@
-"""What the end of a worker means for its job: finished, failed, out of memory, or crashed. Pure."""
+"""What the end of a worker, or of executors, means for a job: finished, failed, out of memory, or crashed. Pure."""
 
 import signal
 
 from elasticflow.services.executor.decisions.crash_survivors import is_counted_as_lost, wait_ends_s
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
-from elasticflow.services.executor.decisions.state import State, can_train, is_awaited
+from elasticflow.services.executor.decisions.state import State, can_train, is_awaited, is_quarantined
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExceeded, WorkerCrashed
 from elasticflow.shared.messages.worker_protocol import from_worker
@@ -17,9 +17,11 @@ from elasticflow.shared.state.job import Job, Phase
 def end_of_job(
     state: State, job: Job, workers: tuple[WorkerRecord, ...], now_s: float
 ) -> JobFinished | JobFailed | WorkerCrashed | MemoryExceeded | None:
-    """The one event that ends the job or breaks its generation, if a worker of this node gives cause for it."""
+    """The one event that ends the job or breaks its generation, if there is cause for it on this node."""
     if not job.live:
         return None
+    if is_quarantined(state, job):
+        return _quarantined(job, now_s) if any(gpu.node_id == state.node_id for gpu in job.gpus) else None
     for worker in workers:
         if is_awaited(state, job, worker.id.generation):
             event = _outcome(state, job, worker, now_s)
@@ -65,6 +67,15 @@ def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float |
         return None
     pending = can_train(job) and worker.id.generation == job.generation and worker.outcome is None
     return worker.start_ordered_at_s + state.pool.config.timeouts.profiling_timeout_s if pending else None
+
+
+def _quarantined(job: Job, now_s: float) -> JobFailed:
+    nodes = ", ".join(job.nodes_lost_at_start)
+    error = (
+        f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
+        "see the log of the executors there, then submit it again"
+    )
+    return JobFailed(job_id=job.job_id, generation=job.generation, error=error, at_s=now_s)
 
 
 # --- out of memory --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     StartWorker,
     WorkerId,
 )
-from elasticflow.services.executor.decisions.state import State, can_train
+from elasticflow.services.executor.decisions.state import State, can_train, is_quarantined
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages.events import CheckpointFailed, CheckpointWritten
 from elasticflow.shared.messages.share_schedule import GpuId
@@ -116,6 +116,8 @@ def _may_start(state: State, job: Job) -> bool:
     A generation that has started has met in full and gets no further worker. A worker may not join workers that have
     an older spec.
     """
+    if is_quarantined(state, job):
+        return False
     if job.previous_generation is not None:
         return not job.has_outdated_spec and job.started_at_s is None
     older = any(w.runs and w.id.generation != job.generation for w in state.workers_of(job.job_id))

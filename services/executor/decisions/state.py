@@ -169,6 +169,11 @@ def can_train(job: Job) -> bool:
     return job.live and not job.broken
 
 
+def is_quarantined(state: State, job: Job) -> bool:
+    """Its starts took so many nodes along that no further node starts it."""
+    return len(job.nodes_lost_at_start) >= state.pool.config.max_nodes_lost_at_start
+
+
 # --- heartbeat ------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
+from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 
 KEEP_LEFT_S = 3_600.0
@@ -41,7 +42,7 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
         return state
     node = replace(node, alive=False, since_s=event.at_s, left=event.reason == "left")
     state = with_nodes(state, state.nodes.set(event.node_id, node))
-    state = without_workers_on(state, event.node_id)
+    state = without_workers_on(state, event.node_id, left=node.left)
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
 
@@ -63,13 +64,15 @@ def without_departed_nodes(state: PoolState, now_s: float) -> PoolState:
     return with_nodes(state, nodes.finish()) if gone else state
 
 
-def without_workers_on(state: PoolState, node_id: str) -> PoolState:
+def without_workers_on(state: PoolState, node_id: str, *, left: bool = False) -> PoolState:
     for job in state.live_jobs.values():
         if job.stopping:
             job = fast_replace(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
         if node_id in job.nodes:
             previous_gpus = job.previous_generation.gpus if job.previous_generation is not None else ()
             lost = frozenset(gpu for gpu in (*job.gpus, *previous_gpus) if gpu.node_id == node_id)
+            if not left and _starts_on(job, node_id):
+                job = fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, node_id))
             job = with_lost_workers(state, job, crashes=0, lost=lost)
         state = with_job(state, job)
     for job in state.ended_jobs.values():
@@ -78,3 +81,9 @@ def without_workers_on(state: PoolState, node_id: str) -> PoolState:
             ended_jobs = state.ended_jobs.set(job.job_id, fast_replace(job, stopping=stopping))
             state = fast_replace(state, ended_jobs=ended_jobs)
     return state
+
+
+def _starts_on(job: Job, node_id: str) -> bool:
+    """Whether workers may start there from a checkpoint or from nothing: what they start with may end an executor."""
+    starts = job.started_at_s is None and job.previous_generation is None and not job.broken and not job.stopping
+    return starts and node_id in nodes_of(job.gpus)

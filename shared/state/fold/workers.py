@@ -51,6 +51,7 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
     return fast_replace(
         job,
         started_at_s=event.at_s,
+        nodes_lost_at_start=(),
         iteration=event.iteration,
         iterations_per_s=None,
         progressed_at_s=event.at_s,

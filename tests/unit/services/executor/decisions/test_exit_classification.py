@@ -1,5 +1,7 @@
 """What the executor of node-0 emits about a job when its workers end."""
 
+from dataclasses import replace
+
 import pytest
 
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId
@@ -17,7 +19,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
 )
 from elasticflow.shared.state.job import Phase
-from tests.support.executor_node import ExecutorNode, kills, kinds, stops
+from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, stops
 from tests.support.histories import NOW_S
 
 TIMES = FailureTimeouts()
@@ -47,6 +49,19 @@ def test_a_job_may_finish_while_it_is_being_stopped() -> None:
     assert kinds(node.emitted) == [events.JobFinished, events.WorkersStopped, events.WorkersStopped]
     assert {event.generation for event in node.emitted[1:]} == {1, 2}
     assert node.starts == []
+
+
+def test_a_job_that_took_two_nodes_along_at_its_start_fails_before_it_starts_on_a_third() -> None:
+    node = ExecutorNode().settle().admit()
+    for name in ("node-1", "node-2"):
+        node.ledger(replace(OTHER_NODE, node_id=name)).place(f"{name}:0")
+        node.ledger(events.NodeLost(node_id=name, incarnation="x", reason="silent", at_s=NOW_S))
+    assert node.emitted_of(events.JobFailed) == []
+    node.place("node-0:0")
+    (failed,) = node.emitted_of(events.JobFailed)
+    assert (failed.generation, node.starts) == (3, [])
+    assert "node-1, node-2" in failed.error
+    assert node.state.pool.ended_jobs["a"].phase is Phase.FAILED
 
 
 def test_a_failure_ends_the_job_with_its_traceback() -> None:

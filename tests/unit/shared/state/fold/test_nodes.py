@@ -5,8 +5,8 @@ from typing import Any
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.nodes import KEEP_LEFT_S, KEEP_LOST_S
-from tests.support.histories import NOW_S
-from tests.support.worker_events import finished, job, joined, lost, placed, progressed, running
+from tests.support.histories import NOW_S, pool
+from tests.support.worker_events import admitted, finished, job, joined, lost, placed, progressed, running, stopped
 
 
 def test_a_lost_node_breaks_its_jobs_but_is_not_their_fault() -> None:
@@ -36,6 +36,26 @@ def test_a_node_comes_back_as_another_incarnation_only() -> None:
 def test_a_node_that_joins_anew_unasked_has_lost_its_workers() -> None:
     assert job(running().then(joined("second"))).broken
     assert not job(running().then(joined("first-0"))).broken
+
+
+def test_nodes_lost_while_a_job_starts_there_are_counted_until_it_trains() -> None:
+    history = pool(4, 4).then(admitted(), placed(1, "node-0:0"), lost())
+    assert job(history).nodes_lost_at_start == ("node-0",)
+    history.then(placed(2, "node-1:0"), joined("third", "node-1"))
+    assert job(history).nodes_lost_at_start == ("node-0", "node-1")
+    history.then(placed(3, "node-1:0"), stopped(2, "node-1")).started("a")
+    assert job(history).nodes_lost_at_start == ()
+    assert job(history.then(lost("node-1", "third"))).nodes_lost_at_start == (), "it trained there"
+
+
+def test_one_generation_counts_one_lost_node() -> None:
+    history = pool(4, 4).then(admitted(), placed(1, "node-0:0", "node-1:0"), lost(), lost("node-1", "first-1"))
+    assert job(history).nodes_lost_at_start == ("node-0",)
+
+
+def test_a_node_that_leaves_in_order_does_not_count() -> None:
+    history = pool(4).then(admitted(), placed(1, "node-0:0"), replace(lost(), reason="left"))
+    assert (job(history).broken, job(history).nodes_lost_at_start) == (True, ())
 
 
 def test_nodes_long_gone_are_forgotten_once_no_job_stands_on_them() -> None:
