@@ -43,7 +43,8 @@ def random_scenario(
     arrivals.append(Arrival(at_s=cancelled.at_s + float(chance.exponential(10.0)), command=cancel))
     return Scenario(
         num_gpus_by_node=dict.fromkeys("abcd"[:num_nodes], 4),
-        config=PoolConfig(curves=CURVES if curves_known else {}, stop_free=True),
+        # a thousand: here the test, not a job, ends the nodes
+        config=PoolConfig(curves=CURVES if curves_known else {}, stop_free=True, max_nodes_lost_at_start=1000),
         timing_model=TimingModel(true_curves=CURVES),
         arrivals=tuple(arrivals),
         num_replicas={"admission": 2, "allocator": 2, "placement": 2},
