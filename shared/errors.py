@@ -14,6 +14,7 @@
     ├── PermanentFailure           this message can never succeed: dead-letter it, and reply to its sender
     │   ├── UnknownStream          no pool takes this subject
     │   ├── TooLarge               larger than one message may be
+    │   ├── DamagedObject          an object in a bucket is larger than expected, or not what it says it is
     │   └── BusRejected            the server rejects the message, with a reason
     └── Stop                       this process cannot continue: print the reason and exit; the operator must act
         ├── BadSettings            the environment or a configuration file is invalid
@@ -147,6 +148,15 @@ class TooLarge(PermanentFailure):
     limit_bytes: int
 
     MESSAGE: ClassVar[str] = "{num_bytes} bytes for {subject}; at most {limit_bytes} fit in one message"
+
+
+@dataclass(eq=False)
+class DamagedObject(PermanentFailure):
+    bucket: str
+    name: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "object {name!r} in {bucket} is unusable: {reason}"
 
 
 @dataclass(eq=False)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elasticflow.shared.messages.job_spec import SCRIPT
+from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 
-MAX_ARCHIVE_BYTES = 16 * 1024 * 1024
 _OURS = "elasticflow"
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
@@ -163,15 +163,16 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _archive(root: Path, files: list[Path]) -> bytes:
-    total = sum(file.stat().st_size for file in files)
-    if total > MAX_ARCHIVE_BYTES:
+    names = [file.relative_to(root).as_posix() for file in files]
+    num_bytes = sum(file.stat().st_size for file in files) + sum(76 + 2 * len(name.encode()) for name in names) + 22
+    if num_bytes > MAX_ARCHIVE_BYTES:  # with the headers of each file and of the archive
         raise PackagingFailed(
-            f"the code in {root} is {total:,} bytes, at most {MAX_ARCHIVE_BYTES:,} can be sent; keep data elsewhere"
+            f"the code in {root} is {num_bytes:,} bytes, at most {MAX_ARCHIVE_BYTES:,} can be sent; keep data elsewhere"
         )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # compressors differ between machines
-        for file in files:
-            entry = zipfile.ZipInfo(file.relative_to(root).as_posix(), _TIMESTAMP)
+        for file, name in zip(files, names, strict=True):
+            entry = zipfile.ZipInfo(name, _TIMESTAMP)
             entry.create_system = 3  # Unix, whatever this is
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, file.read_bytes())

@@ -10,6 +10,7 @@ from pydantic import AllowInfNan, Strict, StringConstraints
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # the embedded server's max_payload
 MAX_SUBMISSION_BYTES = 256 * 1024
+MAX_ARCHIVE_BYTES = 16 * 1024 * 1024  # of a job's code
 MAX_GPUS = 1 << 17
 MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30

@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
-from elasticflow.shared.errors import NotFound, WrongExpectedSequence
+from elasticflow.shared.errors import DamagedObject, NotFound, WrongExpectedSequence
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.leader_lease import Lease
 from tests.support.shared_pool import POOL, Connect
+
+MAX = 20 << 20
 
 
 async def test_objects_are_read_back_complete(connect: Connect, bus: Bus) -> None:
@@ -20,12 +22,14 @@ async def test_objects_are_read_back_complete(connect: Connect, bus: Bus) -> Non
     await bus.put_object(bucket, "code/train.py", big)
     await bus.put_object(bucket, "code/train.py", big)
     other = await connect()
-    assert await other.get_object(bucket, "empty") == b""
-    assert await other.get_object(bucket, "code/train.py") == big
+    assert await other.get_object(bucket, "empty", max_bytes=MAX) == b""
+    assert await other.get_object(bucket, "code/train.py", max_bytes=MAX) == big
     with pytest.raises(NotFound):
-        await other.get_object(bucket, "nothing")
+        await other.get_object(bucket, "nothing", max_bytes=MAX)
     with pytest.raises(NotFound):
-        await other.get_object("EF_CODE_nowhere", "nothing")
+        await other.get_object("EF_CODE_nowhere", "nothing", max_bytes=MAX)
+    with pytest.raises(DamagedObject, match="more than"):
+        await other.get_object(bucket, "code/train.py", max_bytes=MAX - 1)
 
 
 async def test_values_change_only_from_the_revision_that_was_seen(bus: Bus) -> None:

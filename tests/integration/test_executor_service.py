@@ -18,6 +18,7 @@ from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -295,6 +296,9 @@ def packed(write: Callable[[zipfile.ZipFile], Any], compression: int = zipfile.Z
     return data.getvalue()
 
 
+LARGE = bytes(MAX_ARCHIVE_BYTES + 1)
+
+
 async def test_code_is_unpacked_once_for_executors_with_one_folder(bus: Bus, tmp_path: Path) -> None:
     digest, data = archive(mine="ANSWER = 42")
     await bus.put_object(streams.code_bucket(POOL), digest, data)
@@ -316,7 +320,12 @@ async def test_the_archive_waits_for_code_that_is_uploaded_late(bus: Bus, tmp_pa
 
 @pytest.mark.parametrize(
     ("data", "problem"),
-    [(None, "not uploaded"), (b"something else", "corrupt"), (b"no archive", "cannot be unpacked")],
+    [
+        (None, "not uploaded"),
+        (b"something else", "corrupt"),
+        (b"no archive", "cannot be unpacked"),
+        (LARGE, "more than"),
+    ],
 )
 async def test_unusable_code_leaves_no_file_behind(bus: Bus, tmp_path: Path, data: bytes | None, problem: str) -> None:
     digest = hashlib.sha256(b"no archive").hexdigest()

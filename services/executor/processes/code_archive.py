@@ -11,7 +11,8 @@ import zipfile
 from collections import defaultdict
 from pathlib import Path
 
-from elasticflow.shared.errors import NotFound, Retry
+from elasticflow.shared.errors import DamagedObject, NotFound, Retry
+from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 
@@ -54,11 +55,13 @@ class CodeArchive:
         give_up_s = time.monotonic() + self._upload_wait_s
         while True:
             try:
-                data = await self._bus.get_object(self._bucket, digest)
+                data = await self._bus.get_object(self._bucket, digest, max_bytes=MAX_ARCHIVE_BYTES)
                 break
             except NotFound:
                 if time.monotonic() > give_up_s:
                     raise CodeUnusable(f"its code {digest} was not uploaded; submit the job again") from None
+            except DamagedObject as error:
+                raise CodeUnusable(f"its code {digest} cannot be read: {error}") from None
             except Retry:  # NATS is out of reach: not the fault of the job
                 give_up_s = time.monotonic() + self._upload_wait_s
             await asyncio.sleep(_RETRY_S)

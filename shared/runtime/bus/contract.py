@@ -189,8 +189,8 @@ class Bus(Protocol):
         """Tens of megabytes are fine; replaces an older object of that name."""
         ...
 
-    async def get_object(self, bucket: str, name: str) -> bytes:
-        """Raises NotFound, Unavailable."""
+    async def get_object(self, bucket: str, name: str, *, max_bytes: int) -> bytes:
+        """Raises NotFound (also for an incomplete object), DamagedObject (also for a larger one), Unavailable."""
         ...
 
     async def get_value(self, bucket: str, key: str) -> Value | None: ...

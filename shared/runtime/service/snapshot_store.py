@@ -10,13 +10,14 @@ from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.pool import PoolState
 
+MAX_BYTES = 1 << 30
 _NAME = f"pool-{snapshot_encoding.SHAPE}"
 
 
 async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
     """The newest snapshot, or None if none is readable: then the host folds the whole ledger."""
     try:
-        state = snapshot_encoding.load(await bus.get_object(streams.snapshot_bucket(pool), _NAME))
+        state = snapshot_encoding.load(await bus.get_object(streams.snapshot_bucket(pool), _NAME, max_bytes=MAX_BYTES))
         last_sequence = await bus.last_sequence(pool)
     except NotFound:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 
 from elasticflow.shared.errors import (
     BusClosed,
+    DamagedObject,
     LedgerBroken,
     MaybeStored,
     NoResponder,
@@ -178,11 +179,13 @@ class MemoryBus(Bus):
             raise NotFound(bucket, name)
         self.broker.objects[bucket][name] = data
 
-    async def get_object(self, bucket: str, name: str) -> bytes:
+    async def get_object(self, bucket: str, name: str, *, max_bytes: int) -> bytes:
         self._check_open()
         data = self.broker.objects.get(bucket, {}).get(name)
         if data is None:
             raise NotFound(bucket, name)
+        if len(data) > max_bytes:
+            raise DamagedObject(bucket, name, f"more than {max_bytes:,} bytes")
         return data
 
     async def get_value(self, bucket: str, key: str) -> Value | None:

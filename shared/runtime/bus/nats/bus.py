@@ -128,8 +128,8 @@ class NatsBus(Bus):
     async def put_object(self, bucket: str, name: str, data: bytes) -> None:
         await object_store.put(self._connection, bucket, name, data)
 
-    async def get_object(self, bucket: str, name: str) -> bytes:
-        return await object_store.get(self._connection, bucket, name)
+    async def get_object(self, bucket: str, name: str, *, max_bytes: int) -> bytes:
+        return await object_store.get(self._connection, bucket, name, max_bytes)
 
     async def get_value(self, bucket: str, key: str) -> Value | None:
         return await jetstream_api.last_message(self._connection, f"KV_{bucket}", streams.value_subject(bucket, key))

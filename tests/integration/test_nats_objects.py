@@ -1,0 +1,88 @@
+"""Objects that another client of NATS damaged, or never wrote in full."""
+
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from elasticflow.shared.errors import DamagedObject, NotFound
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.nats import jetstream_api
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.shared_pool import POOL
+
+BUCKET, NAME = streams.code_bucket(POOL), "code"
+DATA = b"print(1)"
+
+
+@pytest.fixture
+async def bus(nats_server: EmbeddedServer) -> AsyncIterator[NatsBus]:
+    bus = await connect_nats(nats_server.url, name="test")
+    assert isinstance(bus, NatsBus)
+    await bus.ensure_pool(POOL)
+    yield bus
+    await bus.close()
+
+
+async def publish(bus: NatsBus, subject: str, data: bytes) -> None:
+    await jetstream_api.publish_acked(bus._connection, f"$O.{BUCKET}.{subject}", data, {}, timeout_s=10.0)
+
+
+async def describe(bus: NatsBus, description: bytes) -> None:
+    await publish(bus, f"M.{base64.urlsafe_b64encode(NAME.encode()).decode()}", description)
+
+
+def described(**changes: Any) -> bytes:
+    digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(DATA).digest()).decode()
+    values = {"name": NAME, "bucket": BUCKET, "nuid": "n1", "size": len(DATA), "chunks": 1, "digest": digest}
+    return json.dumps(values | changes).encode()
+
+
+async def test_an_object_of_another_client_is_read(bus: NatsBus) -> None:
+    await publish(bus, "C.n1", DATA)
+    await describe(bus, described(options={"max_chunk_size": 7}, mtime="0001-01-01T00:00:00Z"))
+    assert await bus.get_object(BUCKET, NAME, max_bytes=len(DATA)) == DATA
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"",
+        b"\xff{",
+        b"[]",
+        b"{}",
+        described(nuid=7),
+        described(nuid=">"),
+        described(chunks="many"),
+        described(chunks=-1),
+        described(chunks=0),
+        described(digest="SHA-256=of another file"),
+        described(size=1 << 40),
+        described(size=-1),
+    ],
+)
+async def test_a_damaged_object_is_not_read_and_can_be_replaced(bus: NatsBus, description: bytes) -> None:
+    await publish(bus, "C.n1", DATA)
+    await describe(bus, description)
+    with pytest.raises(DamagedObject, match="'code' in EF_CODE_pool-a"):
+        await bus.get_object(BUCKET, NAME, max_bytes=len(DATA))
+    await bus.put_object(BUCKET, NAME, DATA)
+    assert await bus.get_object(BUCKET, NAME, max_bytes=len(DATA)) == DATA
+
+
+async def test_an_object_that_grows_while_it_is_read_ends_at_the_bound(bus: NatsBus) -> None:
+    for _ in range(3):
+        await publish(bus, "C.n1", DATA)
+    await describe(bus, described(chunks=1 << 40))
+    with pytest.raises(DamagedObject, match="more than"):
+        await bus.get_object(BUCKET, NAME, max_bytes=2 * len(DATA))
+
+
+async def test_an_object_without_all_chunks_is_not_there_yet(bus: NatsBus) -> None:
+    await describe(bus, described())
+    with pytest.raises(NotFound):
+        await bus.get_object(BUCKET, NAME, max_bytes=len(DATA))
