@@ -89,7 +89,13 @@ def _failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | None:
     if not job.gpus or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s:
         return None
     error = _stall_error(state, job, now_s)
-    return JobFailed(job_id=job.job_id, generation=job.generation, error=error, at_s=now_s)
+    return JobFailed(
+        job_id=job.job_id,
+        generation=job.generation,
+        error=error,
+        progressed_at_s=job.progressed_at_s,
+        at_s=now_s,
+    )
 
 
 def _stall_error(state: State, job: Job, now_s: float) -> str:

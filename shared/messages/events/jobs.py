@@ -175,6 +175,7 @@ class JobFailed:
     generation: Generation
     error: Text
     traceback: Text = ""
+    progressed_at_s: TimeS | None = None  # from the monitor: the job's newest progress that it knows; void after more
     at_s: TimeS
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
-from elasticflow.shared.messages.events import JobFinished
+from elasticflow.shared.messages.events import JobFailed, JobFinished
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.profiles import with_speed
@@ -46,6 +46,13 @@ def is_intact(job: Job, generation: int) -> bool:
 def is_outdated_finish(job: Job, finished: JobFinished) -> bool:
     """Whether workers finished the iterations of an older spec: an amendment requires more, so the job continues."""
     return finished.condition == "max_iterations" and finished.iteration < spec_of(job).max_iterations
+
+
+def is_outdated_stall(job: Job, failed: JobFailed) -> bool:
+    """Whether the job moved on after the monitor found that it stalls: a paused monitor may report that late."""
+    if failed.progressed_at_s is None:
+        return False
+    return (failed.generation, failed.progressed_at_s) != (job.generation, job.progressed_at_s)
 
 
 def ended(state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = "") -> PoolState:

@@ -22,6 +22,7 @@ from elasticflow.shared.state.fold.jobs import (
     ended,
     is_intact,
     is_outdated_finish,
+    is_outdated_stall,
     may_report_end,
     scheduling_event,
     with_job,
@@ -139,7 +140,7 @@ def _of_a_job(
         case events.GpuLimitsCleared():
             return gpu_limits_cleared(state, job, sequence)
         case events.JobFailed():
-            if not may_report_end(job, event.generation):
+            if not may_report_end(job, event.generation) or is_outdated_stall(job, event):
                 return state
             job = fast_replace(job, traceback=event.traceback)
             return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)

@@ -326,6 +326,7 @@ def test_a_stalled_job_fails_with_its_number_of_iterations() -> None:
     monitor = Monitor(running("a", stall_timeout_s=60.0))
     (failed,) = told(monitor.hears_for(NOW_S, NOW_S + 61.0, beat(report("a", 9))), events.JobFailed)
     assert "after 9 were done; does train() return?" in failed.error
+    assert failed.progressed_at_s == monitor.state.pool.ended_jobs["a"].progressed_at_s
 
 
 def test_a_job_that_does_not_start_fails_with_this_explanation() -> None:

@@ -17,6 +17,7 @@ from tests.support.worker_events import (
     job,
     placed,
     profile_requested,
+    progressed,
     rejected,
     running,
     stopped,
@@ -52,6 +53,16 @@ def test_a_generation_that_is_being_replaced_may_still_finish_the_job() -> None:
 def test_a_generation_that_is_gone_finishes_nothing() -> None:
     history = running().then(placed(2, "node-1:1"), stopped(1, "node-0"), stopped(1, "node-1"), finished(1))
     assert job(history).live
+
+
+def test_a_stall_that_a_paused_monitor_reports_late_does_not_fail_a_job_that_moved_on() -> None:
+    """Also while workers of the stalled generation still stop."""
+    stalled = running().then(progressed(1, 20))
+    failed = events.JobFailed(job_id="a", generation=1, error="no", progressed_at_s=NOW_S + 5.0, at_s=NOW_S + 200.0)
+    assert job(running().then(progressed(1, 20), failed)).phase is Phase.FAILED
+    for since in (progressed(1, 21, at_s=6.0), placed(2, "node-1:1")):
+        assert job(running().then(progressed(1, 20), since, failed)).live
+    assert job(stalled.then(crashed(1), placed(2, "node-0:1", "node-1:1"), failed)).live
 
 
 def test_a_profiling_run_does_not_finish_its_job() -> None:
