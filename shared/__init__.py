@@ -1,1 +1,1 @@
-"""What two rooms need: the language of the bus, the algorithms, and everything that touches the world."""
+"""What several packages need: the language of the bus, the algorithms, and everything that touches the world."""

@@ -21,7 +21,7 @@ def end_of_job(
     if not job.live:
         return None
     if is_quarantined(state, job):
-        return _quarantined(job, now_s) if any(gpu.node_id == state.node_id for gpu in job.gpus) else None
+        return _quarantined(state, job, now_s) if any(gpu.node_id == state.node_id for gpu in job.gpus) else None
     for worker in workers:
         if is_awaited(state, job, worker.id.generation):
             event = _outcome(state, job, worker, now_s)
@@ -56,9 +56,19 @@ def _outcome(state: State, job: Job, worker: WorkerRecord, now_s: float) -> JobF
     elif (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
         limit_s = state.pool.config.timeouts.profiling_timeout_s
         error = f"its profiling run on {len(job.gpus)} GPUs did not end within {limit_s:.0f} s"
-    if not error:
-        return None
-    return JobFailed(job_id=job.job_id, generation=generation, error=error, traceback=traceback, at_s=now_s)
+    return _failed(state, job, generation, error, now_s, traceback) if error else None
+
+
+def _failed(state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = "") -> JobFailed:
+    return JobFailed(
+        job_id=job.job_id,
+        generation=generation,
+        error=error,
+        traceback=traceback,
+        node_id=state.node_id,
+        incarnation=state.incarnation,
+        at_s=now_s,
+    )
 
 
 def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float | None:
@@ -69,13 +79,13 @@ def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float |
     return worker.start_ordered_at_s + state.pool.config.timeouts.profiling_timeout_s if pending else None
 
 
-def _quarantined(job: Job, now_s: float) -> JobFailed:
+def _quarantined(state: State, job: Job, now_s: float) -> JobFailed:
     nodes = ", ".join(job.nodes_lost_at_start)
     error = (
         f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
         "see the log of the executors there, then submit it again"
     )
-    return JobFailed(job_id=job.job_id, generation=job.generation, error=error, at_s=now_s)
+    return _failed(state, job, job.generation, error, now_s)
 
 
 # --- out of memory --------------------------------------------------------------------------------------
@@ -132,12 +142,8 @@ def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> Worker
     assert worker_id is not None, worker.id
     explanation = f"rank {worker_id.rank} on {state.node_id} {_explanation(worker)}"
     if job.restarts >= state.pool.config.max_restarts:
-        return JobFailed(
-            job_id=job.job_id,
-            generation=job.generation,
-            error=f"crashed {job.restarts + 1} times in a row without a new checkpoint; last: {explanation}",
-            at_s=now_s,
-        )
+        error = f"crashed {job.restarts + 1} times in a row without a new checkpoint; last: {explanation}"
+        return _failed(state, job, job.generation, error, now_s)
     return WorkerCrashed(
         job_id=job.job_id,
         generation=worker_id.generation,

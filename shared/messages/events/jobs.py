@@ -175,7 +175,11 @@ class JobFailed:
     generation: Generation
     error: Text
     traceback: Text = ""
-    progressed_at_s: TimeS | None = None  # from the monitor: the job's newest progress that it knows; void after more
+    # Of an executor: void once this incarnation of the node has left the pool.
+    node_id: Token | None = None
+    incarnation: Token | None = None
+    # Of the monitor: the job's newest progress that it knew; void after more progress.
+    progressed_at_s: TimeS | None = None
     at_s: TimeS
 
 

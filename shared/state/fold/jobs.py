@@ -48,11 +48,14 @@ def is_outdated_finish(job: Job, finished: JobFinished) -> bool:
     return finished.condition == "max_iterations" and finished.iteration < spec_of(job).max_iterations
 
 
-def is_outdated_stall(job: Job, failed: JobFailed) -> bool:
-    """Whether the job moved on after the monitor found that it stalls: a paused monitor may report that late."""
-    if failed.progressed_at_s is None:
+def is_outdated_failure(state: PoolState, job: Job, failed: JobFailed) -> bool:
+    """Whether its writer paused and did not know the newest state: a stalled job moved on, or the node was lost."""
+    if failed.progressed_at_s is not None:
+        return (failed.generation, failed.progressed_at_s) != (job.generation, job.progressed_at_s)
+    if failed.node_id is None:
         return False
-    return (failed.generation, failed.progressed_at_s) != (job.generation, job.progressed_at_s)
+    node = state.nodes.get(failed.node_id)
+    return node is None or not node.alive or node.incarnation != failed.incarnation
 
 
 def ended(state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = "") -> PoolState:

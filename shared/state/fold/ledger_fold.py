@@ -21,8 +21,8 @@ from elasticflow.shared.state.fold.admission import (
 from elasticflow.shared.state.fold.jobs import (
     ended,
     is_intact,
+    is_outdated_failure,
     is_outdated_finish,
-    is_outdated_stall,
     may_report_end,
     scheduling_event,
     with_job,
@@ -46,7 +46,7 @@ from elasticflow.shared.state.fold.workers import (
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 10  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 11  # raise it when the same messages fold to another state: older snapshots are then not read
 
 
 def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
@@ -140,7 +140,7 @@ def _of_a_job(
         case events.GpuLimitsCleared():
             return gpu_limits_cleared(state, job, sequence)
         case events.JobFailed():
-            if not may_report_end(job, event.generation) or is_outdated_stall(job, event):
+            if not may_report_end(job, event.generation) or is_outdated_failure(state, job, event):
                 return state
             job = fast_replace(job, traceback=event.traceback)
             return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)

@@ -67,7 +67,15 @@ def test_a_job_that_took_two_nodes_along_at_its_start_fails_before_it_starts_on_
 def test_a_failure_ends_the_job_with_its_traceback() -> None:
     node = ExecutorNode().training(2).reports(Failed(error="ValueError: 7", traceback="..."), rank=1)
     assert node.emitted == [
-        events.JobFailed(job_id="a", generation=1, error="ValueError: 7", traceback="...", at_s=NOW_S)
+        events.JobFailed(
+            job_id="a",
+            generation=1,
+            error="ValueError: 7",
+            traceback="...",
+            node_id="node-0",
+            incarnation=node.state.incarnation,
+            at_s=NOW_S,
+        )
     ]
     assert node.actions == kills(0, 1)
     node.ends(rank=1, code=ExitCode.FAILED).ends(code=ExitCode.PEER_LOST)

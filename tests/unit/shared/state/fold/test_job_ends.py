@@ -15,6 +15,8 @@ from tests.support.worker_events import (
     crashed,
     finished,
     job,
+    joined,
+    lost,
     placed,
     profile_requested,
     progressed,
@@ -63,6 +65,16 @@ def test_a_stall_that_a_paused_monitor_reports_late_does_not_fail_a_job_that_mov
     for since in (progressed(1, 21, at_s=6.0), placed(2, "node-1:1")):
         assert job(running().then(progressed(1, 20), since, failed)).live
     assert job(stalled.then(crashed(1), placed(2, "node-0:1", "node-1:1"), failed)).live
+
+
+def test_a_lost_node_does_not_fail_a_job() -> None:
+    """Its executor paused, and found overdue after the pause what it had no time for."""
+    failed = events.JobFailed(
+        job_id="a", generation=1, error="overdue", node_id="node-0", incarnation="first-0", at_s=NOW_S + 200.0
+    )
+    assert job(running().then(failed)).phase is Phase.FAILED
+    for since in ((lost(),), (joined("second"),), (lost(), joined("second"))):
+        assert job(running().then(*since, failed)).live
 
 
 def test_a_profiling_run_does_not_finish_its_job() -> None:
