@@ -1,6 +1,7 @@
 """Executors in their own processes, with real workers: two nodes, a resize, a clean shutdown."""
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE
 from tests.support.planned_ledger import POOL, Ledger
 
 ROOT = Path(__file__).parents[2]
@@ -146,3 +148,36 @@ async def test_after_an_executor_was_killed_its_job_continues_from_the_checkpoin
         process.send_signal(signal.SIGTERM)
         await ledger.until_received(events.NodeLost)
         assert await asyncio.to_thread(exit_code, process) == 0
+
+
+async def test_hostile_code_fails_its_jobs_and_a_neighbour_trains_on(
+    nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
+) -> None:
+    code = points()
+    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    ledger = Ledger(bus)
+    with executor(nats_server, tmp_path, "node-0") as process:
+        await ledger.until_received(events.NodeJoined)
+        await ledger.place(
+            "neighbour",
+            1,
+            "node-0:0",
+            training_function=code.training_function,
+            code_digest=code.code_digest,
+            global_batch_size=16,
+            max_iterations=10**6,
+            hyperparameters={"step_s": 0.005},
+        )
+        await ledger.until_received(events.GenerationStarted)
+        hostile = [*HOSTILE_ARCHIVES.values(), TOO_LARGE]
+        for number, data in enumerate(hostile, start=1):
+            digest = hashlib.sha256(data).hexdigest()
+            await bus.put_object(streams.code_bucket(POOL), digest, data)
+            await ledger.place(f"hostile-{number}", 1, "node-0:1", code_digest=digest)
+            failed = await ledger.until_received(events.JobFailed, count=number)
+            assert failed.job_id == f"hostile-{number}"
+            await ledger.until_received(events.WorkersStopped, count=number)
+        assert process.poll() is None
+        await until_moving(bus, "neighbour")
+        assert ledger.state.live_jobs["neighbour"].training
+        assert not [message for message in ledger.received if isinstance(message, events.WorkerCrashed)]

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import io
 import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.processes.code_archive import MAX_FILES, CodeArchive, CodeUnusable
+from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.service import serve
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -44,6 +42,7 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.run_service import Process
 from tests.support.histories import NOW_S
+from tests.support.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE, packed
 from tests.support.planned_ledger import PATIENCE_S, POOL, Ledger
 
 TIMELINE = ResizeTimeline(prepare_s=0.5, stop_s=0.01, first_step_s=0.1, bytes_moved=1000)
@@ -289,16 +288,6 @@ def archive(**files: str) -> tuple[str, bytes]:
     return hashlib.sha256(data).hexdigest(), data
 
 
-def packed(write: Callable[[zipfile.ZipFile], Any], compression: int = zipfile.ZIP_STORED) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", compression) as to:
-        write(to)
-    return data.getvalue()
-
-
-LARGE = bytes(MAX_ARCHIVE_BYTES + 1)
-
-
 async def test_code_is_unpacked_once_for_executors_with_one_folder(bus: Bus, tmp_path: Path) -> None:
     digest, data = archive(mine="ANSWER = 42")
     await bus.put_object(streams.code_bucket(POOL), digest, data)
@@ -308,6 +297,16 @@ async def test_code_is_unpacked_once_for_executors_with_one_folder(bus: Bus, tmp
     assert (Path(folders[0]) / "mine.py").read_text() == "ANSWER = 42"
     assert [path.name for path in (tmp_path / "code").iterdir()] == [digest]
     assert await archives[0].folder("") == ""
+
+
+async def test_a_link_in_an_archive_becomes_a_file(bus: Bus, tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("mine.py")
+    link.external_attr = 0o120777 << 16
+    data = packed(lambda to: to.writestr(link, "/etc/passwd"))
+    digest = hashlib.sha256(data).hexdigest()
+    await bus.put_object(streams.code_bucket(POOL), digest, data)
+    mine = Path(await CodeArchive(bus, POOL, tmp_path).folder(digest)) / "mine.py"
+    assert (mine.is_symlink(), mine.read_text()) == (False, "/etc/passwd")
 
 
 async def test_the_archive_waits_for_code_that_is_uploaded_late(bus: Bus, tmp_path: Path) -> None:
@@ -324,7 +323,7 @@ async def test_the_archive_waits_for_code_that_is_uploaded_late(bus: Bus, tmp_pa
         (None, "not uploaded"),
         (b"something else", "corrupt"),
         (b"no archive", "cannot be unpacked"),
-        (LARGE, "more than"),
+        (TOO_LARGE, "more than"),
     ],
 )
 async def test_unusable_code_leaves_no_file_behind(bus: Bus, tmp_path: Path, data: bytes | None, problem: str) -> None:
@@ -348,26 +347,6 @@ async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> N
     assert "cannot be unpacked" in failed.error
     await ledger.until_received(events.WorkersStopped)
     assert launcher.workers == []
-
-
-def damaged_stream(compression: int) -> bytes:
-    """An archive whose directory is right and whose compressed bytes are not."""
-    data = bytearray(packed(lambda to: to.writestr("mine.py", "ANSWER = 42\n" * 999), compression))
-    start = data.index(b"mine.py") + len("mine.py")
-    end = data.index(b"PK\x01\x02")
-    data[start:end] = bytes(0xFF - byte for byte in data[start:end])
-    return bytes(data)
-
-
-HOSTILE_ARCHIVES = {
-    "damaged deflate stream": damaged_stream(zipfile.ZIP_DEFLATED),
-    "damaged LZMA stream": damaged_stream(zipfile.ZIP_LZMA),
-    "damaged bzip2 stream": damaged_stream(zipfile.ZIP_BZIP2),
-    "a file and a folder of one name": packed(lambda to: [to.writestr("a", ""), to.writestr("a/b", "")]),
-    "a name that is too long": packed(lambda to: to.writestr("n" * 400, "")),
-    "too many files": packed(lambda to: [to.writestr(str(n), "") for n in range(MAX_FILES + 1)]),
-    "a cut directory": packed(lambda to: to.writestr("mine.py", ""))[:-9],
-}
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)

@@ -1,0 +1,38 @@
+"""Archives of code that no node can unpack."""
+
+import io
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+from elasticflow.services.executor.processes.code_archive import MAX_FILES
+from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
+
+TOO_LARGE = bytes(MAX_ARCHIVE_BYTES + 1)
+
+
+def packed(write: Callable[[zipfile.ZipFile], Any], compression: int = zipfile.ZIP_STORED) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", compression) as to:
+        write(to)
+    return data.getvalue()
+
+
+def damaged_stream(compression: int) -> bytes:
+    """An archive whose directory is right and whose compressed bytes are not."""
+    data = bytearray(packed(lambda to: to.writestr("mine.py", "ANSWER = 42\n" * 999), compression))
+    start = data.index(b"mine.py") + len("mine.py")
+    end = data.index(b"PK\x01\x02")
+    data[start:end] = bytes(0xFF - byte for byte in data[start:end])
+    return bytes(data)
+
+
+HOSTILE_ARCHIVES = {
+    "damaged deflate stream": damaged_stream(zipfile.ZIP_DEFLATED),
+    "damaged LZMA stream": damaged_stream(zipfile.ZIP_LZMA),
+    "damaged bzip2 stream": damaged_stream(zipfile.ZIP_BZIP2),
+    "a file and a folder of one name": packed(lambda to: [to.writestr("a", ""), to.writestr("a/b", "")]),
+    "a name that is too long": packed(lambda to: to.writestr("n" * 400, "")),
+    "too many files": packed(lambda to: [to.writestr(str(n), "") for n in range(MAX_FILES + 1)]),
+    "a cut directory": packed(lambda to: to.writestr("mine.py", ""))[:-9],
+}
