@@ -215,6 +215,20 @@ async def test_a_worker_switches_and_another_joins_it(bus: Bus, run: Run) -> Non
     assert not launcher.running
 
 
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_a_worker_that_reports_a_switch_that_it_was_not_sent_is_killed(bus: Bus, run: Run) -> None:
+    """Otherwise it would speak for the worker of another rank."""
+    task, launcher = await run()
+    ledger = Ledger(bus)
+    await ledger.until_received(events.NodeJoined)
+    await ledger.place("a", 1, "node-0:0", "node-0:1")
+    await ledger.until_received(events.GenerationStarted)
+    forging = launcher.workers[0]
+    launcher.on_event(forging, Switched(generation=1, rank=1, iteration=7, resize=TIMELINE))
+    crashed = await ledger.until_received(events.WorkerCrashed)
+    assert (crashed.rank, forging.exited, task.done()) == (0, True, False)
+
+
 async def test_heartbeats_report_training_workers(bus: Bus, run: Run) -> None:
     heartbeats = await bus.subscribe(subjects.telemetry(POOL, "node-0"))
     await run()

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_args
 
 from elasticflow.services.executor.processes.reaper import wait_until_gone
 from elasticflow.shared.errors import Retry
@@ -16,6 +16,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     ForkFailed,
     ForkServerReady,
     ForkWorker,
+    FromForkServer,
     WorkerForked,
     WorkerReaped,
 )
@@ -124,7 +125,7 @@ class ForkServer:
         self._exits.clear()
 
     async def _read(self) -> None:
-        frames = FrameReader()
+        frames = FrameReader[FromForkServer](*get_args(FromForkServer))
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
             while data := await loop.sock_recv(self._control, 65_536):

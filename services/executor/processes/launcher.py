@@ -11,7 +11,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import structlog
 
@@ -157,11 +157,11 @@ class Launcher:
         self._on_event(handle, end)
 
     async def _listen(self, handle: WorkerHandle, reader: asyncio.StreamReader) -> None:
-        frames = FrameReader()
+        frames = FrameReader[FromWorker](*get_args(FromWorker))
         try:
             while data := await reader.read(65_536):
                 for message in frames.feed(data):
-                    self._on_event(handle, message)  # pyright: ignore[reportArgumentType]
+                    self._on_event(handle, message)
         except BrokenChannel as error:
             log.error("worker_channel_broken", pid=handle.pid, reason=str(error))
             handle.kill()

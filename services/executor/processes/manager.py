@@ -22,7 +22,7 @@ from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, ToWorker
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, PrepareSwitch, ToWorker
 
 
 class Launching(Protocol):
@@ -35,12 +35,16 @@ class Launching(Protocol):
 
 @dataclass(slots=True)
 class _WorkerSlot:
-    """A worker from the order to start it to its end. unsent: messages for it until it has a channel."""
+    """A worker from the order to start it to its end.
+
+    unsent: messages for it until it has a channel. switches: generation and rank of each switch that it was sent.
+    """
 
     handle: WorkerHandle | None = None
     is_launching: bool = False
     is_killed: bool = False
     unsent: list[ToWorker] = field(default_factory=list)
+    switches: set[tuple[int, int]] = field(default_factory=set)
     starting: asyncio.Task[None] | None = None
 
 
@@ -107,6 +111,8 @@ class WorkerManager:
         slot = self._slots.get(worker)
         if slot is None:
             return  # an earlier action of the same decision killed it before it had a process
+        if isinstance(message, PrepareSwitch):
+            slot.switches.add((message.generation, message.rendezvous_rank))
         if slot.handle is not None:
             slot.handle.send(message)
         else:
@@ -159,13 +165,20 @@ class WorkerManager:
     def _on_event(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         assignment = handle.assignment
         worker = WorkerId(assignment.job_id, assignment.generation, assignment.rank)
-        if isinstance(event, Exited):
+        if isinstance(event, Switched) and not self._was_sent(worker, event):
+            self._log.error("WorkerKilled", **worker._asdict(), reason="it reports a switch that it was not sent")
+            handle.kill()
+        elif isinstance(event, Exited):
             self._log.info("WorkerEnded", **worker._asdict(), exit_code=event.code, signal=event.signal)
             self._ended(WorkerEnded(worker=worker, exit_code=event.code, signal=event.signal))
         else:
             self._note(WorkerReported(worker=worker, message=event))
             if isinstance(event, Switched):
                 self._switched(worker, handle, event)
+
+    def _was_sent(self, worker: WorkerId, switched: Switched) -> bool:
+        slot = self._slots.get(worker)
+        return slot is not None and (switched.generation, switched.rank) in slot.switches
 
     def _switched(self, worker: WorkerId, handle: WorkerHandle, switched: Switched) -> None:
         """The process is another worker from now on."""

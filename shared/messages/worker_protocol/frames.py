@@ -10,7 +10,7 @@ A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, cast, get_args
+from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
@@ -20,6 +20,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 
 ChannelMessage = ToWorker | FromWorker | ToForkServer | FromForkServer
+Message = TypeVar("Message")
 MAX_FRAME_BYTES = 1024 * 1024
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {t.__name__: TypeAdapter(t) for t in get_args(ChannelMessage)}
@@ -41,13 +42,14 @@ def encode_frame(message: ChannelMessage) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
-    """Splits a stream of bytes, as it arrives, into messages."""
+class FrameReader(Generic[Message]):
+    """Splits a stream of bytes, as it arrives, into messages of these types: those that the other end may send."""
 
-    def __init__(self) -> None:
+    def __init__(self, *types: type[Message]) -> None:
+        self._types = types
         self._pending = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[ChannelMessage]:
+    def feed(self, data: bytes) -> Iterator[Message]:
         """The messages that are complete now, one by one. Raises BrokenChannel after the last readable one."""
         self._pending += data
         while len(self._pending) >= _LENGTH.size:
@@ -59,7 +61,10 @@ class FrameReader:
                 break
             body = bytes(self._pending[_LENGTH.size : end])
             del self._pending[:end]
-            yield _decode(body)
+            message = _decode(body)
+            if not isinstance(message, self._types):
+                raise BrokenChannel(f"{type(message).__name__} does not come from the other end")
+            yield message
 
 
 def _decode(body: bytes) -> ChannelMessage:

@@ -14,6 +14,7 @@ import socket
 import threading
 from collections import defaultdict
 from pathlib import Path
+from typing import get_args
 
 import structlog
 
@@ -28,6 +29,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     PeersLost,
     PrepareSwitch,
     StopAtBoundary,
+    ToWorker,
     WarmUp,
     WriteCheckpoint,
     WriteLog,
@@ -135,7 +137,7 @@ class Channel:
 
     def _handle_messages(self) -> None:
         """Until the end of the file or of the lease. Raises BrokenChannel."""
-        frames = FrameReader()
+        frames = FrameReader[ToWorker](*get_args(ToWorker))
         while data := self._receive():
             for message in frames.feed(data):
                 match message:

@@ -48,7 +48,7 @@ class ForkServer:
     def __init__(self, control: socket.socket, *, preload: Sequence[str] = ()) -> None:
         self._control = control
         self._preload = preload
-        self._frames = FrameReader()
+        self._frames = FrameReader(ForkWorker)
         self._workers: set[int] = set()
         self._wakeup, self._signalled = socket.socketpair()
 

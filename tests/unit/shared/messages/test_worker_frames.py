@@ -1,6 +1,7 @@
 """The bytes between an executor and its workers."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
 from elasticflow.shared.messages.worker_protocol.frames import (
     MAX_FRAME_BYTES,
     BrokenChannel,
+    ChannelMessage,
     FrameReader,
     encode_frame,
 )
@@ -28,6 +30,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
     Failed,
     Finished,
+    FromWorker,
     Profiled,
     Progressed,
     RendezvousListening,
@@ -76,10 +79,14 @@ MESSAGES = (
 )
 
 
+def reader_of_all() -> FrameReader[ChannelMessage]:
+    return FrameReader(*get_args(ChannelMessage))
+
+
 @given(cuts=st.lists(st.integers(min_value=1, max_value=400), max_size=40))
 def test_every_message_survives_a_stream_cut_anywhere(cuts):
     stream = b"".join(encode_frame(message) for message in MESSAGES)
-    frames = FrameReader()
+    frames = reader_of_all()
     received = []
     for length in [*cuts, len(stream)]:
         received += frames.feed(stream[:length])
@@ -89,7 +96,7 @@ def test_every_message_survives_a_stream_cut_anywhere(cuts):
 
 @given(st.binary(min_size=1, max_size=200))
 def test_foreign_bytes_are_refused_or_awaited_never_more(data):
-    frames = FrameReader()
+    frames = reader_of_all()
     try:
         assert list(frames.feed(len(data).to_bytes(4, "big") + data)) == []
     except BrokenChannel:
@@ -99,21 +106,27 @@ def test_foreign_bytes_are_refused_or_awaited_never_more(data):
 
 def test_a_frame_that_announces_too_much_is_refused_before_it_is_read():
     with pytest.raises(BrokenChannel, match="is above"):
-        list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+        list(reader_of_all().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
 
 
 def test_messages_before_a_broken_frame_are_read():
     unreadable = replace(MESSAGES[1], job_id="no token")
-    heard = FrameReader().feed(encode_frame(WriteLog(file="a.log")) + encode_frame(unreadable))
+    heard = reader_of_all().feed(encode_frame(WriteLog(file="a.log")) + encode_frame(unreadable))
     assert next(heard) == WriteLog(file="a.log")
     with pytest.raises(BrokenChannel, match="job_id"):
         next(heard)
 
 
+def test_a_worker_may_not_send_what_only_its_executor_sends():
+    received = FrameReader[FromWorker](*get_args(FromWorker)).feed(encode_frame(StopAtBoundary()))
+    with pytest.raises(BrokenChannel, match="StopAtBoundary"):
+        next(received)
+
+
 @given(job_id=st.text(max_size=66) | st.text("aZ09_-. \n", max_size=66))
 def test_a_job_id_travels_or_is_refused_at_the_door(job_id):
     problems = codec.validate(SubmitJob(job_id=job_id, tenant="lab", spec=SPEC))
-    heard = FrameReader().feed(encode_frame(replace(MESSAGES[1], job_id=job_id)))
+    heard = reader_of_all().feed(encode_frame(replace(MESSAGES[1], job_id=job_id)))
     if problems:
         assert problems[0].startswith("job_id: must be 1 to 64 letters, digits, _ and -, not ")
         with pytest.raises(BrokenChannel, match="job_id"):
