@@ -1,6 +1,7 @@
 """Workers end alone, with their peers, or with their executor, and leave no process behind."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elasticflow.services.executor.processes.fork_server_client import LaunchFailed
 from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.services.executor.processes.reaper import marked_processes, wait_until_gone
 from elasticflow.shared.messages.timeouts import FailureTimeouts
@@ -132,7 +134,10 @@ async def test_dead_fork_server_is_replaced_and_its_workers_are_reported(node, s
     os.kill(server, signal.SIGKILL)
     assert {exit_.signal for exit_ in (await workers.ended()).values()} == {signal.SIGKILL}
     await until_gone(*(worker.pid for worker in workers.workers.values()))
-    again = await node.launch(spec_of("Points"), job_id=node.new_job_id())
+    again = None
+    while again is None:
+        with contextlib.suppress(LaunchFailed):  # while it loads its libraries, which takes long on a busy machine
+            again = await node.launch(spec_of("Points"), job_id=node.new_job_id())
     await again.first(Finished)
     await again.ended()
 
