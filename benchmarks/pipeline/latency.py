@@ -1,7 +1,7 @@
 """Submit to placed: the time from the publish of a submission to the decision that names its GPUs.
 
-The jobs end on their own soon after they are placed (a paper executor tells the facts), so the pool stays as busy
-as a shared cluster and never fills up.
+A simulated executor ends the jobs soon after they are placed, so the pool stays as busy as a shared cluster and never
+fills up.
 """
 
 import asyncio

@@ -34,9 +34,9 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
         processes[max(processes)].send_signal(signal.SIGKILL)
         await pool.ended(["survivor"])
         entries = await pool.ledger()
-    facts = [entry.message for entry in entries]
-    (crash,) = [fact for fact in facts if isinstance(fact, WorkerCrashed)]
-    alone, together = [fact for fact in facts if isinstance(fact, GenerationStarted) and fact.generation > generation]
+    messages = [entry.message for entry in entries]
+    (crash,) = [event for event in messages if isinstance(event, WorkerCrashed)]
+    alone, together = [e for e in messages if isinstance(e, GenerationStarted) and e.generation > generation]
     assert crash.generation == generation
     assert (alone.num_gpus, together.num_gpus) == (1, 2)
     assert 0 < alone.iteration < together.iteration, "it trains while its replacement prepares"
@@ -76,9 +76,9 @@ async def test_a_node_that_vanishes_without_a_word_costs_the_step_in_flight(tmp_
                 process.send_signal(signal.SIGKILL)
         await pool.ended(["survivor"])
         entries = await pool.ledger()
-    facts = [entry.message for entry in entries]
-    assert [fact.reason for fact in facts if isinstance(fact, NodeLost)][:1] == ["silent"]
-    starts = [fact for fact in facts if isinstance(fact, GenerationStarted)]
+    messages = [entry.message for entry in entries]
+    assert [event.reason for event in messages if isinstance(event, NodeLost)][:1] == ["silent"]
+    starts = [event for event in messages if isinstance(event, GenerationStarted)]
     after = next(start for start in starts if start.num_gpus == 2 and start.iteration > 0)
     assert after.resize is not None, "no worker restarted"
     assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))

@@ -32,11 +32,11 @@ async def test_the_largest_that_fits_is_found_by_trying_and_remembered(tmp_path:
     hopeless = state.ended_jobs["hopeless"]
     assert hopeless.phase is Phase.FAILED
     assert "a single sample exceeds the memory in iteration 0" in hopeless.explanation
-    facts = [entry.message for entry in entries]
-    exceeded = [fact for fact in facts if isinstance(fact, MemoryExceeded)]
-    sizes = [(fact.job_id, fact.micro_batch_size) for fact in exceeded]
+    messages = [entry.message for entry in entries]
+    exceeded = [event for event in messages if isinstance(event, MemoryExceeded)]
+    sizes = [(event.job_id, event.micro_batch_size) for event in exceeded]
     assert [size for job_id, size in sizes if job_id == "first"] == [8, 4], "it is halved until it fits"
     assert {job_id for job_id, _ in sizes} == {"first", "hopeless"}, "what was found is remembered"
     assert state.ended_jobs["second"].micro_batch_size == 2
-    assert not [fact for fact in facts if isinstance(fact, WorkerCrashed)]
+    assert not [event for event in messages if isinstance(event, WorkerCrashed)]
     assert_sound(entries, pool.data_dir)

@@ -60,9 +60,9 @@ class Laptop:
         assert run is not None
         return run
 
-    async def until(self, fact: Any) -> None:
+    async def until(self, holds: Any) -> None:
         async with asyncio.timeout(WAIT_S):
-            while not fact():  # noqa: ASYNC110 - other processes report to no one
+            while not holds():  # noqa: ASYNC110 - other processes report to no one
                 await asyncio.sleep(0.05)
 
     def pids(self) -> set[int]:

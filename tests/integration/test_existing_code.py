@@ -42,11 +42,11 @@ async def test_a_script_shrinks_for_a_promise_and_finishes(tmp_path: Path) -> No
         )
         await pool.acknowledged(ELASTIC, "elastic")
         await pool.ended(["as-it-is", "elastic"])
-        facts = [entry.message for entry in await pool.ledger()]
-    finished = {fact.job_id: fact for fact in facts if isinstance(fact, events.JobFinished)}
-    assert set(finished) == {"as-it-is", "elastic"}, [f for f in facts if isinstance(f, events.JobFailed)]
+        messages = [entry.message for entry in await pool.ledger()]
+    finished = {event.job_id: event for event in messages if isinstance(event, events.JobFinished)}
+    assert set(finished) == {"as-it-is", "elastic"}, [f for f in messages if isinstance(f, events.JobFailed)]
     assert finished["elastic"].metrics["accuracy"] > 0.9
-    starts = [fact for fact in facts if isinstance(fact, events.GenerationStarted) and fact.job_id == "as-it-is"]
+    starts = [event for event in messages if isinstance(event, events.GenerationStarted) and event.job_id == "as-it-is"]
     assert len(starts) > 1, "it shrank for the promise"
     unnoted = AS_IT_IS.max_iterations - finished["as-it-is"].iteration
     assert unnoted in range(0, 15 * len(starts), 15), "of an epoch that was saved just before a stop"

@@ -22,7 +22,7 @@ BETWEEN_KILLS = 60  # messages
 async def write_facts(bus: NatsBus, written: dict[str, int], killed: asyncio.Event, enough: asyncio.Event) -> None:
     """Append messages until the last kill, then a few more."""
     while not (killed.is_set() and enough.is_set()):
-        message_id = f"fact-{len(written)}"
+        message_id = f"event-{len(written)}"
         written[message_id] = await bus.append_event(REPORTED_EVENTS, b"", message_id=message_id)
         await bus.append_event(SUBMIT, message_id.encode(), message_id=message_id)
         enough.set() if len(written) % BETWEEN_KILLS == 0 else None

@@ -60,9 +60,9 @@ def test_an_event_repeated_at_any_later_time_changes_nothing(history: tuple[Any,
         before, state = state, fold((message,), state)
         if isinstance(message, REPORTED_EVENTS) and replace(state, sequence=before.sequence) != before:
             heard.append(message)
-        for fact in heard:
-            again = fold((fact,), state)
-            assert replace(again, sequence=state.sequence) == state, fact
+        for event in heard:
+            again = fold((event,), state)
+            assert replace(again, sequence=state.sequence) == state, event
 
 
 @PROPERTY

@@ -135,8 +135,8 @@ def test_a_checkpoint_that_is_asked_for_is_told_or_the_job_ends(seed: int) -> No
     asked = {event.job_id for event in said(cluster) if isinstance(event, events.CheckpointRequested)}
     written = [e.message for e in cluster.entries if isinstance(e.message, events.CheckpointWritten)]
     assert asked
-    assert {fact.job_id for fact in written} == asked
-    assert len(written) == len({fact.request for fact in written})
+    assert {event.job_id for event in written} == asked
+    assert len(written) == len({event.request for event in written})
 
 
 @pytest.mark.parametrize(("seed", "faults"), [(1, NO_FAULTS), (2, BAD_TIMES), (3, BAD_TIMES)])

@@ -33,7 +33,7 @@ def planned(history: History, at_s: float) -> History:
 def measured(history: History, job_id: str, rate: float, at_s: float) -> History:
     """The present level of the profiling run ends."""
     job = history.state.live_jobs[job_id]
-    fact = events.ThroughputMeasured(
+    event = events.ThroughputMeasured(
         profile_key=f"{job_id}/b64",
         num_gpus=len(job.gpus),
         iterations_per_s=rate,
@@ -42,7 +42,7 @@ def measured(history: History, job_id: str, rate: float, at_s: float) -> History
         source="profile",
         at_s=at_s,
     )
-    return history.then(fact)
+    return history.then(event)
 
 
 def shares(history: History) -> dict[str, int]:

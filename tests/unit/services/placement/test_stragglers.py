@@ -42,15 +42,15 @@ def test_rank_0_s_executor_reports_a_straggler_once_and_again_while_it_lasts() -
     node = ExecutorNode().training(2)
     said = Lagged(rank=1, slowdown=2.0)
     node.reports(said).reports(said).settle()
-    (fact,) = node.emitted_of(events.WorkerLagged)
-    assert (fact.rank, fact.generation, fact.slowdown) == (1, 1, 2.0)
+    (event,) = node.emitted_of(events.WorkerLagged)
+    assert (event.rank, event.generation, event.slowdown) == (1, 1, 2.0)
     node.at(NOW_S + KEPT_S / 2 - 1).reports(said)
     assert len(node.emitted_of(events.WorkerLagged)) == 1
     node.at(NOW_S + KEPT_S / 2 + 1).settle()
     assert len(node.emitted_of(events.WorkerLagged)) == 1, "no report says that it lasts"
     node.reports(said)
     assert len(node.emitted_of(events.WorkerLagged)) == 2
-    assert node.unchanged_by(fact)
+    assert node.unchanged_by(event)
 
 
 def test_a_gpu_counts_as_slow_for_a_while() -> None:
@@ -63,11 +63,11 @@ def test_a_gpu_counts_as_slow_for_a_while() -> None:
     assert view.slow_until_s == {1: SETTLED_AT_S + KEPT_S}
 
 
-@pytest.mark.parametrize("fact", [lagged(generation=7), lagged(rank=2)], ids=["another generation", "no such rank"])
-def test_an_impossible_report_is_ignored(fact: events.WorkerLagged) -> None:
+@pytest.mark.parametrize("event", [lagged(generation=7), lagged(rank=2)], ids=["another generation", "no such rank"])
+def test_an_impossible_report_is_ignored(event: events.WorkerLagged) -> None:
     history = training(4)
     before = history.state.nodes
-    assert history.then(fact).state.nodes == before
+    assert history.then(event).state.nodes == before
 
 
 # --- what follows -----------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_a_promised_job_that_has_no_place_left_is_said_to_be_at_risk() -> None:
     history.decided(ADMISSION, submit("a", min_gpus=4))
     history.then(lost())
     state = monitor.start(history.state)
-    risks = [fact for fact in monitor.decide(state, (), NOW_S + 9.0) if isinstance(fact, events.JobAtRisk)]
+    risks = [event for event in monitor.decide(state, (), NOW_S + 9.0) if isinstance(event, events.JobAtRisk)]
     assert [(risk.job_id, risk.projected_finish_s) for risk in risks] == [("a", None)]
 
 

@@ -158,7 +158,7 @@ async def test_facts_survive_faults_and_a_seed_tells_the_same_story() -> None:
     assert first == again
     assert first != other
     assert {message_id for _, message_id in first} == {f"{n}-{i}" for n in range(3) for i in range(20)}
-    assert len(first) > 60, "some facts came twice"
+    assert len(first) > 60, "some messages came twice"
 
 
 async def test_maybe_stored_means_maybe() -> None:

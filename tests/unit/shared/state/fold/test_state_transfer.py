@@ -281,11 +281,11 @@ def test_a_fast_switch_does_not_lower_the_start_cost() -> None:
     assert seen("node-0:0", "node-1:0", at_s=9.0) == 7.0
 
 
-@pytest.mark.parametrize("fact", [started(2, 22), crashed(1), crashed(2), progressed(1, 30), finished(1)])
-def test_a_repeated_event_changes_nothing(fact: Any) -> None:
-    history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), fact)
+@pytest.mark.parametrize("event", [started(2, 22), crashed(1), crashed(2), progressed(1, 30), finished(1)])
+def test_a_repeated_event_changes_nothing(event: Any) -> None:
+    history = training("node-0:0").then(placed(2, "node-0:0", "node-1:0"), event)
     before = history.state
-    assert replace(history.then(fact).state, sequence=before.sequence) == before
+    assert replace(history.then(event).state, sequence=before.sequence) == before
 
 
 def test_switched_workers_have_the_older_spec_and_stop_next() -> None:
