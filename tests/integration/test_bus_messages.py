@@ -16,9 +16,9 @@ async def test_plain_messages_reach_listeners_and_one_of_each_queue(connect: Con
     for i in range(20):
         await sender.publish("ef.telemetry.pool-a.n1", b"%d" % i, reply="back")
     await sender.publish("ef.telemetry.pool-a.n2", b"other")
-    heard = [await next_of(everyone) for _ in range(21)]
-    assert [message.data for message in heard] == [b"%d" % i for i in range(20)] + [b"other"]
-    assert (heard[0].subject, heard[0].reply, heard[20].reply) == ("ef.telemetry.pool-a.n1", "back", "")
+    received = [await next_of(everyone) for _ in range(21)]
+    assert [message.data for message in received] == [b"%d" % i for i in range(20)] + [b"other"]
+    assert (received[0].subject, received[0].reply, received[20].reply) == ("ef.telemetry.pool-a.n1", "back", "")
     got: list[bytes] = []
     all_heard = asyncio.Event()
 

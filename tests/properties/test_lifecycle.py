@@ -55,12 +55,12 @@ def test_a_message_at_a_sequence_already_folded_changes_nothing(history: tuple[A
 @given(history=histories())
 def test_an_event_repeated_at_any_later_time_changes_nothing(history: tuple[Any, ...]) -> None:
     """As an executor does that got no acknowledgement, long after the server has forgotten the first time."""
-    state, heard = PoolState(), list[Any]()
+    state, received = PoolState(), list[Any]()
     for message in history:
         before, state = state, fold((message,), state)
         if isinstance(message, REPORTED_EVENTS) and replace(state, sequence=before.sequence) != before:
-            heard.append(message)
-        for event in heard:
+            received.append(message)
+        for event in received:
             again = fold((event,), state)
             assert replace(again, sequence=state.sequence) == state, event
 

@@ -64,8 +64,10 @@ def test_jobs_behind_a_slow_profiling_run_are_promised_and_done_before_it_is_ove
     slow_at_s = admitted_at_s.get("slow", ended["slow"].ended_at_s)
     assert slow_at_s is not None
     assert all(admitted_at_s[spec.model_name] < began_s + 60.0 < slow_at_s for spec in BEHIND)
-    told = [e.message for e in entries if isinstance(e.message, ThroughputMeasured) and e.message.source == "profile"]
-    assert {e.num_gpus for e in told if e.job_id == "slow"} == (set() if end is Phase.FAILED else {1, 2, 4, 8})
+    reported = [
+        e.message for e in entries if isinstance(e.message, ThroughputMeasured) and e.message.source == "profile"
+    ]
+    assert {e.num_gpus for e in reported if e.job_id == "slow"} == (set() if end is Phase.FAILED else {1, 2, 4, 8})
     assert all((ended[id_].ended_at_s or math.inf) <= (ended[id_].deadline_s or 0.0) for id_ in admitted_at_s)
     assert list(violations(entries)) == []
     assert verify(entries, planners()).difference is None

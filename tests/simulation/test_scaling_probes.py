@@ -44,9 +44,9 @@ def test_a_job_grows_onto_a_late_node_if_that_pays(on_eight: float, occupancies:
     decided = [event for m in messages if isinstance(m, PlanDecided) for event in m.events]
     shares = [event for event in decided if isinstance(event, AllocationDecided)]
     assert [event.num_gpus_by_job for event in shares if event.probes] == [{"job": 8}]
-    told = [m for m in messages if isinstance(m, ThroughputMeasured) and m.num_gpus == 8]
-    assert {m.source for m in told} == {"training"}
-    assert told[0].iterations_per_s == pytest.approx(on_eight, rel=0.1)
+    reported = [m for m in messages if isinstance(m, ThroughputMeasured) and m.num_gpus == 8]
+    assert {m.source for m in reported} == {"training"}
+    assert reported[0].iterations_per_s == pytest.approx(on_eight, rel=0.1)
     last = [event.num_gpus_by_job["job"] for event in shares if event.num_gpus_by_job][-1]
     assert (last == 8) == occupancies
     assert list(broken_promises(cluster.state)) == []

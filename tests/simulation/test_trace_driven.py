@@ -320,10 +320,10 @@ class ProgressInTheLedger:
             known = before.live_jobs.get(job_id)
             if known is None or known.generation != training.generation or known.broken:
                 continue  # the decision has just placed it
-            told = float(known.iteration)
+            reported = float(known.iteration)
             if known.training:
-                told += training.progress.iterations_per_s * (now_s - known.progressed_at_s)
-            assert told == pytest.approx(training.iteration_at(now_s), abs=1e-3)
+                reported += training.progress.iterations_per_s * (now_s - known.progressed_at_s)
+            assert reported == pytest.approx(training.iteration_at(now_s), abs=1e-3)
             self.num_compared += 1
 
 

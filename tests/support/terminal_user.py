@@ -75,8 +75,8 @@ class User:
             answers = await client.subscribe(f"ef.answer.{POOL}.{job_id}")
             await client.jetstream().publish(f"ef.submit.default.{POOL}", json.dumps(message).encode())
             while True:
-                heard = await answers.next_msg(timeout=WAIT_S)
-                answer = msgpack.unpackb(heard.data, strict_map_key=False)
+                received = await answers.next_msg(timeout=WAIT_S)
+                answer = msgpack.unpackb(received.data, strict_map_key=False)
                 if answer["type"] != "ProfileRequested":
                     return answer["type"], answer["payload"]
         finally:

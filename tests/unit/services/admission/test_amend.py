@@ -199,10 +199,10 @@ def test_an_amendment_of_a_waiting_job_starts_no_worker() -> None:
     assert job.spec is not None
     assert job.spec.max_iterations == 300
     assert not job.has_outdated_spec
-    assert history.decided(POLICY, submit("a", deadline_s=NOW_S + 400.0)) == (), "told before, not a duplicate"
-    told = outcome(history.state, job)
-    assert isinstance(told, events.JobAdmitted)
-    assert told.spec.max_iterations == 100
+    assert history.decided(POLICY, submit("a", deadline_s=NOW_S + 400.0)) == (), "repeated before, not a duplicate"
+    reported = outcome(history.state, job)
+    assert isinstance(reported, events.JobAdmitted)
+    assert reported.spec.max_iterations == 100
 
 
 def test_training_workers_get_an_amended_number_of_iterations_in_a_new_generation() -> None:

@@ -152,10 +152,10 @@ def test_the_same_command_again_is_answered_and_has_no_effect() -> None:
     before = history.state
     assert history.decided(ADMISSION, command(max_gpus=2, until_s=NOW_S + 50.0)) == ()
     assert history.state is before
-    told = idempotent_reply(history.state, command(max_gpus=2, until_s=NOW_S + 50.0))
-    assert isinstance(told, events.GpuLimitsSet)
-    assert (told.max_gpus, told.until_s) == (answer.max_gpus, answer.until_s)
-    assert told.minimum_satisfactory_share == answer.minimum_satisfactory_share
+    reported = idempotent_reply(history.state, command(max_gpus=2, until_s=NOW_S + 50.0))
+    assert isinstance(reported, events.GpuLimitsSet)
+    assert (reported.max_gpus, reported.until_s) == (answer.max_gpus, answer.until_s)
+    assert reported.minimum_satisfactory_share == answer.minimum_satisfactory_share
 
 
 def test_a_resubmission_finds_its_job_under_gpu_limits() -> None:
@@ -255,10 +255,10 @@ def test_the_job_history_and_the_list_of_jobs_show_gpu_limits() -> None:
     happened(answer)
     happened(events.GpuLimitsRejected(job_id="a", explanation="no; 2 could be had", num_gpus=2, at_s=NOW_S))
     happened(events.GpuLimitsCleared(job_id="a", reason="its time is over", at_s=NOW_S))
-    told = [sentence.text for sentence in job_history(entries, "a")]
-    assert told[1].startswith("its operator limited it to at most 2 GPUs until ")
-    assert told[1].endswith(" keep its deadline")
-    assert told[2:] == [
+    reported = [sentence.text for sentence in job_history(entries, "a")]
+    assert reported[1].startswith("its operator limited it to at most 2 GPUs until ")
+    assert reported[1].endswith(" keep its deadline")
+    assert reported[2:] == [
         "the request to scale it was rejected: no; 2 could be had",
         "its GPU limits were cleared: its time is over",
     ]

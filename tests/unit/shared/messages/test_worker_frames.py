@@ -111,10 +111,10 @@ def test_a_frame_that_announces_too_much_is_refused_before_it_is_read():
 
 def test_messages_before_a_broken_frame_are_read():
     unreadable = replace(MESSAGES[1], job_id="no token")
-    heard = reader_of_all().feed(encode_frame(WriteLog(file="a.log")) + encode_frame(unreadable))
-    assert next(heard) == WriteLog(file="a.log")
+    received = reader_of_all().feed(encode_frame(WriteLog(file="a.log")) + encode_frame(unreadable))
+    assert next(received) == WriteLog(file="a.log")
     with pytest.raises(BrokenChannel, match="job_id"):
-        next(heard)
+        next(received)
 
 
 def test_a_worker_may_not_send_what_only_its_executor_sends():
@@ -126,13 +126,13 @@ def test_a_worker_may_not_send_what_only_its_executor_sends():
 @given(job_id=st.text(max_size=66) | st.text("aZ09_-. \n", max_size=66))
 def test_a_job_id_travels_or_is_refused_at_the_door(job_id):
     problems = codec.validate(SubmitJob(job_id=job_id, tenant="lab", spec=SPEC))
-    heard = reader_of_all().feed(encode_frame(replace(MESSAGES[1], job_id=job_id)))
+    received = reader_of_all().feed(encode_frame(replace(MESSAGES[1], job_id=job_id)))
     if problems:
         assert problems[0].startswith("job_id: must be 1 to 64 letters, digits, _ and -, not ")
         with pytest.raises(BrokenChannel, match="job_id"):
-            next(heard)
+            next(received)
     else:
-        assert next(heard).job_id == job_id
+        assert next(received).job_id == job_id
 
 
 def test_a_message_that_is_too_large_is_not_sent():

@@ -96,7 +96,7 @@ def job_of(history: History) -> Job:
 def test_reports_are_kept_where_a_confidence_asks_for_them() -> None:
     history = running(confidence=0.99).then(progressed(1, 0.8), progressed(2, None), progressed(3, 0.9))
     assert job_of(history).speed == seen(0.8, 0.9)
-    assert job_of(history.then(progressed(3, 0.9))).speed == seen(0.8, 0.9), "told again"
+    assert job_of(history.then(progressed(3, 0.9))).speed == seen(0.8, 0.9), "repeated"
     assert job_of(running().then(progressed(1, 0.8))).speed == NO_SPEEDS
 
 

@@ -65,8 +65,8 @@ async def test_a_lease_follows_the_clock() -> None:
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
     first, second = (Lease(bus, "p", "lead", name, ttl_s=lambda: 10, clock=clock) for name in ("first", "second"))
-    told: list[tuple[str, bool]] = []
-    holding = asyncio.create_task(first.hold(lambda held: told.append(("first", held))))
+    reported: list[tuple[str, bool]] = []
+    holding = asyncio.create_task(first.hold(lambda held: reported.append(("first", held))))
     await asyncio.sleep(0)
     for now_s in range(0, 60, 5):
         await clock.advance_to(now_s)
@@ -74,7 +74,7 @@ async def test_a_lease_follows_the_clock() -> None:
         assert not await second.try_acquire()
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
-    assert told == [("first", True), ("first", False)]
+    assert reported == [("first", True), ("first", False)]
     assert await second.try_acquire()
     assert not await first.try_acquire()
     await clock.advance_to(100.0)
@@ -176,11 +176,11 @@ async def test_plain_messages_are_repeated_and_reordered() -> None:
     for i in range(50):
         await bus.publish("t", b"%d" % i)
     await bus.publish("end", b"")
-    heard: list[int] = []
-    while len(set(heard)) < 50:
-        heard.append(int((await anext(listener)).data))
-    assert len(heard) > 50
-    assert heard != sorted(heard)
+    received: list[int] = []
+    while len(set(received)) < 50:
+        received.append(int((await anext(listener)).data))
+    assert len(received) > 50
+    assert received != sorted(received)
 
 
 async def test_work_items_come_twice() -> None:

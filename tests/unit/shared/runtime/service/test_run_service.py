@@ -101,10 +101,10 @@ class FakeBus:
 async def test_the_metric_of_the_connection_follows_a_break_and_the_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
 
     async def connect(url: str, **options: Any) -> FakeBus:
-        told.update(options)
+        reported.update(options)
         return FakeBus()
 
     monkeypatch.setattr(run_service, "connect_nats", connect)
@@ -112,6 +112,6 @@ async def test_the_metric_of_the_connection_follows_a_break_and_the_return(
     await run_service._connected("monitor", Settings.from_environment({}), structlog.get_logger(), metrics)
     shown: list[bool] = []
     for state in ("connected", "disconnected", "reconnected", "closed"):
-        told["on_state"](state)
+        reported["on_state"](state)
         shown.append(b'ef_nats_connected{pool="lab",service="monitor"} 1.0' in generate_latest(metrics.registry))
     assert shown == [True, False, True, False]

@@ -118,7 +118,7 @@ def test_of_ended_jobs_the_newest_are_kept_and_those_whose_workers_still_run() -
     assert state.num_forgotten + len(state.ended_jobs) == num_jobs + 1
 
 
-# --- told again -----------------------------------------------------------------------------------------
+# --- repeated -----------------------------------------------------------------------------------------
 
 
 def test_a_repeated_command_gets_the_failure_again() -> None:

@@ -29,7 +29,7 @@ def test_a_node_comes_back_as_another_incarnation_only() -> None:
     history.then(joined("second", num_gpus=2))
     assert (history.state.nodes["node-0"].alive, history.state.num_gpus) == (True, 6)
     before = history.state
-    history.then(lost(), joined("first-0"))  # told again, late
+    history.then(lost(), joined("first-0"))  # repeated, late
     assert replace(history.state, sequence=before.sequence) == before
 
 

@@ -28,23 +28,23 @@ SEATS = [GpuSlot("a", 4), GpuSlot("a", 5), GpuSlot("b", 2), GpuSlot("b", 3)]
 
 
 def test_ranks_are_counted_over_all_nodes_and_on_each():
-    told = torchrun_environment(assignment(rank=3), SEATS, "10.0.0.1:4000", {})
-    assert {name: told[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
+    reported = torchrun_environment(assignment(rank=3), SEATS, "10.0.0.1:4000", {})
+    assert {name: reported[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
         "RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
     }
-    assert (told["GROUP_RANK"], told["GROUP_WORLD_SIZE"]) == ("1", "2")
-    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("10.0.0.1", "4000")
-    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    assert told["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert (reported["GROUP_RANK"], reported["GROUP_WORLD_SIZE"]) == ("1", "2")
+    assert (reported["MASTER_ADDR"], reported["MASTER_PORT"]) == ("10.0.0.1", "4000")
+    assert reported["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert reported["TORCHELASTIC_RESTART_COUNT"] == "2"
 
 
 @pytest.mark.parametrize(("inherited", "visible"), [("", "2,3"), ("0,1,6,7", "6,7")])
 def test_a_script_sees_only_the_gpus_of_its_nodes_workers(inherited, visible):
-    told = torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {"CUDA_VISIBLE_DEVICES": inherited})
-    assert told["CUDA_VISIBLE_DEVICES"] == visible
+    reported = torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {"CUDA_VISIBLE_DEVICES": inherited})
+    assert reported["CUDA_VISIBLE_DEVICES"] == visible
     warm = torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {}, sees_all_gpus=True)
     assert (warm["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in warm) == ("2", False)
     on_cpu = torchrun_environment(assignment(rank=2, device="cpu"), SEATS, "10.0.0.1:4000", {})
@@ -52,8 +52,8 @@ def test_a_script_sees_only_the_gpus_of_its_nodes_workers(inherited, visible):
 
 
 def test_a_worker_that_is_alone_uses_no_store():
-    told = torchrun_environment(assignment(world_size=1), SEATS[:1], "127.0.0.1:0", {})
-    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    reported = torchrun_environment(assignment(world_size=1), SEATS[:1], "127.0.0.1:0", {})
+    assert reported["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
 def test_a_step_is_an_iteration_or_the_workers_part_of_one():
