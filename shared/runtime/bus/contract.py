@@ -98,7 +98,10 @@ class Bus(Protocol):
     # -- pools
 
     async def ensure_pool(self, pool: str) -> None:
-        """Make what the pool keeps, unless it is there; many may do so at once. Raises BadSettings."""
+        """Make what the pool keeps, unless it is there; many may do so at once.
+
+        Raises BadSettings, ServerTooSmall, TooFewReplicas.
+        """
         ...
 
     async def pool_exists(self, pool: str) -> bool: ...

@@ -6,13 +6,17 @@ Telemetry, quotes and answers are plain messages, which are not stored.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.errors import BadSettings, TooFewReplicas
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 
 LEDGER_PREFIX = "EF_LEDGER_"
 EVERY_LEDGER = "ef.ledger.>"
+# What a server must accept; NATS counts headers too. The embedded server and deploy/nats/common.conf set it.
+MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 
 _MIB = 1 << 20
 _DAY_S = 86_400
@@ -32,6 +36,11 @@ class StreamLimits:
     dead_letter_bytes: int = 64 * _MIB
     dead_letter_age_s: int = 30 * _DAY_S
 
+    @property
+    def reserved_bytes(self) -> int:
+        """What a new pool takes of the server's storage at once."""
+        return self.submit_bytes + self.dead_letter_bytes
+
 
 def valid_pool(pool: str) -> bool:
     """A pool's name is one token of a subject and part of a stream's name."""
@@ -42,6 +51,13 @@ def check_pool(pool: str) -> None:
     """Raises BadSettings where no pool can have this name."""
     if not valid_pool(pool):
         raise BadSettings((f"a pool's name is 1 to 64 letters, digits, _ and -, not {pool!r}",))
+
+
+def check_replicas(found: Mapping[str, int], wanted: int) -> None:
+    """found: replicas by stream. Raises TooFewReplicas; more than wanted are fine."""
+    lacking = {name: replicas for name, replicas in found.items() if replicas < wanted}
+    if lacking:
+        raise TooFewReplicas(tuple(lacking), min(lacking.values()), wanted)
 
 
 def ledger_stream(pool: str) -> str:

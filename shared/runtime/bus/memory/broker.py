@@ -164,9 +164,13 @@ class Listener:
 
 
 class MemoryBroker:
-    """The state that the clients of one bus share."""
+    """The state that the clients of one bus share: as of one server, not of a cluster.
 
-    def __init__(self) -> None:
+    max_payload_bytes: the largest message that it accepts.
+    """
+
+    def __init__(self, *, max_payload_bytes: int = streams.MAX_PAYLOAD_BYTES) -> None:
+        self.max_payload_bytes = max_payload_bytes
         self.listeners: list[Listener] = []
         self.objects: dict[str, dict[str, bytes]] = {}
         self._streams: dict[str, Stream] = {}

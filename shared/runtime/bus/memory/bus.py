@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from elasticflow.shared.errors import (
+    BadSettings,
     BusClosed,
     DamagedObject,
     LedgerBroken,
@@ -19,11 +20,11 @@ from elasticflow.shared.errors import (
     NoResponder,
     NotFound,
     RequestTimeout,
+    ServerTooSmall,
     TooLarge,
     Unavailable,
 )
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
@@ -62,8 +63,10 @@ class MemoryBus(Bus):
         rng: np.random.Generator | None = None,
         faults: Faults | None = None,
         delayed: bool = False,
+        limits: streams.StreamLimits | None = None,
     ) -> None:
         self.broker = broker or MemoryBroker()
+        self._limits = limits or streams.StreamLimits()
         self._clock = clock or SystemClock()
         self._faults = FaultSource(faults or Faults(), rng)
         self.link: Link = DelayedLink(self._faults) if delayed else DirectLink(self._faults)
@@ -76,7 +79,13 @@ class MemoryBus(Bus):
     async def ensure_pool(self, pool: str) -> None:
         self._check_open()
         streams.check_pool(pool)
+        if self.broker.max_payload_bytes < streams.MAX_PAYLOAD_BYTES:
+            raise ServerTooSmall(_URL, "max_payload", self.broker.max_payload_bytes, streams.MAX_PAYLOAD_BYTES)
+        wanted = self._limits.replicas
+        if pool not in self.broker.pools() and wanted > 1:
+            raise BadSettings((f"EF_REPLICAS={wanted}, but {_URL} is a single server: set EF_REPLICAS=1",))
         self.broker.ensure_pool(pool)
+        streams.check_replicas({config["name"]: 1 for config in streams.stream_configs(pool, self._limits)}, wanted)
 
     async def pool_exists(self, pool: str) -> bool:
         return pool in self.broker.pools()
@@ -232,8 +241,8 @@ class MemoryBus(Bus):
 
     def _check_size(self, subject: str, data: bytes) -> None:
         self._check_open()
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise TooLarge(subject, len(data), MAX_MESSAGE_BYTES)
+        if len(data) > self.broker.max_payload_bytes:
+            raise TooLarge(subject, len(data), self.broker.max_payload_bytes)
 
     def _listen(self, pattern: str, queue: str) -> Listener:
         listener = Listener(pattern, queue, self.link)

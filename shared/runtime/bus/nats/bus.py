@@ -4,7 +4,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from elasticflow.shared.errors import RequestTimeout, Unavailable, UnknownStream
+from elasticflow.shared.errors import RequestTimeout, ServerTooSmall, Unavailable, UnknownStream
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
@@ -55,8 +55,15 @@ class NatsBus(Bus):
 
     async def ensure_pool(self, pool: str) -> None:
         streams.check_pool(pool)
-        for config in streams.stream_configs(pool, self._limits):
-            await jetstream_api.ensure_stream(self._connection, config)
+        max_payload_bytes, needed_bytes = self._connection.client.max_payload, self._limits.reserved_bytes
+        if max_payload_bytes < streams.MAX_PAYLOAD_BYTES:
+            raise ServerTooSmall(self._connection.url, "max_payload", max_payload_bytes, streams.MAX_PAYLOAD_BYTES)
+        await jetstream_api.check_account(self._connection, needed_bytes)
+        replicas = {
+            config["name"]: await jetstream_api.ensure_stream(self._connection, config, needed_bytes)
+            for config in streams.stream_configs(pool, self._limits)
+        }
+        streams.check_replicas(replicas, self._limits.replicas)
 
     async def pool_exists(self, pool: str) -> bool:
         if not streams.valid_pool(pool):

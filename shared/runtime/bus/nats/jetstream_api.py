@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticflow.shared.errors import (
+    BadSettings,
     BusRejected,
     ElasticFlowError,
     MaybeStored,
     NoResponder,
     RequestTimeout,
+    ServerTooSmall,
     StorageFull,
     TooLarge,
     Unavailable,
@@ -31,7 +33,8 @@ _MESSAGE_TOO_LARGE = 10054
 _NO_STREAM = 10059
 _OTHER_CONFIGURATION = 10058
 _WRONG_SEQUENCE = (10071, 10164)
-_FULL = (10023, 10047, 10077)  # resources, storage reserved by others, the stream's own bounds or the disk
+_NO_CLUSTER = 10074
+_FULL = (10002, 10023, 10047, 10077)  # the account, resources, reserved by others, the stream's own bounds or the disk
 
 
 async def publish_acked(
@@ -80,15 +83,36 @@ def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowErro
     return BusRejected(subject, number, reason)
 
 
-async def ensure_stream(connection: Connection, config: Mapping[str, Any]) -> None:
-    """Create it; one that is there stays as its operator has set it."""
-    answer = await connection.api(f"STREAM.CREATE.{config['name']}", config, timeout_s=10.0)
+async def ensure_stream(connection: Connection, config: Mapping[str, Any], reserved_bytes: int) -> int:
+    """Create it; one that is there stays as its operator has set it. Returns the number of its replicas.
+
+    reserved_bytes: of the whole pool. Raises ServerTooSmall, BadSettings.
+    """
+    name, replicas = config["name"], config["num_replicas"]
+    answer = await connection.api(f"STREAM.CREATE.{name}", config, timeout_s=10.0)
     problem = answer.get("error", {}).get("err_code")
-    if problem == _OTHER_CONFIGURATION:
-        return
-    if problem in _FULL and "error" not in await connection.api(f"STREAM.INFO.{config['name']}"):
-        return  # it is there: a server short of disk counts the bound of the same stream once more
-    check(answer, config["name"], connection.url)
+    if problem in (_OTHER_CONFIGURATION, _NO_CLUSTER, *_FULL):
+        # A server short of disk counts the bound of a stream that is there once more.
+        there = await connection.api(f"STREAM.INFO.{name}")
+        if there.get("error", {}).get("err_code") != _NO_STREAM:
+            check(there, name, connection.url)
+            return there["config"]["num_replicas"]
+    if problem == _NO_CLUSTER:
+        why = f"EF_REPLICAS={replicas}, but NATS at {connection.url} is a single server: set EF_REPLICAS=1"
+        raise BadSettings((why,))
+    if problem in _FULL:
+        raise ServerTooSmall(connection.url, "max_file_store", None, reserved_bytes)
+    check(answer, name, connection.url)
+    return answer["config"]["num_replicas"]
+
+
+async def check_account(connection: Connection, needed_bytes: int) -> None:
+    """Raises ServerTooSmall if the account may store less."""
+    answer = await connection.api("INFO")
+    check(answer, "$JS.API.INFO", connection.url)
+    limit_bytes = answer["limits"]["max_storage"]
+    if 0 < limit_bytes < needed_bytes:  # -1: no limit; 0 in accounts with a limit for each number of replicas
+        raise ServerTooSmall(connection.url, "max_file (of the account)", limit_bytes, needed_bytes)
 
 
 async def stream_names(connection: Connection, subject: str) -> list[str]:

@@ -1,0 +1,144 @@
+"""What a pool needs of its NATS server: the contract of every bus, and the checks of a real server at the start."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from elasticflow.client.configure_pool import configure
+from elasticflow.local.child_process import free_port
+from elasticflow.shared.errors import BadSettings, ServerTooSmall, TooFewReplicas
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.nats import embedded_server
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer, find_server
+from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits
+from elasticflow.shared.runtime.process.clock import SystemClock
+from tests.support.real_pool import eventually, persistently
+from tests.support.shared_pool import POOL, Connect
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DEFAULT_PAYLOAD_BYTES = 1 << 20  # of a nats-server without the setting
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bus]:
+    """A client of a server whose largest message is nats-server's default."""
+    if request.param == "memory":
+        yield MemoryBus(MemoryBroker(max_payload_bytes=DEFAULT_PAYLOAD_BYTES))
+        return
+    monkeypatch.setattr(embedded_server, "MAX_PAYLOAD_BYTES", DEFAULT_PAYLOAD_BYTES)
+    with EmbeddedServer(tmp_path) as server:
+        bus = await connect_nats(server.url, name="test")
+        yield bus
+        await bus.close()
+
+
+async def test_a_server_with_a_smaller_message_than_a_decision_is_refused(small: Bus) -> None:
+    with pytest.raises(ServerTooSmall) as refused:
+        await small.ensure_pool(POOL)
+    assert refused.value.setting == "max_payload"
+    assert (refused.value.found_bytes, refused.value.needed_bytes) == (DEFAULT_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES)
+    assert not await small.pools(), "no pool is made"
+    assert f"set max_payload: {MAX_PAYLOAD_BYTES}" in str(refused.value)
+
+
+@pytest.mark.parametrize("made", [False, True])
+async def test_the_storage_of_a_new_pool_is_checked_and_an_old_pool_continues(
+    made: bool, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server reserves the bounds of a pool's streams; one that started on a full disk has no space for new ones."""
+    if made:
+        await configure(nats_server.url, POOL, None, SystemClock())
+    nats_server.stop()
+    monkeypatch.setattr(embedded_server, "_storage_bound", lambda folder: 100 << 20)
+    nats_server.start()
+    if made:
+        await configure(nats_server.url, POOL, None, SystemClock())
+        return
+    with pytest.raises(ServerTooSmall, match="max_file_store") as refused:
+        await configure(nats_server.url, POOL, None, SystemClock())
+    assert refused.value.needed_bytes == StreamLimits().reserved_bytes
+
+
+async def test_streams_with_fewer_replicas_than_asked_for_are_named_with_the_command(
+    connect: Connect, bus: Bus
+) -> None:
+    wanting = await connect(StreamLimits(replicas=3))
+    with pytest.raises(TooFewReplicas) as refused:
+        await wanting.ensure_pool(POOL)
+    assert (refused.value.found, refused.value.wanted) == (1, 3)
+    assert set(refused.value.streams) == {config["name"] for config in streams.stream_configs(POOL, StreamLimits())}
+    assert f"nats stream edit {streams.ledger_stream(POOL)} --replicas 3 --force" in str(refused.value)
+
+
+async def test_a_new_pool_with_more_replicas_than_servers_is_refused(connect: Connect, bus: Bus) -> None:
+    with pytest.raises(BadSettings, match="EF_REPLICAS=3"):
+        await (await connect(StreamLimits(replicas=3))).ensure_pool("new")
+    assert await bus.pools() == (POOL,)
+
+
+@contextlib.asynccontextmanager
+async def deployed(folder: Path, *, num_servers: int = 1) -> AsyncIterator[str]:
+    """The URL of a server with the files of deploy/nats, or of a cluster of them, on other ports and folders."""
+    (store,) = re.findall(r"NATS_MAX_FILE_STORE:-(\w+)}", (DEPLOY / "compose.yaml").read_text())
+    routes = [f"nats://route:t@127.0.0.1:{free_port('127.0.0.1')}" for _ in range(num_servers)]
+    environment = os.environ | {"NATS_TOKEN": "t", "NATS_MAX_FILE_STORE": store}
+    environment |= {f"NATS_ROUTE_{number}": route for number, route in enumerate(routes, start=1)}
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        for number, route in enumerate(routes, start=1):
+            own = folder / f"nats-{number}"
+            own.mkdir()
+            replaced = {"/data": str(own), "0.0.0.0:6222": route.rpartition("@")[2]}
+            replaced |= dict.fromkeys(("0.0.0.0:4222", "0.0.0.0:8222"), "127.0.0.1:-1")
+            for file in (DEPLOY / "nats").iterdir():
+                text = file.read_text()
+                for old, new in replaced.items():
+                    text = text.replace(old, new)
+                (own / file.name).write_text(text)
+            config = own / ("single.conf" if num_servers == 1 else "cluster.conf")
+            config.write_text(f'{config.read_text()}\nports_file_dir: "{own}"\n')
+            command = (find_server(), "--config", config)
+            named = environment | {"NATS_SERVER_NAME": own.name}
+            processes.append(await asyncio.create_subprocess_exec(*command, env=named, stderr=DEVNULL))
+        ports = await eventually(lambda: [*(folder / "nats-1").glob("*.ports")], "the server listens")
+        address = await eventually(lambda: ports[0].read_text(), "the server has written its port")
+        yield json.loads(address)["nats"][0].replace("//", "//t@")
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
+
+
+async def test_the_configuration_for_containers_has_what_a_pool_needs(tmp_path: Path) -> None:
+    async with deployed(tmp_path) as url:
+        bus = await connect_nats(url, name="test", wait_s=60.0)
+        await bus.ensure_pool(POOL)
+        await bus.close()
+
+
+async def test_a_pool_of_a_cluster_gets_more_replicas_by_the_command_of_the_error(tmp_path: Path) -> None:
+    async with deployed(tmp_path, num_servers=3) as url:
+        one = await connect_nats(url, name="one", wait_s=60.0)
+        await persistently(lambda: one.ensure_pool(POOL))
+        three = await connect_nats(url, name="three", limits=StreamLimits(replicas=3))
+        with pytest.raises(TooFewReplicas) as refused:
+            await three.ensure_pool(POOL)
+        for name in refused.value.streams:  # as `nats stream edit NAME --replicas 3` does
+            config = (await three._connection.api(f"STREAM.INFO.{name}"))["config"]
+            answer = await three._connection.api(f"STREAM.UPDATE.{name}", config | {"num_replicas": 3}, timeout_s=30.0)
+            assert "error" not in answer
+        await persistently(lambda: three.ensure_pool(POOL))
+        await persistently(lambda: one.ensure_pool(POOL))  # more than asked for
+        await one.close()
+        await three.close()
