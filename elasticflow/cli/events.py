@@ -14,6 +14,7 @@ from elasticflow.client.ledger import LedgerEntry, write_ledger
 from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.event_summary import summary
 from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -91,9 +92,11 @@ def export(
 def event_rows(entry: LedgerEntry, job_id: str = "") -> Iterator[dict[str, Any]]:
     """The events of one message as flat values; with job_id only those that concern it."""
     stored, message = entry
-    parts: tuple[Event, ...] = message.events if isinstance(message, PlanDecided) else (message,) if message else ()
+    parts: tuple[Event, ...] = ()
+    if not isinstance(message, Unreadable):
+        parts = message.events if isinstance(message, PlanDecided) else (message,)
     source = message.service if isinstance(message, PlanDecided) else stored.subject.rsplit(".", 2)[-2]
-    if message is None and not job_id:
+    if isinstance(message, Unreadable) and not job_id:
         yield {"sequence": stored.sequence, "at_s": stored.stored_at_s, "from": source, "type": "unreadable"}
     for event in parts:
         if not job_id or concerns(event, job_id):

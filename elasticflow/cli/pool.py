@@ -30,6 +30,15 @@ def configure(
         Path | None,
         typer.Argument(metavar="[FILE]", show_default=False, help="PoolConfig as TOML or JSON."),
     ] = None,
+    skip_plan_up_to: Annotated[
+        int | None,
+        typer.Option(
+            "--skip-plan-up-to",
+            min=1,
+            metavar="SEQUENCE",
+            help="Decide despite unreadable messages of the plan up to this sequence.",
+        ),
+    ] = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -45,12 +54,20 @@ def configure(
       eflow configure pool.toml
       eflow configure --nats-url nats://token@host:4222 --pool default
       eflow configure --json | jq .config
+      eflow configure --skip-plan-up-to 1234   (a damaged message stops all decisions)
     """
     wanted = read_config(file) if file is not None else None
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     replicas = Settings.from_environment().replicas
     config = asyncio.run(
-        configure_pool(endpoint.nats_url, endpoint.pool, wanted, SystemClock(), stream_replicas=replicas)
+        configure_pool(
+            endpoint.nats_url,
+            endpoint.pool,
+            wanted,
+            SystemClock(),
+            changes={} if skip_plan_up_to is None else {"skip_plan_up_to": skip_plan_up_to},
+            stream_replicas=replicas,
+        )
     )
     if as_json:
         print_json({"pool": endpoint.pool, "config": config})

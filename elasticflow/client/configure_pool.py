@@ -15,6 +15,7 @@ from elasticflow.client.ledger import LedgerView
 from elasticflow.shared.errors import BadSettings, Reload
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
@@ -64,9 +65,10 @@ async def configure(
     """Create the pool and configure it by compare-and-set, as every decision. Returns the resulting configuration.
 
     wanted: None keeps the configuration of a configured pool and gives a new one the defaults. changes: single
-    settings that override it. Raises BadSettings where the timeouts detect false losses, or no losses.
+    settings that override it. Raises BadSettings where the timeouts detect false losses, or no losses, where no service
+    of this version could read the pool, and where the ledger ends before `skip_plan_up_to`.
     """
-    if wanted is not None and (problems := wanted.timeouts.problems()):
+    if wanted is not None and (problems := (*wanted.timeouts.problems(), *_version_problems(wanted))):
         raise BadSettings(problems)
     limits = StreamLimits(replicas=stream_replicas)
     bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
@@ -79,6 +81,12 @@ async def configure(
         await bus.close()
 
 
+def _version_problems(config: PoolConfig) -> tuple[str, ...]:
+    if config.minimum_reader_version <= READER_VERSION:
+        return ()
+    return (f"minimum_reader_version: must be at most {READER_VERSION}, the version that this eflow reads",)
+
+
 async def _configured(
     bus: NatsBus, pool: str, wanted: PoolConfig | None, changes: Mapping[str, Any], clock: Clock
 ) -> PoolConfig | None:
@@ -88,6 +96,8 @@ async def _configured(
     wanted = replace(wanted or (state.config if state.configured else _NEW), **changes)
     if state.configured and state.config == wanted:
         return wanted
+    if wanted.skip_plan_up_to > state.sequence:  # it would also skip messages that come later
+        raise BadSettings((f"skip_plan_up_to: must be at most {state.sequence}, the end of the ledger",))
     now_s = clock.now_s()
     decision = PlanDecided(
         service="operator",

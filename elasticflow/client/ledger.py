@@ -13,14 +13,13 @@ from typing import BinaryIO, ParamSpec, TypeVar
 from elasticflow.errors import NotAnExport, NotEnded, UnknownJob
 from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.errors import MaybeStored, Unavailable
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.service import snapshot_store
-from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
+from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
@@ -30,7 +29,7 @@ _RETRY_S = 0.2
 T = TypeVar("T")
 P = ParamSpec("P")
 
-LedgerEntry = tuple[LedgerRecord, Event | PlanDecided | None]  # None: an unreadable message
+LedgerEntry = tuple[LedgerRecord, LedgerMessage]
 
 
 class LedgerView:
@@ -49,7 +48,7 @@ class LedgerView:
         async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
             async for batch in batches:
                 for stored in batch:
-                    yield stored, readable(stored)
+                    yield stored, read_message(stored)
 
     async def last_sequence(self) -> int:
         return await with_retry(self._bus.last_sequence, self._pool)
@@ -69,7 +68,7 @@ class LedgerView:
         async with contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
             async for batch in batches:
                 for stored in batch:
-                    state = ledger_fold.evolve(state, readable(stored), stored.sequence)
+                    state = ledger_fold.evolve(state, read_message(stored), stored.sequence)
                 yield state
 
     async def job(self, job_id: str) -> Job:
@@ -94,14 +93,6 @@ class LedgerView:
         if job is None:
             raise UnknownJob(job_id, f"pool {self._pool}")
         return job
-
-
-def readable(stored: LedgerRecord) -> Event | PlanDecided | None:
-    """The message, None if it is unreadable."""
-    try:
-        return ledger_message(stored.subject, stored.data)
-    except codec.Undecodable:
-        return None
 
 
 async def write_ledger(client: LedgerView, file: Path) -> int:
@@ -150,7 +141,7 @@ def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
             records = read_export(opened)
         except BadExport as error:
             raise NotAnExport(str(file), str(error)) from None
-    return tuple((record, readable(record)) for record in records)
+    return tuple((record, read_message(record)) for record in records)
 
 
 async def with_retry(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -11,6 +11,7 @@ from elasticflow.history.formatting import gpus_counted, schedule_in_words, spee
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 
@@ -19,7 +20,7 @@ _PROFILING_RUN = "enough GPUs are free for its profiling run"
 _PLANNED = "the planned shares change at this time"
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__)
 
-Entry = tuple[int, float, Event | PlanDecided | None]  # sequence, stored at, message
+Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,13 @@ class _HistoryBuilder:
         self._state = PoolState()
         self._causes: list[tuple[int, str]] = []
 
-    def fold(self, sequence: int, at_s: float, message: Event | PlanDecided | None) -> None:
+    def fold(self, sequence: int, at_s: float, message: LedgerMessage) -> None:
         before = self._state
         self._state = ledger_fold.evolve(before, message, sequence)
         based_on = message.based_on if isinstance(message, PlanDecided) else sequence
-        for event in message.events if isinstance(message, PlanDecided) else (message,) if message else ():
+        if isinstance(message, Unreadable):
+            return
+        for event in message.events if isinstance(message, PlanDecided) else (message,):
             text = self._sentence(event, before, based_on)
             if text:
                 self._append(HistoryEntry(sequence=sequence, at_s=at_s, type=type(event).__name__, text=text))

@@ -16,6 +16,7 @@ from elasticflow.shared.messages.limits import (
     NumSockets,
     PositiveDurationS,
     Rate,
+    Sequence,
     Token,
 )
 from elasticflow.shared.messages.timeouts import FailureTimeouts
@@ -80,6 +81,10 @@ class PoolConfig:
     # values above 1, and racks, override what the nodes report
     sockets_per_node: NumSockets = 1
     racks: Annotated[Mapping[Token, Name], FewItems] = field(default_factory=dict[str, str])  # node -> rack
+    # services that know only an older version of the messages refuse to start
+    minimum_reader_version: Annotated[int, Strict(), Gt(0), Le(10**6)] = 1
+    # planners decide despite unreadable messages of the plan up to this sequence
+    skip_plan_up_to: Sequence = 0
 
     @property
     def timeouts(self) -> FailureTimeouts:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.events import AdmissionEvent, Event, JobFailed, PlanDecided, PlanEvent
+from elasticflow.shared.messages.events import AdmissionEvent, Event, JobFailed, PlanEvent
 from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.pool import PoolState
 
 State = TypeVar("State")
 
-LedgerMessage = Event | PlanDecided | None  # None: unreadable, see ledger_fold.evolve
 Shorten = Callable[[tuple[PlanEvent, ...]], tuple[PlanEvent, ...] | None]
 Reply = AdmissionEvent | JobFailed
 Replies = Callable[[PoolState, tuple[Command, ...], tuple[Event, ...]], tuple[Reply, ...]]
@@ -43,6 +43,7 @@ class Policy(Generic[State]):
     wake_at_s(state) -> when to decide again without a new message; None: never.
     shorten(events) -> fewer or shorter events that are a decision too, for events that one message cannot hold;
         None: there are none.
+    plans: it decides by compare-and-set on the plan.
     replies(pool, commands, events) -> what users who wait for a reply receive once these events are in the ledger.
         commands: those that the events decide on.
     """
@@ -54,6 +55,7 @@ class Policy(Generic[State]):
     decide: Callable[[State, tuple[Command, ...], float], tuple[Any, ...]]
     observe: Callable[[State, Any, float], State]
     wake_at_s: Callable[[State], float | None]
+    plans: bool = False
     shorten: Shorten = _all_or_nothing
     replies: Replies = job_failures
 
@@ -87,6 +89,7 @@ def planner(
         decide=decide,
         observe=_unchanged,
         wake_at_s=wake_at_s,
+        plans=True,
         shorten=shorten,
         replies=replies,
     )

@@ -135,7 +135,8 @@ class PoolState:
     """Everything that the ledger says up to `sequence`."""
 
     sequence: int = 0  # of the last folded message
-    plan_sequence: int = 0  # of the last folded decision: what compare-and-set expects
+    plan_sequence: int = 0  # of the last folded message of the plan: what compare-and-set expects
+    unreadable_plan_sequence: int = 0  # of the last unreadable one that the operator has not skipped; 0: none
     config: PoolConfig = field(default_factory=PoolConfig)
     configured: bool = False
     nodes: Map[str, NodeState] = _NO_NODES

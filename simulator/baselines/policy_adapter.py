@@ -184,6 +184,7 @@ def _policy(
         decide=decide,
         observe=lambda accounting, event, now_s: accounting,
         wake_at_s=wake_at_s,
+        plans=True,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.events import (
     JobCancelled,
     JobFailed,
@@ -20,7 +19,7 @@ from elasticflow.shared.messages.events import (
     ProfileCompleted,
 )
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
+from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage
@@ -31,12 +30,11 @@ OPERATOR = "operator"  # the service of decisions that people make: a replay tak
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One decoded message of the ledger. message: None if it cannot be decoded; problems say why."""
+    """One message of the ledger."""
 
     sequence: int
     stored_at_s: float
     message: LedgerMessage
-    problems: tuple[str, ...] = ()
 
 
 def read_entries(records: Iterable[LedgerRecord]) -> tuple[Entry, ...]:
@@ -63,11 +61,7 @@ def up_to(entries: tuple[Entry, ...], *, sequence: int | None = None, at_s: floa
 
 
 def _entry(record: LedgerRecord) -> Entry:
-    try:
-        message, problems = ledger_message(record.subject, record.data), ()
-    except Undecodable as error:
-        message, problems = None, error.problems
-    return Entry(sequence=record.sequence, stored_at_s=record.stored_at_s, message=message, problems=problems)
+    return Entry(sequence=record.sequence, stored_at_s=record.stored_at_s, message=read_message(record))
 
 
 # --- jobs -----------------------------------------------------------------------------------------------

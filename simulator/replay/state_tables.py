@@ -11,6 +11,7 @@ from rich.text import Text
 
 from elasticflow.shared.messages.event_summary import gpus_in_words, summary
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry
@@ -202,9 +203,9 @@ def event_rows(entry: Entry, job_id: str | None = None) -> Iterator[dict[str, An
     """The events of one ledger message, one row each; only those of the job if job_id is given."""
     place = {"sequence": entry.sequence, "at": clock_time(entry.stored_at_s)}
     message = entry.message
-    if message is None:
+    if isinstance(message, Unreadable):
         if job_id is None:
-            yield place | {"event": "unreadable", "service": "", "keys": {"problems": entry.problems}}
+            yield place | {"event": "unreadable", "service": "", "keys": {"problems": message.problems}}
         return
     events = message.events if isinstance(message, PlanDecided) else (message,)
     service = message.service if isinstance(message, PlanDecided) else ""

@@ -23,6 +23,7 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service.command_queue import ANSWER_TO
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Phase
 from tests.support.fault_evidence import assert_sound
 from tests.support.real_pool import POOL, RunningPool, job, persistently, running_pool
@@ -108,7 +109,7 @@ async def test_no_message_stops_a_service(tmp_path: Path) -> None:
 
     phases = {ended.job_id: ended.phase for ended in state.ended_jobs.values()}
     assert phases == {"before": Phase.FINISHED, "after": Phase.FINISHED}
-    num_unreadable = sum(entry.message is None for entry in entries)
+    num_unreadable = sum(isinstance(entry.message, Unreadable) for entry in entries)
     assert num_unreadable == sum(subject in (PLAN, JOB, NODE) for subject, _ in hostile)
     assert_sound(entries, pool.data_dir)
 

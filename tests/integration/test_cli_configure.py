@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
-from tests.support.command_line import CommandLinePool
+import pytest
+
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope.codec import READER_VERSION
+from tests.support.command_line import POOL, CommandLinePool
 
 
 async def configurations(cli: CommandLinePool) -> int:
@@ -24,9 +28,26 @@ async def test_a_file_configures_the_pool_once_and_no_file_changes_nothing(
     assert await configurations(cli) == before + 1
 
 
-async def test_a_wrong_setting_is_named(cli: CommandLinePool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("colour = 1", "colour is not a setting of a pool"),
+        (f"minimum_reader_version = {READER_VERSION + 1}", f"must be at most {READER_VERSION}, the version that"),
+        ("skip_plan_up_to = 1000", "the end of the ledger"),
+    ],
+)
+async def test_a_wrong_setting_is_named(setting: str, said: str, cli: CommandLinePool, tmp_path: Path) -> None:
     file = tmp_path / "pool.toml"
-    file.write_text("colour = 1\n")
+    file.write_text(f"{setting}\n")
     refused = await cli.eflow("configure", str(file))
     assert refused.status == 2
-    assert "colour is not a setting of a pool" in refused.err
+    assert said in refused.err
+
+
+async def test_the_operator_skips_an_unreadable_message_of_the_plan(cli: CommandLinePool) -> None:
+    kept = (await cli.eflow("configure", "--json")).value["config"]
+    sequence = await cli.bus.append(subjects.plan(POOL), b"unreadable", message_id="unreadable")
+    skipped = (await cli.eflow("configure", "--skip-plan-up-to", str(sequence), "--json")).value["config"]
+    assert skipped == kept | {"skip_plan_up_to": sequence}
+    admitted = await cli.eflow("submit", "line.py", "--deadline", "1h", "--name", "line")
+    assert admitted.status == 0, admitted.err

@@ -40,11 +40,15 @@ class DecidesBeforeFolding(Host[Any]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._own_end = 0
 
         async def skip_fold(decision: PlanDecided, message_id: str, sequence: int) -> None:
-            self._plan_end = sequence
+            self._own_end = sequence
 
         self._projection.fold_own = skip_fold
+
+    def _plan_end(self) -> int:
+        return max(self._own_end, super()._plan_end())
 
 
 @pytest.mark.parametrize("mutation", [AcknowledgesEarly, AppendsUnconditionally, DecidesBeforeFolding])

@@ -16,6 +16,7 @@ from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState
@@ -108,7 +109,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
                     state = _refreshed(_with_membership(state), state.job_ids)
             case events.PlacementDecided():
                 state = _refreshed(state, (placed.job_id for placed in event.placements))
-            case events.AllocationDecided() | events.ProfileCompleted() | events.PoolConfigured() | None:
+            case events.AllocationDecided() | events.ProfileCompleted() | events.PoolConfigured() | Unreadable():
                 pass
             case _:
                 state = _refreshed(state, (event.job_id,))

@@ -32,6 +32,9 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 
+# Of all messages together: raise it with each new message type and each new VERSION of one.
+READER_VERSION = 1
+
 Message = Command | QuoteDeadline | PlanDecided | Event | Reply | Telemetry
 Fields = dict[str, Any]  # a payload
 

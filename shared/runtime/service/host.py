@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Generic
 
-from elasticflow.shared.errors import MaybeStored, Retry, TooLarge, WrongExpectedSequence
+from elasticflow.shared.errors import MaybeStored, ReaderTooOld, Retry, TooLarge, WrongExpectedSequence
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.envelope import codec
@@ -24,6 +24,7 @@ from elasticflow.shared.runtime.process.logs import BackoffLogger
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import CommandQueue
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult
+from elasticflow.shared.runtime.service.decision_guard import DecisionGuard
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, subject_of
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.state.policy import Policy, State
@@ -69,7 +70,7 @@ class Host(Generic[State]):
         self._decider = Decider(policy, instance, self._command_queue.take if self._command_queue else lambda _: ())
         self._caught_up_at: int | None = None
         self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
-        self._plan_end = 0  # of the plan, if its last message is unreadable and so no decision
+        self._guard = DecisionGuard(log, metrics)
 
     # -- for the service around it -----------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class Host(Generic[State]):
             return "has not asked the ledger for its end yet"
         if self.folded.sequence < self._caught_up_at:
             return f"is at sequence {self.folded.sequence} of {self._caught_up_at}"
-        return None
+        return self._guard.problem
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -128,7 +129,7 @@ class Host(Generic[State]):
                 backoff.is_over()
 
     async def _catch_up(self) -> None:
-        """Fold the ledger up to its present end: no decision rests on a part of the history."""
+        """Fold the ledger up to its present end: no decision rests on a part of the history. Raises ReaderTooOld."""
         backoff = BackoffLogger(self._log, "catching up postponed")
         while self._caught_up_at is None:
             try:
@@ -137,11 +138,18 @@ class Host(Generic[State]):
                 backoff.goes_on(error)
                 await asyncio.sleep(RETRY_S)
         await self._projection.up_to(self._caught_up_at)
+        if (minimum := self.folded.config.minimum_reader_version) > codec.READER_VERSION:
+            raise ReaderTooOld(self._pool, codec.READER_VERSION, minimum)
         self.ready.set()
         self._log.info("caught up", sequence=self.folded.sequence)
         self._news.set()
 
     async def _news_or_wake(self) -> None:
+        """Wait for news or for the policy's time; while the guard forbids decisions, until the next attempt."""
+        if self._guard.problem is not None:
+            await asyncio.sleep(self._guard.next_wait_s())
+            self._news.clear()
+            return
         wake_at_s = self._policy.wake_at_s(self.state) if self._leads() else None
         wait_s = None if wake_at_s is None else max(wake_at_s - self._clock.now_s(), SHORTEST_WAIT_S)
         with contextlib.suppress(TimeoutError):
@@ -154,7 +162,7 @@ class Host(Generic[State]):
         local_events, self._local_events = self._local_events, []
         for local_event in local_events:
             self._observe(local_event, now_s)
-        if not self._leads():
+        if not self._leads() or not self._may_decide():
             return
         try:
             with self._metrics.decide_seconds.time():
@@ -169,6 +177,12 @@ class Host(Generic[State]):
         if result.decision is None or await self._append_decision(result, result.decision):
             await self._append_events(result.reported)
             await self._settle(result)
+
+    def _may_decide(self) -> bool:
+        if not self._policy.plans:
+            return True
+        self._guard.check_state(self.folded)
+        return self._guard.problem is None
 
     def _observe(self, local_event: Any, now_s: float) -> None:
         self._projection.state = self._policy.observe(self.state, local_event, now_s)
@@ -196,7 +210,7 @@ class Host(Generic[State]):
                     subjects.plan(self._pool),
                     data,
                     message_id=message_id,
-                    expected_last_subject_sequence=max(folded.plan_sequence, self._plan_end),
+                    expected_last_subject_sequence=self._plan_end(),
                 )
         except WrongExpectedSequence as conflict:
             self._metrics.conflicts_total.inc()
@@ -212,12 +226,16 @@ class Host(Generic[State]):
             self._log_decision(event, cause_id, sequence)
         return True
 
+    def _plan_end(self) -> int:
+        """The last message of the plan that the decision rests on."""
+        return self.folded.plan_sequence
+
     async def _fold_plan(self, end: int | None) -> None:
-        """Fold the plan up to its end, readable or not. end: its last sequence, if known."""
+        """Fold the plan up to its end. end: its last sequence, if known."""
         if end is None:
             end = await self._bus.last_subject_sequence(subjects.plan(self._pool))
         await self._projection.up_to(end)
-        self._plan_end = end
+        assert self._plan_end() >= end, f"plan message {end} is folded, but not as one: delete the snapshot"
         self._news.set()
 
     async def _was_stored(self, message_id: str) -> bool:

@@ -16,7 +16,9 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     PlanEvent,
 )
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.policy import Shorten
 
 MAX_HEADER_BYTES = 4096  # of an envelope: its id, and that of its cause
@@ -38,6 +40,15 @@ def ledger_message(subject: str, data: bytes) -> Event | PlanDecided:
     if isinstance(message, REPORTED_EVENTS) and subject == subject_of(pool, cast(Event, message)):
         return cast(Event, message)
     raise codec.Undecodable(f"type: {type(message).__name__} has no place on {subject}")
+
+
+def read_message(stored: LedgerRecord) -> LedgerMessage:
+    """The message, or what is known of an unreadable one."""
+    try:
+        return ledger_message(stored.subject, stored.data)
+    except codec.Undecodable as error:
+        on_plan = stored.subject == subjects.plan(stored.subject.split(".")[2])
+        return Unreadable(on_plan=on_plan, problems=error.problems)
 
 
 def subject_of(pool: str, event: Event) -> str:

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Generic
 
-from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
+from elasticflow.shared.runtime.service.ledger_encoding import read_message
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.policy import Policy, State
 from elasticflow.shared.state.pool import PoolState
 
@@ -66,12 +66,10 @@ class LedgerProjection(Generic[State]):
         if stored.sequence <= sequence:
             return
         assert stored.sequence == sequence + 1, f"ledger jumps from {sequence} to {stored.sequence}"
-        try:
-            message = ledger_message(stored.subject, stored.data)
-        except Undecodable as error:
+        message = read_message(stored)
+        if isinstance(message, Unreadable):
             self._metrics.refused_total.inc()
-            self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=error.problems)
-            message = None
+            self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=message.problems)
         if isinstance(message, PlanDecided):
             self.last_decision_id = stored.message_id
         self.state = self._policy.evolve(self.state, message, stored.sequence)

@@ -24,6 +24,9 @@ async def load(bus: Bus, pool: str, log: Any) -> PoolState | None:
     except (Undecodable, ElasticFlowError) as error:
         log.warning("snapshot not used", error=str(error))
         return None
+    if state.unreadable_plan_sequence:  # this reader may be newer than the one that saved it, and able to read all
+        log.warning("snapshot not used", error=f"made without plan message {state.unreadable_plan_sequence}")
+        return None
     if state.sequence > last_sequence:  # of another ledger: this one is newer
         log.warning("snapshot not used", error=f"sequence {state.sequence} is beyond the ledger's {last_sequence}")
         return None

@@ -19,7 +19,13 @@ MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more 
 
 
 def configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
-    state = fast_replace(configured_curves(state, event), config=event.config, configured=True)
+    unreadable = state.unreadable_plan_sequence
+    state = fast_replace(
+        configured_curves(state, event),
+        config=event.config,
+        configured=True,
+        unreadable_plan_sequence=unreadable if unreadable > event.config.skip_plan_up_to else 0,
+    )
     return scheduling_event(state, sequence)
 
 

@@ -4,6 +4,7 @@ Total and idempotent: an event that is late, repeated, of an older generation or
 changes nothing. No clock and no randomness: events carry their own times.
 """
 
+from dataclasses import dataclass
 from typing import assert_never
 
 from elasticflow.shared.frozen_values import fast_replace
@@ -49,15 +50,28 @@ from elasticflow.shared.state.pool import PoolState
 FOLD = 11  # raise it when the same messages fold to another state: older snapshots are then not read
 
 
-def evolve(state: PoolState, message: Event | PlanDecided | None, sequence: int) -> PoolState:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A message of the ledger that this reader cannot decode. on_plan: it may be a decision; problems: why not."""
+
+    on_plan: bool
+    problems: tuple[str, ...] = ()
+
+
+LedgerMessage = Event | PlanDecided | Unreadable
+
+
+def evolve(state: PoolState, message: LedgerMessage, sequence: int) -> PoolState:
     """The state after the ledger's message at this sequence. Messages up to state.sequence change nothing.
 
-    None stands for an unreadable message: only the sequence advances.
+    After an unreadable one only the sequences advance.
     """
     if sequence <= state.sequence:
         return state
-    if message is None:
-        return fast_replace(state, sequence=sequence)
+    if isinstance(message, Unreadable):
+        if not message.on_plan:
+            return fast_replace(state, sequence=sequence)
+        return fast_replace(state, sequence=sequence, plan_sequence=sequence, unreadable_plan_sequence=sequence)
     if not isinstance(message, PlanDecided):
         return fast_replace(apply(state, message, sequence), sequence=sequence)
     for event in message.events:

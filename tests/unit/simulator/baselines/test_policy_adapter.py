@@ -8,6 +8,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanDecided
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Shares
@@ -88,7 +89,10 @@ def test_a_decision_is_a_function_of_the_ledger_alone() -> None:
     for table in tables:
         table.decide("admission", submit("one"), submit("two"))
         said.append(table.decide("allocator", at_s=1.0))
-        assert table.policies["allocator"].evolve(table.books, None, table.books.pool.sequence) is table.books
+        assert (
+            table.policies["allocator"].evolve(table.books, Unreadable(on_plan=True), table.books.pool.sequence)
+            is table.books
+        )
     assert said[0] == said[1]
     assert said[0]
     assert tables[0].books == tables[1].books

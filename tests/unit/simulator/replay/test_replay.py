@@ -20,6 +20,7 @@ from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
@@ -141,7 +142,7 @@ def test_a_message_that_cannot_be_decoded_is_skipped_with_its_reason(recording: 
     recording.write(subjects.plan(POOL), submit("commands do not belong in a ledger".replace(" ", "-")))
     recording.decide("admission", submit("three", max_iterations=100_000))
     entries = read_entries(recording.records)
-    assert [bool(entry.problems) for entry in entries[7:]] == [True, True, False]
+    assert [isinstance(entry.message, Unreadable) for entry in entries[7:]] == [True, True, False]
     assert "three" in folded(entries).ended_jobs
     assert verify(entries, planners()).difference is None
 

@@ -1,17 +1,20 @@
 """The service host where the bus or the process fails: lost races, missing acknowledgements, snapshots, pauses."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgpack
 import pytest
 
 from elasticflow.services.admission.policy import replies
-from elasticflow.shared.errors import MaybeStored, WrongExpectedSequence
+from elasticflow.shared.errors import MaybeStored, ReaderTooOld, WrongExpectedSequence
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, PlanEvent
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
@@ -25,7 +28,7 @@ from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
+from elasticflow.simulator.replay.recorded_ledger import Entry, folded, read_entries
 from tests.support.histories import NOW_S, spec, submit
 
 POOL = "p"
@@ -153,13 +156,21 @@ class OnePool:
         decision = PlanDecided(service="operator", based_on=0, now_s=NOW_S, events=plan)
         self.store(PLAN, codec.encode(decision, id="other", recorded_at_s=NOW_S))
 
+    def configure(self, **settings: Any) -> None:
+        self.decide(events.PoolConfigured(config=PoolConfig(**settings), at_s=NOW_S))
+
     def store(self, subject: str, data: bytes) -> None:
-        self.broker.route(subject).append(subject, data, "", {}, None, self.loop.now_s)
+        stream = self.broker.route(subject)
+        stream.append(subject, data, "", {}, None, self.loop.now_s)
+        stream.known_ids.clear()  # the next one is another message
 
     @property
     def decisions(self) -> list[PlanDecided]:
-        messages = (entry.message for entry in read_entries(self.broker.ledger(POOL).messages.values()))
-        return [message for message in messages if isinstance(message, PlanDecided)]
+        return [entry.message for entry in self.entries if isinstance(entry.message, PlanDecided)]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return read_entries(self.broker.ledger(POOL).messages.values())
 
     @property
     def decided(self) -> list[tuple[str, str]]:
@@ -173,6 +184,10 @@ class OnePool:
     def count(self, name: str) -> float:
         labels = {"service": "test", "pool": POOL}
         return self.metrics.registry.get_sample_value(f"ef_{name}_total", labels) or 0.0
+
+    def blocked(self, reason: str) -> float | None:
+        labels = {"service": "test", "pool": POOL, "reason": reason}
+        return self.metrics.registry.get_sample_value("ef_decisions_blocked", labels)
 
 
 @pytest.fixture
@@ -196,18 +211,6 @@ def test_a_host_that_loses_the_race_decides_again_on_the_other_decision(pool: On
     assert pool.decided == [("JobAdmitted", "other"), ("JobRejected", "a")]
     assert [decision.based_on for decision in pool.decisions] == [0, 1]
     assert (pool.count("conflicts"), pool.count("decisions"), pool.num_unacknowledged) == (1, 1, 0)
-
-
-def test_a_host_decides_after_an_unreadable_message_at_the_end_of_the_plan(pool: OnePool) -> None:
-    async def lose(bus: FaultyBus, store: Store) -> int:
-        pool.store(PLAN, b"unreadable")
-        return await store()
-
-    pool.submit("a")
-    pool.start(pool.bus(lose), ADMISSION)
-    pool.run_for(LONG_S)
-    assert pool.decided == [("JobAdmitted", "a")]
-    assert (pool.count("conflicts"), pool.num_unacknowledged) == (1, 0)
 
 
 # -- an append without an acknowledgement
@@ -261,12 +264,107 @@ def test_an_append_that_arrives_after_its_repetition_is_dropped(pool: OnePool) -
     assert pool.decided == [("JobAdmitted", "a")]
 
 
+# -- a plan that the host cannot read
+
+
+def of_newer_version() -> bytes:
+    decision = PlanDecided(service="placement", based_on=0, now_s=NOW_S, events=())
+    envelope = msgpack.unpackb(codec.encode(decision, id="newer", recorded_at_s=NOW_S))
+    return msgpack.packb(envelope | {"version": PlanDecided.VERSION + 1})
+
+
+@pytest.mark.parametrize("data", [b"unreadable", of_newer_version()])
+def test_a_planner_takes_no_decisions_after_an_unreadable_one_until_the_operator_skips_it(
+    data: bytes, pool: OnePool
+) -> None:
+    async def lose(bus: FaultyBus, store: Store) -> int:
+        pool.store(PLAN, data)
+        return await store()
+
+    pool.submit("a")
+    replica = pool.start(pool.bus(lose), ADMISSION)
+    pool.run_for(LONG_S)
+    pool.decide(admitted("other"))
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "other")]
+    assert (pool.count("conflicts"), pool.num_unacknowledged) == (1, 1)
+    assert replica.host.folded.sequence == 2, "it folds what follows"
+    assert "--skip-plan-up-to 1" in str(replica.host.unwell())
+    assert pool.log.lines.count("takes no decisions") == 1
+    assert pool.blocked("unreadable_plan") == 1
+
+    pool.configure(skip_plan_up_to=1)
+    pool.run_for(LONG_S)
+    assert pool.decided[-1] == ("JobRejected", "a")
+    assert replica.host.unwell() is None
+    assert pool.log.lines.count("decides again") == 1
+    assert pool.blocked("unreadable_plan") == 0
+    assert pool.num_unacknowledged == 0
+
+
+def test_a_skip_covers_no_later_message(pool: OnePool) -> None:
+    pool.configure(skip_plan_up_to=100)
+    pool.store(PLAN, b"unreadable")
+    pool.submit("a")
+    replica = pool.start(pool.bus(), ADMISSION)
+    pool.run_for(LONG_S)
+    assert "--skip-plan-up-to 2" in str(replica.host.unwell())
+    assert pool.num_unacknowledged == 1
+
+
+def test_an_unreadable_event_stops_no_planner(pool: OnePool) -> None:
+    pool.store(subjects.job(POOL, "other"), b"unreadable")
+    pool.submit("a")
+    replica = pool.start(pool.bus(), ADMISSION)
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "a")]
+    assert replica.host.unwell() is None
+
+
+def test_a_service_that_does_not_plan_acts_after_an_unreadable_decision(pool: OnePool) -> None:
+    """Without its executors and its monitor a pool would lose its jobs."""
+    failure = events.JobFailed(job_id="a", generation=1, error="", at_s=NOW_S)
+
+    def report(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[events.Event, ...]:
+        return (failure,) if state.sequence == 1 else ()
+
+    pool.store(PLAN, b"unreadable")
+    replica = pool.start(pool.bus(), replace(ALLOCATOR, service="monitor", plans=False, decide=report))
+    pool.run_for(LONG_S)
+    assert [entry.message for entry in pool.entries][1:] == [failure]
+    assert replica.host.unwell() is None
+
+
+def test_a_service_older_than_the_pool_allows_does_not_start(pool: OnePool) -> None:
+    pool.configure(minimum_reader_version=READER_VERSION + 1)
+    pool.start(pool.bus(), ADMISSION)
+    with pytest.raises(ExceptionGroup) as refused:
+        pool.run_for(LONG_S)
+    assert refused.group_contains(ReaderTooOld, match=f"minimum_reader_version = {READER_VERSION + 1}")
+
+
+def test_a_planner_that_the_pool_no_longer_allows_takes_no_decisions(pool: OnePool) -> None:
+    replica = pool.start(pool.bus(), ADMISSION)
+    pool.run_for(LONG_S)
+    pool.configure(minimum_reader_version=READER_VERSION + 1)
+    pool.submit("a")
+    pool.run_for(LONG_S)
+    assert pool.num_unacknowledged == 1
+    assert "upgrade this service" in str(replica.host.unwell())
+    pool.configure(minimum_reader_version=READER_VERSION)
+    pool.run_for(LONG_S)
+    assert pool.decided[-1] == ("JobAdmitted", "a")
+
+
 # -- snapshots
 
-GOOD = snapshot_encoding.dump(PoolState(sequence=1))
+GOOD = snapshot_encoding.dump(PoolState(sequence=1, plan_sequence=1))
 
 
-@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], snapshot_encoding.dump(PoolState(sequence=99))])
+PARTIAL = snapshot_encoding.dump(PoolState(sequence=1, unreadable_plan_sequence=1))  # of a reader that was too old
+
+
+@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], PARTIAL, snapshot_encoding.dump(PoolState(sequence=99))])
 def test_a_damaged_snapshot_is_not_used_and_changes_no_decision(data: bytes, pool: OnePool) -> None:
     pool.decide(admitted("other"))
     pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store._NAME] = data

@@ -1,0 +1,67 @@
+"""What keeps a planner from deciding: a plan that it cannot read, or newer messages than it knows.
+
+The planner goes on folding, and decides again by itself once the cause is gone. Meanwhile it says why: in its log, on
+its health page (`unwell`) and as a metric.
+"""
+
+from typing import Any
+
+from elasticflow.shared.messages.envelope.codec import READER_VERSION
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.state.pool import PoolState
+
+FIRST_WAIT_S = 1.0  # between two attempts of a planner that must not decide
+LONGEST_WAIT_S = 8.0
+
+READER_VERSION_REASON, PLAN_REASON = REASONS = ("reader_version", "unreadable_plan")
+
+
+class DecisionGuard:
+    """The reasons for which one planner takes no decisions."""
+
+    def __init__(self, log: Any, metrics: Metrics) -> None:
+        self._log, self._metrics = log, metrics
+        self._problems: dict[str, str] = {}
+        self._wait_s = FIRST_WAIT_S
+
+    @property
+    def problem(self) -> str | None:
+        """Why the planner takes no decisions, in a sentence; None if it may."""
+        return "takes no decisions: " + "; ".join(self._problems.values()) if self._problems else None
+
+    def next_wait_s(self) -> float:
+        """Until the next attempt; each is longer than the one before."""
+        wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
+        return wait_s
+
+    def check_state(self, pool: PoolState) -> None:
+        """Whether this planner reads all that the pool's plan contains."""
+        minimum, unreadable = pool.config.minimum_reader_version, pool.unreadable_plan_sequence
+        self._note(
+            READER_VERSION_REASON,
+            f"it reads messages up to version {READER_VERSION}, the pool asks for {minimum}: upgrade this service"
+            if minimum > READER_VERSION
+            else None,
+        )
+        self._note(
+            PLAN_REASON,
+            f"it cannot read message {unreadable} of the plan: upgrade this service if a newer version wrote it; "
+            f"to decide without it, run `eflow configure --skip-plan-up-to {unreadable}`"
+            if unreadable
+            else None,
+        )
+
+    def _note(self, reason: str, problem: str | None) -> None:
+        known = self._problems.get(reason)
+        if problem is None:
+            self._problems.pop(reason, None)
+        else:
+            self._problems[reason] = problem
+        if (problem is None) != (known is None):
+            self._metrics.blocked.set(reason, problem is not None)
+            if problem is None:
+                self._log.info("decides again", reason=reason)
+            else:
+                self._log.error("takes no decisions", reason=reason, problem=problem)
+        if not self._problems:
+            self._wait_s = FIRST_WAIT_S
