@@ -1,4 +1,4 @@
-"""What keeps a planner from deciding: a plan that it cannot read, or newer messages than it knows.
+"""What keeps a planner from deciding: a plan that it cannot read, or a decision that no message can hold.
 
 The planner goes on folding, and decides again by itself once the cause is gone. Meanwhile it says why: in its log, on
 its health page (`unwell`) and as a metric.
@@ -6,6 +6,7 @@ its health page (`unwell`) and as a metric.
 
 from typing import Any
 
+from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.state.pool import PoolState
@@ -13,7 +14,7 @@ from elasticflow.shared.state.pool import PoolState
 FIRST_WAIT_S = 1.0  # between two attempts of a planner that must not decide
 LONGEST_WAIT_S = 8.0
 
-READER_VERSION_REASON, PLAN_REASON = REASONS = ("reader_version", "unreadable_plan")
+READER_VERSION_REASON, PLAN_REASON, SIZE_REASON = "reader_version", "unreadable_plan", "decision_size"
 
 
 class DecisionGuard:
@@ -34,7 +35,7 @@ class DecisionGuard:
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
         return wait_s
 
-    def check_state(self, pool: PoolState) -> None:
+    def may_decide(self, pool: PoolState) -> bool:
         """Whether this planner reads all that the pool's plan contains."""
         minimum, unreadable = pool.config.minimum_reader_version, pool.unreadable_plan_sequence
         self._note(
@@ -50,6 +51,15 @@ class DecisionGuard:
             if unreadable
             else None,
         )
+        return not self._problems.keys() - {SIZE_REASON}  # only an attempt shows whether a decision has become smaller
+
+    def too_large(self, error: TooLarge) -> None:
+        """The decision was not stored."""
+        self._note(SIZE_REASON, f"its decision is too large: {error}; check max_payload of NATS, or reduce the jobs of the pool")
+
+    def fits(self) -> None:
+        """The decision is stored, or there was none."""
+        self._note(SIZE_REASON, None)
 
     def _note(self, reason: str, problem: str | None) -> None:
         known = self._problems.get(reason)

@@ -168,30 +168,31 @@ class Host(Generic[State]):
             with self._metrics.decide_seconds.time():
                 result = self._decider.decide(self.state, now_s)
         except TooLarge as error:
-            await self._dead_letter_oldest(error)
+            await self._too_large(error)
             return
         for action in result.actions:
             assert self._act is not None, f"{self._policy.service} has no action handler for {action!r}"
             self._act(action)
             self._observe(action, now_s)
         if result.decision is None or await self._append_decision(result, result.decision):
+            self._guard.fits()
             await self._append_events(result.reported)
             await self._settle(result)
 
     def _may_decide(self) -> bool:
         if not self._policy.plans:
             return True
-        self._guard.check_state(self.folded)
-        return self._guard.problem is None
+        return self._guard.may_decide(self.folded)
 
     def _observe(self, local_event: Any, now_s: float) -> None:
         self._projection.state = self._policy.observe(self.state, local_event, now_s)
 
-    async def _dead_letter_oldest(self, error: TooLarge) -> None:
-        """The decision on one command is larger than a message. Without a command the host stops with the error."""
+    async def _too_large(self, error: TooLarge) -> None:
+        """The decision is larger than a message: dead-letter the command that leads to it, if there is one."""
         taken = self._command_queue.take(1) if self._command_queue else ()
         if self._command_queue is None or not taken:
-            raise error
+            self._guard.too_large(error)
+            return
         why = f"the decision on it is larger than one message: {error}"
         await self._command_queue.dead_letter(taken[0].item, why)
         self._command_queue.settled(taken)
@@ -215,6 +216,9 @@ class Host(Generic[State]):
         except WrongExpectedSequence as conflict:
             self._metrics.conflicts_total.inc()
             await self._fold_plan(conflict.found)
+            return False
+        except TooLarge as error:  # a server with a smaller limit than at the start
+            self._guard.too_large(error)
             return False
         except MaybeStored:
             if not await self._was_stored(message_id):

@@ -6,11 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from elasticflow.services.admission import policy as admission
 from elasticflow.services.allocator import policy as allocator
-from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.envelope import codec
@@ -186,15 +183,3 @@ async def test_events_without_a_command_take_as_many_decisions_as_they_need() ->
         found = await stored_after(bus, 5, 2)
     said = [[e.job_id for e in ledger_message(s.subject, s.data).events] for s in found]
     assert [job_id for some in said for job_id in some] == names
-
-
-async def test_a_placement_is_decided_as_a_whole_or_not_at_all() -> None:
-    def places_too_much(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
-        gpus = tuple((f"{'n' * 60}-{number:03}", 0) for number in range(1_000))
-        placed = tuple(events.PlacedJob(job_id=job_id, generation=1, gpus=gpus) for job_id in PROMISED[:100])
-        return (events.PlacementDecided(placements=placed, at_s=now_s),)
-
-    bus = await large_pool()
-    with pytest.raises(ExceptionGroup) as failed:
-        await hosted(bus, planner("placement", places_too_much)).run()
-    assert failed.group_contains(TooLarge)

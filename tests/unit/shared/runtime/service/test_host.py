@@ -14,13 +14,16 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, PlanEvent
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.runtime.service.ledger_encoding import MAX_HEADER_BYTES
 from elasticflow.shared.runtime.service.replica import Replica, open_replica
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
@@ -354,6 +357,47 @@ def test_a_planner_that_the_pool_no_longer_allows_takes_no_decisions(pool: OnePo
     pool.configure(minimum_reader_version=READER_VERSION)
     pool.run_for(LONG_S)
     assert pool.decided[-1] == ("JobAdmitted", "a")
+
+
+# -- a decision that is larger than one message
+
+
+def test_a_planner_says_that_a_decision_is_too_large_and_tries_again_ever_more_rarely(pool: OnePool) -> None:
+    """No part of a placement is a placement: it is decided as a whole or not at all."""
+    attempts: list[float] = []
+
+    def place_too_much(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:
+        if state.live_jobs:
+            return ()
+        attempts.append(now_s)
+        placed = events.PlacedJob(job_id="a", generation=1, gpus=(GpuId("n" * MAX_MESSAGE_BYTES, 0),))
+        return (events.PlacementDecided(placements=(placed,), at_s=now_s),)
+
+    replica = pool.start(pool.bus(), planner("placement", place_too_much, wake_at_s=lambda state: NOW_S))
+    pool.run_for(LONG_S)
+    assert not pool.decisions
+    assert f"at most {MAX_MESSAGE_BYTES - MAX_HEADER_BYTES} fit" in str(replica.host.unwell())
+    assert pool.log.lines.count("takes no decisions") == 1
+    assert pool.blocked("decision_size") == 1
+    assert 5 < len(attempts) < 30
+    pool.decide(admitted("other"))
+    pool.run_for(LONG_S)
+    assert replica.host.unwell() is None
+    assert pool.blocked("decision_size") == 0
+
+
+def test_a_decision_that_the_server_does_not_accept_waits_for_a_larger_limit(pool: OnePool) -> None:
+    pool.submit("a")
+    limit, pool.broker.max_payload_bytes = pool.broker.max_payload_bytes, 100
+    replica = pool.start(pool.bus(), ADMISSION)
+    pool.run_for(LONG_S)
+    assert "at most 100 fit" in str(replica.host.unwell())
+    assert (pool.decided, pool.num_unacknowledged) == ([], 1)
+    assert pool.blocked("decision_size") == 1
+    pool.broker.max_payload_bytes = limit
+    pool.run_for(LONG_S)
+    assert (pool.decided, pool.num_unacknowledged) == ([("JobAdmitted", "a")], 0)
+    assert replica.host.unwell() is None
 
 
 # -- snapshots
