@@ -42,7 +42,9 @@ async def test_what_is_appended_is_read_back_in_order(bus: Bus) -> None:
     assert [message.data for message in stored] == [b"0", b"1", b"2", b"3", b"4"]
     assert [message.message_id for message in stored] == [f"id-{i}" for i in range(5)]
     assert abs(stored[0].stored_at_s - SystemClock().now_s()) < 60
-    assert await bus.last_sequence(POOL) == 5
+    end = await bus.ledger_end(POOL)
+    assert end.sequence == await bus.last_sequence(POOL) == 5
+    assert abs(end.at_s - SystemClock().now_s()) < 60
     assert await bus.last_subject_sequence(job(2)) == 3
     assert await bus.last_subject_sequence(PLAN) == 0
 

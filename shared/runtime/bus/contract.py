@@ -35,6 +35,14 @@ class Value:
     revision: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEnd:
+    """sequence: of the ledger's last message, 0 if it is empty. at_s: the server's time."""
+
+    sequence: int
+    at_s: float
+
+
 class WorkItem(Protocol):
     """A message of a work queue, to be settled by exactly one of ack, nak, term.
 
@@ -160,9 +168,13 @@ class Bus(Protocol):
             yield batch[: len(batch) - (batch[-1].sequence - up_to)]
             return
 
+    async def ledger_end(self, pool: str) -> LedgerEnd:
+        """Raises UnknownStream, Unavailable."""
+        ...
+
     async def last_sequence(self, pool: str) -> int:
         """Of the pool's ledger; 0 if it is empty."""
-        ...
+        return (await self.ledger_end(pool)).sequence
 
     async def last_subject_sequence(self, subject: str) -> int:
         """Of one subject of a ledger; 0 if it has none."""

@@ -39,6 +39,7 @@ class Metrics:
         self.refused_total = self.counter("ef_refused_messages_total", "Unreadable messages dead-lettered")
         self.decide_seconds = self.histogram("ef_decide_seconds", "Time of one decision")
         self.append_seconds = self.histogram("ef_append_seconds", "Time of one append to the ledger")
+        self.clock_offset = self.gauge("ef_clock_offset_seconds", "Clock of the planner less that of NATS, at least")
         self.blocked = self.gauge_by("ef_decisions_blocked", "1 while the service takes no decisions", "reason")
         self.connected = self.gauge("ef_nats_connected", "1 while the connection to NATS stands")
 

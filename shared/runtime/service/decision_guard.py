@@ -1,4 +1,4 @@
-"""What keeps a planner from deciding: a plan that it cannot read, or a decision that no message can hold.
+"""What keeps a planner from deciding: a plan that it cannot read, a wrong clock, a decision that no message can hold.
 
 The planner goes on folding, and decides again by itself once the cause is gone. Meanwhile it says why: in its log, on
 its health page (`unwell`) and as a metric.
@@ -9,18 +9,21 @@ from typing import Any
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.state.pool import PoolState
 
 FIRST_WAIT_S = 1.0  # between two attempts of a planner that must not decide
 LONGEST_WAIT_S = 8.0
 
-READER_VERSION_REASON, PLAN_REASON, SIZE_REASON = "reader_version", "unreadable_plan", "decision_size"
+READER_VERSION_REASON, PLAN_REASON = "reader_version", "unreadable_plan"
+CLOCK_REASON, SIZE_REASON = "clock", "decision_size"
 
 
 class DecisionGuard:
     """The reasons for which one planner takes no decisions."""
 
-    def __init__(self, log: Any, metrics: Metrics) -> None:
+    def __init__(self, clock_check: ClockCheck, log: Any, metrics: Metrics) -> None:
+        self._clock_check = clock_check
         self._log, self._metrics = log, metrics
         self._problems: dict[str, str] = {}
         self._wait_s = FIRST_WAIT_S
@@ -35,8 +38,8 @@ class DecisionGuard:
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
         return wait_s
 
-    def may_decide(self, pool: PoolState) -> bool:
-        """Whether this planner reads all that the pool's plan contains."""
+    async def may_decide(self, pool: PoolState) -> bool:
+        """Whether this planner reads all that the pool's plan contains, and knows the time. Raises Retry."""
         minimum, unreadable = pool.config.minimum_reader_version, pool.unreadable_plan_sequence
         self._note(
             READER_VERSION_REASON,
@@ -51,11 +54,23 @@ class DecisionGuard:
             if unreadable
             else None,
         )
+        slack_s = pool.config.deadline_slack_s
+        await self._clock_check.refresh(slack_s)
+        offset_s = self._clock_check.offset_s
+        self._metrics.clock_offset.set(offset_s)
+        self._note(
+            CLOCK_REASON,
+            f"its clock is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} that of NATS, more than "
+            f"deadline_slack_s = {slack_s:g} s: correct the clock of this machine, or of the NATS server"
+            if self._clock_check.is_wrong(slack_s)
+            else None,
+        )
         return not self._problems.keys() - {SIZE_REASON}  # only an attempt shows whether a decision has become smaller
 
     def too_large(self, error: TooLarge) -> None:
         """The decision was not stored."""
-        self._note(SIZE_REASON, f"its decision is too large: {error}; check max_payload of NATS, or reduce the jobs of the pool")
+        advice = "check max_payload of NATS, or reduce the jobs of the pool"
+        self._note(SIZE_REASON, f"its decision is too large: {error}; {advice}")
 
     def fits(self) -> None:
         """The decision is stored, or there was none."""

@@ -22,6 +22,7 @@ from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.logs import BackoffLogger
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import CommandQueue
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult
 from elasticflow.shared.runtime.service.decision_guard import DecisionGuard
@@ -60,7 +61,11 @@ class Host(Generic[State]):
         self._log, self._metrics = log, metrics
         self._act, self._leads = act, leads
         self._news = asyncio.Event()
-        self._projection = LedgerProjection(bus, pool, policy, log, metrics, self._news.set, snapshot)
+        self._clock_check = ClockCheck(bus, pool, clock)
+        self._guard = DecisionGuard(self._clock_check, log, metrics)
+        self._projection = LedgerProjection(
+            bus, pool, policy, log, metrics, self._news.set, self._clock_check.received, snapshot
+        )
         self._local_events: list[Any] = []
         self._command_queue = (
             CommandQueue(bus, pool, policy.service, clock, log, metrics, self._news.set, lambda: self.folded)
@@ -70,7 +75,6 @@ class Host(Generic[State]):
         self._decider = Decider(policy, instance, self._command_queue.take if self._command_queue else lambda _: ())
         self._caught_up_at: int | None = None
         self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
-        self._guard = DecisionGuard(log, metrics)
 
     # -- for the service around it -----------------------------------------------------------------------
 
@@ -133,7 +137,7 @@ class Host(Generic[State]):
         backoff = BackoffLogger(self._log, "catching up postponed")
         while self._caught_up_at is None:
             try:
-                self._caught_up_at = await self._bus.last_sequence(self._pool)
+                self._caught_up_at = (await self._clock_check.ask()).sequence
             except Retry as error:
                 backoff.goes_on(error)
                 await asyncio.sleep(RETRY_S)
@@ -162,8 +166,12 @@ class Host(Generic[State]):
         local_events, self._local_events = self._local_events, []
         for local_event in local_events:
             self._observe(local_event, now_s)
-        if not self._leads() or not self._may_decide():
+        if not self._leads():
             return
+        if self._policy.plans:
+            if not await self._guard.may_decide(self.folded):
+                return
+            now_s = self._clock.now_s()
         try:
             with self._metrics.decide_seconds.time():
                 result = self._decider.decide(self.state, now_s)
@@ -178,11 +186,6 @@ class Host(Generic[State]):
             self._guard.fits()
             await self._append_events(result.reported)
             await self._settle(result)
-
-    def _may_decide(self) -> bool:
-        if not self._policy.plans:
-            return True
-        return self._guard.may_decide(self.folded)
 
     def _observe(self, local_event: Any, now_s: float) -> None:
         self._projection.state = self._policy.observe(self.state, local_event, now_s)
@@ -205,6 +208,7 @@ class Host(Generic[State]):
         folded, message_id = self.folded, result.message_id
         cause_id = result.taken[0].envelope_id if result.taken else f"sequence-{folded.sequence}"
         data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=decision.now_s)
+        self._clock_check.sent(message_id)
         try:
             with self._metrics.append_seconds.time():
                 sequence = await self._bus.append(

@@ -25,10 +25,11 @@ class LedgerProjection(Generic[State]):
         log: Any,
         metrics: Metrics,
         on_news: Callable[[], None],
+        on_message: Callable[[LedgerRecord], None],
         snapshot: PoolState | None = None,
     ) -> None:
         self._bus, self._pool, self._policy = bus, pool, policy
-        self._log, self._metrics, self._on_news = log, metrics, on_news
+        self._log, self._metrics, self._on_news, self._on_message = log, metrics, on_news, on_message
         self.state: State = policy.start(snapshot or PoolState())
         self.last_decision_id = ""
         self._grown = asyncio.Condition()
@@ -41,6 +42,7 @@ class LedgerProjection(Generic[State]):
         """Fold all messages, until cancelled."""
         async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
             for stored in batch:
+                self._on_message(stored)
                 self._fold(stored)
             self._metrics.ledger_sequence.set(self.folded.sequence)
             async with self._grown:

@@ -31,6 +31,7 @@ from elasticflow.shared.runtime.bus.contract import (
     DEFAULT_TIMEOUT_S,
     MAX_BATCH,
     Bus,
+    LedgerEnd,
     Message,
     Value,
     WorkQueue,
@@ -140,9 +141,13 @@ class MemoryBus(Bus):
             else:
                 await stream.bell.wait(self._clock)
 
-    async def last_sequence(self, pool: str) -> int:
+    async def ledger_end(self, pool: str) -> LedgerEnd:
         self._check_open()
-        return await self._ask(lambda: self.broker.ledger(pool).last_sequence)
+
+        def look() -> LedgerEnd:
+            return LedgerEnd(sequence=self.broker.ledger(pool).last_sequence, at_s=self._clock.now_s())
+
+        return await self._ask(look)
 
     async def last_subject_sequence(self, subject: str) -> int:
         self._check_open()

@@ -11,6 +11,7 @@ from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
     Bus,
+    LedgerEnd,
     Message,
     Value,
     WorkQueue,
@@ -101,8 +102,8 @@ class NatsBus(Bus):
     def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
         return ledger_follower.follow(self._connection, pool, after_sequence)
 
-    async def last_sequence(self, pool: str) -> int:
-        return await jetstream_api.last_sequence(self._connection, streams.ledger_stream(pool))
+    async def ledger_end(self, pool: str) -> LedgerEnd:
+        return await jetstream_api.ledger_end(self._connection, streams.ledger_stream(pool))
 
     async def last_subject_sequence(self, subject: str) -> int:
         stream = streams.ledger_stream(streams.pool_of(subject))

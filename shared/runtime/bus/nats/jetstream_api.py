@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from elasticflow.shared.errors import (
@@ -19,7 +20,7 @@ from elasticflow.shared.errors import (
     UnknownStream,
     WrongExpectedSequence,
 )
-from elasticflow.shared.runtime.bus.contract import Value
+from elasticflow.shared.runtime.bus.contract import LedgerEnd, Value
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke
 
@@ -127,11 +128,11 @@ async def stream_names(connection: Connection, subject: str) -> list[str]:
             return names
 
 
-async def last_sequence(connection: Connection, stream: str) -> int:
-    """The sequence of the newest message that the stream ever had."""
+async def ledger_end(connection: Connection, stream: str) -> LedgerEnd:
+    """The sequence of the newest message that the stream ever had, and the time of the server that leads it."""
     answer = await connection.api(f"STREAM.INFO.{stream}")
     check(answer, stream, connection.url)
-    return answer["state"]["last_seq"]
+    return LedgerEnd(sequence=answer["state"]["last_seq"], at_s=datetime.fromisoformat(answer["ts"]).timestamp())
 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> Value | None:

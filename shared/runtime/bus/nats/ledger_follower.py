@@ -17,7 +17,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.jetstream_api import check, last_sequence
+from elasticflow.shared.runtime.bus.nats.jetstream_api import check, ledger_end
 from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
 
 _HEARTBEAT_S = 2.0
@@ -125,7 +125,7 @@ class _Feed:
 
 async def _create_consumer(connection: Connection, pool: str, subject: str, after_sequence: int) -> None:
     stream = streams.ledger_stream(pool)
-    last = await last_sequence(connection, stream)
+    last = (await ledger_end(connection, stream)).sequence
     if last < after_sequence:  # a consumer would wait without end or error
         raise LedgerBroken(pool, after_sequence + 1, last)
     config = {

@@ -1,5 +1,6 @@
 """The service host where the bus or the process fails: lost races, missing acknowledgements, snapshots, pauses."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import LedgerEnd
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink
@@ -130,12 +132,14 @@ class OnePool:
         bus.append_faults, bus.after_look = list(append_faults), []
         return bus
 
-    def start(self, bus: MemoryBus, policy: Policy[PoolState], instance: str = "one") -> Replica[PoolState]:
+    def start(
+        self, bus: MemoryBus, policy: Policy[PoolState], instance: str = "one", *, clock: VirtualClock | None = None
+    ) -> Replica[PoolState]:
         opening = open_replica(
             bus=bus,
             pool=POOL,
             policy=policy,
-            clock=VirtualClock(self.loop),
+            clock=clock or VirtualClock(self.loop),
             instance=instance,
             log=self.log,
             metrics=self.metrics,
@@ -397,6 +401,91 @@ def test_a_decision_that_the_server_does_not_accept_waits_for_a_larger_limit(poo
     pool.broker.max_payload_bytes = limit
     pool.run_for(LONG_S)
     assert (pool.decided, pool.num_unacknowledged) == ([("JobAdmitted", "a")], 0)
+    assert replica.host.unwell() is None
+
+
+# -- a clock that differs from the server's
+
+
+class ShiftedClock(VirtualClock):
+    """offset_s: how far it is ahead of the broker's."""
+
+    def __init__(self, loop: VirtualTimeLoop, offset_s: float = 0.0) -> None:
+        super().__init__(loop)
+        self.offset_s = offset_s
+
+    def now_s(self) -> float:
+        return super().now_s() + self.offset_s
+
+    async def sleep_until(self, at_s: float) -> None:
+        await super().sleep_until(at_s - self.offset_s)
+
+
+@pytest.mark.parametrize(("offset_s", "said"), [(5.0, "5.0 s ahead of"), (-5.0, "5.0 s behind")])
+def test_a_planner_takes_no_decisions_while_its_clock_is_wrong(offset_s: float, said: str, pool: OnePool) -> None:
+    clock = ShiftedClock(pool.loop, offset_s)
+    pool.submit("a")
+    replica = pool.start(pool.bus(), ADMISSION, clock=clock)
+    pool.run_for(LONG_S)
+    assert (pool.decided, pool.num_unacknowledged) == ([], 1)
+    assert said in str(replica.host.unwell())
+    assert pool.log.lines.count("takes no decisions") == 1
+    assert pool.blocked("clock") == 1
+    clock.offset_s = 0.0
+    pool.run_for(LONG_S)
+    assert (pool.decided, pool.num_unacknowledged) == ([("JobAdmitted", "a")], 0)
+    assert replica.host.unwell() is None
+    assert pool.blocked("clock") == 0
+
+
+def test_a_clock_within_the_slack_is_good_enough(pool: OnePool) -> None:
+    pool.configure(deadline_slack_s=3.0)
+    pool.submit("a")
+    replica = pool.start(pool.bus(), ADMISSION, clock=ShiftedClock(pool.loop, 2.9))
+    pool.run_for(LONG_S)
+    assert replica.host.unwell() is None
+    assert pool.decided[1:] == [("JobAdmitted", "a")]
+
+
+def test_a_clock_that_was_set_wrong_while_the_planner_was_idle_leads_to_no_decision(pool: OnePool) -> None:
+    clock = ShiftedClock(pool.loop)
+    pool.start(pool.bus(), ADMISSION, clock=clock)
+    pool.run_for(LONG_S)
+    clock.offset_s = 3.0
+    pool.submit("a")
+    pool.run_for(LONG_S)
+    assert (pool.decided, pool.num_unacknowledged) == ([], 1)
+
+
+def test_a_planner_notices_by_its_own_decision_that_its_clock_was_set_wrong(pool: OnePool) -> None:
+    clock = ShiftedClock(pool.loop)
+    pool.submit("a")
+    replica = pool.start(pool.bus(), ADMISSION, clock=clock)
+    pool.run_for(1.0)
+    clock.offset_s = 3.0
+    pool.submit("b")
+    pool.run_for(1.0)
+    assert len(pool.decisions) == 2
+    assert "3.0 s ahead of" in str(replica.host.unwell())
+    pool.submit("c")
+    pool.run_for(LONG_S)
+    assert len(pool.decisions) == 2
+
+
+def test_a_slow_answer_of_the_server_is_no_wrong_clock(pool: OnePool) -> None:
+    class SlowBus(FaultyBus):
+        async def ledger_end(self, pool: str) -> LedgerEnd:
+            await asyncio.sleep(4.0)
+            end = await super().ledger_end(pool)
+            await asyncio.sleep(4.0)
+            return end
+
+    bus = SlowBus(pool.broker, clock=VirtualClock(pool.loop), delayed=True)
+    bus.append_faults, bus.after_look = [], []
+    pool.submit("a")
+    replica = pool.start(bus, ADMISSION)
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "a")]
     assert replica.host.unwell() is None
 
 
