@@ -1,4 +1,7 @@
-"""Hostile messages on any subject: services continue, keep the bytes with the reason, and reply to the sender."""
+"""Hostile messages on any subject: services continue, keep the bytes with the reason, and reply to the sender.
+
+Planners wait for the operator after unreadable messages of the plan (decision record 0036).
+"""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +11,7 @@ import msgpack
 import numpy as np
 from nats.aio.msg import Msg
 
+from elasticflow.client.configure_pool import configure
 from elasticflow.shared.errors import NotFound
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import SubmitJob
@@ -22,6 +26,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.command_queue import ANSWER_TO
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Phase
@@ -97,6 +102,8 @@ async def test_no_message_stops_a_service(tmp_path: Path) -> None:
             await publish(pool, subject, data, number)
         for data in hostile_bytes():
             assert refused(await pool.bus.request(QUOTE, data))
+        state = await pool.when(lambda state: state.unreadable_plan_sequence > 0, "the plan has unreadable messages")
+        await configure(pool.url, POOL, None, SystemClock(), changes={"skip_plan_up_to": state.sequence})
         await pool.acknowledged(job(), "after")
         state = await pool.ended(["before", "after"])
         for subject, service in ((SUBMIT, "admission"), (TELEMETRY, "monitor")):

@@ -21,10 +21,11 @@ REPORTED_EVENTS: tuple[type[Any], ...] = (
     *get_args(events.NodeEvent),
     *get_args(events.JobEvent),
 )
+UNREADABLE = (ledger_fold.Unreadable(on_plan=False), ledger_fold.Unreadable(on_plan=True))
 ENDS = (events.JobFinished, events.JobFailed, events.JobCancelled, events.JobRejected)
 # Weighted, so that jobs live long enough to receive events.
 KINDS = (
-    *(None, *PLAN_EVENTS, *REPORTED_EVENTS),
+    *(*UNREADABLE, *PLAN_EVENTS, *REPORTED_EVENTS),
     *[kind for kind in REPORTED_EVENTS if kind not in ENDS] * 3,
     *[events.JobAdmitted] * 6,
     *[events.PlacementDecided] * 12,
@@ -103,7 +104,7 @@ def histories(draw: st.DrawFn, max_size: int = 30) -> tuple[Any, ...]:
         state = ledger_fold.evolve(state, message, sequence)
     for _ in range(draw(st.integers(0, max_size))):
         kind = draw(st.sampled_from(KINDS))
-        message = kind if kind is None else _decision_or_fact(draw, kind, state)
+        message = kind if kind in UNREADABLE else _decision_or_fact(draw, kind, state)
         messages.append(message)
         state = ledger_fold.evolve(state, message, len(messages))
     return tuple(messages)

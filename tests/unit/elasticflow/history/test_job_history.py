@@ -10,6 +10,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from tests.support.histories import LINEAR, NOW_S, gpus, spec
 
 
@@ -277,7 +278,7 @@ def test_an_unknown_job_has_no_history() -> None:
 
 
 def test_an_unreadable_message_does_not_end_the_history() -> None:
-    ledger = pool().appended(None).admitted("j1")
+    ledger = pool().appended(Unreadable(on_plan=True)).admitted("j1")
     (entry,) = job_history(ledger.entries, "j1")
     assert isinstance(entry, HistoryEntry)
     assert entry.sequence == 5
