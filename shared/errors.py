@@ -265,12 +265,12 @@ class ServerTooSmall(Stop):
     def __str__(self) -> str:
         found, needed = self.found_bytes, self.needed_bytes
         problem, advice = (
-            (f"leaves less than {needed} bytes for a new pool", f"raise {self.setting}, or free disk space")
+            (f"leaves less than {needed} bytes for a new pool", f"raise {self.setting} (and free disk space)")
             if found is None
-            else (f"is {found} bytes, but a pool needs {needed}", f"set {self.setting}: {needed}, or more")
+            else (f"is {found} bytes, but a pool needs {needed}", f"set {self.setting}: {needed} or more")
         )
         return (
-            f"NATS at {self.url} is too small: {self.setting} {problem}; {advice}, in the configuration of every NATS "
+            f"NATS at {self.url} is too small: {self.setting} {problem}; {advice} in the configuration of every NATS "
             "server (deploy/nats/common.conf is one), and restart it"
         )
 
@@ -286,8 +286,8 @@ class TooFewReplicas(Stop):
     def __str__(self) -> str:
         commands = "; ".join(f"nats stream edit {name} --replicas {self.wanted} --force" for name in self.streams)
         return (
-            f"EF_REPLICAS={self.wanted}, but {', '.join(self.streams)} have {self.found}: a lost server may lose the "
-            f"ledger. Either set EF_REPLICAS={self.found}, or in a cluster of {self.wanted} servers run: {commands}"
+            f"EF_REPLICAS={self.wanted}, but {', '.join(self.streams)} have {self.found}; "
+            f"either set EF_REPLICAS={self.found}, or in a cluster of {self.wanted} servers run: {commands}"
         )
 
 

@@ -26,7 +26,10 @@ async def serve(process: Process) -> None:
         await host.ready.wait()
         questions = await process.bus.subscribe(subjects.quote(pool), queue=POLICY.service)
         async for question in questions:
-            answer = _answer(question.data, host.folded, process.clock.now_s(), cache)
+            if host.is_fit:
+                answer = _answer(question.data, host.folded, process.clock.now_s(), cache)
+            else:
+                answer = MessageRejected(problems=(f"admission {host.unwell()}",))
             data = codec.encode(answer, id="quote", recorded_at_s=process.clock.now_s())
             try:
                 if question.reply:

@@ -1,5 +1,6 @@
 """`eflow configure`: the configuration of a running pool."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,10 @@ async def test_a_wrong_setting_is_named(setting: str, said: str, cli: CommandLin
 async def test_the_operator_skips_an_unreadable_message_of_the_plan(cli: CommandLinePool) -> None:
     kept = (await cli.eflow("configure", "--json")).value["config"]
     sequence = await cli.bus.append(subjects.plan(POOL), b"unreadable", message_id="unreadable")
+    async with asyncio.timeout(60):
+        while (quoted := await cli.eflow("quote", "line.py")).status == 0:
+            pass
+    assert f"--skip-plan-up-to {sequence}" in quoted.out + quoted.err
     skipped = (await cli.eflow("configure", "--skip-plan-up-to", str(sequence), "--json")).value["config"]
     assert skipped == kept | {"skip_plan_up_to": sequence}
     admitted = await cli.eflow("submit", "line.py", "--deadline", "1h", "--name", "line")

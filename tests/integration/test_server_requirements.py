@@ -88,36 +88,60 @@ async def test_a_new_pool_with_more_replicas_than_servers_is_refused(connect: Co
 
 
 @contextlib.asynccontextmanager
-async def deployed(folder: Path, *, num_servers: int = 1) -> AsyncIterator[str]:
-    """The URL of a server with the files of deploy/nats, or of a cluster of them, on other ports and folders."""
-    (store,) = re.findall(r"NATS_MAX_FILE_STORE:-(\w+)}", (DEPLOY / "compose.yaml").read_text())
-    routes = [f"nats://route:t@127.0.0.1:{free_port('127.0.0.1')}" for _ in range(num_servers)]
-    environment = os.environ | {"NATS_TOKEN": "t", "NATS_MAX_FILE_STORE": store}
-    environment |= {f"NATS_ROUTE_{number}": route for number, route in enumerate(routes, start=1)}
+async def serving(*configs: Path, **environment: str) -> AsyncIterator[str]:
+    """Servers with these files, each in a folder of its own; the URL of the first, without credentials."""
     processes: list[asyncio.subprocess.Process] = []
     try:
-        for number, route in enumerate(routes, start=1):
-            own = folder / f"nats-{number}"
-            own.mkdir()
-            replaced = {"/data": str(own), "0.0.0.0:6222": route.rpartition("@")[2]}
-            replaced |= dict.fromkeys(("0.0.0.0:4222", "0.0.0.0:8222"), "127.0.0.1:-1")
-            for file in (DEPLOY / "nats").iterdir():
-                text = file.read_text()
-                for old, new in replaced.items():
-                    text = text.replace(old, new)
-                (own / file.name).write_text(text)
-            config = own / ("single.conf" if num_servers == 1 else "cluster.conf")
-            config.write_text(f'{config.read_text()}\nports_file_dir: "{own}"\n')
+        for config in configs:
+            config.write_text(f'{config.read_text()}\nports_file_dir: "{config.parent}"\n')
+            named = os.environ | environment | {"NATS_SERVER_NAME": config.parent.name}
             command = (find_server(), "--config", config)
-            named = environment | {"NATS_SERVER_NAME": own.name}
             processes.append(await asyncio.create_subprocess_exec(*command, env=named, stderr=DEVNULL))
-        ports = await eventually(lambda: [*(folder / "nats-1").glob("*.ports")], "the server listens")
-        address = await eventually(lambda: ports[0].read_text(), "the server has written its port")
-        yield json.loads(address)["nats"][0].replace("//", "//t@")
+        ports = await eventually(lambda: [*configs[0].parent.glob("*.ports")], "the server listens")
+        text = await eventually(lambda: ports[0].read_text(), "the server has written its port")
+        yield json.loads(text)["nats"][0]
     finally:
         for process in processes:
             process.kill()
             await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def deployed(folder: Path, *, num_servers: int = 1) -> AsyncIterator[str]:
+    """The URL of a server with the files of deploy/nats, or of a cluster of them, on other ports and folders."""
+    (store,) = re.findall(r"NATS_MAX_FILE_STORE:-(\w+)}", (DEPLOY / "compose.yaml").read_text())
+    routes = [f"nats://route:t@127.0.0.1:{free_port('127.0.0.1')}" for _ in range(num_servers)]
+    environment = {f"NATS_ROUTE_{number}": route for number, route in enumerate(routes, start=1)}
+    configs: list[Path] = []
+    for number, route in enumerate(routes, start=1):
+        own = folder / f"nats-{number}"
+        own.mkdir()
+        replaced = {"/data": str(own), "0.0.0.0:6222": route.rpartition("@")[2]}
+        replaced |= dict.fromkeys(("0.0.0.0:4222", "0.0.0.0:8222"), "127.0.0.1:-1")
+        for file in (DEPLOY / "nats").iterdir():
+            text = file.read_text()
+            for old, new in replaced.items():
+                text = text.replace(old, new)
+            (own / file.name).write_text(text)
+        configs.append(own / ("single.conf" if num_servers == 1 else "cluster.conf"))
+    async with serving(*configs, NATS_TOKEN="t", NATS_MAX_FILE_STORE=store, **environment) as url:
+        yield url.replace("//", "//t@")
+
+
+async def test_an_account_that_may_store_too_little_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(f"""
+        listen: "127.0.0.1:-1"
+        max_payload: {MAX_PAYLOAD_BYTES}
+        jetstream {{ store_dir: "{tmp_path}" }}
+        accounts {{ lab {{ jetstream {{ max_file: 100MB }}, users: [{{ user: u, password: p }}] }} }}
+    """)
+    async with serving(config) as url:
+        bus = await connect_nats(url.replace("//", "//u:p@"), name="test", wait_s=60.0)
+        with pytest.raises(ServerTooSmall, match="max_file") as refused:
+            await bus.ensure_pool(POOL)
+        assert refused.value.found_bytes == 100 << 20
+        await bus.close()
 
 
 async def test_the_configuration_for_containers_has_what_a_pool_needs(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ class DecisionGuard:
         """Why the planner takes no decisions, in a sentence; None if it may."""
         return "takes no decisions: " + "; ".join(self._problems.values()) if self._problems else None
 
+    @property
+    def is_fit(self) -> bool:
+        """Whether this replica may decide. A decision that is too large is so for every replica."""
+        return not self._problems.keys() - {SIZE_REASON}
+
     def next_wait_s(self) -> float:
         """Until the next attempt; each is longer than the one before."""
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
@@ -65,7 +70,7 @@ class DecisionGuard:
             if self._clock_check.is_wrong(slack_s)
             else None,
         )
-        return not self._problems.keys() - {SIZE_REASON}  # only an attempt shows whether a decision has become smaller
+        return self.is_fit  # only an attempt shows whether a decision has become smaller
 
     def too_large(self, error: TooLarge) -> None:
         """The decision was not stored."""

@@ -103,6 +103,11 @@ class Host(Generic[State]):
             return f"is at sequence {self.folded.sequence} of {self._caught_up_at}"
         return self._guard.problem
 
+    @property
+    def is_fit(self) -> bool:
+        """Whether it may lead: a planner reads the whole plan, and its clock is right."""
+        return self._guard.is_fit
+
     async def run(self) -> None:
         """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -166,12 +171,12 @@ class Host(Generic[State]):
         local_events, self._local_events = self._local_events, []
         for local_event in local_events:
             self._observe(local_event, now_s)
-        if not self._leads():
-            return
         if self._policy.plans:
             if not await self._guard.may_decide(self.folded):
                 return
             now_s = self._clock.now_s()
+        if not self._leads():
+            return
         try:
             with self._metrics.decide_seconds.time():
                 result = self._decider.decide(self.state, now_s)

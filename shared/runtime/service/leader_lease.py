@@ -22,11 +22,19 @@ _FREE = b""  # the value of a released lease
 
 class Lease:
     """One candidate for one lease of a pool. holder_id: unlike that of any other process. ttl_s: how long it lasts from
-    now on, in whole seconds, at least one.
+    now on, in whole seconds, at least one. is_candidate(): False leaves it to others.
     """
 
     def __init__(
-        self, bus: Bus, pool: str, name: str, holder_id: str, *, ttl_s: Callable[[], int], clock: Clock
+        self,
+        bus: Bus,
+        pool: str,
+        name: str,
+        holder_id: str,
+        *,
+        ttl_s: Callable[[], int],
+        clock: Clock,
+        is_candidate: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bus = bus
         self._bucket = state_bucket(pool)
@@ -35,6 +43,7 @@ class Lease:
         self._holder_id = holder_id
         self._ttl_s = ttl_s
         self._clock = clock
+        self._is_candidate = is_candidate
         self._revision = 0
         self._until_s = float("-inf")
 
@@ -91,8 +100,8 @@ class Lease:
     async def _step(self) -> None:
         try:
             if self.held:
-                await self.renew()
-            else:
+                await (self.renew() if self._is_candidate() else self.release())
+            elif self._is_candidate():
                 await self.try_acquire()
         except (Retry, LeaseLost):
             return  # `held` has the result

@@ -77,5 +77,5 @@ async def open_replica(
         def ttl_s() -> int:
             return host.folded.config.timeouts.leader_lease_s
 
-        lease = Lease(bus, pool, policy.service, instance, ttl_s=ttl_s, clock=clock)
+        lease = Lease(bus, pool, policy.service, instance, ttl_s=ttl_s, clock=clock, is_candidate=lambda: host.is_fit)
     return Replica(host=host, lease=lease)

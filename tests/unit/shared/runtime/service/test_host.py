@@ -472,6 +472,25 @@ def test_a_planner_notices_by_its_own_decision_that_its_clock_was_set_wrong(pool
     assert len(pool.decisions) == 2
 
 
+def test_a_replica_with_a_wrong_clock_leaves_the_lease_to_another_one(pool: OnePool) -> None:
+    clock = ShiftedClock(pool.loop)
+    first = pool.start(pool.bus(), ALLOCATOR, "first", clock=clock)
+    pool.run_for(LONG_S)
+    second = pool.start(pool.bus(), ALLOCATOR, "second")
+    pool.run_for(LONG_S)
+    assert first.lease is not None
+    assert second.lease is not None
+    assert (first.lease.held, second.lease.held) == (True, False)
+    clock.offset_s = 5.0
+    requested = events.ProfileRequested(job_id="a", tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
+    pool.decide(requested)
+    pool.run_for(LONG_S)
+    assert (first.lease.held, second.lease.held) == (False, True)
+    assert pool.decided[1:] == [("JobAdmitted", "a")]
+    assert "clock" in str(first.host.unwell())
+    assert second.host.unwell() is None
+
+
 def test_a_slow_answer_of_the_server_is_no_wrong_clock(pool: OnePool) -> None:
     class SlowBus(FaultyBus):
         async def ledger_end(self, pool: str) -> LedgerEnd:
