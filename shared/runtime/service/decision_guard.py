@@ -4,6 +4,7 @@ The planner goes on folding, and decides again by itself once the cause is gone.
 its health page (`unwell`) and as a metric.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from elasticflow.shared.errors import TooLarge
@@ -43,8 +44,25 @@ class DecisionGuard:
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
         return wait_s
 
-    async def may_decide(self, pool: PoolState) -> bool:
-        """Whether this planner reads all that the pool's plan contains, and knows the time. Raises Retry."""
+    async def may_decide(self, folded: Callable[[], PoolState]) -> bool:
+        """Whether this planner knows the time, and reads all of the plan that is folded by then. Raises Retry."""
+        await self._check_clock(folded().config.deadline_slack_s)
+        self._check_plan(folded())  # without another wait before the decision: the state changes meanwhile
+        return self.is_fit  # only an attempt shows whether a decision has become smaller
+
+    async def _check_clock(self, slack_s: float) -> None:
+        await self._clock_check.refresh(slack_s)
+        offset_s = self._clock_check.offset_s
+        self._metrics.clock_offset.set(offset_s)
+        self._note(
+            CLOCK_REASON,
+            f"its clock is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} that of NATS, more than "
+            f"deadline_slack_s = {slack_s:g} s: correct the clock of this machine, or of the NATS server"
+            if self._clock_check.is_wrong(slack_s)
+            else None,
+        )
+
+    def _check_plan(self, pool: PoolState) -> None:
         minimum, unreadable = pool.config.minimum_reader_version, pool.unreadable_plan_sequence
         self._note(
             READER_VERSION_REASON,
@@ -59,18 +77,6 @@ class DecisionGuard:
             if unreadable
             else None,
         )
-        slack_s = pool.config.deadline_slack_s
-        await self._clock_check.refresh(slack_s)
-        offset_s = self._clock_check.offset_s
-        self._metrics.clock_offset.set(offset_s)
-        self._note(
-            CLOCK_REASON,
-            f"its clock is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} that of NATS, more than "
-            f"deadline_slack_s = {slack_s:g} s: correct the clock of this machine, or of the NATS server"
-            if self._clock_check.is_wrong(slack_s)
-            else None,
-        )
-        return self.is_fit  # only an attempt shows whether a decision has become smaller
 
     def too_large(self, error: TooLarge) -> None:
         """The decision was not stored."""

@@ -172,7 +172,7 @@ class Host(Generic[State]):
         for local_event in local_events:
             self._observe(local_event, now_s)
         if self._policy.plans:
-            if not await self._guard.may_decide(self.folded):
+            if not await self._guard.may_decide(lambda: self.folded):
                 return
             now_s = self._clock.now_s()
         if not self._leads():

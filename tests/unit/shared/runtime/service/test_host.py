@@ -319,6 +319,28 @@ def test_a_skip_covers_no_later_message(pool: OnePool) -> None:
     assert pool.num_unacknowledged == 1
 
 
+def test_an_unreadable_decision_that_arrives_while_the_planner_asks_for_the_time_stops_it(pool: OnePool) -> None:
+    class RacingBus(FaultyBus):
+        num_asked = 0
+
+        async def ledger_end(self, pool_name: str) -> LedgerEnd:
+            end = await super().ledger_end(pool_name)
+            self.num_asked += 1
+            if self.num_asked == 2:  # the first is the host that catches up
+                pool.store(PLAN, b"unreadable")
+                await asyncio.sleep(1.0)
+            return end
+
+    bus = RacingBus(pool.broker, clock=VirtualClock(pool.loop), delayed=True)
+    bus.append_faults, bus.after_look = [], []
+    replica = pool.start(bus, ADMISSION)
+    pool.run_for(LONG_S)
+    pool.submit("a")
+    pool.run_for(LONG_S)
+    assert (pool.decided, pool.num_unacknowledged) == ([], 1)
+    assert "--skip-plan-up-to 1" in str(replica.host.unwell())
+
+
 def test_an_unreadable_event_stops_no_planner(pool: OnePool) -> None:
     pool.store(subjects.job(POOL, "other"), b"unreadable")
     pool.submit("a")
