@@ -1,6 +1,10 @@
 """Every subject of the bus, in one place."""
 
+import re
+
 PLAN = "plan"
+_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+")  # as NATS clients name the subjects on which they await replies
+_MAX_INBOX_LENGTH = 256  # a server closes the connection of a client that publishes on a subject of thousands
 
 
 def submit(tenant: str, pool: str) -> str:
@@ -16,6 +20,17 @@ def quote(pool: str) -> str:
 def answer(pool: str, job_id: str) -> str:
     """Replies of admission to one sender. They may be lost; the ledger has every decision."""
     return f"ef.answer.{pool}.{job_id}"
+
+
+def may_be_answered(pool: str, subject: str) -> bool:
+    """Whether a sender may ask for an answer on this subject: an inbox, or an answer subject of the pool.
+
+    A service may publish on other subjects too, so it must not let a sender choose one of them.
+    """
+    if len(subject) > _MAX_INBOX_LENGTH:
+        return False
+    answer_subject = rf"ef\.answer\.{re.escape(pool)}\.[A-Za-z0-9_-]+"
+    return _INBOX.fullmatch(subject) is not None or re.fullmatch(answer_subject, subject) is not None
 
 
 def plan(pool: str) -> str:

@@ -34,7 +34,7 @@ from tests.support.fault_evidence import assert_sound
 from tests.support.real_pool import POOL, RunningPool, job, persistently, running_pool
 
 SEED = 0
-TOLD = "test.told"
+TOLD = "_INBOX.told"
 SUBMIT, QUOTE, PLAN = subjects.submit("lab", POOL), subjects.quote(POOL), subjects.plan(POOL)
 TELEMETRY = subjects.telemetry(POOL, "node-0")
 JOB, NODE = subjects.job(POOL, "intruder"), subjects.node(POOL, "intruder")

@@ -16,10 +16,11 @@ from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION
 from elasticflow.shared.runtime.bus.contract import Bus, WorkItem
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.answer_sender import AnswerSender
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.state.pool import PoolState
 
-ANSWER_TO = "Ef-Answer-To"  # header: the subject on which the sender awaits a refusal
+ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
 MAX_PENDING = 512  # more than one decision takes, so that the next one need not wait for its commands
 MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its commands: each returns in an event, with schedules
 MAX_TRIES = 4  # deliveries of one message before it is dead-lettered
@@ -54,6 +55,7 @@ class CommandQueue:
         self._folded = folded
         self._clock, self._log, self._metrics = clock, log, metrics
         self._on_news = on_news
+        self._answers = AnswerSender(bus, pool, log)
         self._pending: list[Pending] = []
         self._has_space = asyncio.Event()
         self._has_space.set()
@@ -164,9 +166,8 @@ class CommandQueue:
         refusal = MessageRejected(problems=tuple(problem[:2000] for problem in problems[:50]))
         answer = codec.encode(refusal, id=f"refused-{item.sequence}", recorded_at_s=self._clock.now_s())
         for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(item.data)):
-            if subject:
-                with contextlib.suppress(ElasticFlowError):  # best effort; a hostile subject must do no harm
-                    await self._bus.publish(subject, answer)
+            with contextlib.suppress(ElasticFlowError):  # best effort
+                await self._answers.send(subject, answer)
 
     def _answer_subject(self, data: bytes) -> str:
         job_id = codec.job_id_in(data)

@@ -1,0 +1,118 @@
+"""Admission sends answers to inboxes and to the answer subjects of its pool only, on both buses.
+
+A sender names where an answer goes: in a header of a command, and in the reply subject of a request. It could name a
+subject on which it may not publish itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from elasticflow.services.admission.service import answer_quotes
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import DeadlineQuoted, QuoteDeadline
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import MessageRejected
+from elasticflow.shared.runtime.bus.contract import Bus, Subscription
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.answer_sender import MAX_LOGGED_LENGTH
+from elasticflow.shared.runtime.service.command_queue import ANSWER_TO, CommandQueue
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.histories import spec, submit
+from tests.support.shared_pool import PLAN, POOL, SUBMIT, next_of
+
+FOREIGN = (
+    PLAN,
+    f"ef.ledger.{POOL}.job.j1",
+    f"ef.submit.lab.{POOL}",
+    f"ef.dead.{POOL}.admission",
+    "ef.answer.another-pool.j1",
+    f"ef.answer.{POOL}.j1.more",
+    "$JS.API.STREAM.DELETE.EF_LEDGER_pool-a",
+    "anywhere",
+    "_INBOX",
+    f"_INBOX.{'x' * 5000}",  # a server closes the connection on a protocol line of more than 4096 bytes
+)
+
+QUOTED = DeadlineQuoted(earliest_deadline_s=None, at_s=0.0)
+
+
+class WarningsLog(SilentLog):
+    """Keeps the subjects of which it warns."""
+
+    def __init__(self) -> None:
+        self.subjects: list[str] = []
+
+    def warning(self, event: str, **keys: Any) -> None:
+        if event == "answer not sent":
+            self.subjects.append(keys["subject"])
+
+
+@asynccontextmanager
+async def running(coroutine: Any) -> AsyncIterator[None]:
+    task = asyncio.create_task(coroutine)
+    yield
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_rejections_go_to_inboxes_and_to_answer_subjects_only(bus: Bus) -> None:
+    log = WarningsLog()
+    answers, ledger = await bus.subscribe("ef.answer.>"), await bus.subscribe("ef.ledger.>")
+    inbox = await bus.subscribe("_INBOX.abc.>")
+    queue = CommandQueue(
+        bus, POOL, "admission", SystemClock(), log, Metrics("admission", POOL), lambda: None, PoolState
+    )
+    async with running(queue.run()):
+        for number, subject in enumerate((*FOREIGN, *FOREIGN, f"ef.answer.{POOL}.j2", "_INBOX.abc.1")):
+            await bus.append(SUBMIT, b"garbage", message_id=str(number), headers={ANSWER_TO: subject})
+        assert is_rejection((await next_of(inbox)).data)  # of the last one: all others are handled
+    assert await received(bus, answers, "ef.answer") == [f"ef.answer.{POOL}.j2"]
+    assert await received(bus, ledger, "ef.ledger") == []
+    assert await bus.last_sequence(POOL) == 0
+    assert log.subjects == [subject[:MAX_LOGGED_LENGTH] for subject in FOREIGN], "each once"
+
+
+async def test_quotes_go_to_inboxes_and_to_answer_subjects_only(bus: Bus) -> None:
+    log = WarningsLog()
+    answers, ledger = await bus.subscribe("ef.answer.>"), await bus.subscribe("ef.ledger.>")
+    request = codec.encode(QuoteDeadline(tenant="lab", spec=spec()), id="q", recorded_at_s=0.0)
+    quotes = await bus.subscribe(subjects.quote(POOL), queue="admission")
+    async with running(answer_quotes(bus, POOL, quotes, lambda data: QUOTED, SystemClock(), log)):
+        for subject in (*FOREIGN[:-1], *FOREIGN[:-1], f"ef.answer.{POOL}.j2"):
+            await bus.publish(subjects.quote(POOL), request, reply=subject)
+        answer = codec.decode(await bus.request(subjects.quote(POOL), request, 30.0)).message
+    assert isinstance(answer, DeadlineQuoted)
+    assert await received(bus, answers, "ef.answer") == [f"ef.answer.{POOL}.j2"]
+    assert await received(bus, ledger, "ef.ledger") == []
+    assert await bus.last_sequence(POOL) == 0
+    assert log.subjects == list(FOREIGN[:-1]), "each once"
+
+
+async def test_the_rejection_of_a_command_goes_to_the_answer_subject_of_its_job(bus: Bus) -> None:
+    answers = await bus.subscribe(subjects.answer(POOL, "j1"))
+    queue = CommandQueue(
+        bus, POOL, "admission", SystemClock(), SilentLog(), Metrics("admission", POOL), lambda: None, PoolState
+    )
+    async with running(queue.run()):
+        data = codec.encode(submit("j1", tenant="another"), id="c", recorded_at_s=0.0)
+        await bus.append(SUBMIT, data, message_id="c", headers={ANSWER_TO: PLAN})
+        assert is_rejection((await next_of(answers)).data)
+    assert await bus.last_sequence(POOL) == 0
+
+
+async def received(bus: Bus, messages: Subscription, prefix: str) -> list[str]:
+    """The subjects of all messages that were sent until now to a subscription to this prefix."""
+    end = f"{prefix}.end.end"
+    await bus.publish(end, b"")
+    found: list[str] = []
+    while (message := await next_of(messages)).subject != end:
+        found.append(message.subject)
+    return found
+
+
+def is_rejection(data: bytes) -> bool:
+    return isinstance(codec.decode(data).message, MessageRejected)
