@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import get_args
 
-from elasticflow.client.command_requests import CommandRequests, check, fresh_job_id
+from elasticflow.client.command_requests import CommandRequests, check, fresh_job_id, fresh_message_id
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
@@ -110,7 +110,7 @@ class Client(CommandRequests):
     async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
         """Submit a job without waiting for the decision. Returns its id. Raises InvalidJob, naming every bad field."""
         command = self._submission(spec, job_id)
-        await self._publish(command, code)
+        await self._publish(command, fresh_message_id(command), code)
         return command.job_id
 
     def _submission(self, spec: JobSpec, job_id: str) -> SubmitJob:

@@ -51,8 +51,9 @@ class CommandRequests(LedgerView):
         check(command)
         timeout_s = seconds_of(timeout)
         spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
-        async with self._replies_to(command.job_id) as replies:
-            await self._publish(command, code)
+        message_id = fresh_message_id(command)
+        async with self._replies_to(command.job_id, message_id) as replies:
+            await self._publish(command, message_id, code)
             deadline = asyncio.timeout(timeout_s)
             try:
                 async with deadline:
@@ -71,24 +72,28 @@ class CommandRequests(LedgerView):
             except TimeoutError:
                 raise Undecided(command.job_id, timeout_s) from None
 
-    async def _publish(self, command: Command, code: Package | None = None) -> None:
+    async def _publish(self, command: Command, message_id: str, code: Package | None = None) -> None:
         """Upload the code, then append to the work queue once: a retry has the same message id."""
         if code is not None:
             bucket = streams.code_bucket(self._pool)
             await with_retry(self._bus.put_object, bucket, code.code_digest, code.archive)
-        message_id = f"{type(command).__name__}-{fresh_id()}"
         data = codec.encode(command, id=message_id, recorded_at_s=self.now_s())
         subject = subjects.submit(self.tenant, self._pool)
         await with_retry(self._bus.append, subject, data, message_id=message_id)
 
     @contextlib.asynccontextmanager
-    async def _replies_to(self, job_id: str) -> AsyncGenerator[ReplyStream, None]:
+    async def _replies_to(self, job_id: str, message_id: str) -> AsyncGenerator[ReplyStream, None]:
         """Replies from now on."""
         after_sequence = await self.last_sequence()
         subscription = await self._bus.subscribe(subjects.answer(self._pool, job_id))
         entries = self.entries(after_sequence=after_sequence)
-        async with follow_replies(subscription, entries, job_id) as replies:
+        async with follow_replies(subscription, entries, job_id, message_id) as replies:
             yield replies
+
+
+def fresh_message_id(command: Command) -> str:
+    """Of the message with this command, on the bus and in its envelope."""
+    return f"{type(command).__name__}-{fresh_id()}"
 
 
 def _is_about(reply: AnyReply, spec: JobSpec | None) -> bool:

@@ -66,12 +66,13 @@ class ReplyStream:
             raise received
         return received
 
-    async def receive_from_admission(self, subscription: Subscription) -> None:
+    async def receive_from_admission(self, subscription: Subscription, command_id: str) -> None:
+        """Admission names the command of a reply that it repeats: the reply to an earlier command may come late."""
         async for message in subscription:
             with contextlib.suppress(codec.Undecodable):
-                reply = codec.decode(message.data).message
-                if isinstance(reply, AnyReply):
-                    self._received.put_nowait(reply)
+                envelope = codec.decode(message.data)
+                if isinstance(envelope.message, AnyReply) and envelope.cause_id in ("", command_id):
+                    self._received.put_nowait(envelope.message)
 
     async def receive_from_ledger(self, entries: AsyncIterator[LedgerEntry], job_id: str) -> None:
         try:
@@ -85,12 +86,15 @@ class ReplyStream:
 
 @contextlib.asynccontextmanager
 async def follow_replies(
-    subscription: Subscription, entries: AsyncIterator[LedgerEntry], job_id: str
+    subscription: Subscription, entries: AsyncIterator[LedgerEntry], job_id: str, command_id: str
 ) -> AsyncGenerator[ReplyStream, None]:
-    """Replies about a job. subscription: to admission's replies about this job; it is closed at the end."""
+    """Replies about a job, without those to other commands. command_id: of the command's envelope.
+
+    subscription: to admission's replies about this job; it is closed at the end.
+    """
     replies = ReplyStream()
     receiving = [
-        asyncio.create_task(replies.receive_from_admission(subscription)),
+        asyncio.create_task(replies.receive_from_admission(subscription, command_id)),
         asyncio.create_task(replies.receive_from_ledger(entries, job_id)),
     ]
     try:

@@ -28,7 +28,13 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.events import AdmissionEvent, Event, PlanEvent
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.idempotent_replies import idempotent_reply
+from elasticflow.shared.state.idempotent_replies import (
+    ANSWERS,
+    idempotent_reply,
+    is_answer,
+    is_submission_of,
+    outcome,
+)
 from elasticflow.shared.state.policy import Policy, Reply, planner
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 
@@ -83,14 +89,28 @@ def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
 
 
 def replies(state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]) -> tuple[Reply, ...]:
-    """The decisions; for a command that led to none, because it repeats another, the earlier decision."""
+    """The decisions; for a command that led to none, because it equals an earlier one, the earlier decision."""
     decided = cast(tuple[AdmissionEvent, ...], events)
-    job_ids = {event.job_id for event in decided}
-    repeated = (command for command in commands if command.job_id not in job_ids)
-    return (*decided, *(idempotent_reply(state, command) for command in repeated))
+    answered = {(event.job_id, type(event)) for event in decided}
+    unanswered = (
+        command
+        for command in commands
+        if answered.isdisjoint((command.job_id, kind) for kind in ANSWERS[type(command)])
+    )
+    earlier = (idempotent_reply(state, command) for command in unanswered)
+    return (*decided, *(reply for reply in earlier if reply is not None))
 
 
-POLICY = planner("admission", decide, wake_at_s, shorten=shorten, replies=replies)
+def replies_again(state: PoolState, command: Command, events: tuple[PlanEvent, ...]) -> tuple[Reply, ...]:
+    """The first reply. For a submission the newest one: the first may have been that its speed is measured."""
+    job = state.job(command.job_id)
+    if isinstance(command, SubmitJob | ProfileJob) and job is not None and is_submission_of(command, job):
+        return (outcome(state, job),)
+    first = tuple(event for event in events if is_answer(event, command))
+    return replies(state, (command,), first)
+
+
+POLICY = planner("admission", decide, wake_at_s, shorten=shorten, replies=replies, replies_again=replies_again)
 
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:

@@ -1,22 +1,56 @@
-"""Replies to repeated commands: the earlier decision, rebuilt from the state."""
+"""Replies to commands that repeat others: the earlier decision, rebuilt from the state."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.commands import Command, ReserveQuote, SetGpuLimits
+from elasticflow.shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    Command,
+    ProfileJob,
+    RequestCheckpoint,
+    ReserveQuote,
+    SetGpuLimits,
+    SubmitJob,
+)
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
 
+# the events by which admission answers each command
+ANSWERS: Mapping[type[Command], tuple[type[Any], ...]] = {
+    SubmitJob: (events.ProfileRequested, events.JobAdmitted, events.JobRejected),
+    ProfileJob: (events.ProfileRequested, events.JobProfiled, events.JobRejected),
+    CancelJob: (events.JobCancelled, events.CancelRejected),
+    ReserveQuote: (events.QuoteReserved, events.QuoteRejected),
+    AmendJob: (events.JobAmended, events.AmendRejected),
+    SetGpuLimits: (events.GpuLimitsSet, events.GpuLimitsRejected, events.GpuLimitsCleared),
+    RequestCheckpoint: (events.CheckpointRequested, events.CheckpointUpToDate, events.CheckpointRejected),
+}
 
-def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEvent | events.JobFailed:
-    """The reply to a repeated command, which needs no decision."""
+
+def is_answer(event: events.PlanEvent, command: Command) -> bool:
+    """Whether this event is the answer to this command, or to another of its kind on the same job."""
+    kinds = ANSWERS[type(command)]
+    return isinstance(event, kinds) and getattr(event, "job_id", "") == command.job_id
+
+
+def is_submission_of(command: SubmitJob | ProfileJob, job: Job) -> bool:
+    """Whether the command submits just this job."""
+    submitted = (job.submitted_spec or job.spec, job.tenant, job.profile_only)
+    return submitted == (command.spec, command.tenant, isinstance(command, ProfileJob))
+
+
+def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEvent | events.JobFailed | None:
+    """The reply to a command that changes nothing, because an equal one did; None if the state has forgotten that."""
     quote = state.quote_reservations.get(command.job_id)
     if isinstance(command, ReserveQuote) and quote is not None:
         return _quote_reserved(quote)
     job, limits = state.job(command.job_id), state.gpu_limits.get(command.job_id)
-    assert job is not None, command.job_id
+    if job is None:
+        return None
     if isinstance(command, SetGpuLimits) and limits is not None:
         return _gpu_limits_set(job, limits)
     return outcome(state, job)

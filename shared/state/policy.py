@@ -20,10 +20,16 @@ State = TypeVar("State")
 Shorten = Callable[[tuple[PlanEvent, ...]], tuple[PlanEvent, ...] | None]
 Reply = AdmissionEvent | JobFailed
 Replies = Callable[[PoolState, tuple[Command, ...], tuple[Event, ...]], tuple[Reply, ...]]
+RepliesAgain = Callable[[PoolState, Command, tuple[PlanEvent, ...]], tuple[Reply, ...]]
 
 
 def _all_or_nothing(events: tuple[PlanEvent, ...]) -> None:
     """No part of a decision is a decision."""
+
+
+def _no_replies(state: PoolState, command: Command, events: tuple[PlanEvent, ...]) -> tuple[Reply, ...]:
+    """Of a service that takes no commands."""
+    return ()
 
 
 def job_failures(state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]) -> tuple[Reply, ...]:
@@ -46,6 +52,8 @@ class Policy(Generic[State]):
     plans: it decides by compare-and-set on the plan.
     replies(pool, commands, events) -> what users who wait for a reply receive once these events are in the ledger.
         commands: those that the events decide on.
+    replies_again(pool, command, events) -> what the user of a command receives when it is delivered after its
+        decision. events: of that decision.
     """
 
     service: str
@@ -58,6 +66,7 @@ class Policy(Generic[State]):
     plans: bool = False
     shorten: Shorten = _all_or_nothing
     replies: Replies = job_failures
+    replies_again: RepliesAgain = _no_replies
 
 
 def _itself(pool: PoolState) -> PoolState:
@@ -79,6 +88,7 @@ def planner(
     *,
     shorten: Shorten = _all_or_nothing,
     replies: Replies = job_failures,
+    replies_again: RepliesAgain = _no_replies,
 ) -> Policy[PoolState]:
     """The policy of a service whose state is the ledger alone: all its decisions can be replayed."""
     return Policy(
@@ -92,4 +102,5 @@ def planner(
         plans=True,
         shorten=shorten,
         replies=replies,
+        replies_again=replies_again,
     )

@@ -12,6 +12,7 @@ from typing import cast
 from immutables import Map
 
 from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages.events import QueuePosition
 from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -20,6 +21,8 @@ from elasticflow.shared.state.job import NO_SPEEDS, Job, Phase, SpeedStatistics
 
 DEMAND_CHUNK = 256  # submissions
 MAX_DEMAND_CHUNKS = 32
+# more than a busy pool decides in the seconds after which the work queue delivers a command again
+MAX_DECIDED_COMMANDS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,11 @@ class MeasuredCurve:
         return self.probed_to > 0
 
 
+# The two numbers of a command's `QueuePosition`, and the ledger's sequence of the decision on it. A plain tuple, which
+# snapshots load faster: they hold thousands.
+DecidedCommand = tuple[int, float, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """The newest submissions with a deadline, promised or not. Selective admission expects similar ones to come.
@@ -127,6 +135,7 @@ _NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
 _NO_QUOTES = cast("Map[str, QuoteReservation]", Map())
 _NO_GPU_LIMITS = cast("Map[str, GpuLimits]", Map())
 _NO_SIZES = cast("Map[str, int]", Map())
+_NO_COMMANDS = cast("Map[int, DecidedCommand]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
 
 
@@ -154,6 +163,8 @@ class PoolState:
     num_gpus_by_job: Mapping[str, int] = field(default_factory=dict[str, int])  # of the last allocation
     # from a placement to its first iteration, in recent starts; slow ones count more
     start_cost_s: float = 0.0
+    # the newest, by their sequence in the queue modulo MAX_DECIDED_COMMANDS
+    decided_commands: Map[int, DecidedCommand] = _NO_COMMANDS
     scheduling_event_sequence: int = 0  # last event that can change who should get how many GPUs
     allocation_based_on: int = 0  # the sequence up to which the allocator had folded
     allocation_valid_until_s: float | None = None
@@ -164,6 +175,11 @@ class PoolState:
     def job(self, job_id: str) -> Job | None:
         """A job by id, live or ended."""
         return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
+
+    def decision_on(self, position: QueuePosition) -> int | None:
+        """The sequence of the decision on the command at this position; None if it has none, or a very old one."""
+        decided = self.decided_commands.get(position.sequence % MAX_DECIDED_COMMANDS)
+        return decided[2] if decided is not None and decided[:2] == position else None
 
     def quotes_at(self, now_s: float) -> list[QuoteReservation]:
         """The reservations in force at now_s, the first to expire first."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.events import JobAdmitted, PlanDecided
+from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, QueuePosition
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Phase
@@ -24,13 +24,14 @@ class Acknowledged:
 
 def violations(entries: Iterable[Entry]) -> Iterator[str]:
     """What is wrong with the ledger, a sentence each, with the sequence."""
-    state, decided = PoolState(), dict[str, int]()
+    state, decided, positions = PoolState(), dict[str, int](), dict[QueuePosition, int]()
     for entry in entries:
         before = state
         state = ledger_fold.evolve(state, entry.message, entry.sequence)
         for problem in (
             *_unordered(before, entry),
             *_decided_twice(entry, decided),
+            *_taken_twice(entry, positions),
             *_risen(before, state),
             *_overcommitted(state),
         ):
@@ -77,6 +78,15 @@ def _decided_twice(entry: Entry, decided: dict[str, int]) -> Iterator[str]:
             if event.job_id in decided:
                 yield f"{event.job_id} is admitted again, after {decided[event.job_id]}"
             decided[event.job_id] = entry.sequence
+
+
+def _taken_twice(entry: Entry, positions: dict[QueuePosition, int]) -> Iterator[str]:
+    """Each command of the work queue has one decision, however often it is delivered."""
+    plan = entry.message
+    for position in plan.queue_positions if isinstance(plan, PlanDecided) else ():
+        if position in positions:
+            yield f"command {position.sequence} is decided again, after {positions[position]}"
+        positions[position] = entry.sequence
 
 
 def _risen(before: PoolState, state: PoolState) -> Iterator[str]:

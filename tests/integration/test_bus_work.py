@@ -68,6 +68,7 @@ async def test_rejected_work_is_delivered_again(bus: Bus) -> None:
     assert await queue.pull(1, 0.05) == []
     (again,) = await queue.pull(1, 10.0)
     assert (again.data, again.sequence, again.num_delivered) == (b"job", 1, 2)
+    assert again.stored_at_s == item.stored_at_s > 0
     await again.nak()
     (third,) = await queue.pull(1, 10.0)
     assert third.num_delivered == 3

@@ -51,7 +51,16 @@ class DecidesBeforeFolding(Host[Any]):
         return max(self._own_end, super()._plan_end())
 
 
-@pytest.mark.parametrize("mutation", [AcknowledgesEarly, AppendsUnconditionally, DecidesBeforeFolding])
+class DecidesRepeats(Host[Any]):
+    """A command that is delivered again is decided again."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self._command_queue is not None:
+            self._command_queue._decision_on = lambda pending: None
+
+
+@pytest.mark.parametrize("mutation", [AcknowledgesEarly, AppendsUnconditionally, DecidesBeforeFolding, DecidesRepeats])
 def test_simulated_faults_find_a_defect_of_the_host(mutation: type[Host[Any]]) -> None:
     found: list[str] = []
     for seed in SEEDS:

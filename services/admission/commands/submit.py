@@ -36,7 +36,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.state.fold.admission import is_resubmission
 from elasticflow.shared.state.fold.profiles import with_range
-from elasticflow.shared.state.idempotent_replies import waits_for
+from elasticflow.shared.state.idempotent_replies import is_submission_of, waits_for
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import spec_of
 
@@ -92,8 +92,7 @@ def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> Admiss
         return _rejected(session, submission, "duplicate", why)
     known = state.job(submission.job_id)
     if known is not None and not is_resubmission(known, command):
-        same = (known.submitted_spec or known.spec, known.tenant, known.profile_only)
-        if same == (spec, submission.tenant, submission.profile_only):
+        if is_submission_of(command, known):
             return session
         why = f"job_id: {submission.job_id} names another job already, of another spec or tenant; choose another"
         return _rejected(session, submission, "duplicate", why)

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.frozen_values import memoize_last
 from elasticflow.shared.messages.commands import Command, QuoteDeadline
-from elasticflow.shared.messages.events import Event, PlanDecided, PlanEvent, Reply, Telemetry
+from elasticflow.shared.messages.events import Event, PlanDecided, PlanEvent, QueuePosition, Reply, Telemetry
 from elasticflow.shared.messages.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TIME_S,
@@ -152,6 +152,7 @@ def _plan_payload(decision: PlanDecided) -> Fields:
         "based_on": decision.based_on,
         "now_s": decision.now_s,
         "commands": [_tagged(command) for command in decision.commands],
+        "queue_positions": decision.queue_positions,
         "events": [_tagged(event) for event in decision.events],
     }
 
@@ -214,6 +215,7 @@ class _PlanHeader:
     service: Token
     based_on: Sequence
     now_s: TimeS
+    queue_positions: tuple[QueuePosition, ...] = ()
 
 
 _PLAN_HEADER = TypeAdapter(_PlanHeader)
@@ -226,6 +228,7 @@ def _plan(payload: Fields) -> PlanDecided:
         based_on=header.based_on,
         now_s=header.now_s,
         commands=_each(payload, "commands", _COMMANDS),
+        queue_positions=header.queue_positions,
         events=_each(payload, "events", _PLAN_EVENTS),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Len
 
@@ -76,6 +76,13 @@ class PoolConfigured:
 PlanEvent = AdmissionEvent | AllocationDecided | ProfileCompleted | PlacementDecided | PoolConfigured
 
 
+class QueuePosition(NamedTuple):
+    """The place of a command in the work queue. A queue that is made anew counts from 1 again, at other times."""
+
+    sequence: Sequence
+    stored_at_s: TimeS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDecided:
     """One decision as one message: its service, its input, its time, its commands and its events.
@@ -83,6 +90,8 @@ class PlanDecided:
     Services append it to the pool's plan subject by compare-and-set, so decisions are totally ordered.
     based_on: the ledger sequence up to which the service had folded; now_s: its clock at the decision.
     A replay folds to based_on, decides again at now_s and compares the events.
+    queue_positions: of each command, in order: a command that is delivered again is not decided again. Empty if the
+        commands come from no work queue.
     """
 
     VERSION: ClassVar[int] = 1
@@ -90,4 +99,5 @@ class PlanDecided:
     based_on: Sequence
     now_s: TimeS
     commands: tuple[Command, ...] = ()
+    queue_positions: tuple[QueuePosition, ...] = ()
     events: tuple[PlanEvent, ...]

@@ -46,7 +46,8 @@ class LedgerEnd:
 class WorkItem(Protocol):
     """A message of a work queue, to be settled by exactly one of ack, nak, term.
 
-    Settling is best effort: if it gets lost, the message comes again (num_delivered counts from 1).
+    Settling is best effort: if it gets lost, the message comes again (num_delivered counts from 1). sequence and
+    stored_at_s are the same for each delivery.
     """
 
     @property
@@ -57,6 +58,8 @@ class WorkItem(Protocol):
     def headers(self) -> Mapping[str, str]: ...
     @property
     def sequence(self) -> int: ...
+    @property
+    def stored_at_s(self) -> float: ...
     @property
     def num_delivered(self) -> int: ...
 

@@ -1,8 +1,12 @@
-"""Commands from the work queue: pulled, read, kept until they are decided on, dead-lettered if unreadable."""
+"""Commands from the work queue: pulled, read, kept until they are decided on, dead-lettered if unreadable.
+
+The queue may deliver a command again after its decision, because an acknowledgement was lost. The decision names its
+position in the queue, so the folded state tells such a repeat from a command that waits for its decision.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -11,19 +15,21 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import Command, SubmitJob
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
-from elasticflow.shared.messages.events import MessageRejected
+from elasticflow.shared.messages.events import MessageRejected, QueuePosition
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus, WorkItem
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.answer_sender import AnswerSender
+from elasticflow.shared.runtime.service.attempts import Attempts
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.state.pool import PoolState
 
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
 MAX_PENDING = 512  # more than one decision takes, so that the next one need not wait for its commands
 MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its commands: each returns in an event, with schedules
-MAX_TRIES = 4  # deliveries of one message before it is dead-lettered
+MAX_ATTEMPTS = 4  # at one command that no replica survived, before it is dead-lettered
+MAX_UNCOUNTED_DELIVERIES = 2  # so that one dead replica does not slow down the commands that it had pulled
 PULL_TIMEOUT_S = 20.0
 ACK_WAIT_S = 5.0  # after a replica's death, others get the commands that it had pulled
 
@@ -35,6 +41,10 @@ class Pending:
     command: Command
     envelope_id: str
     item: WorkItem
+
+    @property
+    def position(self) -> QueuePosition:
+        return QueuePosition(self.item.sequence, self.item.stored_at_s)
 
 
 class CommandQueue:
@@ -56,6 +66,7 @@ class CommandQueue:
         self._clock, self._log, self._metrics = clock, log, metrics
         self._on_news = on_news
         self._answers = AnswerSender(bus, pool, log)
+        self._attempts = Attempts(bus, pool)
         self._pending: list[Pending] = []
         self._has_space = asyncio.Event()
         self._has_space.set()
@@ -84,22 +95,65 @@ class CommandQueue:
                 await pending.item.in_progress()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
-        """The oldest commands, as many as fit into one decision.
+        """The oldest commands without a decision, as many as fit into one.
 
         A command that was delivered before and not settled is decided on alone: it may be what made a replica fail.
         """
         taken: list[Pending] = []
         num_bytes = 0
-        for pending in self._pending[:max_commands]:
+        for pending in self._pending:
+            if self._decision_on(pending) is not None:
+                continue
             num_bytes += len(pending.item.data)
             if taken and (pending.item.num_delivered > 1 or num_bytes > MAX_DECISION_BYTES):
                 break
             taken.append(pending)
-            if pending.item.num_delivered > 1:
+            if pending.item.num_delivered > 1 or len(taken) == max_commands:
                 break
         return tuple(taken)
 
-    def settled(self, taken: tuple[Pending, ...]) -> None:
+    @contextlib.asynccontextmanager
+    async def attempt(self) -> AsyncGenerator[None, None]:
+        """Around a decision on the oldest commands: one that replicas do not survive is dead-lettered in the end.
+
+        Deliveries alone do not count: the replicas may have been paused, or the server away.
+        """
+        suspect = await self._suspect()
+        try:
+            yield
+        except Retry:  # the decision could not be stored, but this replica lives
+            await self._survived(suspect)
+            raise
+        await self._survived(suspect)
+
+    async def _survived(self, suspect: Pending | None) -> None:
+        if suspect is not None:
+            await self._attempts.survived(suspect.position)
+
+    async def _suspect(self) -> Pending | None:
+        """The oldest command if it was delivered repeatedly, with one attempt more counted."""
+        for pending in self.take(1):
+            if pending.item.num_delivered <= MAX_UNCOUNTED_DELIVERIES:
+                return None
+            if await self._attempts.begin(pending.position) < MAX_ATTEMPTS:
+                return pending
+            await self.dead_letter(pending.item, f"{self._service} died {MAX_ATTEMPTS} times while it decided on this")
+            self.settled((pending,))
+            return await self._suspect()
+        return None
+
+    def repeats(self) -> dict[int, list[Pending]]:
+        """The commands that have a decision already, by its sequence in the ledger."""
+        found: dict[int, list[Pending]] = {}
+        for pending in self._pending:
+            if (sequence := self._decision_on(pending)) is not None:
+                found.setdefault(sequence, []).append(pending)
+        return found
+
+    def _decision_on(self, pending: Pending) -> int | None:
+        return self._folded().decision_on(pending.position)
+
+    def settled(self, taken: Iterable[Pending]) -> None:
         """These are decided on and acknowledged."""
         done = {id(pending) for pending in taken}
         self._pending = [pending for pending in self._pending if id(pending) not in done]
@@ -114,14 +168,13 @@ class CommandQueue:
         except Undecodable as error:
             await self.dead_letter(item, *error.problems)
             return
-        if item.num_delivered > MAX_TRIES:
-            await self.dead_letter(item, f"{self._service} failed {MAX_TRIES} times on this message")
-            return
-        if isinstance(command, SubmitJob) and await self._ended_long_ago(command.job_id):
+        pending = Pending(command=command, envelope_id=envelope.id, item=item)
+        is_new = self._decision_on(pending) is None
+        if is_new and isinstance(command, SubmitJob) and await self._ended_long_ago(command.job_id):
             why = f"job_id: {command.job_id} names a job that ended long ago; choose another"
             await self.dead_letter(item, why)
             return
-        self._pending.append(Pending(command=command, envelope_id=envelope.id, item=item))
+        self._pending.append(pending)
         self._on_news()
 
     async def _ended_long_ago(self, job_id: str) -> bool:

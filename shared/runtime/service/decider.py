@@ -7,7 +7,7 @@ from typing import Any, Generic
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.runtime.service.command_queue import Pending
-from elasticflow.shared.runtime.service.ledger_encoding import decision_id, fitted, split
+from elasticflow.shared.runtime.service.ledger_encoding import fitted, split
 from elasticflow.shared.state.policy import Policy, State
 
 MAX_COMMANDS = 256  # in one decision: they share the cost of one plan, and of one lost race
@@ -15,20 +15,26 @@ MAX_COMMANDS = 256  # in one decision: they share the cost of one plan, and of o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideResult:
-    """taken: the commands that are decided on; decision: None if there is nothing to decide."""
+    """taken: the commands that are decided on; decision: None if there is nothing to decide.
+
+    too_large: the decision on the one command taken is larger than a message, and it has none.
+    """
 
     taken: tuple[Pending, ...]
-    decision: PlanDecided | None
-    message_id: str  # of the decision
-    reported: tuple[Event, ...]
-    actions: tuple[Any, ...]
+    decision: PlanDecided | None = None
+    message_id: str = ""  # of the decision
+    reported: tuple[Event, ...] = ()
+    actions: tuple[Any, ...] = ()
+    too_large: TooLarge | None = None
 
 
 class Decider(Generic[State]):
     """Lets a policy decide on as many commands at once as one message of the ledger can hold.
 
     One command may change thousands of promised schedules. If one message cannot hold the decision, the policy decides
-    on half as many commands; the number grows again with each decision that fits.
+    on half as many commands; the number grows again with each decision that fits. If it cannot hold the decision on one
+    command, the policy first decides what is due without it. Only such a decision may be shortened, so a decision on
+    commands holds all their answers.
     """
 
     def __init__(self, policy: Policy[State], instance: str, waiting: Callable[[int], tuple[Pending, ...]]) -> None:
@@ -36,14 +42,17 @@ class Decider(Generic[State]):
         self._max_commands = MAX_COMMANDS
 
     def decide(self, state: State, now_s: float) -> DecideResult:
-        """Raises TooLarge if one message cannot hold the decision on the oldest command alone, or on none."""
+        """Raises TooLarge if one message cannot hold what is due without a command, however much it is shortened."""
         while True:
             taken = self._waiting(self._max_commands)
             try:
                 result = self._decided(state, taken, now_s)
-            except TooLarge:
-                if len(taken) < 2:
+            except TooLarge as error:
+                if not taken:
                     raise
+                if len(taken) == 1:
+                    others = self._decided(state, (), now_s)
+                    return others if others.decision is not None else DecideResult(taken=taken, too_large=error)
                 self._max_commands = len(taken) // 2
             else:
                 self._max_commands = min(MAX_COMMANDS, self._max_commands + self._max_commands // 4 + 1)
@@ -53,16 +62,14 @@ class Decider(Generic[State]):
         commands = tuple(pending.command for pending in taken)
         plan, reported, actions = split(self._policy.decide(state, commands, now_s))
         decision, message_id = None, ""
-        if plan:
+        if plan or taken:  # without an event too, the decision says that the commands are decided
             decision = PlanDecided(
                 service=self._policy.service,
                 based_on=self._policy.pool(state).sequence,
                 now_s=now_s,
                 commands=commands,
+                queue_positions=tuple(pending.position for pending in taken),
                 events=plan,
             )
-            if len(taken) > 1:  # it replies to each command taken: rather take fewer than shorten it
-                message_id = decision_id(decision, self._instance)
-            else:
-                decision, message_id = fitted(decision, self._instance, self._policy.shorten)
+            decision, message_id = fitted(decision, self._instance, self._policy.shorten)
         return DecideResult(taken=taken, decision=decision, message_id=message_id, reported=reported, actions=actions)

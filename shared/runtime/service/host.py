@@ -14,7 +14,6 @@ from typing import Any, Generic
 
 from elasticflow.shared.errors import MaybeStored, ReaderTooOld, Retry, TooLarge, WrongExpectedSequence
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.event_summary import summary
 from elasticflow.shared.messages.events import Event, PlanDecided
@@ -23,11 +22,12 @@ from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.logs import BackoffLogger
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
-from elasticflow.shared.runtime.service.command_queue import CommandQueue
+from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pending
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult
 from elasticflow.shared.runtime.service.decision_guard import DecisionGuard
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, subject_of
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
+from elasticflow.shared.runtime.service.reply_publisher import ReplyPublisher
 from elasticflow.shared.state.policy import Policy, State
 from elasticflow.shared.state.pool import PoolState
 
@@ -66,6 +66,7 @@ class Host(Generic[State]):
         self._projection = LedgerProjection(
             bus, pool, policy, log, metrics, self._news.set, self._clock_check.received, snapshot
         )
+        self._replies = ReplyPublisher(bus, pool, policy, clock, self._projection)
         self._local_events: list[Any] = []
         self._command_queue = (
             CommandQueue(bus, pool, policy.service, clock, log, metrics, self._news.set, lambda: self.folded)
@@ -171,17 +172,28 @@ class Host(Generic[State]):
         local_events, self._local_events = self._local_events, []
         for local_event in local_events:
             self._observe(local_event, now_s)
-        if self._policy.plans:
-            if not await self._guard.may_decide(lambda: self.folded):
-                return
-            now_s = self._clock.now_s()
+        if self._command_queue is None:
+            await self._decide()
+            return
+        await self._settle_repeats(self._command_queue)
+        async with self._command_queue.attempt():
+            await self._decide()
+
+    async def _decide(self) -> None:
+        """Decide at one instant, then append, act and settle."""
+        if self._policy.plans and not await self._guard.may_decide(lambda: self.folded):
+            return
         if not self._leads():
             return
+        now_s = self._clock.now_s()
         try:
             with self._metrics.decide_seconds.time():
                 result = self._decider.decide(self.state, now_s)
         except TooLarge as error:
-            await self._too_large(error)
+            self._guard.too_large(error)
+            return
+        if result.too_large is not None:
+            await self._dead_letter(result.taken, f"the decision on it is larger than one message: {result.too_large}")
             return
         for action in result.actions:
             assert self._act is not None, f"{self._policy.service} has no action handler for {action!r}"
@@ -195,14 +207,10 @@ class Host(Generic[State]):
     def _observe(self, local_event: Any, now_s: float) -> None:
         self._projection.state = self._policy.observe(self.state, local_event, now_s)
 
-    async def _too_large(self, error: TooLarge) -> None:
-        """The decision is larger than a message: dead-letter the command that leads to it, if there is one."""
-        taken = self._command_queue.take(1) if self._command_queue else ()
-        if self._command_queue is None or not taken:
-            self._guard.too_large(error)
-            return
-        why = f"the decision on it is larger than one message: {error}"
-        await self._command_queue.dead_letter(taken[0].item, why)
+    async def _dead_letter(self, taken: tuple[Pending, ...], why: str) -> None:
+        assert self._command_queue is not None, "only a command is dead-lettered"
+        for pending in taken:
+            await self._command_queue.dead_letter(pending.item, why)
         self._command_queue.settled(taken)
         self._news.set()
 
@@ -211,6 +219,7 @@ class Host(Generic[State]):
     async def _append_decision(self, result: DecideResult, decision: PlanDecided) -> bool:
         """Append and fold the decision; False if another replica or service was first: then decide again."""
         folded, message_id = self.folded, result.message_id
+        assert decision.based_on == folded.sequence, "the state has changed since the decision"
         cause_id = result.taken[0].envelope_id if result.taken else f"sequence-{folded.sequence}"
         data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=decision.now_s)
         self._clock_check.sent(message_id)
@@ -273,10 +282,10 @@ class Host(Generic[State]):
             sequence = await self._bus.append_event(subject_of(self._pool, event), data, message_id=message_id)
         self._metrics.facts_total.inc()
         self._log_decision(event, message_id, sequence)
-        await self._reply((), (event,))
+        await self._replies.reply((), (event,))
         return sequence
 
-    # -- reply -------------------------------------------------------------------------------------------
+    # -- settle ------------------------------------------------------------------------------------------
 
     async def _settle(self, result: DecideResult) -> None:
         """Acknowledge the commands whose decision is in the ledger, then reply to their users."""
@@ -287,13 +296,15 @@ class Host(Generic[State]):
         self._command_queue.settled(result.taken)
         self._metrics.commands_total.inc(len(result.taken))
         commands = tuple(pending.command for pending in result.taken)
-        await self._reply(commands, result.decision.events if result.decision is not None else ())
+        await self._replies.reply(commands, result.decision.events if result.decision is not None else ())
 
-    async def _reply(self, commands: tuple[Command, ...], events: tuple[Event, ...]) -> None:
-        for reply in self._policy.replies(self.folded, commands, events):
-            id = f"answer-{type(reply).__name__}-{reply.job_id}"
-            data = codec.encode(reply, id=id, recorded_at_s=self._clock.now_s())
-            await self._bus.publish(subjects.answer(self._pool, reply.job_id), data)
+    async def _settle_repeats(self, command_queue: CommandQueue) -> None:
+        """Reply again to commands that were delivered after their decision, and acknowledge them."""
+        for sequence, repeats in command_queue.repeats().items():
+            await self._replies.reply_again(sequence, repeats)
+            for pending in repeats:
+                await pending.item.ack()
+            command_queue.settled(repeats)
 
     def _log_decision(self, event: Event, cause_id: str, sequence: int) -> None:
         """One full line for each event, under its name on the bus."""

@@ -79,12 +79,16 @@ def decision_id(decision: PlanDecided, instance: str) -> str:
 
 
 def fitted(decision: PlanDecided, instance: str, shorten: Shorten) -> tuple[PlanDecided, str]:
-    """The decision, shortened until one message holds it, and its id. Raises TooLarge if `shorten` finds no less."""
+    """The decision, shortened until one message holds it, and its id.
+
+    A decision on commands stays whole: each of its events may be the answer to one of them.
+    Raises TooLarge if there is no shorter one.
+    """
     while True:
         try:
             return decision, decision_id(decision, instance)
         except TooLarge:
-            less = shorten(decision.events)
+            less = None if decision.commands else shorten(decision.events)
             if less is None:
                 raise
             decision = replace(decision, events=less)

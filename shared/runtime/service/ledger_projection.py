@@ -1,12 +1,14 @@
 """The ledger of one pool, followed and folded: each message once, in order."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Generic
 
+from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
@@ -54,6 +56,18 @@ class LedgerProjection(Generic[State]):
         """Return when this message is folded."""
         async with self._grown:
             await self._grown.wait_for(lambda: self.folded.sequence >= sequence)
+
+    async def decision_at(self, sequence: int) -> PlanDecided | None:
+        """A decision of the ledger; None if it cannot be read now."""
+        batches = self._bus.read(self._pool, after_sequence=sequence - 1, up_to=sequence)
+        try:
+            async with asyncio.timeout(DEFAULT_TIMEOUT_S), contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
+                (stored,) = await anext(batches)
+        except (TimeoutError, Retry) as error:
+            self._log.warning("decision not read again", sequence=sequence, error=str(error))
+            return None
+        message = read_message(stored)
+        return message if isinstance(message, PlanDecided) else None
 
     async def fold_own(self, decision: PlanDecided, message_id: str, sequence: int) -> None:
         """Fold the host's own decision before the next one; the follower then skips it."""

@@ -29,7 +29,7 @@ from elasticflow.shared.state.fold.jobs import (
     with_job,
 )
 from elasticflow.shared.state.fold.nodes import node_joined, node_lost
-from elasticflow.shared.state.fold.plan import allocated, placed
+from elasticflow.shared.state.fold.plan import allocated, commands_decided, placed
 from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
 from elasticflow.shared.state.fold.workers import (
     checkpoint_completed,
@@ -76,6 +76,7 @@ def evolve(state: PoolState, message: LedgerMessage, sequence: int) -> PoolState
         return fast_replace(apply(state, message, sequence), sequence=sequence)
     for event in message.events:
         state = apply(state, event, sequence)
+    state = commands_decided(state, message, sequence)
     if message.service == "allocator":
         state = fast_replace(state, allocation_based_on=message.based_on)
     return fast_replace(state, sequence=sequence, plan_sequence=sequence)

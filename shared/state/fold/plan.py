@@ -1,4 +1,4 @@
-"""The fold of allocations and placements. Part of `ledger_fold`."""
+"""The fold of allocations and placements, and of which commands are decided. Part of `ledger_fold`."""
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
@@ -6,7 +6,17 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive, all_stopping, state_holders, workers_on
 from elasticflow.shared.state.fold.profiles import probed
 from elasticflow.shared.state.job import Job, Phase, StoppingWorkers
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.pool import MAX_DECIDED_COMMANDS, PoolState, spec_of
+
+
+def commands_decided(state: PoolState, decision: events.PlanDecided, sequence: int) -> PoolState:
+    if not decision.queue_positions:
+        return state
+    decided = state.decided_commands.mutate()
+    for position in decision.queue_positions:
+        slot = position.sequence % MAX_DECIDED_COMMANDS
+        decided[slot] = (position.sequence, position.stored_at_s, sequence)
+    return fast_replace(state, decided_commands=decided.finish())
 
 
 def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:

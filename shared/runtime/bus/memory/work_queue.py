@@ -55,6 +55,7 @@ class MemoryWorkQueue:
             data=stream.messages[sequence].data,
             headers=stream.headers[sequence],
             sequence=sequence,
+            stored_at_s=stream.messages[sequence].stored_at_s,
             num_delivered=self._consumer.num_delivered[sequence],
             consumer=self._consumer,
             clock=self._clock,
@@ -70,6 +71,7 @@ class MemoryWorkItem:
     data: bytes
     headers: Mapping[str, str]
     sequence: int
+    stored_at_s: float
     num_delivered: int
     consumer: Consumer
     clock: Clock

@@ -145,6 +145,7 @@ class NatsWorkItem:
     data: bytes
     headers: Mapping[str, str]
     sequence: int
+    stored_at_s: float
     num_delivered: int
     reply_to: str
     connection: Connection
@@ -175,6 +176,7 @@ def _item(message: Msg, connection: Connection) -> NatsWorkItem:
         data=message.data,
         headers=message.headers or {},
         sequence=int(tokens[5 + at]),
+        stored_at_s=int(tokens[7 + at]) / _NS,
         num_delivered=int(tokens[4 + at]),
         reply_to=message.reply,
         connection=connection,

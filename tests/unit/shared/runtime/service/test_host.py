@@ -1,14 +1,13 @@
 """The service host where the bus or the process fails: lost races, missing acknowledgements, snapshots, pauses."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
 
-from elasticflow.services.admission.policy import replies
+from elasticflow.services.admission.policy import replies, replies_again
 from elasticflow.shared.errors import MaybeStored, ReaderTooOld, WrongExpectedSequence
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.commands import Command
@@ -16,32 +15,22 @@ from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, PlanEvent
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
-from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import LedgerEnd
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import MAX_HEADER_BYTES
-from elasticflow.shared.runtime.service.replica import Replica, open_replica
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
-from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
-from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from elasticflow.simulator.replay.recorded_ledger import Entry, folded, read_entries
-from tests.support.histories import NOW_S, spec, submit
+from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
+from tests.support.histories import NOW_S, spec
+from tests.support.one_pool import PLAN, POOL, Fault, FaultyBus, OnePool, Store
 
-POOL = "p"
-PLAN = subjects.plan(POOL)
 LONG_S = 120.0  # more than all timeouts, retries and leases of a test
-
-Store = Callable[[], Awaitable[int]]
-Fault = Callable[["FaultyBus", Store], Awaitable[int]]
 
 
 def admitted(job_id: str) -> JobAdmitted:
@@ -77,124 +66,8 @@ def admit_waiting(state: PoolState, commands: tuple[Command, ...], now_s: float)
     return tuple(admitted(job_id) for job_id in waiting)
 
 
-ADMISSION = planner("admission", admit_one, replies=replies)
+ADMISSION = planner("admission", admit_one, replies=replies, replies_again=replies_again)
 ALLOCATOR = planner("allocator", admit_waiting)
-
-
-class FaultyBus(MemoryBus):
-    """append_faults: one for each append to the plan, until there are none left."""
-
-    append_faults: list[Fault]
-    after_look: list[Store]  # what reaches the broker after the host has looked for the end of the ledger
-
-    async def append(self, subject: str, data: bytes, **options: Any) -> int:
-        async def store() -> int:
-            return await MemoryBus.append(self, subject, data, **options)
-
-        if subject == PLAN and self.append_faults:
-            return await self.append_faults.pop(0)(self, store)
-        return await store()
-
-    async def last_sequence(self, pool: str) -> int:
-        end = await super().last_sequence(pool)
-        for store in self.after_look:
-            await store()
-        self.after_look.clear()
-        return end
-
-
-class RecordingLog(SilentLog):
-    """A logger that keeps the names of the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def _keep(self, event: str, **keys: Any) -> None:
-        self.lines.append(event)
-
-    debug = info = warning = error = _keep
-
-
-@dataclass
-class OnePool:
-    """A pool on the in-memory bus and on virtual time."""
-
-    loop: VirtualTimeLoop = field(default_factory=lambda: VirtualTimeLoop(NOW_S))
-    broker: MemoryBroker = field(default_factory=MemoryBroker)
-    log: RecordingLog = field(default_factory=RecordingLog)
-
-    def __post_init__(self) -> None:
-        self.broker.ensure_pool(POOL)
-        self.metrics = Metrics("test", POOL)
-
-    def bus(self, *append_faults: Fault) -> FaultyBus:
-        bus = FaultyBus(self.broker, clock=VirtualClock(self.loop), delayed=True)
-        bus.append_faults, bus.after_look = list(append_faults), []
-        return bus
-
-    def start(
-        self, bus: MemoryBus, policy: Policy[PoolState], instance: str = "one", *, clock: VirtualClock | None = None
-    ) -> Replica[PoolState]:
-        opening = open_replica(
-            bus=bus,
-            pool=POOL,
-            policy=policy,
-            clock=clock or VirtualClock(self.loop),
-            instance=instance,
-            log=self.log,
-            metrics=self.metrics,
-            takes_commands=policy is ADMISSION,
-            leads_by_lease=policy is ALLOCATOR,
-        )
-        replica = self.loop.run_until_complete(opening)
-        self.loop.spawn(replica.run(), instance)
-        return replica
-
-    def run_for(self, duration_s: float) -> None:
-        self.loop.advance_to(self.loop.now_s + duration_s)
-
-    def submit(self, *job_ids: str) -> None:
-        for job_id in job_ids:
-            data = codec.encode(submit(job_id), id=job_id, recorded_at_s=NOW_S)
-            self.store(subjects.submit("lab", POOL), data)
-
-    def decide(self, *plan: PlanEvent) -> None:
-        """Another service's decision, at the broker now."""
-        decision = PlanDecided(service="operator", based_on=0, now_s=NOW_S, events=plan)
-        self.store(PLAN, codec.encode(decision, id="other", recorded_at_s=NOW_S))
-
-    def configure(self, **settings: Any) -> None:
-        self.decide(events.PoolConfigured(config=PoolConfig(**settings), at_s=NOW_S))
-
-    def store(self, subject: str, data: bytes) -> None:
-        stream = self.broker.route(subject)
-        stream.append(subject, data, "", {}, None, self.loop.now_s)
-        stream.known_ids.clear()  # the next one is another message
-
-    @property
-    def decisions(self) -> list[PlanDecided]:
-        return [entry.message for entry in self.entries if isinstance(entry.message, PlanDecided)]
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        return read_entries(self.broker.ledger(POOL).messages.values())
-
-    @property
-    def decided(self) -> list[tuple[str, str]]:
-        """Each decided event and its job, in the order of the ledger."""
-        return [(type(e).__name__, getattr(e, "job_id", "")) for d in self.decisions for e in d.events]
-
-    @property
-    def num_unacknowledged(self) -> int:
-        return len(self.broker.stream(streams.submit_stream(POOL)).messages)
-
-    def count(self, name: str) -> float:
-        labels = {"service": "test", "pool": POOL}
-        return self.metrics.registry.get_sample_value(f"ef_{name}_total", labels) or 0.0
-
-    def blocked(self, reason: str) -> float | None:
-        labels = {"service": "test", "pool": POOL, "reason": reason}
-        return self.metrics.registry.get_sample_value("ef_decisions_blocked", labels)
 
 
 @pytest.fixture
@@ -597,6 +470,6 @@ def test_a_host_that_is_paused_past_its_lease_does_no_harm(pool: OnePool) -> Non
     pool.run_for(LONG_S)
     assert pool.decided[1:] == [("JobAdmitted", "a"), ("ProfileRequested", "b"), ("JobAdmitted", "b")]
     records = pool.broker.ledger(POOL).messages.values()
-    deciders = [record.message_id.split("-")[2] for record in records if record.message_id]
+    deciders = [record.message_id.split("-")[2] for record in records if record.message_id.startswith("allocator-")]
     assert deciders == ["second", "second"]
     assert first.host.folded == second.host.folded
