@@ -110,7 +110,9 @@ def replies_again(state: PoolState, command: Command, events: tuple[PlanEvent, .
     return replies(state, (command,), first)
 
 
-POLICY = planner("admission", decide, wake_at_s, shorten=shorten, replies=replies, replies_again=replies_again)
+POLICY = planner(
+    "admission", decide, wake_at_s, shorten=shorten, is_answer=is_answer, replies=replies, replies_again=replies_again
+)
 
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:

@@ -20,11 +20,17 @@ State = TypeVar("State")
 Shorten = Callable[[tuple[PlanEvent, ...]], tuple[PlanEvent, ...] | None]
 Reply = AdmissionEvent | JobFailed
 Replies = Callable[[PoolState, tuple[Command, ...], tuple[Event, ...]], tuple[Reply, ...]]
+IsAnswer = Callable[[PlanEvent, Command], bool]
 RepliesAgain = Callable[[PoolState, Command, tuple[PlanEvent, ...]], tuple[Reply, ...]]
 
 
 def _all_or_nothing(events: tuple[PlanEvent, ...]) -> None:
     """No part of a decision is a decision."""
+
+
+def _may_be_answer(event: PlanEvent, command: Command) -> bool:
+    """Any event, as far as is known."""
+    return True
 
 
 def _no_replies(state: PoolState, command: Command, events: tuple[PlanEvent, ...]) -> tuple[Reply, ...]:
@@ -48,7 +54,8 @@ class Policy(Generic[State]):
         compare-and-set), events (appended to their own subjects), or actions for the service's action handler.
     wake_at_s(state) -> when to decide again without a new message; None: never.
     shorten(events) -> fewer or shorter events that are a decision too, for events that one message cannot hold;
-        None: there are none.
+        None: there are none. No answer to a command may be among the events that are left out.
+    is_answer(event, command) -> whether the user of a command may wait for this event.
     plans: it decides by compare-and-set on the plan.
     replies(pool, commands, events) -> what users who wait for a reply receive once these events are in the ledger.
         commands: those that the events decide on.
@@ -65,6 +72,7 @@ class Policy(Generic[State]):
     wake_at_s: Callable[[State], float | None]
     plans: bool = False
     shorten: Shorten = _all_or_nothing
+    is_answer: IsAnswer = _may_be_answer
     replies: Replies = job_failures
     replies_again: RepliesAgain = _no_replies
 
@@ -87,6 +95,7 @@ def planner(
     wake_at_s: Callable[[PoolState], float | None] = _never,
     *,
     shorten: Shorten = _all_or_nothing,
+    is_answer: IsAnswer = _may_be_answer,
     replies: Replies = job_failures,
     replies_again: RepliesAgain = _no_replies,
 ) -> Policy[PoolState]:
@@ -101,6 +110,7 @@ def planner(
         wake_at_s=wake_at_s,
         plans=True,
         shorten=shorten,
+        is_answer=is_answer,
         replies=replies,
         replies_again=replies_again,
     )

@@ -109,7 +109,7 @@ def _field_differences(
     again, _, _ = split(policy.decide(state, plan.commands, plan.now_s))
     if again != plan.events:
         with contextlib.suppress(TooLarge):  # then the record holds the part of it that fits into one message
-            again = fitted(replace(plan, events=again), "", policy.shorten)[0].events
+            again = fitted(replace(plan, events=again), "", policy)[0].events
     return tuple(differences(plan.events, again, "events"))
 
 

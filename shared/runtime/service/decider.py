@@ -33,8 +33,8 @@ class Decider(Generic[State]):
 
     One command may change thousands of promised schedules. If one message cannot hold the decision, the policy decides
     on half as many commands; the number grows again with each decision that fits. If it cannot hold the decision on one
-    command, the policy first decides what is due without it. Only such a decision may be shortened, so a decision on
-    commands holds all their answers.
+    command, however shortened, the policy first decides what is due without it. A decision holds the answers to all its
+    commands.
     """
 
     def __init__(self, policy: Policy[State], instance: str, waiting: Callable[[int], tuple[Pending, ...]]) -> None:
@@ -71,5 +71,5 @@ class Decider(Generic[State]):
                 queue_positions=tuple(pending.position for pending in taken),
                 events=plan,
             )
-            decision, message_id = fitted(decision, self._instance, self._policy.shorten)
+            decision, message_id = fitted(decision, self._instance, self._policy)
         return DecideResult(taken=taken, decision=decision, message_id=message_id, reported=reported, actions=actions)

@@ -19,7 +19,7 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
-from elasticflow.shared.state.policy import Shorten
+from elasticflow.shared.state.policy import Policy
 
 MAX_HEADER_BYTES = 4096  # of an envelope: its id, and that of its cause
 
@@ -78,20 +78,25 @@ def decision_id(decision: PlanDecided, instance: str) -> str:
     return f"{decision.service}-{decision.based_on}-{instance}-{_digest(decision)}"
 
 
-def fitted(decision: PlanDecided, instance: str, shorten: Shorten) -> tuple[PlanDecided, str]:
+def fitted(decision: PlanDecided, instance: str, policy: Policy[Any]) -> tuple[PlanDecided, str]:
     """The decision, shortened until one message holds it, and its id.
 
-    A decision on commands stays whole: each of its events may be the answer to one of them.
-    Raises TooLarge if there is no shorter one.
+    Raises TooLarge if there is no shorter one with the answers to all its commands.
     """
     while True:
         try:
             return decision, decision_id(decision, instance)
         except TooLarge:
-            less = None if decision.commands else shorten(decision.events)
-            if less is None:
+            less = policy.shorten(decision.events)
+            if less is None or _loses_an_answer(decision, less, policy):
                 raise
             decision = replace(decision, events=less)
+
+
+def _loses_an_answer(decision: PlanDecided, less: tuple[PlanEvent, ...], policy: Policy[Any]) -> bool:
+    kept = {id(event) for event in less}
+    lost = [event for event in decision.events if id(event) not in kept]
+    return any(policy.is_answer(event, command) for command in decision.commands for event in lost)
 
 
 def split(outputs: tuple[Any, ...]) -> tuple[tuple[PlanEvent, ...], tuple[Event, ...], tuple[Any, ...]]:

@@ -183,3 +183,28 @@ async def test_events_without_a_command_take_as_many_decisions_as_they_need() ->
         found = await stored_after(bus, 5, 2)
     said = [[e.job_id for e in ledger_message(s.subject, s.data).events] for s in found]
     assert [job_id for some in said for job_id in some] == names
+
+
+async def test_commands_are_decided_beside_a_decision_that_no_message_can_hold() -> None:
+    """Otherwise an operator could not even cancel the jobs that make it too large."""
+
+    def admits_one_too_much(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
+        answers = tuple(admitted(command.job_id) for command in commands if state.job(command.job_id) is None)
+        return (*answers, *moves_all(state, (submit("greedy"),), now_s))
+
+    bus = await large_pool()
+    names = ["a", "b", "c"]
+    for name in names:
+        await send_submission(bus, name)
+    answers = await bus.subscribe("ef.answer.>")
+    policy = planner(
+        "admission",
+        admits_one_too_much,
+        shorten=admission.shorten,
+        is_answer=admission.is_answer,
+        replies=admission.replies,
+    )
+    async with running(hosted(bus, policy)):
+        replies = [codec.decode((await anext(answers)).data).message for _ in names]
+    assert all(isinstance(reply, JobAdmitted) for reply in replies)
+    assert {reply.job_id for reply in replies} == set(names)
