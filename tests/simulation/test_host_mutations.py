@@ -16,10 +16,10 @@ SEEDS = range(500, 505)
 class AcknowledgesEarly(Host[Any]):
     """A crash between the acknowledgement and the append loses the command."""
 
-    async def _append_decision(self, result: DecideResult, decision: PlanDecided) -> bool:
+    async def _append(self, result: DecideResult) -> bool:
         for pending in result.taken:
             await pending.item.ack()
-        return await super()._append_decision(result, decision)
+        return await super()._append(result)
 
 
 class AppendsUnconditionally(Host[Any]):
@@ -40,15 +40,14 @@ class DecidesBeforeFolding(Host[Any]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._own_end = 0
+        own_end, plan_end = 0, self._appender.plan_end
 
         async def skip_fold(decision: PlanDecided, message_id: str, sequence: int) -> None:
-            self._own_end = sequence
+            nonlocal own_end
+            own_end = sequence
 
         self._projection.fold_own = skip_fold
-
-    def _plan_end(self) -> int:
-        return max(self._own_end, super()._plan_end())
+        self._appender.plan_end = lambda: max(own_end, plan_end())
 
 
 class DecidesRepeats(Host[Any]):

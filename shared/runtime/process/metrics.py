@@ -34,7 +34,7 @@ class Metrics:
         self.ledger_sequence = self.gauge("ef_ledger_sequence", "Last folded sequence of the ledger")
         self.decisions_total = self.counter("ef_decisions_total", "Decisions appended to the plan")
         self.conflicts_total = self.counter("ef_conflicts_total", "Decisions that lost the race for the plan")
-        self.facts_total = self.counter("ef_facts_total", "Events appended to the ledger")
+        self.events_total = self.counter("ef_events_total", "Events appended to the ledger")
         self.commands_total = self.counter("ef_commands_total", "Commands of users that were decided on")
         self.refused_total = self.counter("ef_refused_messages_total", "Unreadable messages dead-lettered")
         self.decide_seconds = self.histogram("ef_decide_seconds", "Time of one decision")

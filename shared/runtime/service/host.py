@@ -12,11 +12,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Generic
 
-from elasticflow.shared.errors import MaybeStored, ReaderTooOld, Retry, TooLarge, WrongExpectedSequence
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.errors import ReaderTooOld, Retry, TooLarge
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.event_summary import summary
-from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.logs import BackoffLogger
@@ -25,7 +22,7 @@ from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pending
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult
 from elasticflow.shared.runtime.service.decision_guard import DecisionGuard
-from elasticflow.shared.runtime.service.ledger_encoding import event_id, subject_of
+from elasticflow.shared.runtime.service.ledger_appender import LedgerAppender
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.runtime.service.reply_publisher import ReplyPublisher
 from elasticflow.shared.state.policy import Policy, State
@@ -67,6 +64,9 @@ class Host(Generic[State]):
             bus, pool, policy, log, metrics, self._news.set, self._clock_check.received, snapshot
         )
         self._replies = ReplyPublisher(bus, pool, policy, clock, self._projection)
+        self._appender = LedgerAppender(
+            bus, pool, clock, log, metrics, self._projection, self._clock_check, self._replies, self._news.set
+        )
         self._local_events: list[Any] = []
         self._command_queue = (
             CommandQueue(bus, pool, policy.service, clock, log, metrics, self._news.set, lambda: self.folded)
@@ -199,10 +199,21 @@ class Host(Generic[State]):
             assert self._act is not None, f"{self._policy.service} has no action handler for {action!r}"
             self._act(action)
             self._observe(action, now_s)
-        if result.decision is None or await self._append_decision(result, result.decision):
+        if await self._append(result):
             self._guard.fits()
-            await self._append_events(result.reported)
+            await self._appender.append_events(result.reported)
             await self._settle(result)
+
+    async def _append(self, result: DecideResult) -> bool:
+        """Whether the decision is in the ledger now, or there is none."""
+        if result.decision is None:
+            return True
+        cause_id = result.taken[0].envelope_id if result.taken else f"sequence-{self.folded.sequence}"
+        try:
+            return await self._appender.append_decision(result.decision, result.message_id, cause_id)
+        except TooLarge as error:  # a server with a smaller limit than at the start
+            self._guard.too_large(error)
+            return False
 
     def _observe(self, local_event: Any, now_s: float) -> None:
         self._projection.state = self._policy.observe(self.state, local_event, now_s)
@@ -213,77 +224,6 @@ class Host(Generic[State]):
             await self._command_queue.dead_letter(pending.item, why)
         self._command_queue.settled(taken)
         self._news.set()
-
-    # -- append ------------------------------------------------------------------------------------------
-
-    async def _append_decision(self, result: DecideResult, decision: PlanDecided) -> bool:
-        """Append and fold the decision; False if another replica or service was first: then decide again."""
-        folded, message_id = self.folded, result.message_id
-        assert decision.based_on == folded.sequence, "the state has changed since the decision"
-        cause_id = result.taken[0].envelope_id if result.taken else f"sequence-{folded.sequence}"
-        data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=decision.now_s)
-        self._clock_check.sent(message_id)
-        try:
-            with self._metrics.append_seconds.time():
-                sequence = await self._bus.append(
-                    subjects.plan(self._pool),
-                    data,
-                    message_id=message_id,
-                    expected_last_subject_sequence=self._plan_end(),
-                )
-        except WrongExpectedSequence as conflict:
-            self._metrics.conflicts_total.inc()
-            await self._fold_plan(conflict.found)
-            return False
-        except TooLarge as error:  # a server with a smaller limit than at the start
-            self._guard.too_large(error)
-            return False
-        except MaybeStored:
-            if not await self._was_stored(message_id):
-                return False
-            sequence = self.folded.sequence
-        await self._projection.fold_own(decision, message_id, sequence)
-        self._metrics.decisions_total.inc()
-        for event in decision.events:
-            self._log_decision(event, cause_id, sequence)
-        return True
-
-    def _plan_end(self) -> int:
-        """The last message of the plan that the decision rests on."""
-        return self.folded.plan_sequence
-
-    async def _fold_plan(self, end: int | None) -> None:
-        """Fold the plan up to its end. end: its last sequence, if known."""
-        if end is None:
-            end = await self._bus.last_subject_sequence(subjects.plan(self._pool))
-        await self._projection.up_to(end)
-        assert self._plan_end() >= end, f"plan message {end} is folded, but not as one: delete the snapshot"
-        self._news.set()
-
-    async def _was_stored(self, message_id: str) -> bool:
-        """After an append without an acknowledgement: fold the ledger up to its end and look."""
-        await self._projection.up_to(await self._bus.last_sequence(self._pool))
-        stored = self._projection.last_decision_id == message_id
-        if not stored:
-            self._news.set()
-        return stored
-
-    async def _append_events(self, events: tuple[Event, ...]) -> None:
-        """Append events concurrently, in order; return when they are folded."""
-        if not events:
-            return
-        sequences = await asyncio.gather(*(self._append_event(event) for event in events))
-        await self._projection.up_to(max(sequences))
-
-    async def _append_event(self, event: Event) -> int:
-        message_id = event_id(event)
-        data = codec.encode(event, id=message_id, recorded_at_s=self._clock.now_s())
-        with self._metrics.append_seconds.time():
-            sequence = await self._bus.append_event(subject_of(self._pool, event), data, message_id=message_id)
-        self._metrics.facts_total.inc()
-        self._log_decision(event, message_id, sequence)
-        await self._replies.reply((), (event,))
-        return sequence
 
     # -- settle ------------------------------------------------------------------------------------------
 
@@ -305,7 +245,3 @@ class Host(Generic[State]):
             for pending in repeats:
                 await pending.item.ack()
             command_queue.settled(repeats)
-
-    def _log_decision(self, event: Event, cause_id: str, sequence: int) -> None:
-        """One full line for each event, under its name on the bus."""
-        self._log.info(type(event).__name__, cause=cause_id, sequence=sequence, **summary(event))

@@ -1,0 +1,112 @@
+"""Appends one service's messages to the ledger: decisions by compare-and-set, events to their own subjects."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic
+
+from elasticflow.shared.errors import MaybeStored, WrongExpectedSequence
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.event_summary import summary
+from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.clock_check import ClockCheck
+from elasticflow.shared.runtime.service.ledger_encoding import event_id, subject_of
+from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
+from elasticflow.shared.runtime.service.reply_publisher import ReplyPublisher
+from elasticflow.shared.state.policy import State
+
+
+class LedgerAppender(Generic[State]):
+    """Each message is folded when its append returns. Methods raise Retry without an effect on the folded state."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        pool: str,
+        clock: Clock,
+        log: Any,
+        metrics: Metrics,
+        projection: LedgerProjection[State],
+        clock_check: ClockCheck,
+        replies: ReplyPublisher,
+        on_news: Callable[[], None],
+    ) -> None:
+        self._bus, self._pool, self._clock = bus, pool, clock
+        self._log, self._metrics = log, metrics
+        self._projection, self._clock_check, self._replies = projection, clock_check, replies
+        self._on_news = on_news
+
+    # -- decisions ---------------------------------------------------------------------------------------
+
+    async def append_decision(self, decision: PlanDecided, message_id: str, cause_id: str) -> bool:
+        """False if another replica or service was first: then decide again. Raises TooLarge."""
+        folded = self._projection.folded
+        assert decision.based_on == folded.sequence, "the state has changed since the decision"
+        data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=decision.now_s)
+        self._clock_check.sent(message_id)
+        try:
+            with self._metrics.append_seconds.time():
+                sequence = await self._bus.append(
+                    subjects.plan(self._pool),
+                    data,
+                    message_id=message_id,
+                    expected_last_subject_sequence=self.plan_end(),
+                )
+        except WrongExpectedSequence as conflict:
+            self._metrics.conflicts_total.inc()
+            await self._fold_plan(conflict.found)
+            return False
+        except MaybeStored:
+            if not await self._was_stored(message_id):
+                return False
+            sequence = self._projection.folded.sequence
+        await self._projection.fold_own(decision, message_id, sequence)
+        self._metrics.decisions_total.inc()
+        for event in decision.events:
+            self._log_event(event, cause_id, sequence)
+        return True
+
+    def plan_end(self) -> int:
+        """The last message of the plan that a decision rests on."""
+        return self._projection.folded.plan_sequence
+
+    async def _fold_plan(self, end: int | None) -> None:
+        """Fold the plan up to its end. end: its last sequence, if known."""
+        if end is None:
+            end = await self._bus.last_subject_sequence(subjects.plan(self._pool))
+        await self._projection.up_to(end)
+        assert self.plan_end() >= end, f"plan message {end} is folded, but not as one: delete the snapshot"
+        self._on_news()
+
+    async def _was_stored(self, message_id: str) -> bool:
+        """After an append without an acknowledgement: fold the ledger up to its end and look."""
+        await self._projection.up_to(await self._bus.last_sequence(self._pool))
+        stored = self._projection.last_decision_id == message_id
+        if not stored:
+            self._on_news()
+        return stored
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    async def append_events(self, events: tuple[Event, ...]) -> None:
+        """Concurrently, in order; then fold them."""
+        if events:
+            sequences = await asyncio.gather(*(self._append_event(event) for event in events))
+            await self._projection.up_to(max(sequences))
+
+    async def _append_event(self, event: Event) -> int:
+        message_id = event_id(event)
+        data = codec.encode(event, id=message_id, recorded_at_s=self._clock.now_s())
+        with self._metrics.append_seconds.time():
+            sequence = await self._bus.append_event(subject_of(self._pool, event), data, message_id=message_id)
+        self._metrics.events_total.inc()
+        self._log_event(event, message_id, sequence)
+        await self._replies.reply((), (event,))
+        return sequence
+
+    def _log_event(self, event: Event, cause_id: str, sequence: int) -> None:
+        """One full line, under the event's name on the bus."""
+        self._log.info(type(event).__name__, cause=cause_id, sequence=sequence, **summary(event))
