@@ -16,12 +16,13 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
 from elasticflow.services.executor.decisions.state import NodeSpecification, PoolMembership, State
+from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.processes.code_archive import CodeArchive
-from elasticflow.services.executor.processes.heartbeat import Heartbeat
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.process.boot_clock import boot_id, boot_s
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
@@ -35,20 +36,29 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     """Run this node's workers until cancelled; then stop them and leave the pool."""
     data_dir = process.settings.data_dir
     process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})
-    with _only_executor(data_dir, settings.node_id):
+    specification = _node_specification(settings, data_dir)
+    with _only_executor(data_dir, specification) as predecessor_run_id:
         default = partial(_launcher, data_dir, settings)
-        executor = Executor(process, settings, make_launcher or default)
+        executor = Executor(process, specification, make_launcher or default, predecessor_run_id)
         await executor.run()
 
 
 class Executor:
     """Host, worker manager and heartbeat of one node, and how they end together."""
 
-    def __init__(self, process: Process, settings: ExecutorSettings, make_launcher: MakeLauncher) -> None:
+    def __init__(
+        self,
+        process: Process,
+        node_specification: NodeSpecification,
+        make_launcher: MakeLauncher,
+        predecessor_run_id: str,
+    ) -> None:
         self._process = process
-        self._node_specification = _node_specification(settings, process.settings.data_dir)
+        self._node_specification = node_specification
+        self._predecessor_run_id = predecessor_run_id
         self._host: Host[State] | None = None
-        self._shut_down_due: asyncio.Future[ShutDown] = asyncio.get_running_loop().create_future()
+        # None: shut down as requested.
+        self._shut_down_due: asyncio.Future[BadSettings | None] = asyncio.get_running_loop().create_future()
         self._worker_manager = WorkerManager(
             CodeArchive(process.bus, process.settings.pool, process.settings.data_dir),
             make_launcher=make_launcher,
@@ -58,7 +68,7 @@ class Executor:
         )
 
     async def run(self) -> None:
-        """Raises BadSettings if another executor took this node's name."""
+        """Raises BadSettings if another executor has this node's name."""
         try:
             await self._worker_manager.open()
             hosting = asyncio.create_task(
@@ -89,26 +99,45 @@ class Executor:
             raise
         if hosting.done():
             await hosting
-        node_id = self._node_specification.node_id
-        raise BadSettings(problems=(f"EF_NODE_ID={node_id!r}: another executor has joined under this name",))
+        if (error := self._shut_down_due.result()) is not None:
+            raise error
 
     async def _beside(self, host: Host[State]) -> None:
         self._host = host
         process = self._process
         heartbeat = Heartbeat(
-            host, process.bus, process.settings.pool, process.clock, process.log, self._worker_manager
+            host,
+            process.bus,
+            process.settings.pool,
+            process.clock,
+            process.log,
+            self._worker_manager,
+            boot_s=boot_s,
+            predecessor_run_id=self._predecessor_run_id,
         )
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._worker_manager.run(), name="worker_manager")
-            tasks.create_task(heartbeat.run(), name="heartbeat")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._worker_manager.run(), name="worker_manager")
+                tasks.create_task(heartbeat.run(), name="heartbeat")
+        except* BadSettings as refusal:
+            self._end(_first(refusal))
 
     def _note(self, note: LocalEvent) -> None:
         assert self._host is not None, "a worker reported before the host ran"
         self._host.note(note)
 
     def _shut_down(self, action: ShutDown) -> None:
+        problem = f"EF_NODE_ID={self._node_specification.node_id!r}: another executor has joined under this name"
+        self._end(BadSettings(problems=(problem,)) if action.replaced else None)
+
+    def _end(self, error: BadSettings | None) -> None:
         if not self._shut_down_due.done():
-            self._shut_down_due.set_result(action)
+            self._shut_down_due.set_result(error)
+
+
+def _first(group: BaseExceptionGroup[BadSettings]) -> BadSettings:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> Launcher:
@@ -138,10 +167,12 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path) -> NodeSpeci
 
 
 @contextlib.contextmanager
-def _only_executor(data_dir: Path, node_id: str) -> Iterator[None]:
-    """Lock the node's name on this machine. Raises BadSettings if a running executor holds it."""
+def _only_executor(data_dir: Path, specification: NodeSpecification) -> Iterator[str]:
+    """Lock the node's name on this machine; yield the run id of the executor that held the lock before, if it ran
+    here since the machine was started, else "". Raises BadSettings if a running executor holds the lock."""
     folder = data_dir / "services"
     folder.mkdir(parents=True, exist_ok=True)
+    node_id = specification.node_id
     lock = os.open(folder / f"executor-{node_id}.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -149,7 +180,11 @@ def _only_executor(data_dir: Path, node_id: str) -> Iterator[None]:
         except BlockingIOError:
             problem = f"EF_NODE_ID={node_id!r}: an executor of this name already runs here"
             raise BadSettings(problems=(problem,)) from None
-        yield
+        run_id, _, machine = os.pread(lock, 200, 0).decode(errors="replace").partition(" ")
+        predecessor_run_id = run_id if machine == boot_id() else ""
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{specification.run_id} {boot_id()}".encode(), 0)
+        yield predecessor_run_id
     finally:
         os.close(lock)
 

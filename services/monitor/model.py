@@ -11,6 +11,7 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState
 
+FENCE_EVERY_REPLY_TIMEOUTS = 2.0  # between two attempts to fence a node
 RATE_WEIGHT = 0.3  # of the newest report in the running mean of a job's speed
 
 
@@ -20,11 +21,43 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatStored:
+    """NATS has stored this heartbeat, as this revision of the node's record."""
+
+    heartbeat: NodeReported
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceNode:
+    """Action: store a fence in the node's record, if its last heartbeat is still this revision (0: unknown)."""
+
+    node_id: str
+    incarnation: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIsFenced:
+    """The fence is stored: no heartbeat of this incarnation is acknowledged any more."""
+
+    node_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastHeartbeat:
-    """The last heartbeat of a node, or the instant from which one could have arrived."""
+    """The last heartbeat of a node, or the instant from which one could have arrived.
+
+    revision: 0 if none has arrived. fence_due_s: not before then another attempt to fence the node.
+    """
 
     incarnation: str
     at_s: float
+    revision: int = 0
+    lease_s: float = 0.0
+    fence_due_s: float = 0.0
+    is_fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +111,14 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
 
 
 def observe(state: State, note: object, now_s: float) -> State:
-    """Fold a heartbeat, or the sign that heartbeats can arrive."""
+    """Fold a heartbeat, the sign that heartbeats can arrive, or an attempt to fence a node and its success."""
     if isinstance(note, Connected):
         since_s = now_s if state.connected_since_s is None or state.is_disconnected(now_s) else state.connected_since_s
         return _expecting(replace(state, connected_at_s=now_s, connected_since_s=since_s), now_s)
-    if isinstance(note, NodeReported):
+    if isinstance(note, HeartbeatStored):
         return _with_heartbeat(state, note, now_s)
+    if isinstance(note, FenceNode | NodeIsFenced):
+        return _with_fence(state, note, now_s)
     return state
 
 
@@ -97,11 +132,29 @@ def _expecting(state: State, now_s: float) -> State:
     return replace(state, heartbeats=heartbeats)
 
 
-def _with_heartbeat(state: State, reported: NodeReported, now_s: float) -> State:
-    node = state.pool.nodes.get(reported.node_id)
+def _with_fence(state: State, note: FenceNode | NodeIsFenced, now_s: float) -> State:
+    known = state.heartbeats.get(note.node_id)
+    if known is None or known.incarnation != note.incarnation:
+        return state
+    if isinstance(note, FenceNode):
+        known = replace(
+            known, fence_due_s=now_s + FENCE_EVERY_REPLY_TIMEOUTS * state.pool.config.timeouts.bus_reply_timeout_s
+        )
+    else:
+        known = replace(known, is_fenced=True)
+    return replace(state, heartbeats=state.heartbeats.set(note.node_id, known))
+
+
+def _with_heartbeat(state: State, stored: HeartbeatStored, now_s: float) -> State:
+    reported = stored.heartbeat
+    node, known = state.pool.nodes.get(reported.node_id), state.heartbeats.get(reported.node_id)
     if node is not None and node.incarnation != reported.incarnation:
         return state  # an earlier incarnation of the node, or one whose NodeJoined has not arrived yet
-    heartbeat = LastHeartbeat(incarnation=reported.incarnation, at_s=now_s)
+    if known is not None and known.incarnation == reported.incarnation and known.revision >= stored.revision:
+        return state  # delivered twice, or late
+    heartbeat = LastHeartbeat(
+        incarnation=reported.incarnation, at_s=now_s, revision=stored.revision, lease_s=reported.lease_s
+    )
     state = replace(state, heartbeats=state.heartbeats.set(reported.node_id, heartbeat))
     for report in reported.workers:
         job, before = state.pool.live_jobs.get(report.job_id), state.progress.get(report.job_id)

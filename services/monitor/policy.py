@@ -8,7 +8,15 @@ from dataclasses import replace
 from functools import partial
 
 from elasticflow.services.monitor.interpolated_throughput import is_in_time
-from elasticflow.services.monitor.model import Progress, State, evolve, observe, reports_progress, start
+from elasticflow.services.monitor.model import (
+    FenceNode,
+    Progress,
+    State,
+    evolve,
+    observe,
+    reports_progress,
+    start,
+)
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import (
     JobAtRisk,
@@ -37,14 +45,14 @@ CHECK_AFTER_LOSS_S = 5.0  # which promises are at risk
 STALLED_S = 30.0  # without an iteration: at risk
 STALLED_STEPS = 10.0  # or the time of so many steps, whichever is longer
 
-MonitorEvent = JobEvent | NodeLost
+MonitorOutput = JobEvent | NodeLost | FenceNode
 
 
 def decide(
     state: State, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
-) -> tuple[MonitorEvent, ...]:
-    """The events that are due now."""
-    emitted: list[MonitorEvent] = [*_lost_nodes(state, now_s)]
+) -> tuple[MonitorOutput, ...]:
+    """The events and fences that are due now."""
+    emitted: list[MonitorOutput] = [*_lost_nodes(state, now_s)]
     progressed = False
     for job in sorted(state.pool.live_jobs.values(), key=lambda job: job.job_id):
         failed = _failed_by_stall(state, job, now_s)
@@ -67,18 +75,21 @@ def decide(
 # --- nodes ----------------------------------------------------------------------------------------------
 
 
-def _lost_nodes(state: State, now_s: float) -> list[NodeLost]:
-    """Nodes without a heartbeat for the whole timeout, during which the bus was connected."""
-    if state.connected_since_s is None or state.is_disconnected(now_s):
-        return []
-    lost: list[NodeLost] = []
+def _lost_nodes(state: State, now_s: float) -> list[NodeLost | FenceNode]:
+    """Fence nodes without a heartbeat for the whole timeout, during which the bus was connected; fenced ones are lost."""
+    outputs: list[NodeLost | FenceNode] = []
+    since_s = None if state.is_disconnected(now_s) else state.connected_since_s
     for node_id, node in sorted(state.pool.nodes.items()):
-        heartbeat = state.heartbeats.get(node_id)
-        if not node.alive or heartbeat is None or heartbeat.incarnation != node.incarnation:
+        heartbeat, incarnation = state.heartbeats.get(node_id), node.incarnation
+        if not node.alive or heartbeat is None or heartbeat.incarnation != incarnation:
             continue
-        if now_s - max(heartbeat.at_s, state.connected_since_s) > state.pool.config.heartbeat_timeout_s:
-            lost.append(NodeLost(node_id=node_id, incarnation=node.incarnation, reason="silent", at_s=now_s))
-    return lost
+        if heartbeat.is_fenced:
+            outputs.append(NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=now_s))
+        elif since_s is not None and now_s >= heartbeat.fence_due_s:
+            silence_s = state.pool.config.timeouts.silence_s(heartbeat.lease_s)
+            if now_s - max(heartbeat.at_s, since_s) > silence_s:
+                outputs.append(FenceNode(node_id=node_id, incarnation=incarnation, revision=heartbeat.revision))
+    return outputs
 
 
 # --- jobs -----------------------------------------------------------------------------------------------

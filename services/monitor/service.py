@@ -5,12 +5,12 @@ import contextlib
 import hashlib
 
 from elasticflow.services.monitor.gauges import PoolGauges
-from elasticflow.services.monitor.model import Connected, State
+from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.services.monitor.policy import POLICY, with_cache
-from elasticflow.shared.errors import ElasticFlowError, Retry
+from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import NodeReported
 from elasticflow.shared.runtime.bus.contract import Message
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
@@ -27,44 +27,35 @@ SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 async def serve(process: Process) -> None:
     """Watch, until cancelled."""
+    unreadable = _Unreadable(process)
+    node_watch = NodeWatch(process.bus, process.settings.pool, process.clock, on_unreadable=unreadable.add)
 
     async def beside(host: Host[State]) -> None:
-        watch = _Watch(process, host)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(watch.receive(), name="receive")
-            tasks.create_task(watch.dead_letter(), name="dead-letter")
-            tasks.create_task(watch.keep(), name="keep")
+            tasks.create_task(node_watch.run(host), name="node-watch")
+            tasks.create_task(unreadable.dead_letter(), name="dead-letter")
+            tasks.create_task(_Upkeep(process, host).run(), name="upkeep")
 
-    await host_policy(process, with_cache(PlanningCache()), leads_by_lease=True, prepare=warm_up, beside=beside)
+    policy = with_cache(PlanningCache())
+    await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)
 
 
-class _Watch:
-    def __init__(self, process: Process, host: Host[State]) -> None:
-        self._process, self._host = process, host
-        self._pool = process.settings.pool
-        self._gauges = PoolGauges(process.metrics)
-        self._saved_at = host.folded.sequence
-        self._unreadable: asyncio.Queue[tuple[Message, codec.Undecodable]] = asyncio.Queue(MAX_UNREADABLE)
+class _Unreadable:
+    """Messages among the telemetry that are no stored heartbeats."""
 
-    async def receive(self) -> None:
-        """Pass each heartbeat to the policy; every other message goes to the dead letters."""
-        heartbeats = await self._process.bus.subscribe(subjects.every_node(self._pool))
-        async for message in heartbeats:
-            try:
-                reported = codec.decode(message.data).message
-                if not isinstance(reported, NodeReported):
-                    raise codec.Undecodable(f"type: {type(reported).__name__} is no telemetry")
-            except codec.Undecodable as error:
-                self._process.metrics.refused_total.inc()
-                with contextlib.suppress(asyncio.QueueFull):  # a flood is counted, not kept
-                    self._unreadable.put_nowait((message, error))
-                continue
-            self._host.note(reported)
+    def __init__(self, process: Process) -> None:
+        self._process, self._pool = process, process.settings.pool
+        self._queue: asyncio.Queue[tuple[Message, codec.Undecodable]] = asyncio.Queue(MAX_UNREADABLE)
+
+    def add(self, message: Message, error: codec.Undecodable) -> None:
+        self._process.metrics.refused_total.inc()
+        with contextlib.suppress(asyncio.QueueFull):  # a flood is counted, not kept
+            self._queue.put_nowait((message, error))
 
     async def dead_letter(self) -> None:
         """Keep unreadable messages on the dead-letter subject, in a task of its own: it must not delay heartbeats."""
         while True:
-            message, error = await self._unreadable.get()
+            message, error = await self._queue.get()
             self._process.log.warning("MessageRejected", subject=message.subject, problems=error.problems)
             digest = hashlib.blake2b(message.data, digest_size=10).hexdigest()
             with contextlib.suppress(ElasticFlowError, TimeoutError):  # telemetry is not worth waiting for
@@ -76,12 +67,19 @@ class _Watch:
                     headers=dead_letter_headers(message.subject, error.problems),
                 )
 
-    async def keep(self) -> None:
-        """At each heartbeat interval: note the connection, update the gauges; sometimes save a snapshot."""
+
+class _Upkeep:
+    """The gauges and the snapshot."""
+
+    def __init__(self, process: Process, host: Host[State]) -> None:
+        self._process, self._host, self._pool = process, host, process.settings.pool
+        self._gauges = PoolGauges(process.metrics)
+        self._saved_at = host.folded.sequence
+
+    async def run(self) -> None:
+        """At each heartbeat interval: update the gauges; sometimes save a snapshot."""
         try:
             while True:
-                if await self._is_connected():
-                    self._host.note(Connected())
                 self._gauges.update(self._host.folded, self._process.clock.now_s())
                 if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY:
                     await self._snapshot()
@@ -89,15 +87,6 @@ class _Watch:
         finally:
             if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY // 10:
                 await self._snapshot()
-
-    async def _is_connected(self) -> bool:
-        """Whether a round trip succeeds: a half-open connection looks connected but delivers no heartbeats."""
-        try:
-            async with asyncio.timeout(self._host.folded.config.timeouts.bus_reply_timeout_s):
-                await self._process.bus.last_sequence(self._pool)
-        except (Retry, TimeoutError):
-            return False
-        return True
 
     async def _snapshot(self) -> None:
         state = self._host.folded

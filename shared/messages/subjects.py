@@ -49,7 +49,7 @@ def node(pool: str, node_id: str) -> str:
 
 
 def telemetry(pool: str, node_id: str) -> str:
-    """Heartbeats and step times."""
+    """Heartbeats with step times, as NATS has stored them: see `put_value` of the bus."""
     return f"ef.telemetry.{pool}.{node_id}"
 
 

@@ -16,6 +16,12 @@ MAX_SILENCE_S = 86_400.0  # a day
 LONGEST_S = 30 * 86_400.0  # torch adds to timeouts and counts them in nanoseconds, in 64 bits
 
 
+def takeover_s(lease_s: float) -> float:
+    """An executor replaces the record of another one of its node id so long after it has read it. lease_s: in the
+    record. The sixth more is for the end of the workers, and for clocks of different speed."""
+    return lease_s * 7 / 6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureTimeouts:
     """heartbeat_timeout_s, stall_timeout_s: as in `PoolConfig`. docs/explanation/elasticity.md lists all waits."""
@@ -42,10 +48,15 @@ class FailureTimeouts:
 
     @property
     def lease_s(self) -> float:
-        """Workers continue for so long after their executor last read the ledger's end. The rest of
+        """Workers continue for so long after their executor sent its last acknowledged heartbeat. The rest of
         heartbeat_timeout_s is for their end, and for clocks of different speed.
         """
         return self.heartbeat_timeout_s / 2
+
+    def silence_s(self, lease_s: float) -> float:
+        """Without a heartbeat for so long, a node is fenced. lease_s: in its last heartbeat; an executor may not yet
+        know that the pool has a shorter one."""
+        return max(self.heartbeat_timeout_s, 2 * lease_s)
 
     @property
     def leader_lease_s(self) -> int:

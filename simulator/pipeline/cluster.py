@@ -16,7 +16,6 @@ from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import submit_stream
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
@@ -28,7 +27,7 @@ from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
 from elasticflow.simulator.pipeline.invariants import Acknowledged
 from elasticflow.simulator.pipeline.nodes import VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SimulatedProcess
-from elasticflow.simulator.pipeline.telemetry import watch_nodes
+from elasticflow.simulator.pipeline.telemetry import MonitorTasks
 from elasticflow.simulator.pipeline.timing_model import TimingModel
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, Entry, folded, read_entries
 
@@ -179,9 +178,7 @@ class VirtualCluster:
         self.append(subjects.plan(POOL), data, message_id="configured")
 
     def _replica(self, service: str, make_policy: Callable[[], Policy[Any]], number: int) -> SimulatedProcess:
-        async def watch(bus: MemoryBus, host: Host[Any]) -> None:
-            await watch_nodes(bus, POOL, host)
-
+        tasks = MonitorTasks(POOL, self._setting.clock) if service == "monitor" else None
         replica = SimulatedProcess(
             self._setting,
             make_policy,
@@ -189,7 +186,8 @@ class VirtualCluster:
             self.metrics[service],
             takes_commands=service == "admission",
             leads_by_lease=service in LED_BY_LEASE,
-            beside=watch if service == "monitor" else None,
+            act=tasks.act if tasks is not None else None,
+            beside=tasks.beside if tasks is not None else None,
         )
         replica.start()
         return replica

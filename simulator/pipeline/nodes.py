@@ -1,11 +1,8 @@
 """A node of the simulated pool: the real executor policy, with virtual worker processes behind its action handler."""
 
-import asyncio
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
-    ContactLost,
-    ContactRestored,
     KillWorker,
     LocalEvent,
     SendToWorker,
@@ -14,16 +11,15 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
 from elasticflow.services.executor.decisions.state import NodeSpecification, State
+from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.pipeline.environment import Environment
-from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SimulatedProcess
-from elasticflow.simulator.pipeline.telemetry import send_heartbeats
+from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SilentLog, SimulatedProcess
 
 REBOOT_S = 0.2
-FOLD_POLL_S = 0.05
 
 
 class VirtualNode:
@@ -34,13 +30,14 @@ class VirtualNode:
     ) -> None:
         self._setting, self._loop, self._environment = setting, setting.loop, environment
         self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
+        self._predecessor_run_id = ""
         self.executor = SimulatedProcess(
             setting,
             self._booted,
             node_id,
             metrics,
             act=self._act,
-            beside=self._send_heartbeats,
+            beside=self._heartbeat,
         )
         self.executor.start()
 
@@ -49,32 +46,14 @@ class VirtualNode:
     def crash(self, outage_s: float, *, silently: bool = False) -> None:
         """Executor and workers are gone at once; back after outage_s. silently: as a machine without power."""
         if self.executor.runs:
+            self._predecessor_run_id = "" if silently else self._run_id
             self.executor.kill(with_its_machine=True)
             self._environment.kill_all(self.node_id, reported=False, silently=silently)
             self._loop.after(outage_s, self.executor.start)
 
     def partition(self, outage_s: float) -> None:
         """The node runs on and reaches no other process for outage_s. Its workers end when their lease is over."""
-        host = self.executor.host
-        if host is None or not self.executor.link.up:
-            return
-        cut_at_s, lease_s = self._loop.now_s, host.folded.config.timeouts.lease_s
-        link = self.executor.link
-        link.cut()
-
-        def fence() -> None:
-            if host is self.executor.host and not link.up:
-                host.note(ContactLost(silence_s=self._loop.now_s - cut_at_s))
-                self._environment.kill_all(self.node_id, reported=True)
-
-        def repair() -> None:
-            link.repair()
-            if host is self.executor.host:
-                self._loop.spawn(self._regain_contact(host), f"{self.node_id} regains contact")
-
-        if outage_s > lease_s:
-            self._loop.after(lease_s, fence)
-        self._loop.after(outage_s, repair)
+        self.executor.partition(outage_s)
 
     def crash_worker(self) -> None:
         """One worker process dies."""
@@ -84,28 +63,44 @@ class VirtualNode:
 
     # -- the executor ------------------------------------------------------------------------------------
 
+    @property
+    def _run_id(self) -> str:
+        return f"boot{self._num_boots}"
+
     def _booted(self) -> Policy[State]:
         """The policy of the executor after one more start of the node."""
         self._num_boots += 1
         return executor_policy(
             NodeSpecification(
                 node_id=self.node_id,
-                run_id=f"boot{self._num_boots}",
+                run_id=self._run_id,
                 num_gpus=self._num_gpus,
                 device="cpu",
                 advertise_host=self.node_id,
             )
         )
 
-    async def _send_heartbeats(self, bus: MemoryBus, host: Host[Any]) -> None:
-        await send_heartbeats(bus, self._setting.pool, host, self._setting.clock)
+    async def _heartbeat(self, bus: MemoryBus, host: Host[Any]) -> None:
+        """The real heartbeat. After a crash of the machine the executor knows of no predecessor."""
+        setting, loop = self._setting, self._loop
+        heartbeat = Heartbeat(
+            host,
+            bus,
+            setting.pool,
+            setting.clock,
+            SilentLog(),
+            self,
+            boot_s=lambda: loop.now_s,
+            predecessor_run_id=self._predecessor_run_id,
+        )
+        await heartbeat.run()
 
-    async def _regain_contact(self, host: Host[Any]) -> None:
-        """The executor is in contact again once it has folded the ledger up to its end."""
-        end = self._setting.broker.ledger(self._setting.pool).last_sequence
-        while host is self.executor.host and host.folded.sequence < end:  # noqa: ASYNC110 - the host announces no fold
-            await asyncio.sleep(FOLD_POLL_S)
-        host.note(ContactRestored())
+    def kill_all(self) -> None:
+        """The lease of the workers is over."""
+        self._environment.kill_all(self.node_id, reported=True)
+
+    def extend_leases(self, until_s: float) -> None:
+        """A virtual worker has no lease: its executor always runs, and kills it in time."""
 
     def _act(self, action: Any) -> None:
         match action:

@@ -1,58 +1,49 @@
-"""Heartbeats in the simulated pool: executors send them, the monitor receives them and sometimes saves a snapshot.
-
-The services do the same on NATS in `services/executor/processes/heartbeat.py` and `services/monitor/service.py`.
-"""
+"""The monitor's tasks beside its host in the simulated pool: the real watch of the nodes, and a snapshot now and then."""
 
 import asyncio
 from typing import Any
 
-from elasticflow.services.executor.decisions.state import PoolMembership, node_report
-from elasticflow.services.monitor.model import Connected
+from elasticflow.services.monitor.model import FenceNode
+from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.shared.errors import Retry
-from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.contract import Bus, Message
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 
 SNAPSHOT_EVERY = 100  # messages of the ledger
+SNAPSHOT_CHECK_S = 0.5  # between two checks
 
 
-async def send_heartbeats(bus: Bus, pool: str, host: Host[Any], clock: Clock) -> None:
-    """While the node is a member of the pool."""
-    while True:
-        if host.state.membership is PoolMembership.MEMBER:
-            now_s = clock.now_s()
-            data = codec.encode(node_report(host.state, now_s), id="", recorded_at_s=now_s)
-            await bus.publish(subjects.telemetry(pool, host.state.node_id), data)
-        await asyncio.sleep(host.folded.config.timeouts.heartbeat_interval_s)
+class MonitorTasks:
+    """Of one replica of the monitor, through all its restarts."""
 
+    def __init__(self, pool: str, clock: Clock) -> None:
+        self._pool, self._clock = pool, clock
+        self._node_watch: NodeWatch | None = None
 
-async def watch_nodes(bus: Bus, pool: str, host: Host[Any]) -> None:
-    """Pass each heartbeat to the monitor's policy, and note whether the bus can be reached."""
-    heartbeats = await bus.subscribe(subjects.every_node(pool))
+    def act(self, action: FenceNode) -> None:
+        assert self._node_watch is not None, "the policy has learned of no heartbeat without it"
+        self._node_watch.act(action)
 
-    async def receive() -> None:
-        async for message in heartbeats:
-            host.note(codec.decode(message.data).message)
+    async def beside(self, bus: Bus, host: Host[Any]) -> None:
+        self._node_watch = NodeWatch(bus, self._pool, self._clock, on_unreadable=_unexpected)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._node_watch.run(host), name="node-watch")
+            tasks.create_task(self._save_snapshots(bus, host), name="snapshots")
 
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(receive(), name="receive")
-        tasks.create_task(_note_connection(bus, pool, host), name="connection")
-
-
-async def _note_connection(bus: Bus, pool: str, host: Host[Any]) -> None:
-    saved_at = host.folded.sequence
-    while True:
-        timeouts = host.folded.config.timeouts
-        try:
-            async with asyncio.timeout(timeouts.bus_reply_timeout_s):
-                await bus.last_sequence(pool)
-            host.note(Connected())
+    async def _save_snapshots(self, bus: Bus, host: Host[Any]) -> None:
+        saved_at = host.folded.sequence
+        while True:
+            await asyncio.sleep(SNAPSHOT_CHECK_S)
             if host.folded.sequence - saved_at >= SNAPSHOT_EVERY:
                 saved_at = host.folded.sequence
-                await snapshot_store.save(bus, pool, host.folded)
-        except (Retry, TimeoutError):
-            pass  # without `Connected` the monitor counts no node as lost
-        await asyncio.sleep(timeouts.heartbeat_interval_s)
+                try:
+                    await snapshot_store.save(bus, self._pool, host.folded)
+                except Retry:
+                    continue
+
+
+def _unexpected(message: Message, error: codec.Undecodable) -> None:
+    raise AssertionError(f"{message.subject}: {error}")

@@ -10,6 +10,7 @@ from elasticflow.shared.messages.timeouts import (
     MAX_HEARTBEAT_INTERVAL_S,
     MIN_CONNECT_S,
     FailureTimeouts,
+    takeover_s,
 )
 
 SETTINGS = st.floats(min_value=1e-6, max_value=MAX_TIME_S)
@@ -29,17 +30,25 @@ OF_MACHINES = (
 @given(TIMES)
 def test_answers_that_are_lost_cost_no_lease_and_beats_that_are_lost_no_node(times: FailureTimeouts) -> None:
     assert times.heartbeat_interval_s < times.bus_reply_timeout_s < times.lease_s < times.heartbeat_timeout_s
-    assert times.heartbeat_interval_s + 2 * times.bus_reply_timeout_s < times.lease_s
+    attempt_s = times.bus_reply_timeout_s + times.poll_interval_s
+    assert times.heartbeat_interval_s + 2 * attempt_s < times.lease_s
     assert 11 * times.heartbeat_interval_s < times.heartbeat_timeout_s
 
 
+@given(TIMES, TIMES)
+def test_workers_have_ended_when_their_node_is_fenced(executor: FailureTimeouts, monitor: FailureTimeouts) -> None:
+    """Both count from the same heartbeat, the executor from its sending. It may still have another timeout.
+
+    The executor checks the lease, and so does the worker. The clock of one may be slower by a half.
+    """
+    latest_end_s = executor.lease_s + 2 * executor.poll_interval_s
+    assert 1.5 * latest_end_s < monitor.silence_s(executor.lease_s)
+
+
 @given(TIMES)
-def test_workers_have_ended_when_their_node_is_counted_as_lost(times: FailureTimeouts) -> None:
-    """The last heartbeat that was heard may be older by a beat than the last sight of the ledger."""
-    latest_end_s = (
-        times.heartbeat_interval_s + times.lease_s + 2 * times.poll_interval_s
-    )  # the executor looks, and so does the worker
-    assert latest_end_s < times.heartbeat_timeout_s
+def test_workers_have_ended_when_another_executor_claims_their_node(times: FailureTimeouts) -> None:
+    assert 1.05 * (times.lease_s + 2 * times.poll_interval_s) < takeover_s(times.lease_s)
+    assert takeover_s(times.lease_s) < times.heartbeat_timeout_s
 
 
 @given(st.floats(min_value=2.0, max_value=MAX_TIME_S))

@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     KillWorker,
+    NodeClaimed,
     SendToWorker,
     StartWorker,
     WorkerEnded,
@@ -184,6 +185,8 @@ class ExecutorNode:
     # -- one step
 
     def _round(self) -> bool:
+        claimed = NodeClaimed(incarnation=self.state.incarnation)  # its heartbeats are stored, here at once
+        self.state = self.policy.observe(self.state, claimed, self.now_s)
         plan, emitted, actions = split(self.policy.decide(self.state, (), self.now_s))
         assert not plan
         for action in actions:

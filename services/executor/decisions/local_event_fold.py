@@ -12,6 +12,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     ContactRestored,
     KillWorker,
     LocalEvent,
+    NodeClaimed,
     SendToWorker,
     ShutDown,
     ShutDownRequested,
@@ -47,6 +48,8 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
                 return state
             worker = replace(worker, ended=observed, ended_at_s=now_s)
             return without_unneeded(state.with_worker(worker), worker)
+        case NodeClaimed(incarnation=incarnation):
+            return replace(state, claimed=incarnation)
         case ContactLost():
             explanation = f"ended because NATS was out of reach for {observed.silence_s:.1f} s"
             state = replace(state, cut_off=True)

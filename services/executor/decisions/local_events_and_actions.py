@@ -47,8 +47,15 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClaimed:
+    """No other executor of this node id has workers, and none can claim the node before this incarnation is over."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContactLost:
-    """The executor could not read the end of the ledger for longer than a lease, and has killed all workers."""
+    """The executor had no contact (see `heartbeat`) for longer than a lease, and has killed all workers."""
 
     silence_s: float
 
@@ -97,5 +104,5 @@ class ShutDown:
     replaced: bool
 
 
-LocalEvent = WorkerReported | WorkerEnded | ContactLost | ContactRestored | ShutDownRequested
+LocalEvent = WorkerReported | WorkerEnded | NodeClaimed | ContactLost | ContactRestored | ShutDownRequested
 Action = StartWorker | SendToWorker | KillWorker | ShutDown

@@ -90,11 +90,13 @@ def wake_at_s(state: State) -> float | None:
 
 
 def _outside(state: State, now_s: float) -> tuple[Output, ...]:
-    """A node outside the pool runs no worker. Once all have ended, it joins or shuts down."""
+    """A node outside the pool runs no worker. Once all have ended, it shuts down, or claims its name and joins."""
     if state.running:
         return tuple(KillWorker(worker=worker.id) for worker in state.running if not worker.kill_requested)
     if state.shutting_down or state.membership is PoolMembership.REPLACED:
         return (ShutDown(replaced=state.membership is PoolMembership.REPLACED),)
+    if state.claimed != state.incarnation:
+        return ()
     joined = NodeJoined(
         node_id=state.node_id,
         incarnation=state.incarnation,

@@ -62,7 +62,8 @@ class State:
     # jobs with workers here, by the ledger, running or yet to be reported gone
     job_ids: frozenset[str] = frozenset()
     workers: Map[WorkerId, WorkerRecord] = cast("Map[WorkerId, WorkerRecord]", Map())  # noqa: RUF009 - immutable
-    cut_off: bool = False  # the end of the ledger is out of reach: start no worker
+    claimed: str = ""  # the incarnation under which this executor owns the record of its node; "": none yet
+    cut_off: bool = False  # without contact: start no worker
     shutting_down: bool = False
 
     @property
@@ -198,4 +199,5 @@ def node_report(state: State, now_s: float) -> events.NodeReported:
             if worker.trains
         ),
         at_s=now_s,
+        lease_s=state.pool.config.timeouts.lease_s,
     )

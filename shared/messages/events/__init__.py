@@ -11,10 +11,10 @@ from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.events.jobs import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import JobEvent
 from elasticflow.shared.messages.events.nodes import *  # noqa: F403
-from elasticflow.shared.messages.events.nodes import NodeEvent, NodeReported
+from elasticflow.shared.messages.events.nodes import NodeEvent, NodeFenced, NodeReported
 from elasticflow.shared.messages.events.planning import *  # noqa: F403
 from elasticflow.shared.messages.events.planning import PlanEvent
 
 Event = PlanEvent | NodeEvent | JobEvent
 Reply = AdmissionEvent | DeadlineQuoted | MessageRejected  # to the sender of a command
-Telemetry = NodeReported  # never in the ledger
+Telemetry = NodeReported | NodeFenced  # never in the ledger

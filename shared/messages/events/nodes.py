@@ -65,10 +65,25 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReported:
-    """A heartbeat of an executor, with the last report of each worker. Telemetry, never in the ledger."""
+    """A heartbeat of an executor, with the last report of each worker. Telemetry, never in the ledger.
+
+    lease_s: if it is acknowledged, workers run for so long after it was sent.
+    """
 
     VERSION: ClassVar[int] = 1
     node_id: Token
     incarnation: Token
     workers: tuple[WorkerReport, ...] = ()
+    at_s: TimeS
+    lease_s: DurationS = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFenced:
+    """Replaces the last heartbeat of a silent node, from the monitor: no heartbeat of this incarnation is stored any
+    more, so its workers have ended. Telemetry, never in the ledger."""
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
     at_s: TimeS

@@ -14,6 +14,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 
 MAX_BATCH = 512  # messages in one batch of `follow`
 DEFAULT_TIMEOUT_S = 5.0
+REVISION_HEADER = "Nats-Sequence"  # of a stored value that is published too
 ACK_WAIT_S = 30.0  # a message that is not settled within it goes to another replica
 
 
@@ -225,6 +226,8 @@ class Bus(Protocol):
         """The new revision. expected_revision: only if the key is at it (0: only if there is no such key).
 
         ttl_s: forget the key after so many whole seconds.
+        In a cluster it returns once a majority of the servers has stored the value. A value of `streams.node_bucket`
+        is then published to the subscribers of `streams.republished_on`, with its revision in REVISION_HEADER.
         Raises WrongExpectedSequence, MaybeStored, Unavailable.
         """
         ...

@@ -2,7 +2,7 @@
 
 One ledger stream for each pool, so that its sequences have no gaps and a reader can check that it missed
 none.
-Telemetry, quotes and answers are plain messages, which are not stored.
+Quotes and answers are plain messages, which are not stored.
 """
 
 import re
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticflow.shared.errors import BadSettings, TooFewReplicas
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 
 LEDGER_PREFIX = "EF_LEDGER_"
+NODE_PREFIX = "EF_NODES_"
 EVERY_LEDGER = "ef.ledger.>"
 # What a server must accept; NATS counts headers too. The embedded server and deploy/nats/common.conf set it.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
@@ -87,6 +89,18 @@ def state_bucket(pool: str) -> str:
     return f"EF_STATE_{pool}"
 
 
+def node_bucket(pool: str) -> str:
+    """Keys and values: the last heartbeat of each node, or its fence."""
+    return f"{NODE_PREFIX}{pool}"
+
+
+def republished_on(bucket: str, key: str) -> str:
+    """The subject on which a stored value is published too; "" for most."""
+    if not bucket.startswith(NODE_PREFIX):
+        return ""
+    return subjects.telemetry(bucket.removeprefix(NODE_PREFIX), key)
+
+
 def ledger_subjects(pool: str) -> str:
     return f"ef.ledger.{pool}.>"
 
@@ -139,6 +153,17 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             max_msgs_per_subject=1,
             allow_rollup_hdrs=True,
             allow_msg_ttl=True,  # a lease is a key that the server forgets
+        ),
+        _stream(
+            f"KV_{node_bucket(pool)}",
+            [value_subject(node_bucket(pool), ">")],
+            limits,
+            discard="new",
+            max_msgs_per_subject=1,
+            republish={
+                "src": value_subject(node_bucket(pool), "*"),
+                "dest": republished_on(node_bucket(pool), "{{wildcard(1)}}"),
+            },
         ),
         _stream(
             ledger_stream(pool),

@@ -189,6 +189,7 @@ class MemoryBroker:
         self.objects[streams.code_bucket(pool)] = {}
         self.objects[streams.snapshot_bucket(pool)] = {}
         self._values[streams.state_bucket(pool)] = {}
+        self._values[streams.node_bucket(pool)] = {}
 
     def pools(self) -> tuple[str, ...]:
         prefix = streams.LEDGER_PREFIX

@@ -30,6 +30,7 @@ from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
     MAX_BATCH,
+    REVISION_HEADER,
     Bus,
     LedgerEnd,
     Message,
@@ -220,7 +221,10 @@ class MemoryBus(Bus):
         def put() -> int:
             now_s = self._clock.now_s()
             expires_s = float("inf") if ttl_s is None else now_s + ttl_s
-            return self.broker.put_value(bucket, key, data, expected_revision, expires_s, now_s)
+            revision = self.broker.put_value(bucket, key, data, expected_revision, expires_s, now_s)
+            if subject := streams.republished_on(bucket, key):
+                self._deliver(Message(subject=subject, data=data, headers={REVISION_HEADER: str(revision)}))
+            return revision
 
         return await self.link.call(put, DEFAULT_TIMEOUT_S, MaybeStored(streams.value_subject(bucket, key), ""))
 

@@ -1,12 +1,13 @@
 """Given a pool and its heartbeats, the monitor reports what follows, and nothing that it cannot know."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from elasticflow.services.admission.policy import POLICY as ADMISSION
-from elasticflow.services.monitor.model import Connected
+from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced
 from elasticflow.services.monitor.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import AmendJob
@@ -42,10 +43,16 @@ def running(*job_ids: str, num_gpus: int = 4, deadline_s: float = NOW_S + 1_000.
 
 
 class Monitor:
-    """The policy as its host runs it: notes, then a decision whose events are folded."""
+    """The policy as its host runs it: notes, then a decision whose events are folded.
 
-    def __init__(self, history: History) -> None:
+    fences_are_stored: at once; else no attempt has a result. revision: of the record of every node.
+    """
+
+    def __init__(self, history: History, *, fences_are_stored: bool = True) -> None:
         self.state = POLICY.start(history.state)
+        self.fences: list[FenceNode] = []
+        self.revision = 0
+        self._fences_are_stored = fences_are_stored
 
     def then(self, *messages: Any) -> None:
         for message in messages:
@@ -53,10 +60,28 @@ class Monitor:
 
     def hears(self, now_s: float, *notes: Any, listening: bool = True) -> tuple[Any, ...]:
         for note in (*notes, *((Connected(),) if listening else ())):
-            self.state = POLICY.observe(self.state, note, now_s)
-        facts = POLICY.decide(self.state, (), now_s)
+            self._observe(self._stored(note) if isinstance(note, NodeReported) else note, now_s)
+        facts = self._decide(now_s)
+        return (*facts, *self._decide(now_s)) if self._fences_are_stored else facts
+
+    def _decide(self, now_s: float) -> tuple[Any, ...]:
+        outputs = POLICY.decide(self.state, (), now_s)
+        facts = tuple(output for output in outputs if not isinstance(output, FenceNode))
         self.then(*facts)
+        for fence in outputs:
+            if isinstance(fence, FenceNode):
+                self.fences.append(fence)
+                self._observe(fence, now_s)
+                if self._fences_are_stored:
+                    self._observe(NodeIsFenced(node_id=fence.node_id, incarnation=fence.incarnation), now_s)
         return facts
+
+    def _observe(self, note: Any, now_s: float) -> None:
+        self.state = POLICY.observe(self.state, note, now_s)
+
+    def _stored(self, heartbeat: NodeReported) -> HeartbeatStored:
+        self.revision += 1
+        return HeartbeatStored(heartbeat=heartbeat, revision=self.revision)
 
     def hears_for(self, start_s: float, end_s: float, *notes: Any) -> list[Any]:
         """The same notes at every heartbeat interval."""
@@ -100,6 +125,45 @@ def test_a_node_that_falls_silent_is_lost_once_after_the_timeout() -> None:
     facts = monitor.hears_for(NOW_S + 8.5, NOW_S + 20.0, other)
     assert [(fact.node_id, fact.incarnation, fact.reason) for fact in facts] == [("node-0", "first-0", "silent")]
     assert not monitor.state.pool.nodes["node-0"].alive
+
+
+def test_a_silent_node_is_lost_once_it_is_fenced_and_not_before() -> None:
+    monitor = Monitor(pool(4), fences_are_stored=False)
+    monitor.hears_for(NOW_S, NOW_S + 5.0, beat())
+    assert monitor.hears_for(NOW_S + 5.5, NOW_S + 60.0) == []
+    fence = FenceNode(node_id="node-0", incarnation="first-0", revision=monitor.revision)
+    assert set(monitor.fences) == {fence}
+    assert len(monitor.fences) < 60, "an attempt has time for a reply"
+    fenced = NodeIsFenced(node_id="node-0", incarnation="first-0")
+    assert [fact.node_id for fact in monitor.hears(NOW_S + 60.5, fenced, listening=False)] == ["node-0"]
+
+
+def test_a_heartbeat_that_was_stored_before_the_fence_keeps_the_node() -> None:
+    monitor = Monitor(pool(4), fences_are_stored=False)
+    monitor.hears_for(NOW_S, NOW_S + 5.0 + TIMEOUT_S + BEAT_S)
+    assert len(monitor.fences) > 0
+    found = HeartbeatStored(heartbeat=beat(), revision=77)
+    tried = len(monitor.fences)
+    assert monitor.hears_for(NOW_S + 9.0, NOW_S + 9.0 + TIMEOUT_S, found) == []
+    assert len(monitor.fences) == tried
+    monitor.hears_for(NOW_S + 12.5, NOW_S + 13.0)
+    assert [fence.revision for fence in monitor.fences[tried:]] == [77]
+
+
+@pytest.mark.parametrize("revision", [0, 3, 4])
+def test_a_heartbeat_that_is_delivered_twice_or_late_keeps_no_node_alive(revision: int) -> None:
+    monitor = Monitor(pool(4))
+    monitor.hears(NOW_S, HeartbeatStored(heartbeat=beat(), revision=4))
+    again = HeartbeatStored(heartbeat=beat(), revision=revision)
+    assert told(monitor.hears_for(NOW_S + 0.5, NOW_S + 2 * TIMEOUT_S, again), events.NodeLost)
+
+
+def test_a_node_that_does_not_know_the_shorter_timeout_yet_is_given_its_own() -> None:
+    monitor = Monitor(pool(4))
+    long = replace(beat(), lease_s=30.0)
+    monitor.hears(NOW_S, long)
+    assert monitor.hears_for(NOW_S + 0.5, NOW_S + 60.0) == []
+    assert told(monitor.hears_for(NOW_S + 60.5, NOW_S + 61.0), events.NodeLost)
 
 
 def test_a_node_without_any_heartbeat_is_lost() -> None:

@@ -1,0 +1,103 @@
+"""The monitor's access to the records of the nodes: it receives each stored heartbeat, and fences silent nodes.
+
+A fence replaces the last known heartbeat of a node by compare-and-set. So it fails if the node has stored another one,
+however little of that has arrived here; and once it is stored, no later heartbeat of the incarnation is (docs/adr/0038).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced, State
+from elasticflow.shared.errors import Retry, WrongExpectedSequence
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import NodeFenced, NodeReported
+from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus, Message
+from elasticflow.shared.runtime.bus.streams import node_bucket
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.service.host import Host
+
+OnUnreadable = Callable[[Message, codec.Undecodable], None]
+
+
+class NodeWatch:
+    """on_unreadable: receives each message that is no stored heartbeat or fence."""
+
+    def __init__(self, bus: Bus, pool: str, clock: Clock, *, on_unreadable: OnUnreadable) -> None:
+        self._bus, self._pool, self._clock, self._on_unreadable = bus, pool, clock, on_unreadable
+        self._due: asyncio.Queue[FenceNode] = asyncio.Queue()
+
+    def act(self, action: FenceNode) -> None:
+        self._due.put_nowait(action)
+
+    async def run(self, host: Host[State]) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive(host), name="receive")
+            tasks.create_task(self._note_connection(host), name="connection")
+            while True:
+                tasks.create_task(self._fence(host, await self._due.get()), name="fence")
+
+    async def _receive(self, host: Host[State]) -> None:
+        async for message in await self._bus.subscribe(subjects.every_node(self._pool)):
+            try:
+                heartbeat, revision = codec.decode(message.data).message, message.headers.get(REVISION_HEADER, "")
+                if not isinstance(heartbeat, NodeReported | NodeFenced):
+                    raise codec.Undecodable(f"type: {type(heartbeat).__name__} is no telemetry")
+                if not (revision.isascii() and revision.isdigit()):
+                    raise codec.Undecodable("revision: NATS has not stored this heartbeat")
+            except codec.Undecodable as error:
+                self._on_unreadable(message, error)
+                continue
+            if isinstance(heartbeat, NodeReported):
+                host.note(HeartbeatStored(heartbeat=heartbeat, revision=int(revision)))
+
+    async def _note_connection(self, host: Host[State]) -> None:
+        """At each heartbeat interval: whether a round trip succeeds. A half-open connection looks connected but
+        delivers no heartbeats."""
+        while True:
+            timeouts = host.folded.config.timeouts
+            try:
+                async with asyncio.timeout(timeouts.bus_reply_timeout_s):
+                    await self._bus.last_sequence(self._pool)
+                host.note(Connected())
+            except (Retry, TimeoutError):
+                pass  # without `Connected` the policy fences no node
+            await asyncio.sleep(timeouts.heartbeat_interval_s)
+
+    async def _fence(self, host: Host[State], action: FenceNode) -> None:
+        try:
+            async with asyncio.timeout(host.folded.config.timeouts.bus_reply_timeout_s):
+                host.note(await self._fenced(action))
+        except (Retry, WrongExpectedSequence, TimeoutError):
+            pass  # the policy asks again
+
+    async def _fenced(self, action: FenceNode) -> NodeIsFenced | HeartbeatStored:
+        """The fence, or a heartbeat that was stored before it."""
+        done = NodeIsFenced(node_id=action.node_id, incarnation=action.incarnation)
+        now_s = self._clock.now_s()
+        fence = NodeFenced(node_id=action.node_id, incarnation=action.incarnation, at_s=now_s)
+        data = codec.encode(fence, id="", recorded_at_s=now_s)
+        try:
+            await self._write(action.node_id, data, action.revision)
+        except WrongExpectedSequence:
+            record = await self._bus.get_value(node_bucket(self._pool), action.node_id)
+            message = None
+            if record is not None:
+                with contextlib.suppress(codec.Undecodable):
+                    message = codec.decode(record.data).message
+            match message:
+                case NodeReported() if record is not None and message.incarnation == action.incarnation:
+                    return HeartbeatStored(heartbeat=message, revision=record.revision)
+                case NodeFenced() if message.incarnation == action.incarnation:
+                    return done
+                case NodeReported() if record is not None:
+                    # Another incarnation has replaced this one, if this was no stale read: then it can be written again.
+                    await self._write(action.node_id, record.data, record.revision)
+                case _:
+                    await self._write(action.node_id, data, record.revision if record is not None else 0)
+        return done
+
+    async def _write(self, node_id: str, data: bytes, expected_revision: int) -> None:
+        await self._bus.put_value(node_bucket(self._pool), node_id, data, expected_revision=expected_revision)

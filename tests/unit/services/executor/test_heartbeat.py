@@ -1,0 +1,109 @@
+"""When an acknowledged heartbeat extends the leases of workers, and when silence kills them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from elasticflow.services.executor.decisions.local_events_and_actions import ContactLost, ContactRestored, NodeClaimed
+from elasticflow.services.executor.heartbeat import Heartbeat
+from elasticflow.shared.errors import WrongExpectedSequence
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import NodeReported
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.contract import Value
+from elasticflow.shared.runtime.process.boot_clock import boot_s
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.logs import get_log
+from elasticflow.shared.state.pool import PoolState
+from tests.support.executor_node import ExecutorNode
+
+TIMEOUT_S = 60.0  # far above the usual time
+
+
+class Node:
+    """A host, its bus and its workers in one.
+
+    unacknowledged: numbers of the writes without a reply. are_stored: whether they are stored all the same. The ledger
+    can always be read, as from a stale leader.
+    """
+
+    def __init__(self, *, unacknowledged: range, heartbeat_timeout_s: float, are_stored: bool = False) -> None:
+        self.folded = PoolState(config=PoolConfig(heartbeat_timeout_s=heartbeat_timeout_s))
+        self.state = ExecutorNode(self.folded).settle().state
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.notes: list[Any] = []
+        self.leases: list[float] = []
+        self.sent_s: list[float] = []
+        self.kills = 0
+        self.stored: Value | None = None
+        self._unacknowledged, self._are_stored, self._num_writes = unacknowledged, are_stored, 0
+
+    note = property(lambda self: self.notes.append)
+
+    async def last_sequence(self, pool: str) -> int:
+        return 0
+
+    async def get_value(self, bucket: str, key: str) -> Value | None:
+        return self.stored
+
+    async def put_value(self, bucket: str, key: str, data: bytes, *, expected_revision: int) -> int:
+        self._num_writes += 1
+        self.sent_s.append(boot_s())
+        revision = self.stored.revision if self.stored is not None else 0
+        if expected_revision != revision:
+            raise WrongExpectedSequence(key, expected_revision)
+        is_silent = self._num_writes in self._unacknowledged
+        if not is_silent or self._are_stored:
+            self.stored = Value(data=data, revision=revision + 1)
+        if is_silent:
+            await asyncio.Event().wait()
+        return revision + 1
+
+    def kill_all(self) -> None:
+        self.kills += 1
+
+    def extend_leases(self, until_s: float) -> None:
+        self.leases.append(until_s)
+
+
+async def until(node: Node, num_leases: int) -> None:
+    """Run the heartbeat until it has extended the leases so often."""
+    here: Any = node
+    log = get_log("executor")
+    heartbeat = asyncio.create_task(Heartbeat(here, here, "pool-a", SystemClock(), log, here, boot_s=boot_s).run())
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(node.leases) < num_leases:  # noqa: ASYNC110 - the fake signals nothing
+            await asyncio.sleep(0.01)
+    heartbeat.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await heartbeat
+
+
+@pytest.mark.parametrize("are_stored", [False, True])
+async def test_a_single_missing_acknowledgement_kills_no_worker(are_stored: bool) -> None:
+    node = Node(unacknowledged=range(2, 3), heartbeat_timeout_s=8.0, are_stored=are_stored)
+    await until(node, num_leases=2)
+    assert node.kills == 0
+    assert {type(note) for note in node.notes} <= {NodeClaimed}
+    assert node.leases == sorted(node.leases)
+
+
+async def test_a_lease_counts_from_the_sending_of_the_heartbeat() -> None:
+    node = Node(unacknowledged=range(0), heartbeat_timeout_s=2.0)
+    await until(node, num_leases=3)
+    assert all(lease <= sent + 1.0 for lease, sent in zip(node.leases, node.sent_s, strict=False))
+    assert node.stored is not None
+    heartbeat = codec.decode(node.stored.data).message
+    assert isinstance(heartbeat, NodeReported)
+    assert heartbeat.lease_s == 1.0
+
+
+async def test_a_ledger_that_can_be_read_extends_no_lease_while_no_write_is_acknowledged() -> None:
+    node = Node(unacknowledged=range(2, 7), heartbeat_timeout_s=1.0)
+    await until(node, num_leases=2)
+    assert node.kills > 0
+    notes = [note for note in node.notes if not isinstance(note, NodeClaimed)]
+    assert [type(note) for note in notes[:1]] == [ContactLost]
+    assert all(isinstance(note, ContactLost | ContactRestored) for note in notes)

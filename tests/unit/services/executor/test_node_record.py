@@ -1,0 +1,135 @@
+"""Who may write the record of a node, and when another executor of the same name may take it over."""
+
+import pytest
+
+from elasticflow.services.executor.node_record import NodeRecord
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import NodeFenced, NodeReported
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.streams import node_bucket
+
+POOL, NODE = "pool-a", "node-0"
+LEASE_S = 3.0
+
+
+class Executor:
+    """One executor of node-0 by its record. now_s: of its boot clock."""
+
+    def __init__(self, bus: MemoryBus, run_id: str, predecessor: str = "") -> None:
+        self.now_s, self._run_id = 100.0, run_id
+        self._record = NodeRecord(
+            bus, POOL, NODE, run_id=run_id, predecessor_run_id=predecessor, boot_s=lambda: self.now_s
+        )
+
+    async def beats(self, num_losses: int = 0) -> bool:
+        return await self._record.store(heartbeat(f"{self._run_id}-{num_losses}"))
+
+
+def heartbeat(incarnation: str) -> NodeReported:
+    return NodeReported(node_id=NODE, incarnation=incarnation, at_s=1.0, lease_s=LEASE_S)
+
+
+@pytest.fixture
+async def bus() -> MemoryBus:
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    return bus
+
+
+async def put(bus: MemoryBus, data: bytes) -> None:
+    await bus.put_value(node_bucket(POOL), NODE, data)
+
+
+def encoded(message: codec.Message) -> bytes:
+    return codec.encode(message, id="", recorded_at_s=1.0)
+
+
+async def test_each_heartbeat_replaces_the_one_before(bus: MemoryBus) -> None:
+    executor = Executor(bus, "a")
+    assert [await executor.beats() for _ in range(3)] == [True, True, True]
+    value = await bus.get_value(node_bucket(POOL), NODE)
+    assert value is not None
+    assert value.revision == 3
+
+
+async def test_a_second_executor_is_refused_while_the_first_is_alive(bus: MemoryBus) -> None:
+    first, second = Executor(bus, "a"), Executor(bus, "b")
+    assert await first.beats()
+    with pytest.raises(BadSettings, match="EF_NODE_ID='node-0': another executor of this name is alive"):
+        for _ in range(4):
+            assert not await second.beats()
+            assert await first.beats()
+    assert await first.beats()
+
+
+async def test_a_second_executor_waits_until_the_lease_of_the_first_is_over(bus: MemoryBus) -> None:
+    first, second = Executor(bus, "a"), Executor(bus, "b")
+    await first.beats()
+    assert not await second.beats()
+    second.now_s += LEASE_S
+    assert not await second.beats()
+    second.now_s += LEASE_S
+    assert await second.beats()
+    assert not await first.beats(), "its workers get no further lease"
+    assert await second.beats()
+
+
+async def test_a_heartbeat_on_its_way_when_its_executor_ended_is_no_sign_of_life(bus: MemoryBus) -> None:
+    first, second = Executor(bus, "a"), Executor(bus, "b")
+    await first.beats()
+    assert not await second.beats()
+    second.now_s += LEASE_S
+    await first.beats()
+    assert not await second.beats()
+    second.now_s += LEASE_S
+    assert not await second.beats(), "the lease counts from the newer heartbeat"
+    second.now_s += LEASE_S
+    assert await second.beats()
+
+
+async def test_of_two_executors_that_start_at_once_one_is_refused(bus: MemoryBus) -> None:
+    both = Executor(bus, "a"), Executor(bus, "b")
+    stored: list[str] = []
+    with pytest.raises(BadSettings):
+        for _ in range(5):
+            stored += [name for name, executor in zip("ab", both, strict=True) if await executor.beats()]
+    assert set(stored) == {"a"}
+
+
+async def test_the_next_executor_of_the_same_machine_does_not_wait(bus: MemoryBus) -> None:
+    await Executor(bus, "a").beats()
+    assert await Executor(bus, "b", predecessor="a").beats()
+    assert not await Executor(bus, "c", predecessor="a").beats()
+
+
+async def test_a_fenced_incarnation_is_over_and_the_next_one_begins_at_once(bus: MemoryBus) -> None:
+    executor = Executor(bus, "a")
+    await executor.beats()
+    await put(bus, encoded(NodeFenced(node_id=NODE, incarnation="a-0", at_s=2.0)))
+    assert not await executor.beats()
+    assert await executor.beats(num_losses=1)
+    assert not await executor.beats(num_losses=0)
+
+
+async def test_a_fence_lets_another_executor_begin_at_once(bus: MemoryBus) -> None:
+    await put(bus, encoded(NodeFenced(node_id=NODE, incarnation="a-0", at_s=2.0)))
+    assert await Executor(bus, "b").beats()
+
+
+async def test_an_unreadable_record_counts_as_that_of_a_live_executor(bus: MemoryBus) -> None:
+    await put(bus, b"of a newer version")
+    executor = Executor(bus, "a")
+    assert not await executor.beats()
+    executor.now_s += 2 * LEASE_S
+    assert await executor.beats()
+
+
+async def test_a_record_that_vanished_extends_no_lease(bus: MemoryBus) -> None:
+    executor = Executor(bus, "a")
+    await executor.beats()
+    another = MemoryBus()
+    await another.ensure_pool(POOL)
+    bus.broker = another.broker
+    assert not await executor.beats()
+    assert await executor.beats(num_losses=1)
