@@ -1,7 +1,7 @@
 """The monitor's access to the records of the nodes: it receives each stored heartbeat, and fences silent nodes.
 
-A fence replaces the last known heartbeat of a node by compare-and-set. So it fails if the node has stored another one,
-however little of that has arrived here; and once it is stored, no later heartbeat of the incarnation is (docs/adr/0038).
+A fence replaces the last known heartbeat of a node by compare-and-set. So it fails if the node has stored a later one,
+whether or not that has arrived here. Once it is stored, no later heartbeat of the incarnation is (docs/adr/0038).
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class NodeWatch:
                 case NodeFenced() if message.incarnation == action.incarnation:
                     return done
                 case NodeReported() if record is not None:
-                    # Another incarnation has replaced this one, if this was no stale read: then it can be written again.
+                    # Another incarnation has replaced this one. To write it again proves that the read was not stale.
                     await self._write(action.node_id, record.data, record.revision)
                 case _:
                     await self._write(action.node_id, data, record.revision if record is not None else 0)

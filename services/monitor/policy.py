@@ -76,7 +76,7 @@ def decide(
 
 
 def _lost_nodes(state: State, now_s: float) -> list[NodeLost | FenceNode]:
-    """Fence nodes without a heartbeat for the whole timeout, during which the bus was connected; fenced ones are lost."""
+    """Fence nodes without a heartbeat for a whole timeout in which the bus was connected; fenced nodes are lost."""
     outputs: list[NodeLost | FenceNode] = []
     since_s = None if state.is_disconnected(now_s) else state.connected_since_s
     for node_id, node in sorted(state.pool.nodes.items()):

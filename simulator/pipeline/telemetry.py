@@ -1,4 +1,4 @@
-"""The monitor's tasks beside its host in the simulated pool: the real watch of the nodes, and a snapshot now and then."""
+"""The monitor's tasks beside its host in the simulated pool: the real watch of the nodes, and snapshots."""
 
 import asyncio
 from typing import Any

@@ -268,7 +268,38 @@ async def test_a_node_name_belongs_to_one_executor(bus: Bus, run: Run, tmp_path:
     second, _ = await run()
     with pytest.raises(BadSettings, match="already runs here"):
         await second
-    await run(data_dir=tmp_path / "another-machine")
+    third, _ = await run(data_dir=tmp_path / "another-machine")
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(BadSettings, match="another executor of this name is alive: stop it, or give"):
+            await third
+    assert not first.done()
+    assert len(launcher.running) == 1
+    await ledger.until(lambda pool: pool.live_jobs["a"].training)
+    assert len([event for event in ledger.received if isinstance(event, events.NodeJoined)]) == 1
+
+
+async def test_an_executor_that_was_killed_is_replaced_on_another_machine(bus: Bus, run: Run, tmp_path: Path) -> None:
+    """It has no predecessor there: it waits until no worker of the first can have a lease."""
+    ledger = Ledger(bus)
+    await ledger.plan(events.PoolConfigured(config=PoolConfig(heartbeat_timeout_s=1.0), at_s=NOW_S))
+    dead = events.NodeReported(node_id="node-0", incarnation="killed-0", at_s=NOW_S, lease_s=0.5)
+    data = codec.encode(dead, id="", recorded_at_s=NOW_S)
+    await bus.put_value(streams.node_bucket(POOL), "node-0", data)
+    await run()
+    joined = await ledger.until_received(events.NodeJoined)
+    assert joined.incarnation != "killed-0"
+    await ledger.place("a", 1, "node-0:0")
+    await ledger.until_received(events.GenerationStarted)
+
+
+async def test_an_executor_that_another_one_replaced_kills_its_workers_and_ends(bus: Bus, run: Run) -> None:
+    first, launcher = await run()
+    ledger = Ledger(bus)
+    await ledger.until_received(events.NodeJoined)
+    await ledger.place("a", 1, "node-0:0")
+    await ledger.until_received(events.GenerationStarted)
+    other = events.NodeJoined(node_id="node-0", incarnation="other-0", num_gpus=1, device="cpu", at_s=NOW_S)
+    await ledger.append(other)
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BadSettings, match="another executor has joined under this name"):
             await first

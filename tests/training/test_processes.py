@@ -28,10 +28,6 @@ from elasticflow.shared.runtime.process.boot_clock import boot_s
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ROOT = Path(__file__).parents[2]
-SHORT_LEASE, LONG_LEASE = (
-    FailureTimeouts(heartbeat_timeout_s=1.0),
-    FailureTimeouts(heartbeat_timeout_s=1200.0),
-)
 LONG = {"max_iterations": 1_000_000, "hyperparameters": {"step_s": 0.005}}
 
 
@@ -96,7 +92,7 @@ async def test_processes_that_a_worker_started_end_with_it(node, spec_of):
 
 async def test_a_worker_ends_itself_and_its_processes_when_its_lease_expires(node, spec_of):
     job_id = node.new_job_id()
-    workers = await node.launch(spec_of("StartsProcesses", **LONG), job_id=job_id, leased=True, timeouts=LONG_LEASE)
+    workers = await node.launch(spec_of("StartsProcesses", **LONG), job_id=job_id, lease_until_s=boot_s() + 600.0)
     await workers.first(Started)
     workers.workers[0].send(LeaseExtended(until_s=boot_s()))
     assert (await workers.ended())[0].signal == signal.SIGKILL
@@ -106,13 +102,21 @@ async def test_a_worker_ends_itself_and_its_processes_when_its_lease_expires(nod
 
 
 async def test_a_worker_whose_first_lease_is_never_extended_ends(node, spec_of):
-    workers = await node.launch(spec_of("Points", **LONG), job_id=node.new_job_id(), leased=True, timeouts=SHORT_LEASE)
+    until_s = boot_s() + 0.5
+    workers = await node.launch(spec_of("Points", **LONG), job_id=node.new_job_id(), lease_until_s=until_s)
     assert (await workers.ended())[0].signal == signal.SIGKILL
+
+
+async def test_a_worker_that_starts_late_has_no_longer_lease_than_its_node(node, spec_of):
+    """Its executor may have stopped in the meantime: then the node is lost."""
+    workers = await node.launch(spec_of("Points", **LONG), job_id=node.new_job_id(), lease_until_s=boot_s() - 1.0)
+    assert (await workers.ended())[0].signal == signal.SIGKILL
+    assert not workers.all_of(Started)
 
 
 async def test_an_extended_lease_lets_the_training_finish(node, spec_of):
     spec = spec_of("Points", max_iterations=12, hyperparameters={"step_s": 0.02})
-    workers = await node.launch(spec, job_id=node.new_job_id(), leased=True, timeouts=SHORT_LEASE)
+    workers = await node.launch(spec, job_id=node.new_job_id(), lease_until_s=boot_s() + 1.0)
     workers.workers[0].send(LeaseExtended(until_s=boot_s() + 600.0))
     assert (await workers.first(Finished)).iteration == 12
     await workers.ended()

@@ -64,7 +64,7 @@ class WorkerManager:
         self._launcher = make_launcher(self._on_event)
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
-        self._lease: LeaseExtended | None = None  # the newest; None: the ledger's end was not yet in reach
+        self._lease_until_s = 0.0  # 0: there was no contact yet, so there is no worker
         self._tasks = asyncio.TaskGroup()
 
     async def open(self) -> None:
@@ -102,10 +102,10 @@ class WorkerManager:
 
     def extend_leases(self, until_s: float) -> None:
         """Let all workers train until then (boot clock), and those that start in the meantime."""
-        self._lease = LeaseExtended(until_s=until_s)
+        self._lease_until_s = until_s
         for slot in self._slots.values():
             if slot.handle is not None:
-                slot.handle.send(self._lease)
+                slot.handle.send(LeaseExtended(until_s=until_s))
 
     def _send(self, worker: WorkerId, message: ToWorker) -> None:
         slot = self._slots.get(worker)
@@ -137,7 +137,8 @@ class WorkerManager:
         try:
             code_path = await self._code.folder(assignment.spec.code_digest)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
-            handle = await self._launcher.launch(replace(assignment, code_path=code_path))
+            assignment = replace(assignment, code_path=code_path, lease_until_s=self._lease_until_s)
+            handle = await self._launcher.launch(assignment)
         except CodeUnusable as error:
             self._failed(worker, str(error))
         except (ElasticFlowError, OSError) as error:  # no process, no disk: another attempt may succeed
@@ -148,8 +149,7 @@ class WorkerManager:
         else:
             self._log.info("StartWorker", **worker._asdict(), pid=handle.pid, purpose=assignment.purpose)
             slot.handle = handle
-            if self._lease is not None:
-                handle.send(self._lease)
+            handle.send(LeaseExtended(until_s=self._lease_until_s))  # it may be longer by now
             for message in slot.unsent:
                 handle.send(message)
             if slot.is_killed:

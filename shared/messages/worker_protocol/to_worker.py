@@ -51,7 +51,7 @@ class Assignment:
         of the job from them; 0: all workers are new, and the state is in the checkpoint.
     checkpoint_iteration: a complete checkpoint of so many steps exists; a start from an older one would lose work.
     micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
-    leased: the worker ends itself after `timeouts.lease_s` without `LeaseExtended`; else it has no lease.
+    lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 
     job_id: Token
@@ -70,7 +70,7 @@ class Assignment:
     rendezvous_size: Annotated[int, Strict(), Ge(0)] = 0
     checkpoint_iteration: Iterations = 0
     micro_batch_size: NumSamples = 0
-    leased: bool = False
+    lease_until_s: DurationS = 0.0
     timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)
     checkpoint_every_s: PositiveDurationS = 30.0
     profile_min_s: PositiveDurationS = 0.6

@@ -147,9 +147,8 @@ class Channel:
                         write_output_to(Path(file))
                     case Assignment():
                         self._poll_interval_s = message.timeouts.poll_interval_s
-                        if message.leased:
-                            self._lease_s = message.timeouts.lease_s
-                            self._lease_until_s = boot_s() + self._lease_s
+                        if message.lease_until_s:
+                            self._lease_s, self._lease_until_s = message.timeouts.lease_s, message.lease_until_s
                         self._commands.put(message)
                     case PrepareSwitch():
                         self._changes.put(message)
