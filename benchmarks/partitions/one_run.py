@@ -205,8 +205,9 @@ async def run(seed: int, folder: Path) -> Result:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WATCH_S):
             lost_s = await _lost_s(ledger) - boot_offset_s - cut_s
-    await asyncio.sleep(max(0.0, cut_s + WATCH_S - boot_s()))
-    if (trained_until_s := pool.trained_until_s()) is not None:
+    while (trained_until_s := pool.trained_until_s()) is None and boot_s() < cut_s + WATCH_S:  # noqa: ASYNC110 - a file
+        await asyncio.sleep(0.1)
+    if trained_until_s is not None:
         trained_until_s -= cut_s
     pool.network.heal()
     return Result(

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from elasticflow.shared.errors import DamagedObject, NotFound, WrongExpectedSequence
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.leader_lease import Lease
 from tests.support.shared_pool import POOL, Connect
@@ -46,6 +47,21 @@ async def test_values_change_only_from_the_revision_that_was_seen(bus: Bus) -> N
     value = await bus.get_value(bucket, "profile.cnn")
     assert value is not None
     assert (value.data, value.revision) == (b"3", third)
+
+
+async def test_a_stored_record_of_a_node_is_published_with_its_revision(connect: Connect, bus: Bus) -> None:
+    bucket = streams.node_bucket(POOL)
+    records = await (await connect()).subscribe(subjects.every_node(POOL))
+    first = await bus.put_value(bucket, "node-0", b"1", expected_revision=0)
+    with pytest.raises(WrongExpectedSequence):
+        await bus.put_value(bucket, "node-0", b"rejected", expected_revision=0)
+    other = await bus.put_value(bucket, "node-1", b"2", expected_revision=0)
+    second = await bus.put_value(bucket, "node-0", b"3", expected_revision=first)
+    for node_id, data, revision in (("node-0", b"1", first), ("node-1", b"2", other), ("node-0", b"3", second)):
+        message = await anext(records)
+        assert (message.subject, message.data) == (subjects.telemetry(POOL, node_id), data)
+        assert message.headers[REVISION_HEADER] == str(revision)
+    await records.close()
 
 
 async def test_a_lease_has_one_holder_at_a_time(connect: Connect, bus: Bus) -> None:

@@ -36,7 +36,9 @@ async def bus(nats_server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 
 @contextmanager
-def executor(nats_server: EmbeddedServer, data_dir: Path, node_id: str) -> Iterator[subprocess.Popen[bytes]]:
+def executor(
+    nats_server: EmbeddedServer, data_dir: Path, node_id: str, stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """The executor process of a node with two CPU slots. pytest shows its output if the test fails."""
     settings = {
         "NATS_URL": nats_server.url,
@@ -49,7 +51,7 @@ def executor(nats_server: EmbeddedServer, data_dir: Path, node_id: str) -> Itera
         "EF_DIE_WITH_PARENT": "1",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "elasticflow.services.executor"], cwd=ROOT, env=os.environ | settings
+        [sys.executable, "-m", "elasticflow.services.executor"], cwd=ROOT, env=os.environ | settings, stderr=stderr
     )
     try:
         yield process
@@ -181,3 +183,24 @@ async def test_hostile_code_fails_its_jobs_and_a_neighbour_trains_on(
         await until_moving(bus, "neighbour")
         assert ledger.state.live_jobs["neighbour"].training
         assert not [message for message in ledger.received if isinstance(message, events.WorkerCrashed)]
+
+
+async def test_two_machines_with_one_node_id_exclude_each_other(
+    nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
+) -> None:
+    ledger = Ledger(bus)
+    here, there = tmp_path / "here", tmp_path / "there"
+    with executor(nats_server, here, "node-0") as first:
+        await ledger.until_received(events.NodeJoined)
+        with executor(nats_server, there, "node-0", subprocess.PIPE) as second:
+            _, errors = await asyncio.to_thread(second.communicate, timeout=60)
+            assert second.returncode == 2
+            assert b"EF_NODE_ID='node-0': another executor of this name is alive" in errors
+        assert first.poll() is None
+        first.kill()
+    with executor(nats_server, there, "node-0") as third:
+        await ledger.until_received(events.NodeJoined, count=2)
+        third.kill()
+    with executor(nats_server, there, "node-0"):
+        await ledger.until_received(events.NodeJoined, count=3)
+    assert len({event.incarnation for event in ledger.received}) == 3
