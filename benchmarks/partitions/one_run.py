@@ -205,7 +205,7 @@ async def run(seed: int, folder: Path) -> Result:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WATCH_S):
             lost_s = await _lost_s(ledger) - boot_offset_s - cut_s
-    while (trained_until_s := pool.trained_until_s()) is None and boot_s() < cut_s + WATCH_S:  # noqa: ASYNC110 - a file
+    while (trained_until_s := pool.trained_until_s()) is None and boot_s() < cut_s + WATCH_S:
         await asyncio.sleep(0.1)
     if trained_until_s is not None:
         trained_until_s -= cut_s
