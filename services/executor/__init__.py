@@ -6,6 +6,6 @@ WorkerCrashed, WorkerLagged, MemoryExceeded, CheckpointWritten, CheckpointFailed
 ThroughputMeasured (of profiling runs), and as heartbeat NodeReported.
 Owns the worker processes of its node; on disk only their logs, the unpacked code of jobs and their checkpoints.
 Promises: no two generations of a job train here at once, and no two workers share a GPU; each placed worker runs or is
-reported as failed; workers end before the monitor may count the node as lost, or another executor of its name may join; no worker outlives
-its executor.
+reported as failed; workers end before the monitor may count the node as lost, and before another executor of its name
+may join; no worker outlives its executor.
 """

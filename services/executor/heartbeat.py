@@ -42,7 +42,7 @@ class Heartbeat:
         workers: Workers,
         *,
         boot_s: Callable[[], float],
-        predecessor_run_id: str = "",
+        previous_run_id: str = "",
     ) -> None:
         self._host, self._bus, self._pool, self._clock, self._log = host, bus, pool, clock, log
         self._workers, self._boot_s = workers, boot_s
@@ -52,7 +52,7 @@ class Heartbeat:
             pool,
             specification.node_id,
             run_id=specification.run_id,
-            predecessor_run_id=predecessor_run_id,
+            previous_run_id=previous_run_id,
             boot_s=boot_s,
         )
         self._lease_until_s = math.inf  # inf: no heartbeat was acknowledged yet

@@ -18,15 +18,15 @@ _MAX_FOREIGN_WRITES = 1  # during a claim: a heartbeat that was on its way when 
 
 
 class NodeRecord:
-    """run_id: of this executor. predecessor_run_id: of the executor before it on this machine, whose workers have
+    """run_id: of this executor. previous_run_id: of the executor before it on this machine, whose workers have
     ended; "" if unknown. boot_s: the clock of the leases.
     """
 
     def __init__(
-        self, bus: Bus, pool: str, node_id: str, *, run_id: str, predecessor_run_id: str, boot_s: Callable[[], float]
+        self, bus: Bus, pool: str, node_id: str, *, run_id: str, previous_run_id: str, boot_s: Callable[[], float]
     ) -> None:
         self._bus, self._bucket, self._node_id, self._boot_s = bus, node_bucket(pool), node_id, boot_s
-        self._ended_run_ids = {run_id, predecessor_run_id} - {""}
+        self._ended_run_ids = {run_id, previous_run_id} - {""}
         self._incarnation = ""  # the claimed one
         self._revision = 0
         self._foreign_revision = 0

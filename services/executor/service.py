@@ -37,9 +37,9 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     data_dir = process.settings.data_dir
     process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})
     specification = _node_specification(settings, data_dir)
-    with _only_executor(data_dir, specification) as predecessor_run_id:
+    with _only_executor(data_dir, specification) as previous_run_id:
         default = partial(_launcher, data_dir, settings)
-        executor = Executor(process, specification, make_launcher or default, predecessor_run_id)
+        executor = Executor(process, specification, make_launcher or default, previous_run_id)
         await executor.run()
 
 
@@ -51,11 +51,11 @@ class Executor:
         process: Process,
         node_specification: NodeSpecification,
         make_launcher: MakeLauncher,
-        predecessor_run_id: str,
+        previous_run_id: str,
     ) -> None:
         self._process = process
         self._node_specification = node_specification
-        self._predecessor_run_id = predecessor_run_id
+        self._previous_run_id = previous_run_id
         self._host: Host[State] | None = None
         # None: shut down as requested.
         self._shut_down_due: asyncio.Future[BadSettings | None] = asyncio.get_running_loop().create_future()
@@ -113,7 +113,7 @@ class Executor:
             process.log,
             self._worker_manager,
             boot_s=boot_s,
-            predecessor_run_id=self._predecessor_run_id,
+            previous_run_id=self._previous_run_id,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -181,10 +181,10 @@ def _only_executor(data_dir: Path, specification: NodeSpecification) -> Iterator
             problem = f"EF_NODE_ID={node_id!r}: an executor of this name already runs here"
             raise BadSettings(problems=(problem,)) from None
         run_id, _, machine = os.pread(lock, 200, 0).decode(errors="replace").partition(" ")
-        predecessor_run_id = run_id if machine == boot_id() else ""
+        previous_run_id = run_id if machine == boot_id() else ""
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{specification.run_id} {boot_id()}".encode(), 0)
-        yield predecessor_run_id
+        yield previous_run_id
     finally:
         os.close(lock)
 

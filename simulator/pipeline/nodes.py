@@ -30,7 +30,7 @@ class VirtualNode:
     ) -> None:
         self._setting, self._loop, self._environment = setting, setting.loop, environment
         self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
-        self._predecessor_run_id = ""
+        self._previous_run_id = ""
         self.executor = SimulatedProcess(
             setting,
             self._booted,
@@ -46,7 +46,7 @@ class VirtualNode:
     def crash(self, outage_s: float, *, silently: bool = False) -> None:
         """Executor and workers are gone at once; back after outage_s. silently: as a machine without power."""
         if self.executor.runs:
-            self._predecessor_run_id = "" if silently else self._run_id
+            self._previous_run_id = "" if silently else self._run_id
             self.executor.kill(with_its_machine=True)
             self._environment.kill_all(self.node_id, reported=False, silently=silently)
             self._loop.after(outage_s, self.executor.start)
@@ -81,7 +81,7 @@ class VirtualNode:
         )
 
     async def _heartbeat(self, bus: MemoryBus, host: Host[Any]) -> None:
-        """The real heartbeat. After a crash of the machine the executor knows of no predecessor."""
+        """The real heartbeat. After a crash of the machine the executor knows of no previous one."""
         setting, loop = self._setting, self._loop
         heartbeat = Heartbeat(
             host,
@@ -91,7 +91,7 @@ class VirtualNode:
             SilentLog(),
             self,
             boot_s=lambda: loop.now_s,
-            predecessor_run_id=self._predecessor_run_id,
+            previous_run_id=self._previous_run_id,
         )
         await heartbeat.run()
 

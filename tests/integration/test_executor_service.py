@@ -279,7 +279,7 @@ async def test_a_node_name_belongs_to_one_executor(bus: Bus, run: Run, tmp_path:
 
 
 async def test_an_executor_that_was_killed_is_replaced_on_another_machine(bus: Bus, run: Run, tmp_path: Path) -> None:
-    """It has no predecessor there: it waits until no worker of the first can have a lease."""
+    """No executor ran there before: it waits until no worker of the first can have a lease."""
     ledger = Ledger(bus)
     await ledger.plan(events.PoolConfigured(config=PoolConfig(heartbeat_timeout_s=1.0), at_s=NOW_S))
     dead = events.NodeReported(node_id="node-0", incarnation="killed-0", at_s=NOW_S, lease_s=0.5)

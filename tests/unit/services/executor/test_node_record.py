@@ -18,11 +18,9 @@ LEASE_S = 3.0
 class Executor:
     """One executor of node-0 by its record. now_s: of its boot clock."""
 
-    def __init__(self, bus: MemoryBus, run_id: str, predecessor: str = "") -> None:
+    def __init__(self, bus: MemoryBus, run_id: str, previous: str = "") -> None:
         self.now_s, self._run_id = 100.0, run_id
-        self._record = NodeRecord(
-            bus, POOL, NODE, run_id=run_id, predecessor_run_id=predecessor, boot_s=lambda: self.now_s
-        )
+        self._record = NodeRecord(bus, POOL, NODE, run_id=run_id, previous_run_id=previous, boot_s=lambda: self.now_s)
 
     async def beats(self, num_losses: int = 0) -> bool:
         return await self._record.store(heartbeat(f"{self._run_id}-{num_losses}"))
@@ -103,8 +101,8 @@ async def test_of_two_executors_that_start_at_once_one_is_refused(bus: MemoryBus
 
 async def test_the_next_executor_of_the_same_machine_does_not_wait(bus: MemoryBus) -> None:
     await Executor(bus, "a").beats()
-    assert await Executor(bus, "b", predecessor="a").beats()
-    assert not await Executor(bus, "c", predecessor="a").beats()
+    assert await Executor(bus, "b", previous="a").beats()
+    assert not await Executor(bus, "c", previous="a").beats()
 
 
 async def test_a_fenced_incarnation_is_over_and_the_next_one_begins_at_once(bus: MemoryBus) -> None:
