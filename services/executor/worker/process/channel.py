@@ -138,6 +138,7 @@ class Channel:
     def _handle_messages(self) -> None:
         """Until the end of the file or of the lease. Raises BrokenChannel."""
         frames = FrameReader[ToWorker](*get_args(ToWorker))
+        assignment: Assignment | None = None  # waits for a lease that is not over
         while data := self._receive():
             for message in frames.feed(data):
                 match message:
@@ -149,7 +150,7 @@ class Channel:
                         self._poll_interval_s = message.timeouts.poll_interval_s
                         if message.lease_until_s:
                             self._lease_s, self._lease_until_s = message.timeouts.lease_s, message.lease_until_s
-                        self._commands.put(message)
+                        assignment = message
                     case PrepareSwitch():
                         self._changes.put(message)
                     case JoinRendezvous(generation=generation, address=address):
@@ -164,6 +165,9 @@ class Channel:
                         self._lease_until_s = until_s
                     case _:
                         raise BrokenChannel(f"unexpected message for a worker: {type(message).__name__}")
+            if assignment is not None and boot_s() <= self._lease_until_s:
+                self._commands.put(assignment)
+                assignment = None
 
     def _receive(self) -> bytes:
         """The next bytes; empty at the end of the file or of the lease. Bytes that have arrived count, however late
