@@ -21,7 +21,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
-from elasticflow.shared.runtime.bus.streams import StreamLimits, stream_configs
+from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.histories import NOW_S
@@ -158,7 +158,7 @@ class Pool:
         routes = ", ".join(f'"nats://{self.network.address[other]}:6222"' for other in SERVERS)
         config = self._folder / f"{name}.conf"
         config.write_text(
-            f'server_name: {name}\nhost: "{address}"\nport: 4222\n'
+            f'server_name: {name}\nhost: "{address}"\nport: 4222\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
             f'jetstream {{ store_dir: "{self._folder / name}", sync_interval: always }}\n'
             f'cluster {{ name: c, listen: "{address}:6222", routes: [{routes}] }}\n'
         )
