@@ -70,9 +70,9 @@ class Heartbeat:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            sent_s = self._boot_s()
+            sent_s, num_replies = self._boot_s(), self._record.num_replies(self._host.state.incarnation)
             try:
-                async with asyncio.timeout(self._timeouts.bus_reply_timeout_s):
+                async with asyncio.timeout(num_replies * self._timeouts.bus_reply_timeout_s):
                     await self._send(sent_s)
             except (Retry, TimeoutError) as error:
                 self._log.debug("heartbeat not acknowledged", error=str(error))

@@ -29,9 +29,14 @@ class NodeRecord:
         self._ended_run_ids = {run_id, previous_run_id} - {""}
         self._incarnation = ""  # the claimed one
         self._revision = 0
+        self._is_uncertain = False  # whether the last heartbeat was stored
         self._foreign_revision = 0
         self._foreign_since_s = 0.0
         self._num_foreign_writes = 0
+
+    def num_replies(self, incarnation: str) -> int:
+        """Of the bus, that `store` waits for: one, unless it must read the record first."""
+        return 2 if self._is_uncertain or incarnation != self._incarnation else 1
 
     async def store(self, heartbeat: NodeReported) -> bool:
         """Whether the heartbeat is stored. False: another executor's workers may run, or this incarnation is over.
@@ -47,14 +52,13 @@ class NodeRecord:
             return False
 
     async def _renew(self, data: bytes) -> bool:
-        try:
-            await self._write(data, self._revision)
-        except WrongExpectedSequence:
+        if self._is_uncertain:
             record = await self._read()
             message = _message(record)
             if record is None or not isinstance(message, NodeReported) or message.incarnation != self._incarnation:
                 return False
-            await self._write(data, record.revision)  # the acknowledgement of an earlier heartbeat was lost
+            self._revision = record.revision
+        await self._write(data, self._revision)
         return True
 
     async def _claim(self, heartbeat: NodeReported, data: bytes) -> bool:
@@ -86,9 +90,11 @@ class NodeRecord:
         return await self._bus.get_value(self._bucket, self._node_id)
 
     async def _write(self, data: bytes, expected_revision: int) -> None:
+        self._is_uncertain = True
         self._revision = await self._bus.put_value(
             self._bucket, self._node_id, data, expected_revision=expected_revision
         )
+        self._is_uncertain = False
 
 
 def _message(record: Value | None) -> codec.Message | None:

@@ -63,7 +63,13 @@ def test_the_last_allocation_is_reached_and_one_generation_trains_at_a_time(
 ) -> None:
     scenario = Scenario(
         num_gpus_by_node={"node-0": 4, "node-1": 4},
-        config=PoolConfig(curves={"linear/b64": LINEAR}, stop_free=stop_free, max_restarts=1000),
+        config=PoolConfig(
+            curves={"linear/b64": LINEAR},
+            stop_free=stop_free,
+            max_restarts=1000,
+            max_nodes_lost_at_start=1000,
+            heartbeat_timeout_s=max(6.0, 24.0 * max_delay_s),  # a sixth of it is for a reply
+        ),
         timing_model=TimingModel(
             true_curves={"linear/b64": LINEAR},
             training=TrainingTime.of_cost(ResizeCost.flat(start_s), switch_s=0.02),

@@ -1,6 +1,7 @@
 """Who may write the record of a node, and when another executor of the same name may take it over."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,10 @@ class Executor:
     def __init__(self, bus: MemoryBus, run_id: str, previous: str = "") -> None:
         self.now_s, self._run_id = 100.0, run_id
         self._record = NodeRecord(bus, POOL, NODE, run_id=run_id, previous_run_id=previous, boot_s=lambda: self.now_s)
+
+    @property
+    def num_replies(self) -> int:
+        return self._record.num_replies(f"{self._run_id}-0")
 
     async def beats(self, num_losses: int = 0) -> bool:
         return await self._record.store(heartbeat(f"{self._run_id}-{num_losses}"))
@@ -51,6 +56,30 @@ async def test_each_heartbeat_replaces_the_one_before(bus: MemoryBus) -> None:
     value = await bus.get_value(node_bucket(POOL), NODE)
     assert value is not None
     assert value.revision == 3
+
+
+async def test_after_a_lost_acknowledgement_one_read_is_enough(bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reply may take as long as the timeout of one."""
+    executor, put_value, num_writes = Executor(bus, "a"), bus.put_value, 0
+    await executor.beats()
+    assert executor.num_replies == 1
+
+    async def put_without_reply(*arguments: Any, **options: Any) -> int:
+        await put_value(*arguments, **options)
+        raise TimeoutError
+
+    async def put_once(*arguments: Any, **options: Any) -> int:
+        nonlocal num_writes
+        num_writes += 1
+        return await put_value(*arguments, **options)
+
+    monkeypatch.setattr(bus, "put_value", put_without_reply)
+    with pytest.raises(TimeoutError):
+        await executor.beats()
+    assert executor.num_replies == 2
+    monkeypatch.setattr(bus, "put_value", put_once)
+    assert await executor.beats()
+    assert (executor.num_replies, num_writes) == (1, 1)
 
 
 async def test_a_second_executor_is_refused_while_the_first_is_alive(bus: MemoryBus) -> None:
