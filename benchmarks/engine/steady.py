@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps.worker_setup import set_up
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
-from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
+from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker, RendezvousListening
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
 
 _WARM_UP_ROUNDS = 1
@@ -201,7 +201,7 @@ def _executor(sock: socket.socket, store: dist.Store, name: str, rank: int) -> N
     if rank > 0:
         address = store.get(name).decode()
         sock.sendall(encode_frame(JoinRendezvous(generation=_GENERATION, address=address)))
-    frames = FrameReader()
+    frames = FrameReader[FromWorker](*get_args(FromWorker))
     while data := sock.recv(65_536):
         for message in frames.feed(data):
             if isinstance(message, RendezvousListening):

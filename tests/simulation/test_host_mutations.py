@@ -10,7 +10,7 @@ from elasticflow.shared.runtime.service.decider import DecideResult
 from elasticflow.shared.runtime.service.host import Host
 from tests.support.simulated_runs import problems, short_storm
 
-SEEDS = range(500, 505)
+SEEDS = range(500, 515)
 
 
 class AcknowledgesEarly(Host[Any]):
