@@ -44,12 +44,14 @@ async def test_everything_acknowledged_comes_to_its_end(seed: int, tmp_path: Pat
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(kill_each(pool, seed))
             tasks.create_task(submit_all(pool, seed))
-        state = await pool.ended([*ITERATIONS, "cancelled", "impossible"])
+        await persistently(lambda: pool.client.cancel("until-the-last-kill"))
+        state = await pool.ended([*ITERATIONS, "until-the-last-kill", "cancelled", "impossible"])
         await eventually(lambda: not pool.workers(), "no worker is left")
         entries = await pool.ledger()
 
     phases = {job_id: job.phase for job_id, job in state.ended_jobs.items()}
     assert phases == dict.fromkeys(ITERATIONS, Phase.FINISHED) | {
+        "until-the-last-kill": Phase.CANCELLED,
         "cancelled": Phase.CANCELLED,
         "impossible": Phase.REJECTED,
     }, "\n".join(f"{job.job_id}: {job.explanation}" for job in state.ended_jobs.values())
@@ -63,6 +65,7 @@ async def submit_all(pool: RunningPool, seed: int) -> None:
     """Commands of every kind, a little apart; each is acknowledged before the next is made."""
     rng = np.random.default_rng((seed, 1))
     commands = {
+        "until-the-last-kill": job(JobClass.BEST_EFFORT, max_iterations=1_000_000),  # there is a worker to kill
         "slo-long": job(max_iterations=250),
         "unprofiled": job(model_name="", max_iterations=60),
         "cancelled": job(JobClass.BEST_EFFORT, max_iterations=1_000_000),
