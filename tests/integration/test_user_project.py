@@ -170,7 +170,9 @@ async def test_a_project_with_the_names_of_our_packages_trains_and_resumes(proje
     await project.eflow("up", "--detach", "--nodes", "1", "--slots", "1", "--device", "cpu")
     await project.eflow("submit", "train.py", "--name", "own")
     checkpoints = project.folder / ".eflow" / "checkpoints" / "own"
-    await eventually(lambda: list(checkpoints.rglob("*")), "there is a checkpoint")
+    await eventually(
+        lambda: [file for file in checkpoints.rglob("g*") if file.suffix != ".unfinished"], "there is a checkpoint"
+    )
     (worker,) = await eventually(project.workers, "a worker trains")
     worker.kill()
     ended = json.loads(await project.eflow("submit", "train.py", "--name", "own", "--wait", "--json"))["end"]
