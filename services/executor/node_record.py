@@ -99,7 +99,4 @@ class NodeRecord:
 
 def _message(record: Value | None) -> codec.Message | None:
     """The message in the record; None without a record, or if it is unreadable."""
-    try:
-        return codec.decode(record.data).message if record is not None else None
-    except codec.Undecodable:
-        return None
+    return codec.message_or_none(record.data) if record is not None else None

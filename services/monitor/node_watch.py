@@ -5,7 +5,6 @@ whether or not that has arrived here. Once it is stored, no later heartbeat of t
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced, State
@@ -83,14 +82,10 @@ class NodeWatch:
             await self._write(action.node_id, data, action.revision)
         except WrongExpectedSequence:
             record = await self._bus.get_value(node_bucket(self._pool), action.node_id)
-            message = None
-            if record is not None:
-                with contextlib.suppress(codec.Undecodable):
-                    message = codec.decode(record.data).message
-            match message:
-                case NodeReported() if record is not None and message.incarnation == action.incarnation:
-                    return HeartbeatStored(heartbeat=message, revision=record.revision)
-                case NodeFenced() if message.incarnation == action.incarnation:
+            match codec.message_or_none(record.data) if record is not None else None:
+                case NodeReported() as stored if record is not None and stored.incarnation == action.incarnation:
+                    return HeartbeatStored(heartbeat=stored, revision=record.revision)
+                case NodeFenced() as stored if stored.incarnation == action.incarnation:
                     return done
                 case NodeReported() if record is not None:
                     # Another incarnation has replaced this one. To write it again proves that the read was not stale.

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,17 @@ def points() -> Package:
     return package(f"{TRAINING_FUNCTIONS}:Points")
 
 
+def slow_steps(code: Package, *, max_iterations: int) -> dict[str, Any]:
+    """The specification of a job with this code, in steps of some milliseconds."""
+    return {
+        "training_function": code.training_function,
+        "code_digest": code.code_digest,
+        "global_batch_size": 16,
+        "max_iterations": max_iterations,
+        "hyperparameters": {"step_s": 0.005},
+    }
+
+
 def exit_code(process: subprocess.Popen[bytes]) -> int:
     return process.wait(timeout=60)
 
@@ -93,16 +105,7 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
         executor(nats_server, tmp_path, "node-1") as second,
     ):
         await ledger.until_received(events.NodeJoined, count=2)
-        await ledger.place(
-            "a",
-            1,
-            *("node-0:0", "node-1:1"),
-            training_function=code.training_function,
-            code_digest=code.code_digest,
-            global_batch_size=16,
-            max_iterations=400,
-            hyperparameters={"step_s": 0.005},
-        )
+        await ledger.place("a", 1, "node-0:0", "node-1:1", **slow_steps(code, max_iterations=400))
         started = await ledger.until_received(events.GenerationStarted)
         assert (started.num_gpus, started.iteration) == (2, 0)
         await until_moving(bus, "a")
@@ -126,13 +129,7 @@ async def test_after_an_executor_was_killed_its_job_continues_from_the_checkpoin
     code = points()
     await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
     ledger = Ledger(bus)
-    job = {
-        "training_function": code.training_function,
-        "code_digest": code.code_digest,
-        "global_batch_size": 16,
-        "max_iterations": 10**6,
-        "hyperparameters": {"step_s": 0.005},
-    }
+    job = slow_steps(code, max_iterations=10**6)
     with executor(nats_server, tmp_path, "node-0") as process:
         await ledger.until_received(events.NodeJoined)
         await ledger.place("a", 1, "node-0:0", **job)
@@ -160,16 +157,7 @@ async def test_hostile_code_fails_its_jobs_and_a_neighbour_trains_on(
     ledger = Ledger(bus)
     with executor(nats_server, tmp_path, "node-0") as process:
         await ledger.until_received(events.NodeJoined)
-        await ledger.place(
-            "neighbour",
-            1,
-            "node-0:0",
-            training_function=code.training_function,
-            code_digest=code.code_digest,
-            global_batch_size=16,
-            max_iterations=10**6,
-            hyperparameters={"step_s": 0.005},
-        )
+        await ledger.place("neighbour", 1, "node-0:0", **slow_steps(code, max_iterations=10**6))
         await ledger.until_received(events.GenerationStarted)
         hostile = [*HOSTILE_ARCHIVES.values(), TOO_LARGE]
         for number, data in enumerate(hostile, start=1):

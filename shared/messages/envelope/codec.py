@@ -241,6 +241,14 @@ def _each(payload: Fields, name: str, known: Mapping[str, type[Any]]) -> tuple[A
     return tuple(_from_tagged(item, known) for item in cast(list[object], items))
 
 
+def message_or_none(data: bytes) -> Message | None:
+    """The message in these bytes; None if they are unreadable."""
+    try:
+        return decode(data).message
+    except Undecodable:
+        return None
+
+
 def job_id_in(data: bytes) -> str:
     """The job_id of a message that may be invalid otherwise, for the reply to its sender; "" if it has none."""
     try:

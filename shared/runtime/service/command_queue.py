@@ -132,14 +132,14 @@ class CommandQueue:
 
     async def _suspect(self) -> Pending | None:
         """The oldest command if it was delivered repeatedly, with one attempt more counted."""
-        for pending in self.take(1):
+        while oldest := self.take(1):
+            (pending,) = oldest
             if pending.item.num_delivered <= MAX_UNCOUNTED_DELIVERIES:
-                return None
+                break
             if await self._attempts.begin(pending.position) < MAX_ATTEMPTS:
                 return pending
             await self.dead_letter(pending.item, f"{self._service} died {MAX_ATTEMPTS} times while it decided on this")
-            self.settled((pending,))
-            return await self._suspect()
+            self.settled(oldest)
         return None
 
     def repeats(self) -> dict[int, list[Pending]]:

@@ -20,7 +20,7 @@ from elasticflow.shared.state.policy import State
 
 
 class LedgerAppender(Generic[State]):
-    """Each message is folded when its append returns. Methods raise Retry without an effect on the folded state."""
+    """Each message is folded when its append returns. Methods raise what the bus raises."""
 
     def __init__(
         self,
