@@ -13,8 +13,9 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, gpu_seconds, minimum_share
-from elasticflow.shared.scheduling.availability.scratch_arrays import Segments, empty_segments, new_scratch
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, gpu_seconds
+from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
+from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchMemory, Segments
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from tests.support.exact_replay import earliest_end_s, exact_end_s, is_on_time
@@ -23,7 +24,8 @@ from tests.support.strategies import schedulable_jobs
 
 ROUNDING_S = 1e-5  # of times near 1.8e9 s, which lie 2.4e-7 s apart
 Pieces = list[tuple[float, int]]
-MEMORY, OUT, OTHER = new_scratch(), empty_segments(), empty_segments()
+WORK = ScratchMemory().arrays(1024)
+MEMORY, OUT = WORK.memory, WORK.found
 
 
 @st.composite
@@ -62,7 +64,7 @@ def filled(job: SchedulableJob, pieces: Pieces, cap: int, by_s: float = math.inf
 def least_share(job: SchedulableJob, pieces: Pieces, by_s: float) -> Schedule | None:
     """What `minimum_share` finds."""
     jobs = JobTable.of([job]).jobs
-    return _schedule(OUT, minimum_share(profile_of(pieces), jobs, 0, by_s, OUT, OTHER, MEMORY))
+    return _schedule(OUT, minimum_share(profile_of(pieces), jobs, 0, by_s, WORK))
 
 
 def _schedule(out: Segments, count: int) -> Schedule | None:
@@ -179,7 +181,7 @@ def test_more_time_less_work_or_more_gpus_never_turn_a_yes_into_a_no(
 def test_the_lower_bound_of_gpu_seconds_is_one(job: SchedulableJob) -> None:
     window_s = min(job.deadline_s, 4000.0)
     jobs = JobTable.of([job]).jobs
-    count = minimum_share(profile_of([(0.0, 16)]), jobs, 0, window_s, OUT, OTHER, MEMORY)
+    count = minimum_share(profile_of([(0.0, 16)]), jobs, 0, window_s, WORK)
     if count >= 0:
         bound = job.curve.least_gpu_seconds(job.remaining_iterations, window_s)
         assert gpu_seconds(OUT, count) >= bound * (1.0 - 1e-9)

@@ -1,9 +1,7 @@
 """Promises on a plan, one after another, as admission adds them."""
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch
-from elasticflow.shared.scheduling.admission.insertion import insert_around, insert_by_deadline
-from elasticflow.shared.scheduling.admission.proposal import Proposal
+from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch, insert_around
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 
 
@@ -19,12 +17,6 @@ def fits_around(plan: AdmissionPlan, job: SchedulableJob) -> bool:
     """Whether the job can be promised without moving another job."""
     with plan.with_candidate(job) as row:
         return insert_around(plan, row, job) is not None
-
-
-def filled_by_deadline(plan: AdmissionPlan, job: SchedulableJob) -> Proposal | None:
-    """The job filled among the others, at its position by deadline."""
-    with plan.with_candidate(job) as row:
-        return insert_by_deadline(plan, row, job)
 
 
 def utilization(plan: AdmissionPlan, until_s: float) -> float:

@@ -12,7 +12,6 @@ from elasticflow.shared.messages.rejection import InfeasibilityCertificate, Offe
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
 from elasticflow.shared.scheduling.availability.earliest_completion import (
     earliest_deadline_around_s,
-    most_iterations_alone_by,
     most_iterations_by,
 )
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -162,18 +161,7 @@ def _most_iterations(session: AdmissionSession, job: SchedulableJob, *, is_thoro
     fitting = most_iterations_by(session.plan, job)
     if not is_thorough:
         return fitting
-    alone = most_iterations_alone_by(session.plan, job)
-    rejected = min(int(job.remaining_iterations), alone + _precision(alone))
-    while rejected - fitting > _precision(fitting):
-        middle = (fitting + rejected) // 2
-        is_kept = session.admission_search.fits(replace(job, remaining_iterations=float(middle)))
-        fitting, rejected = (middle, rejected) if is_kept else (fitting, middle)
-    return fitting
-
-
-def _precision(iterations: int) -> int:
-    """One in a hundred."""
-    return max(1, iterations // 100)
+    return max(fitting, session.admission_search.most_iterations(job))
 
 
 def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int) -> int:

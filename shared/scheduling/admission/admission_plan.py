@@ -24,9 +24,9 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
 )
 from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     copy_schedules,
+    fill_anew,
     fill_or_report_late,
     fill_to_earliest_end,
-    refill,
     rows_that_differ,
     scatter_schedules,
 )
@@ -35,7 +35,7 @@ from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArr
 from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 
-MAX_FILL_ORDERS = 4  # orders of filling before jobs count as late
+REPAIR_FILLINGS = 1_024  # before jobs count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
 
 
@@ -157,23 +157,22 @@ class AdmissionPlan:
         changed: list[int] = rows[self.changed[rows]].tolist()
         return changed
 
-    def refill(self, order: Integers, num_kept: int, *, max_orders: int = 1) -> int:
-        """Fill all jobs in this order again, except the first `num_kept` and the fixed rows.
+    def fill_anew(self, order: Integers, max_fillings: int, num_gpus: int | None = None) -> bool:
+        """Fill all jobs but the fixed rows again, on all GPUs or on `num_gpus` of them, first in this order.
 
-        Returns how many jobs kept their schedule, or -1 on failure. `filled` holds the schedules and
-        `scratch_availability` the GPUs that stay free.
+        Returns whether all meet their deadlines. `filled` then holds the schedules, `scratch_availability` the GPUs
+        that stay free.
         """
-        return refill(
+        return fill_anew(
             self.scratch_availability,
             self.table.schedules,
             self.filled,
             self.table.jobs,
             self.fixed,
             order,
-            num_kept,
-            max_orders,
+            max_fillings,
             self.now_s,
-            self.num_gpus,
+            self.num_gpus if num_gpus is None else num_gpus,
             self.scratch_arrays,
         )
 
@@ -193,7 +192,7 @@ class AdmissionPlan:
         )
         if fit:
             return
-        if self.refill(fresh := order.copy(), 0, max_orders=MAX_FILL_ORDERS) >= 0:
+        if self.fill_anew(fresh := order.copy(), REPAIR_FILLINGS):
             moved = rows_that_differ(table.schedules, self.filled, fresh)
             copy_schedules(table.schedules, self.filled, moved)
             self.changed[moved] = True
@@ -234,7 +233,7 @@ class AdmissionPlan:
             self._reserved,
             late,
             self.order.copy(),
-            MAX_FILL_ORDERS,
+            REPAIR_FILLINGS,
             self.now_s,
             self.num_gpus,
             self.scratch_arrays,

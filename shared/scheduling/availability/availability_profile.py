@@ -146,6 +146,26 @@ def copy_into(availability: AvailabilityProfile, other: AvailabilityProfile) -> 
 
 
 @compiled
+def limit_from(limited: AvailabilityProfile, availability: AvailabilityProfile, from_s: float, most: int) -> None:
+    """Make `limited` equal to `availability`, with at most `most` free GPUs from an instant on. It needs one piece
+    more.
+    """
+    size = 0
+    for piece in range(availability.size[0]):
+        start_s, free = availability.start_B[piece], availability.free_B[piece]
+        end_s = availability.start_B[piece + 1] if piece + 1 < availability.size[0] else np.inf
+        if start_s < from_s < end_s and free > most:
+            limited.start_B[size], limited.free_B[size] = start_s, free
+            size, start_s = size + 1, from_s
+        if start_s >= from_s:
+            free = min(free, most)
+        if size == 0 or limited.free_B[size - 1] != free:
+            limited.start_B[size], limited.free_B[size] = start_s, free
+            size += 1
+    limited.size[0] = size
+
+
+@compiled
 def fewest_free(availability: AvailabilityProfile, start_s: float, end_s: float) -> int:
     """The number of GPUs that are free during the whole interval."""
     piece = piece_at(availability, start_s)

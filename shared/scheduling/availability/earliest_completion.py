@@ -14,9 +14,9 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import write_segm
 from elasticflow.shared.scheduling.availability.fill_one_job import (
     earliest_end_s,
     fill,
-    minimum_share,
     most_iterations,
 )
+from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, end_s, schedule_of
 
@@ -42,6 +42,17 @@ def most_iterations_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
 def most_iterations_alone_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
     """The most iterations by the deadline on an empty pool."""
     return _most_iterations_by(plan, job, _empty(plan))
+
+
+def earliest_ends_s(plan: AdmissionPlan, row: int, by_s: float) -> tuple[float, float]:
+    """The earliest end of the candidate in this row, on an empty pool and without moving another job; inf if later
+    than by_s.
+    """
+    work, jobs = plan.scratch_arrays, plan.table.jobs
+    alone_s = earliest_end_s(_empty(plan), jobs, row, by_s, work.found, work.memory)
+    if alone_s == math.inf:
+        return math.inf, math.inf
+    return alone_s, earliest_end_s(plan.availability, jobs, row, by_s, work.found, work.memory)
 
 
 def earliest_end_from_s(plan: AdmissionPlan, job: SchedulableJob, start_s: float) -> float | None:
@@ -91,7 +102,7 @@ def _schedule_from(plan: AdmissionPlan, job: SchedulableJob, start_s: float, *, 
             cap = int(jobs.num_levels_J[row]) - 1
             count = fill(later, jobs, row, cap, job.deadline_s, work.found, work.memory)
         else:
-            count = minimum_share(later, jobs, row, job.deadline_s, work.found, work.other, work.memory)
+            count = minimum_share(later, jobs, row, job.deadline_s, work)
         if count < 0:
             return None
         write_segments(plan.filled, row, work.found, count)

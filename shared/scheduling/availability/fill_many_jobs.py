@@ -13,9 +13,14 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     reserve,
     sweep,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, minimum_share
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill
+from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
 from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, Segments
 from elasticflow.shared.scheduling.compiled.compile import Flags, Integers, compiled
+
+GOLDEN_RATIO = 0.6180339887498949
+PATIENT_MISSES = 8  # of one job, after which it moves by distances that vary
+MEAN_DISTANCE = 0.2  # of the way to the front
 
 
 @compiled
@@ -41,7 +46,7 @@ def fill_or_report_late(
     num_failed = 0
     for job in rows:
         by_s = float(jobs.deadline_J[job])
-        count = minimum_share(availability, jobs, job, by_s, work.found, work.other, work.memory)
+        count = minimum_share(availability, jobs, job, by_s, work)
         if count < 0:
             failed[num_failed] = job
             num_failed += 1
@@ -75,7 +80,7 @@ def fill_one_more(
 ) -> bool:
     """Fill one more job without moving another. On success `filled` has its schedule, `with_it` what stays free."""
     by_s = float(jobs.deadline_J[job])
-    count = minimum_share(availability, jobs, job, by_s, work.found, work.other, work.memory)
+    count = minimum_share(availability, jobs, job, by_s, work)
     if count < 0:
         return False
     write_segments(filled, job, work.found, count)
@@ -85,62 +90,55 @@ def fill_one_more(
 
 
 @compiled
-def fill_in_order(
-    availability: AvailabilityProfile,
-    schedules: Schedules,
-    jobs: Jobs,
-    order_K: Integers,
-    first: int,
-    work: ScratchArrays,
-) -> int:
-    """Fill all jobs from position `first` on by minimum satisfactory shares. Returns -1, or the first position that
-    does not fit.
-    """
-    for position in range(first, order_K.shape[0]):
-        job = int(order_K[position])
-        by_s = float(jobs.deadline_J[job])
-        count = minimum_share(availability, jobs, job, by_s, work.found, work.other, work.memory)
-        if count < 0:
-            return position
-        write_segments(schedules, job, work.found, count)
-        reserve(availability, schedules, job)
-    return -1
-
-
-@compiled
-def refill(
+def fill_anew(
     availability: AvailabilityProfile,
     kept: Schedules,
     schedules: Schedules,
     jobs: Jobs,
     fixed: Integers,
     order_K: Integers,
-    num_kept: int,
-    max_orders: int,
+    max_fillings: int,
     now_s: float,
     num_gpus: int,
     work: ScratchArrays,
-) -> int:
-    """Fill jobs in this order; the first `num_kept` keep their schedules. Returns how many kept theirs, or -1 on
-    failure.
+) -> bool:
+    """Fill jobs one after another in this order, then in others, until each of them meets its deadline.
 
-    fixed: further jobs that keep their schedules in any case.
-    A job that does not fit moves half the way to the front, and all jobs from there on are filled again, in at most
-    `max_orders` orders. `order_K` is left in the order that succeeded, `availability` with the GPUs that stay free.
+    fixed: jobs that keep their schedules from `kept`. Returns False if no order was found within max_fillings; then
+    contents of `schedules` are invalid. `order_K` is left in the order that succeeded, `availability` with the GPUs
+    that stay free.
+    A job that misses its deadline moves forward by a quarter of the way, and later by distances that vary. The
+    jobs behind it are filled again.
+    Source: D. Joslin and D. Clements, "Squeaky wheel" optimization, JAIR 10, 1999.
     """
-    for _ in range(max_orders):
-        sweep(availability, kept, np.concatenate((fixed, order_K[:num_kept])), now_s, num_gpus)
-        failed = fill_in_order(availability, schedules, jobs, order_K, num_kept, work)
-        if failed < 0:
-            return num_kept
-        if failed == 0:
-            return -1
-        earlier = failed // 2
-        moved = order_K[failed]
-        order_K[earlier + 1 : failed + 1] = order_K[earlier:failed].copy()
-        order_K[earlier] = moved
-        num_kept = min(num_kept, earlier)
-    return -1
+    for job in fixed:
+        copy_schedule(schedules, job, kept, job)
+    num_misses, misses_J = 0, np.zeros(jobs.remaining_J.shape[0], np.int64)
+    first, num_fillings = 0, 0
+    while num_fillings < max_fillings:
+        sweep(availability, schedules, np.concatenate((fixed, order_K[:first])), now_s, num_gpus)
+        position, misses = first, False
+        while position < order_K.shape[0] and not misses:
+            job = int(order_K[position])
+            count = minimum_share(availability, jobs, job, float(jobs.deadline_J[job]), work)
+            num_fillings, misses = num_fillings + 1, count < 0
+            if not misses:
+                write_segments(schedules, job, work.found, count)
+                reserve(availability, schedules, job)
+                position += 1
+        if not misses:
+            return True
+        if position == 0:
+            return False
+        moved = order_K[position]
+        num_misses, misses_J[moved] = num_misses + 1, misses_J[moved] + 1
+        first = (3 * position) // 4
+        if misses_J[moved] > PATIENT_MISSES:
+            part = (num_misses * GOLDEN_RATIO) % 1.0  # spread evenly between 0 and 1, without chance
+            first = max(position - 1 - int(-np.log(1.0 - part) * MEAN_DISTANCE * position), 0)
+        order_K[first + 1 : position + 1] = order_K[first:position].copy()
+        order_K[first] = moved
+    return False
 
 
 @compiled
@@ -188,6 +186,17 @@ def scatter_schedules(schedules: Schedules, picked: Schedules, rows: Integers) -
     """Store gathered schedules back to these rows."""
     for index in range(rows.shape[0]):
         copy_schedule(schedules, rows[index], picked, index)
+
+
+@compiled
+def total_gpu_seconds(schedules: Schedules, rows: Integers) -> float:
+    """GPU-seconds of the schedules of these rows."""
+    total = 0.0
+    for row in rows:
+        for segment in range(schedules.count_J[row]):
+            held_s = schedules.end_JM[row, segment] - schedules.start_JM[row, segment]
+            total += held_s * schedules.num_gpus_JM[row, segment]
+    return total
 
 
 @compiled

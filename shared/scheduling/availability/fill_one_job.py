@@ -134,36 +134,6 @@ def fill(
 
 
 @compiled
-def minimum_share(
-    availability: AvailabilityProfile,
-    jobs: Jobs,
-    job: int,
-    by_s: float,
-    out: Segments,
-    other: Segments,
-    memory: Scratch,
-) -> int:
-    """Find the schedule with the smallest cap that ends by `by_s`. Returns the number of segments, or LATE.
-
-    A job that would use fewer GPU-seconds by staying at its current share, because it saves a resize, stays.
-    Source: ElasticFlow, Algorithm 1, lines 11-22.
-    """
-    for cap in range(jobs.num_levels_J[job]):
-        count = fill(availability, jobs, job, cap, by_s, out, memory)
-        if count >= 0:
-            for level in range(cap + 1, jobs.num_levels_J[job]):
-                if jobs.levels_JL[job, level] == jobs.held_J[job]:
-                    unmoved = fill(availability, jobs, job, level, by_s, other, memory)
-                    if unmoved >= 0 and gpu_seconds(other, unmoved) < gpu_seconds(out, count):
-                        out.start_M[:unmoved] = other.start_M[:unmoved]
-                        out.end_M[:unmoved] = other.end_M[:unmoved]
-                        out.num_gpus_M[:unmoved] = other.num_gpus_M[:unmoved]
-                        return unmoved
-            return count
-    return LATE
-
-
-@compiled
 def earliest_end_s(
     availability: AvailabilityProfile, jobs: Jobs, job: int, by_s: float, out: Segments, memory: Scratch
 ) -> float:

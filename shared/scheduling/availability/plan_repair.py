@@ -13,9 +13,9 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     sweep,
 )
 from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+    fill_anew,
     fill_or_report_late,
     fill_to_earliest_end,
-    refill,
 )
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S, SLACK_S, Jobs
 from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays
@@ -33,7 +33,7 @@ def late_jobs_first(
     reserved: Integers,
     late_K: Integers,
     order_K: Integers,
-    max_orders: int,
+    max_fillings: int,
     now_s: float,
     num_gpus: int,
     work: ScratchArrays,
@@ -54,7 +54,7 @@ def late_jobs_first(
     if sooner_s <= WORTH_MOVING_S:
         return False
     settled = np.concatenate((late_K, reserved))
-    return refill(availability, schedules, schedules, jobs, settled, order_K, 0, max_orders, now_s, num_gpus, work) >= 0
+    return fill_anew(availability, schedules, schedules, jobs, settled, order_K, max_fillings, now_s, num_gpus, work)
 
 
 WORTH_GIVING_BACK_S = 1.0

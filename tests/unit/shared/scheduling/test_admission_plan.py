@@ -16,9 +16,15 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     empty_availability_profile,
 )
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, minimum_share
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill
+from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import drop_past, trim_to_remaining_work
-from elasticflow.shared.scheduling.availability.scratch_arrays import Segments, empty_segments, new_scratch
+from elasticflow.shared.scheduling.availability.scratch_arrays import (
+    ScratchMemory,
+    Segments,
+    empty_segments,
+    new_scratch,
+)
 from elasticflow.shared.scheduling.jobs.job_table import (
     JobTable,
     SchedulableJob,
@@ -51,9 +57,8 @@ def profile_of(pieces: Pieces) -> AvailabilityProfile:
 
 def share(job: SchedulableJob, *pieces: tuple[float, int]) -> Schedule | None:
     """The minimum satisfactory share."""
-    jobs, out, other, memory = JobTable.of([job]).jobs, empty_segments(), empty_segments(), new_scratch()
-    count = minimum_share(profile_of(pieces), jobs, 0, job.deadline_s, out, other, memory)
-    return _schedule(out, count)
+    jobs, work = JobTable.of([job]).jobs, ScratchMemory().arrays(1024)
+    return _schedule(work.found, minimum_share(profile_of(pieces), jobs, 0, job.deadline_s, work))
 
 
 def fastest(job: SchedulableJob, *pieces: tuple[float, int]) -> Schedule | None:

@@ -1,20 +1,15 @@
-"""Where filling by deadline says no, alternative plans of the promised jobs may fit the job; none of them depends
-on who asks.
-"""
+"""Where a job does not fit around the others, all of them are filled anew with it, in one order after another."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from elasticflow.shared.scheduling.admission import admission_search
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.admission.neighborhood_search import destroy_sets
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from tests.support.admission_plans import admit, filled_by_deadline
+from tests.support.admission_plans import admit, fits_around
 from tests.support.exact_replay import is_on_time, most_gpus_at_once
 
 RIGID = ScalingCurve((2,), (2.0,))
@@ -48,23 +43,12 @@ CROWDED = (
 STUBBORN = job("stubborn", ScalingCurve((1, 2), (1.0, 1.5)), 30.0, 71.0)
 
 
-@pytest.mark.parametrize(("crowd", "arriving_job"), [(CROWD, NARROW), (CROWDED, STUBBORN)])
-def test_other_plans_have_room_that_filling_by_deadline_misses(
-    crowd: tuple[SchedulableJob, ...], arriving_job: SchedulableJob
-) -> None:
-    plan = plan_of(2, *crowd)
-    assert filled_by_deadline(plan, arriving_job) is None
-    proposal = AdmissionSearch(plan).propose(arriving_job)
-    assert proposal is not None
-    assert proposal.moved
-    plan.accept(proposal)
-    assert_all_kept(plan, *crowd, arriving_job)
-
-
 @pytest.mark.parametrize(
     ("promised", "arriving_job"),
     [
-        ((job("rigid", RIGID, 70.0, 61.0),), job("to-the-second", RIGID, 50.0, 31.0)),
+        (CROWD, NARROW),
+        (CROWDED, STUBBORN),
+        ((job("rigid", RIGID, 70.0, 61.0),), job("at-once", RIGID, 50.0, 31.0)),
         (
             (
                 job("narrow", NARROW.curve, 60.0, 101.0),
@@ -76,13 +60,11 @@ def test_other_plans_have_room_that_filling_by_deadline_misses(
         ),
     ],
 )
-def test_local_search_has_room_where_no_order_of_filling_does(
-    promised: tuple[SchedulableJob, ...], arriving_job: SchedulableJob, monkeypatch: pytest.MonkeyPatch
+def test_all_jobs_are_filled_anew_where_the_arriving_one_does_not_fit_around_them(
+    promised: tuple[SchedulableJob, ...], arriving_job: SchedulableJob
 ) -> None:
     plan = plan_of(2, *promised)
-    with monkeypatch.context() as patch:
-        patch.setattr(admission_search, "MAX_JOBS_TO_SEARCH", 0)
-        assert AdmissionSearch(plan).propose(arriving_job) is None
+    assert AdmissionSearch(plan, 0).propose(arriving_job) is None or fits_around(plan, arriving_job)
     proposal = AdmissionSearch(plan).propose(arriving_job)
     assert proposal is not None
     plan.accept(proposal)
@@ -102,7 +84,6 @@ def test_a_quote_with_effort_is_earlier_and_tight() -> None:
     assert quoted_s is not None
     assert around_s is not None
     assert quoted_s <= asks.deadline_s < around_s
-    assert filled_by_deadline(plan, asks) is None
     assert search.propose(replace(asks, deadline_s=quoted_s)) is not None
     assert search.propose(replace(asks, deadline_s=quoted_s - 1.0)) is None
     assert AdmissionSearch(plan, 0).propose(replace(asks, deadline_s=quoted_s)) is None, "with less effort"
@@ -146,14 +127,3 @@ def test_what_is_asked_of_a_plan_that_has_changed_fails() -> None:
     assert admit(plan, CROWD[1])
     with pytest.raises(AssertionError, match="the plan has changed"):
         search.propose(NARROW)
-
-
-@pytest.mark.parametrize(("num_jobs", "num_sets"), [(0, 0), (1, 1), (3, 5), (40, 18), (1_000, 18)])
-def test_those_who_are_filled_anew_differ_and_the_fewest_come_first(num_jobs: int, num_sets: int) -> None:
-    order_K, window_s_K = np.arange(100, 100 + num_jobs), np.linspace(1.0, 9.0, num_jobs)
-    found = list(destroy_sets(order_K, window_s_K, np.linspace(0.5, 2.0, num_jobs) ** 2))
-    assert len({anew.order_K[anew.num_kept :].tobytes() for anew in found}) == len(found) == num_sets
-    for anew in found:
-        assert sorted(anew.order_K) == list(order_K)
-        assert 0 <= anew.num_kept < num_jobs
-    assert [anew.num_kept for anew in found] == sorted((anew.num_kept for anew in found), reverse=True)

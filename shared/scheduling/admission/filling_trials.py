@@ -1,0 +1,145 @@
+"""Trials for one arriving job: at some deadline and with some work, can all promised jobs be filled anew with it?
+
+Filling in some orders is not exact: a trial with an easier job may fail where a harder one succeeds. So the trials lie
+on fixed lattices of deadlines and of amounts of work, and each bisection starts from the same question, whoever asks.
+A success with more work counts for less work, and a success at a deadline counts for all later ones. Therefore more
+time or less work never turn a success into a failure.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.availability.availability_profile import change
+from elasticflow.shared.scheduling.availability.earliest_completion import earliest_ends_s
+from elasticflow.shared.scheduling.availability.fill_many_jobs import overloaded
+
+_POINTS_PER_DOUBLING = 32
+_NUM_POINTS = 2_048
+_FIRST_WINDOW_S = 2.0**-10
+
+
+class Trial(NamedTuple):
+    """The arriving job with this work is in time at this deadline, and so are all promised jobs."""
+
+    iterations: float
+    deadline_s: float
+    num_gpus: int  # that were enough
+
+
+class FillingTrials:
+    """The trials for the candidate in one row of a plan. The work and the deadline in its row are those asked for.
+
+    max_fillings: of one trial; 0: none is made.
+    """
+
+    def __init__(self, plan: AdmissionPlan, row: int, max_fillings: int) -> None:
+        self._plan, self._row, self._max_fillings = plan, row, max_fillings
+        jobs = plan.table.jobs
+        self._iterations, self._deadline_s = float(jobs.remaining_J[row]), float(jobs.deadline_J[row])
+        self._least_work = max(_index_of(self._iterations, math.ceil), 0)
+        self._alone_s, self._around_s = earliest_ends_s(plan, row, math.inf)
+        self._successes: dict[int, Trial] = {}  # with enough work, by deadline
+
+    def sufficient(self) -> Trial | None:
+        """A trial that succeeds with no less work and by no later deadline than asked for."""
+        if not self._alone_s <= self._deadline_s:
+            return None
+        latest = _index_of((self._deadline_s - self._plan.now_s) / _FIRST_WINDOW_S, math.floor)
+        first = self._first_deadline(lambda low, high: low >= latest or high <= latest)
+        return self._successes.get(first) if first <= latest else None
+
+    def earliest_deadline_s(self) -> float:
+        """The earliest deadline at which `sufficient` finds a trial, or the job fits without one; inf: none."""
+        return min(self._around_s, self._deadline_at_s(self._first_deadline(_never)))
+
+    @property
+    def fits_around(self) -> bool:
+        """Whether the job is in time without moving another job."""
+        return self._around_s <= self._deadline_s
+
+    def most_iterations(self) -> float:
+        """The most work of a trial that succeeds by the deadline asked for; 0: none."""
+        latest = _index_of((self._deadline_s - self._plan.now_s) / _FIRST_WINDOW_S, math.floor)
+        if not 0 <= latest < _NUM_POINTS:
+            return 0.0
+        most, _ = _bisected(lambda work: self._can_do(work, latest), _never)
+        return _number_at(most) if most >= 0 else 0.0
+
+    def fill(self, trial: Trial) -> bool:
+        """Fill all jobs anew; on success the plan's scratch memory holds the schedules."""
+        plan, row = self._plan, self._row
+        jobs = plan.table.jobs
+        jobs.remaining_J[row], jobs.deadline_J[row] = trial.iterations, trial.deadline_s
+        position = plan.position(row)
+        fits = not overloaded(jobs, plan.order, row, position, plan.now_s, plan.num_gpus) and plan.fill_anew(
+            np.insert(plan.order, position, row), self._max_fillings, trial.num_gpus
+        )
+        jobs.remaining_J[row], jobs.deadline_J[row] = self._iterations, self._deadline_s
+        if fits:
+            change(plan.scratch_availability, plan.now_s, math.inf, plan.num_gpus - trial.num_gpus)
+        return fits
+
+    def _deadline_at_s(self, index: int) -> float:
+        return self._plan.now_s + _FIRST_WINDOW_S * _number_at(index) if index < _NUM_POINTS else math.inf
+
+    def _first_deadline(self, is_decided: Callable[[int, int], bool]) -> int:
+        """The first deadline by which the job ends, as far as it matters."""
+        return _bisected(lambda index: not self._ends_by(index), is_decided)[1]
+
+    def _ends_by(self, index: int) -> bool:
+        by_s, least = self._deadline_at_s(index), self._least_work
+        if not self._alone_s <= by_s < self._around_s:
+            return by_s >= self._around_s
+        most, _ = _bisected(
+            lambda work: self._can_do(work, index), lambda low, high: low >= least or high <= least
+        )
+        return most >= least
+
+    def _can_do(self, work: int, index: int) -> bool:
+        iterations, by_s = _number_at(work), self._deadline_at_s(index)
+        self._plan.table.jobs.remaining_J[self._row] = iterations
+        alone_s, around_s = earliest_ends_s(self._plan, self._row, by_s)
+        self._plan.table.jobs.remaining_J[self._row] = self._iterations
+        if not alone_s <= by_s < around_s:
+            return by_s >= around_s
+        for num_gpus in self._usable_gpus():
+            if self.fill(trial := Trial(iterations, by_s, num_gpus)):
+                if work >= self._least_work:
+                    self._successes[index] = trial
+                return True
+        return False
+
+    def _usable_gpus(self) -> list[int]:
+        """As many GPUs as the schedules hold at most, then powers of two beyond that: a larger pool offers at least the
+        same trials.
+        """
+        first, last = self._plan.num_needed, self._plan.num_gpus
+        powers = (2**power for power in range(first.bit_length(), last.bit_length()))
+        return [num_gpus for num_gpus in (first, *powers) if 0 < num_gpus <= last] if self._max_fillings else []
+
+
+def _never(low: int, high: int) -> bool:
+    return False
+
+
+def _number_at(index: int) -> float:
+    return 2.0 ** (index / _POINTS_PER_DOUBLING)
+
+
+def _index_of(number: float, rounded: Callable[[float], int]) -> int:
+    if not 0.0 < number < math.inf:
+        return _NUM_POINTS if number > 0.0 else -1
+    return min(max(rounded(_POINTS_PER_DOUBLING * math.log2(number)), -1), _NUM_POINTS)
+
+
+def _bisected(is_below: Callable[[int], bool], is_decided: Callable[[int, int], bool]) -> tuple[int, int]:
+    """Two successive points of a lattice, the last one below and the first one not below; wider if that decides."""
+    low, high = -1, _NUM_POINTS
+    while high - low > 1 and not is_decided(low, high):
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low, high
