@@ -37,7 +37,7 @@ class AdmissionSession:
 
     state: with all events of this decision. planned_state: where the plan started; later promises are in the plan.
     planned, search, pricing: None until a command needs them, see `with_plan`, `with_search`, `with_pricing`.
-    submitted_gpu_seconds: least GPU-seconds of the submissions at hand, all of which count as demand; inf: size
+    submitted: least GPU-seconds and seconds to the deadline of the submissions at hand, all of which count as demand; inf: size
     unknown.
     rejected: jobs that did not fit this plan. changes_reported: whether an event already carries `changed_schedules`.
 
@@ -52,7 +52,7 @@ class AdmissionSession:
     planned: PlannedPool | None = None
     search: AdmissionSearch | None = None
     pricing: AdmissionPricing | None = None
-    submitted_gpu_seconds: tuple[float, ...] = ()
+    submitted: tuple[tuple[float, float], ...] = ()
     rejected: tuple[SchedulableJob, ...] = ()
     num_accepted: int = 0
     num_rejections: int = 0
@@ -93,7 +93,7 @@ class AdmissionSession:
         """With a search for one more promise: a full one, unless many submissions wait for this decision."""
         if self.search is not None:
             return self
-        is_rush = max(len(self.submitted_gpu_seconds), self.num_rejections + 1) > MAX_FULL_SEARCHES
+        is_rush = max(len(self.submitted), self.num_rejections + 1) > MAX_FULL_SEARCHES
         ready, max_fillings = self.with_plan(), FEW_FILLINGS if is_rush else MANY_FILLINGS
         return fast_replace(ready, search=AdmissionSearch(ready.plan, max_fillings))
 
@@ -103,19 +103,19 @@ class AdmissionSession:
             return self
         ready, demand = self.with_plan(), self.planned_state.demand
         older = self.cache.last(older_demand, demand.full)
-        pricing = AdmissionPricing(demand, self.submitted_gpu_seconds, self.now_s, ready.plan.num_gpus, older)
+        pricing = AdmissionPricing(demand, self.submitted, self.now_s, ready.plan, older)
         return fast_replace(ready, pricing=pricing)
 
-    def expecting(self, gpu_seconds: Sequence[float]) -> "AdmissionSession":
+    def expecting(self, submitted: Sequence[tuple[float, float]]) -> "AdmissionSession":
         """Count these submissions as demand from now on."""
-        return fast_replace(self, submitted_gpu_seconds=tuple(gpu_seconds), pricing=None)
+        return fast_replace(self, submitted=tuple(submitted), pricing=None)
 
     def expecting_another(self) -> "AdmissionSession":
         """Count one submission more: a user who takes an offer or a quote submits again, at the price of now."""
         priced = self.with_pricing()
         if priced.pricing is None or priced.pricing.knows_enough:
             return priced
-        return priced.expecting((*self.submitted_gpu_seconds, math.inf))
+        return priced.expecting((*self.submitted, (math.inf, math.inf)))
 
     def propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
         """A way to keep this promise too; None without a search if a job that asks for less was rejected."""
@@ -230,14 +230,14 @@ class AdmissionSession:
         if not self.is_selective:
             return False
         assert self.pricing is not None, "see with_pricing"
-        return self.pricing.is_overpriced(job, self.plan.availability)
+        return self.pricing.is_overpriced(job)
 
     def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> PlannedTime | None:
         """The first deadline from this one on at which the job is not overpriced, to `within_s` seconds."""
         if not self.is_selective:
             return PlannedTime(from_s)
         assert self.pricing is not None, "see with_pricing"
-        first_s = self.pricing.first_affordable_s(job, from_s, within_s, self.plan.availability)
+        first_s = self.pricing.first_affordable_s(job, from_s, within_s)
         return None if first_s is None else PlannedTime(first_s)
 
 

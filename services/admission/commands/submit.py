@@ -58,7 +58,13 @@ class Submission:
 def in_order(session: AdmissionSession, commands: Sequence[SubmitJob]) -> tuple[AdmissionSession, Sequence[SubmitJob]]:
     """Submissions that came together, in the order of judgement: selective admission judges the smallest first."""
     least = [_least_gpu_seconds(session, command) for command in commands]
-    session = session.expecting([asked for asked in least if asked > 0])
+    session = session.expecting(
+        [
+            (asked, deadline_s - session.now_s)
+            for asked, command in zip(least, commands, strict=True)
+            if asked > 0 and (deadline_s := command.spec.resolved_deadline_s(session.now_s)) is not None
+        ]
+    )
     if not session.is_selective:
         return session, commands
     order = sorted(range(len(commands)), key=lambda index: least[index])

@@ -1,112 +1,121 @@
-"""Selective admission: which jobs to reject although they fit, because they would crowd out promises of higher value.
-
-Every promise has the same value. So a GPU-second is worth one promise divided by the GPU-seconds of the most expensive
-job that still fits if recent demand repeats. A job competes with all demand within its window. Past demand is
-therefore weighted by exponential memories at least as long as the window, and by all longer memories: a job that is
-accepted for one deadline is also accepted for a later one (docs/adr/0015, 0030).
-Axes: N = submissions by requested GPU-seconds; M = memories, each twice as long as the one before.
-"""
+"""Prototype: a price by time for selective admission."""
 
 import math
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from elasticflow.shared.scheduling.availability.availability_profile import AvailabilityProfile
-from elasticflow.shared.scheduling.compiled.compile import Floats, compiled
+from elasticflow.shared.scheduling.availability.fill_many_jobs import least_gpu_seconds as least_of_row
+from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.job_table import Levels, SchedulableJob, levels_of
 from elasticflow.shared.state.pool import Demand
 
-IDLE_UTILIZATION = 0.25
-"""A job is not priced while it and all promises use at most this part of the GPU-seconds in its window."""
-USABLE_CAPACITY = 0.7
-"""Smaller jobs may request this part of all GPU-seconds before a larger job is rejected."""
-SHORTEST_MEMORY_S = 3600.0
-MEMORY_PER_WINDOW = 0.75
-MEMORIES_OF_ALL = 8.0
-"""The longest memory, in multiples of the observed time: older demand hardly fades in it."""
 FEWEST_SUBMISSIONS = 8
-"""With fewer separate submissions there is no price."""
-RUSH_UTILIZATION = 0.5
-"""As IDLE_UTILIZATION, while all observed demand is one rush, which may not repeat."""
-TOGETHER_S = 30.0
-"""Submissions within this time of each other count as one instant."""
 LONGEST_S = 2.0**32
 
-
-class Prices(NamedTuple):
-    """Price limits that follow from recent demand.
-
-    observed_s: how long demand has been observed. is_one_rush: all demand arrived at hardly more than one instant.
-    """
-
-    price_limit_M: Floats
-    observed_s: float
-    is_one_rush: bool
-    num_gpus: int
-    now_s: float
+P: dict[str, Any] = dict(
+    B=20, first_s=300.0, usable=0.75, promised="net", theta=1.0, memory=1.0, tau_min=3600.0, horizon=1.0, mode="marginal",
+    fewest=8, slots="contain", self_mass=0, longest_q=1.0, oracle=None, record=None, exact=0,
+)
+TIMES: list[float] = []
 
 
 class AdmissionPricing:
-    """Price limits at one instant. coming: GPU-seconds of the commands of this decision that are still undecided."""
+    def __init__(self, demand: Demand, coming: Sequence[tuple[float, float]], now_s: float, plan: Any, older: Floats | None = None) -> None:
+        t0 = time.perf_counter()
+        newest = np.array(demand.newest, np.float64).reshape(-1, 3)
+        history = np.concatenate((older_demand(demand.full) if older is None else older, newest))
+        self._coming = np.array([pair for pair in coming if pair[0] < math.inf], np.float64).reshape(-1, 2)
+        self._num = len(history) + len(coming)
+        self._history, self._now_s, self._num_gpus = history, now_s, plan.num_gpus
+        self._observed_s = max(now_s - demand.since_s, 1.0) if demand.since_s is not None else 0.0
+        jobs, rows = plan.table.jobs, plan.promised
+        self._due, self._left = _promised(jobs, rows, now_s)
+        self._prepare()
+        TIMES.append(time.perf_counter() - t0)
 
-    def __init__(
-        self,
-        demand: Demand,
-        coming: Sequence[float],
-        now_s: float,
-        num_gpus: int,
-        older: Floats | None = None,
-    ) -> None:
-        newest = np.array(demand.newest, np.float64).reshape(-1, 2)
-        numbers = np.concatenate((older_demand(demand.full) if older is None else older, newest))
-        self._gpu_seconds_N = np.concatenate((numbers[:, 1], np.array(coming, np.float64)))
-        self._age_s_N = np.concatenate((now_s - numbers[:, 0], np.zeros(len(coming))))
-        self._observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
-        self._num_gpus, self._now_s = num_gpus, now_s
+    def _prepare(self) -> None:
+        history, now, B = self._history, self._now_s, P["B"]
+        windows = [*self._coming[:, 1]]
+        if len(history):
+            windows.append(np.quantile(history[:, 2], P["longest_q"]))
+        if len(self._due):
+            windows.append(self._due.max())
+        H = P["horizon"] * max([2.0 * P["first_s"], *windows])
+        first = P["first_s"]
+        self._edges = np.concatenate(([0.0], first * (H / first) ** (np.arange(B) / (B - 1))))
+        edges = self._edges
+        K = self._num_gpus
+        slack = K * (edges[None, 1:] - edges[:-1, None])  # [s, e]
+        due_b = np.minimum(np.searchsorted(edges, self._due, side="left") - 1, B - 1).clip(0)
+        load = np.cumsum(np.bincount(due_b, self._left, B)) if len(due_b) else np.zeros(B)
+        if P["promised"] == "net":
+            slack[0] = np.maximum(slack[0] - load, 0.0)
+            slack *= P["usable"]
+        elif P["promised"] == "gross":
+            slack *= P["usable"]
+            slack[0] -= load
+        elif P["promised"] == "max":  # at least a small part of what is left
+            net = np.maximum(slack[0] - load, 0.0)
+            slack *= P["usable"]
+            slack[0] = np.maximum(slack[0] - load, P.get("floor", 0.2) * net)
+        self._slack = slack
+        if P["oracle"] is not None:
+            future = P["oracle"]
+            future = future[(future[:, 0] > now) & (future[:, 0] < now + H)]
+            w = np.concatenate((self._coming[:, 0], future[:, 1]))
+            a_s = np.concatenate((np.zeros(len(self._coming)), future[:, 0] - now))
+            W = np.concatenate((self._coming[:, 1], future[:, 2]))
+            n = np.ones(len(w))
+            order = np.argsort(w, kind="stable")
+            self._items = (w[order], a_s[order], W[order], n[order])
+            thresholds_of = _thresholds(slack, edges, *self._items)
+        else:
+            w = np.concatenate((self._coming[:, 0], history[:, 1]))
+            W = np.concatenate((self._coming[:, 1], history[:, 2]))
+            age = np.concatenate((np.full(len(self._coming), -1.0), now - history[:, 0]))
+            order = np.argsort(w, kind="stable")
+            items = _expected(w[order], W[order], age[order], edges, self._observed_s, P["memory"], P["tau_min"], P.get("factor", 1.0), P.get("count_age0", 1))
+            self._items = items
+            thresholds_of = _thresholds(slack, edges, *items)
+        self._T = thresholds_of
 
     @property
     def knows_enough(self) -> bool:
-        """Whether enough submissions were observed to set prices at all."""
-        return len(self._gpu_seconds_N) >= FEWEST_SUBMISSIONS
+        return self._num >= P["fewest"]
 
     def price_limit_gpu_seconds(self, window_s: float) -> float:
-        """The most GPU-seconds for which a job with this window is accepted beside all others; inf if there is no
-        limit.
+        if not self.knows_enough and P["oracle"] is None:
+            return math.inf
+        return float(self._T[self._bucket(window_s)]) * P["theta"]
 
-        A job does not compete with itself: the result does not depend on whether it is already among the submissions.
-        """
-        return _price_limit_in(self._prices, float(window_s))
+    def _bucket(self, window_s: float) -> int:
+        edges = self._edges
+        e = int(np.searchsorted(edges, window_s, side="left")) - 1
+        if P["slots"] == "round" and 0 < e < len(edges) - 2 and window_s - edges[e] < 0.5 * (edges[e + 1] - edges[e]):
+            e -= 1
+        if P["slots"] == "floor":
+            e -= 1
+        return min(max(e, 0), len(edges) - 2)
 
-    def is_overpriced(self, job: SchedulableJob, free: AvailabilityProfile) -> bool:
-        """Whether the job would crowd out more than its value. free: the GPUs that no promise holds.
+    def is_overpriced(self, job: SchedulableJob, free: Any = None) -> bool:
+        window_s = job.deadline_s - self._now_s
+        needed = least_gpu_seconds(job, self._now_s)
+        if P["mode"] == "marginal":
+            return needed > self.price_limit_gpu_seconds(window_s)
+        if not self.knows_enough and P["oracle"] is None:
+            return False
+        t0 = time.perf_counter()
+        loss = _loss(self._slack, self._edges, *self._items, needed, self._bucket(window_s))
+        TIMES[-1] += time.perf_counter() - t0
+        return loss > P["theta"]
 
-        Monotone: more time, less work or more GPUs never make a job overpriced.
-        """
-        return _is_overpriced(self._prices, free, levels_of(job), job.remaining_iterations, job.deadline_s)
-
-    def first_affordable_s(
-        self, job: SchedulableJob, from_s: float, within_s: float, free: AvailabilityProfile
-    ) -> float | None:
-        """The first deadline from `from_s` on, in whole seconds, at which the job is not overpriced; None if there is
-        none.
-
-        within_s: the precision in seconds, at least 1.
-        """
-        from_s = float(from_s)  # an integer would compile a second specialization
-        levels, left = levels_of(job), job.remaining_iterations
-        more_s = _first_affordable(self._prices, free, levels, left, from_s, within_s)
-        return from_s + more_s if more_s >= 0.0 else None
-
-    @cached_property
-    def _prices(self) -> Prices:
-        order = np.argsort(self._gpu_seconds_N, kind="stable")
-        price_limit_M = _price_limit(self._gpu_seconds_N[order], self._age_s_N[order], self._observed_s, self._num_gpus)
-        is_one_rush = _is_one_rush(self._age_s_N)
-        return Prices(price_limit_M, self._observed_s, is_one_rush, self._num_gpus, self._now_s)
+    def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float, free: Any = None) -> float | None:
+        return float(from_s)
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
@@ -115,8 +124,7 @@ def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
 
 
 def older_demand(full: tuple[tuple[float, ...], ...]) -> Floats:
-    """The full chunks of a demand as pairs of at_s and GPU-seconds, shape (N, 2)."""
-    return np.fromiter(chain(*full), np.float64).reshape(-1, 2)
+    return np.fromiter(chain(*full), np.float64).reshape(-1, 3)
 
 
 @compiled
@@ -130,102 +138,142 @@ def _least_gpu_seconds(levels: Levels, left: float, window_s: float) -> float:
 
 
 @compiled
-def _price_limit(gpu_seconds_N: Floats, age_s_N: Floats, observed_s: float, num_gpus: int) -> Floats:
-    """For each memory, and all longer ones, the largest job for which smaller requests leave capacity.
-
-    gpu_seconds_N: ascending.
-    """
-    num_asked, num_memories, longest_s = gpu_seconds_N.shape[0], 1, SHORTEST_MEMORY_S
-    while longest_s < MEMORIES_OF_ALL * observed_s:
-        num_memories, longest_s = num_memories + 1, 2.0 * longest_s
-    price_limit_M = np.full(num_memories, np.inf)
-    if num_asked < FEWEST_SUBMISSIONS:
-        return price_limit_M
-    spent_M, capacity_M = np.zeros(num_memories), np.empty(num_memories)
-    for memory in range(num_memories):
-        memory_s = SHORTEST_MEMORY_S * 2.0**memory
-        faded_s = memory_s * -math.expm1(-observed_s / memory_s)
-        capacity_M[memory] = USABLE_CAPACITY * num_gpus * faded_s
-    for index in range(num_asked):
-        fading = math.exp(-age_s_N[index] / longest_s)
-        for memory in range(num_memories - 1, -1, -1):
-            if spent_M[memory] <= capacity_M[memory]:
-                spent_M[memory] += gpu_seconds_N[index] * fading
-                price_limit_M[memory] = gpu_seconds_N[index]
-            fading *= fading  # the memory before is half as long
-    least = np.inf
-    for memory in range(num_memories - 1, -1, -1):
-        if spent_M[memory] > capacity_M[memory]:
-            least = min(least, price_limit_M[memory])
-        price_limit_M[memory] = least
-    return price_limit_M
+def _promised(jobs, rows, now_s):
+    due, left = np.empty(len(rows)), np.empty(len(rows))
+    for i in range(len(rows)):
+        row = rows[i]
+        due[i] = max(jobs.deadline_J[row] - now_s, 1.0)
+        left[i] = least_of_row(jobs, row, jobs.deadline_J[row] - now_s)
+        if left[i] == np.inf:
+            top = jobs.num_levels_J[row] - 1
+            left[i] = jobs.remaining_J[row] * jobs.levels_JL[row, top] / jobs.rates_JL[row, top]
+    return due, left
 
 
 @compiled
-def _price_limit_in(prices: Prices, window_s: float) -> float:
-    """The limit in the shortest memory that is long enough for this window."""
-    memory, memory_s = 0, SHORTEST_MEMORY_S
-    while memory_s < MEMORY_PER_WINDOW * window_s and memory < prices.price_limit_M.shape[0] - 1:
-        memory, memory_s = memory + 1, 2.0 * memory_s
-    return float(prices.price_limit_M[memory])
+def _expected(w, W, age, edges, observed, memory, tau_min, factor, count_age0):
+    """Types by size, each arriving in each bucket: flattened (w, a_s, W, n)."""
+    B = len(edges) - 1
+    N = len(w)
+    tau, scale = np.empty(B), np.empty(B)
+    for b in range(B):
+        middle = 0.5 * (edges[b] + edges[b + 1])
+        tau[b] = max(tau_min, memory * middle)
+        o = max(observed, tau_min)
+        scale[b] = factor * (edges[b + 1] - edges[b]) / (tau[b] * -math.expm1(-o / tau[b]))
+    ow, oa, oW, on = np.empty(N * B), np.empty(N * B), np.empty(N * B), np.empty(N * B)
+    k = 0
+    for i in range(N):
+        if age[i] < 0.0:
+            ow[k], oa[k], oW[k], on[k] = w[i], 0.0, W[i], 1.0
+            k += 1
+            continue
+        for b in range(B):
+            n = scale[b] * math.exp(-age[i] / tau[b])
+            if n > 1e-4:
+                ow[k], oa[k], oW[k], on[k] = w[i], 0.5 * (edges[b] + edges[b + 1]), W[i], n
+                k += 1
+    return ow[:k], oa[:k], oW[:k], on[:k]
 
 
 @compiled
-def _is_one_rush(oldest_first_s_N: Floats) -> bool:
-    """Whether submissions arrived at fewer than FEWEST_SUBMISSIONS separate instants."""
-    num_instants, from_s = 0, np.inf
-    for age_s in oldest_first_s_N:
-        if age_s < from_s - TOGETHER_S:
-            num_instants, from_s = num_instants + 1, age_s
-            if num_instants == FEWEST_SUBMISSIONS:
-                return False
-    return True
-
-
-@compiled
-def _is_overpriced(prices: Prices, free: AvailabilityProfile, levels: Levels, left: float, deadline_s: float) -> bool:
-    window_s = deadline_s - prices.now_s
-    needed = _least_gpu_seconds(levels, left, window_s)
-    if needed <= _price_limit_in(prices, window_s):
-        return False
-    is_rush = prices.is_one_rush and prices.observed_s < window_s
-    unpriced = RUSH_UTILIZATION if is_rush else IDLE_UTILIZATION
-    return not _leaves_idle(free, prices, needed, deadline_s, unpriced)
-
-
-@compiled
-def _leaves_idle(free: AvailabilityProfile, prices: Prices, needed: float, deadline_s: float, unpriced: float) -> bool:
-    """Whether, up to some instant by the deadline, this job and all promises together need at most the unpriced part
-    of the GPU-seconds.
-    """
-    busy = 0.0
-    for piece in range(free.size[0]):
-        start_s = free.start_B[piece]
-        if start_s >= deadline_s:
-            break
-        end_s = min(free.start_B[piece + 1], deadline_s) if piece + 1 < free.size[0] else deadline_s
-        busy += (prices.num_gpus - free.free_B[piece]) * (end_s - start_s)
-        if busy + needed <= unpriced * prices.num_gpus * (end_s - prices.now_s):
-            return True
-    return False
-
-
-@compiled
-def _first_affordable(
-    prices: Prices, free: AvailabilityProfile, levels: Levels, left: float, from_s: float, within_s: float
-) -> float:
-    """Whole seconds after from_s: the window doubles until the job is not overpriced, then is bisected; -1 if it
-    always is.
-    """
-    low_s, high_s = 0.0, 0.0
-    while _is_overpriced(prices, free, levels, left, from_s + high_s):
-        low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - prices.now_s), 60.0)
-        if high_s > LONGEST_S:
-            return -1.0
-    while high_s - low_s > within_s:
-        middle_s = (low_s + high_s) // 2.0
-        if _is_overpriced(prices, free, levels, left, from_s + middle_s):
-            low_s = middle_s
+def _bucket_of(edges, at_s):
+    low, high = 0, len(edges) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if edges[middle] < at_s:
+            low = middle
         else:
-            high_s = middle_s
-    return high_s
+            high = middle
+    return low
+
+
+@compiled
+def _thresholds(slack0, edges, w, a_s, W, n):
+    """The greedy in order of size: T[e] = the size at which no more fits into [now, edges[e + 1]]."""
+    slack = slack0.copy()
+    B = slack.shape[0]
+    H = edges[B]
+    T = np.full(B, np.inf)
+    num_full = 0
+    for e in range(B):
+        low = np.inf
+        for f in range(e, B):
+            low = min(low, slack[0, f])
+        if low <= 1e-6:
+            T[e] = 0.0
+            num_full = e + 1
+    dead = np.zeros((B, B), np.bool_)
+    for i in range(len(w)):
+        a = _bucket_of(edges, a_s[i])
+        end = a_s[i] + W[i]
+        e = _bucket_of(edges, min(end, H))
+        if dead[a, e]:
+            continue
+        mass = n[i] * w[i]
+        if end > H:
+            mass *= (H - a_s[i]) / W[i]
+        fit = np.inf
+        for s in range(a + 1):
+            for f in range(e, B):
+                fit = min(fit, slack[s, f])
+        take = min(fit, mass)
+        if fit <= mass:
+            dead[a, e] = True
+        if take <= 0.0:
+            continue
+        for s in range(a + 1):
+            for f in range(e, B):
+                slack[s, f] -= take
+        if take == fit:
+            for f in range(B - 1, num_full - 1, -1):
+                if slack[0, f] <= 1e-6:
+                    for g in range(num_full, f + 1):
+                        T[g] = w[i]
+                    num_full = f + 1
+                    break
+            if num_full == B:
+                break
+    return T
+
+
+@compiled
+def _value(slack0, edges, w, a_s, W, n):
+    slack = slack0.copy()
+    B = slack.shape[0]
+    H = edges[B]
+    value = 0.0
+    dead = np.zeros((B, B), np.bool_)
+    for i in range(len(w)):
+        a = _bucket_of(edges, a_s[i])
+        end = a_s[i] + W[i]
+        e = _bucket_of(edges, min(end, H))
+        if dead[a, e]:
+            continue
+        mass = n[i] * w[i]
+        if end > H:
+            mass *= (H - a_s[i]) / W[i]
+        fit = np.inf
+        for s in range(a + 1):
+            for f in range(e, B):
+                fit = min(fit, slack[s, f])
+        take = min(fit, mass)
+        if fit <= mass:
+            dead[a, e] = True
+        if take <= 0.0:
+            continue
+        value += take / w[i]
+        for s in range(a + 1):
+            for f in range(e, B):
+                slack[s, f] -= take
+    return value
+
+
+@compiled
+def _loss(slack0, edges, w, a_s, W, n, needed, bucket):
+    slack = slack0.copy()
+    B = slack.shape[0]
+    for f in range(bucket, B):
+        slack[0, f] -= needed
+    # also the displaced intervals: what [0, f] lacks, only future arrivals can yield
+    return _value(slack0, edges, w, a_s, W, n) - _value(slack, edges, w, a_s, W, n)
