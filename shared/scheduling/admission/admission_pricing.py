@@ -18,8 +18,8 @@ FEWEST_SUBMISSIONS = 8
 LONGEST_S = 2.0**32
 
 P: dict[str, Any] = dict(
-    B=20, first_s=300.0, usable=0.75, promised="net", theta=1.0, memory=1.0, tau_min=3600.0, horizon=1.0, mode="marginal",
-    fewest=8, slots="contain", self_mass=0, longest_q=1.0, oracle=None, record=None, exact=0,
+    B=20, first_s=300.0, usable=0.75, promised="net", theta=1.0, memory=1.0, tau_min=3600.0, horizon=1.0, mode="loss",
+    fewest=8, slots="contain", self_mass=0, longest_q=1.0, oracle=None, memories=(2.0,), combine="mean", factor=1.0, wres=4.0, Wres=2.0, exclude=1,
 )
 TIMES: list[float] = []
 
@@ -75,13 +75,14 @@ class AdmissionPricing:
             self._items = (w[order], a_s[order], W[order], n[order])
             thresholds_of = _thresholds(slack, edges, *self._items)
         else:
-            w = np.concatenate((self._coming[:, 0], history[:, 1]))
-            W = np.concatenate((self._coming[:, 1], history[:, 2]))
-            age = np.concatenate((np.full(len(self._coming), -1.0), now - history[:, 0]))
-            order = np.argsort(w, kind="stable")
-            items = _expected(w[order], W[order], age[order], edges, self._observed_s, P["memory"], P["tau_min"], P.get("factor", 1.0), P.get("count_age0", 1))
-            self._items = items
-            thresholds_of = _thresholds(slack, edges, *items)
+            self._scenarios = []
+            for memory in P["memories"]:
+                items = _cells(self._coming, history, now, edges, self._observed_s, memory, P["tau_min"], P["factor"], P["wres"], P["Wres"])
+                order = np.argsort(items[0], kind="stable")
+                self._scenarios.append(tuple(x[order] for x in items))
+            self._items = self._scenarios[0]
+            thresholds_of = _thresholds(slack, edges, *self._items) if P["mode"] == "marginal" else None
+            self._V0 = {}
         self._T = thresholds_of
 
     @property
@@ -89,6 +90,8 @@ class AdmissionPricing:
         return self._num >= P["fewest"]
 
     def price_limit_gpu_seconds(self, window_s: float) -> float:
+        if P["mode"] != "marginal":
+            return math.inf
         if not self.knows_enough and P["oracle"] is None:
             return math.inf
         return float(self._T[self._bucket(window_s)]) * P["theta"]
@@ -110,7 +113,15 @@ class AdmissionPricing:
         if not self.knows_enough and P["oracle"] is None:
             return False
         t0 = time.perf_counter()
-        loss = _loss(self._slack, self._edges, *self._items, needed, self._bucket(window_s))
+        if P["oracle"] is not None:
+            loss = _loss(self._slack, self._edges, *self._items, needed, self._bucket(window_s))
+        else:
+            losses = []
+            for items in self._scenarios:
+                if P["exclude"]:
+                    items = _without(items, needed, window_s)
+                losses.append(_loss(self._slack, self._edges, *items, needed, self._bucket(window_s)))
+            loss = {"mean": np.mean, "min": min, "max": max}[P["combine"]](losses)
         TIMES[-1] += time.perf_counter() - t0
         return loss > P["theta"]
 
@@ -277,3 +288,68 @@ def _loss(slack0, edges, w, a_s, W, n, needed, bucket):
         slack[0, f] -= needed
     # also the displaced intervals: what [0, f] lacks, only future arrivals can yield
     return _value(slack0, edges, w, a_s, W, n) - _value(slack, edges, w, a_s, W, n)
+
+
+def _without(items, needed, window_s):
+    w, a_s, W, n = items
+    same = (a_s == 0.0) & (n == 1.0) & (np.abs(w - needed) <= 1e-9 * needed) & (np.abs(W - window_s) <= 1e-6 * window_s)
+    found = np.flatnonzero(same)
+    if len(found):
+        keep = np.ones(len(w), bool)
+        keep[found[0]] = False
+        return w[keep], a_s[keep], W[keep], n[keep]
+    return items
+
+
+@compiled
+def _cells(coming, history, now, edges, observed, memory, tau_min, factor, wres, Wres):
+    """Types by size, each arriving in each bucket: flattened (w, a_s, W, n)."""
+    B = len(edges) - 1
+    M = 1
+    while tau_min * 2.0 ** (M - 1) < memory * edges[B]:
+        M += 1
+    NW, NV = int(64 * wres), int(32 * Wres)
+    index = np.full((NW, NV), -1, np.int64)
+    N = len(history)
+    count, sw, sW = np.zeros((N + 1, M)), np.zeros(N + 1), np.zeros(N + 1)
+    num, weight = np.zeros(N + 1), 0.0
+    cells = 0
+    for i in range(N):
+        w, W = history[i, 1], history[i, 2]
+        iw = min(max(int((math.log2(max(w, 1e-9)) + 24.0) * wres), 0), NW - 1)
+        iW = min(max(int(math.log2(max(W, 1.0)) * Wres), 0), NV - 1)
+        c = index[iw, iW]
+        if c < 0:
+            c = index[iw, iW] = cells
+            cells += 1
+        num[c] += 1.0
+        sw[c] += w
+        sW[c] += W
+        fading = math.exp(-(now - history[i, 0]) / (tau_min * 2.0 ** (M - 1)))
+        for m in range(M - 1, -1, -1):
+            count[c, m] += fading
+            fading *= fading
+    scale, which = np.empty(B), np.empty(B, np.int64)
+    o = max(observed, tau_min)
+    for b in range(B):
+        middle = 0.5 * (edges[b] + edges[b + 1])
+        m = 0
+        while tau_min * 2.0**m < memory * middle and m < M - 1:
+            m += 1
+        tau = tau_min * 2.0**m
+        which[b] = m
+        scale[b] = factor * (edges[b + 1] - edges[b]) / (tau * -math.expm1(-o / tau))
+    C = len(coming)
+    size = cells * B + C
+    ow, oa, oW, on = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    for i in range(C):
+        ow[i], oa[i], oW[i], on[i] = coming[i, 0], 0.0, coming[i, 1], 1.0
+    k = C
+    for c in range(cells):
+        w, W = sw[c] / num[c], sW[c] / num[c]
+        for b in range(B):
+            n = scale[b] * count[c, which[b]]
+            if n > 1e-4:
+                ow[k], oa[k], oW[k], on[k] = w, 0.5 * (edges[b] + edges[b + 1]), W, n
+                k += 1
+    return ow[:k], oa[:k], oW[:k], on[:k]
