@@ -14,7 +14,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import AdmissionEvent
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, older_demand
+from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
 from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
@@ -52,7 +52,7 @@ class AdmissionSession:
     planned: PlannedPool | None = None
     search: AdmissionSearch | None = None
     pricing: AdmissionPricing | None = None
-    submitted: tuple[tuple[float, float], ...] = ()
+    submitted: tuple[Submitted, ...] = ()
     rejected: tuple[SchedulableJob, ...] = ()
     num_accepted: int = 0
     num_rejections: int = 0
@@ -106,7 +106,7 @@ class AdmissionSession:
         pricing = AdmissionPricing(demand, self.submitted, self.now_s, ready.plan, older)
         return fast_replace(ready, pricing=pricing)
 
-    def expecting(self, submitted: Sequence[tuple[float, float]]) -> "AdmissionSession":
+    def expecting(self, submitted: Sequence[Submitted]) -> "AdmissionSession":
         """Count these submissions as demand from now on."""
         return fast_replace(self, submitted=tuple(submitted), pricing=None)
 
@@ -221,9 +221,9 @@ class AdmissionSession:
         return self.state.config.admission == "selective"
 
     def price_limit_gpu_seconds(self, job: SchedulableJob) -> float:
-        """The most GPU-seconds for which a job with such a window is taken."""
+        """GPU-seconds for which a job with such a window is taken; inf if this job is taken."""
         assert self.pricing is not None, "see with_pricing"
-        return self.pricing.price_limit_gpu_seconds(job.deadline_s - self.now_s)
+        return self.pricing.price_limit_gpu_seconds(job)
 
     def is_overpriced(self, job: SchedulableJob) -> bool:
         """Whether selective admission keeps the GPUs for other jobs."""

@@ -182,8 +182,7 @@ def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int)
     if iterations < 1 or not session.is_overpriced(shorter):
         return iterations
     # In the same window, less work needs no more GPU-seconds for each iteration.
-    limit = min(session.price_limit_gpu_seconds(job), least_gpu_seconds(shorter, session.now_s))
-    return int(iterations * limit / least_gpu_seconds(shorter, session.now_s))
+    return int(iterations * session.price_limit_gpu_seconds(shorter) / least_gpu_seconds(shorter, session.now_s))
 
 
 def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
