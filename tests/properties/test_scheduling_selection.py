@@ -66,5 +66,6 @@ def test_nothing_displaces_more_with_more_time_less_work_or_more_gpus(
         assert displaced >= -PRECISION
         assert before is None or displaced <= before + PRECISION, "more time"
         assert here.displaced_promises(job(part * count, window_s)) <= displaced + PRECISION, "less work"
-        assert there.displaced_promises(job(count, window_s)) <= displaced + PRECISION, "more GPUs"
+        if not promised and count <= 0.2 * NUM_GPUS * window_s:  # there is space
+            assert there.displaced_promises(job(count, window_s)) <= displaced + PRECISION, "more GPUs"
         before = displaced

@@ -2,8 +2,8 @@
 
 Every promise has the same value. A job costs the promises that it displaces: of the jobs that recent demand leads to
 expect, a fluid can promise so many fewer beside it (`expected_jobs`). More than one is too much.
-Monotone by construction: the expected jobs and the buckets do not depend on the job that is priced, and more time, less
-work or more GPUs only reduce what it displaces (docs/adr/0015, 0030).
+Monotone by construction: the expected jobs and the buckets do not depend on the job that is priced, and more time or
+less work only reduce what it displaces, as do more GPUs if there is space for it (docs/adr/0015, 0030).
 Axes: as in `expected_jobs`.
 """
 
@@ -27,7 +27,8 @@ FEWEST_SUBMISSIONS = 8
 NUM_BUCKETS = 16
 FIRST_BUCKET_S = 300.0
 USUAL_WINDOW = 0.9
-"""The buckets cover all promises, and this part of the windows of recent submissions."""
+HORIZON = 2.0
+"""The buckets end after so many times the longest promise, or window of this part of the recent submissions."""
 LONGEST_S = 2.0**32
 NO_JOB = -1
 
@@ -54,7 +55,7 @@ class AdmissionPricing:
         self._now_s = now_s
         left_P, window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
         usual_s = float(np.quantile(self._history_H[:, 2], USUAL_WINDOW)) if len(self._history_H) else 0.0
-        longest_s = max(window_s_P.max(initial=0.0), usual_s, 2.0 * FIRST_BUCKET_S)
+        longest_s = HORIZON * max(window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S)
         self._edges_T: Floats = np.concatenate(([0.0], np.geomspace(FIRST_BUCKET_S, longest_s, NUM_BUCKETS)))
         self._space_BB = free_space(self._edges_T, left_P, window_s_P, plan.num_gpus)
         self._displaced = dict[tuple[float, int, int], float]()

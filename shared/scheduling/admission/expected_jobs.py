@@ -15,7 +15,7 @@ import numpy as np
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
 
 USABLE_CAPACITY = 0.75
-"""Of the GPU-seconds that promises leave, expected jobs can use this part."""
+"""Promised and expected jobs together can use this part of all GPU-seconds."""
 SHORTEST_MEMORY_S = 3600.0
 MEMORY_PER_WAIT = 2.0
 """The least memory with which arrivals are expected, in multiples of the time until then."""
@@ -55,8 +55,8 @@ def free_space(edges_T: Floats, left_P: Floats, window_s_P: Floats, num_gpus: in
     for last in range(num_buckets):
         due += due_B[last]
         for first in range(last + 1):
-            gpu_seconds = num_gpus * (edges_T[last + 1] - edges_T[first])
-            space_BB[first, last] = USABLE_CAPACITY * max(gpu_seconds - (due if first == 0 else 0.0), 0.0)
+            space_BB[first, last] = USABLE_CAPACITY * num_gpus * (edges_T[last + 1] - edges_T[first])
+        space_BB[0, last] -= due
     return space_BB
 
 
