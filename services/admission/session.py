@@ -37,8 +37,7 @@ class AdmissionSession:
 
     state: with all events of this decision. planned_state: where the plan started; later promises are in the plan.
     planned, search, pricing: None until a command needs them, see `with_plan`, `with_search`, `with_pricing`.
-    submitted: least GPU-seconds and seconds to the deadline of the submissions at hand, all of which count as demand; inf: size
-    unknown.
+    submitted: least GPU-seconds and window of the submissions at hand, all of which count as demand; inf: unknown.
     rejected: jobs that did not fit this plan. changes_reported: whether an event already carries `changed_schedules`.
 
     `accept` hands the plan's arrays on to the session that it returns; the earlier session must not plan again.
@@ -116,6 +115,17 @@ class AdmissionSession:
         if priced.pricing is None or priced.pricing.knows_enough:
             return priced
         return priced.expecting((*self.submitted, (math.inf, math.inf)))
+
+    def after_decision(self) -> "AdmissionSession":
+        """Priced for offers: who takes one submits again, when all submissions at hand are part of the history."""
+        if not self.is_selective:
+            return self
+        ready, demand = self.with_plan(), self.planned_state.demand
+        for gpu_seconds, window_s in self.submitted:
+            if 0.0 < gpu_seconds < math.inf:
+                demand = demand.added(self.now_s, gpu_seconds, window_s)
+        another = ((math.inf, math.inf),)
+        return fast_replace(ready, pricing=AdmissionPricing(demand, another, self.now_s, ready.plan))
 
     def propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
         """A way to keep this promise too; None without a search if a job that asks for less was rejected."""
