@@ -97,8 +97,8 @@ class _Pool:
     def promises(self, candidate: SchedulableJob, more_gpus: int = 0) -> bool:
         plan = self.plan(more_gpus)
         if self.state.config.admission == "selective":
-            selection = AdmissionPricing(self.state.demand, (), self.now_s, plan.num_gpus)
-            if selection.is_overpriced(candidate, plan.availability):
+            selection = AdmissionPricing(self.state.demand, (), self.now_s, plan)
+            if selection.is_overpriced(candidate):
                 return False
         return AdmissionSearch(plan).fits(candidate)
 

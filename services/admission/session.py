@@ -14,7 +14,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import AdmissionEvent
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, older_demand
+from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
 from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
@@ -37,8 +37,7 @@ class AdmissionSession:
 
     state: with all events of this decision. planned_state: where the plan started; later promises are in the plan.
     planned, search, pricing: None until a command needs them, see `with_plan`, `with_search`, `with_pricing`.
-    submitted_gpu_seconds: least GPU-seconds of the submissions at hand, all of which count as demand; inf: size
-    unknown.
+    submitted: least GPU-seconds and window of the submissions at hand, all of which count as demand; inf: unknown.
     rejected: jobs that did not fit this plan. changes_reported: whether an event already carries `changed_schedules`.
 
     `accept` hands the plan's arrays on to the session that it returns; the earlier session must not plan again.
@@ -52,7 +51,7 @@ class AdmissionSession:
     planned: PlannedPool | None = None
     search: AdmissionSearch | None = None
     pricing: AdmissionPricing | None = None
-    submitted_gpu_seconds: tuple[float, ...] = ()
+    submitted: tuple[Submitted, ...] = ()
     rejected: tuple[SchedulableJob, ...] = ()
     num_accepted: int = 0
     num_rejections: int = 0
@@ -93,7 +92,7 @@ class AdmissionSession:
         """With a search for one more promise: a full one, unless many submissions wait for this decision."""
         if self.search is not None:
             return self
-        is_rush = max(len(self.submitted_gpu_seconds), self.num_rejections + 1) > MAX_FULL_SEARCHES
+        is_rush = max(len(self.submitted), self.num_rejections + 1) > MAX_FULL_SEARCHES
         ready, max_fillings = self.with_plan(), FEW_FILLINGS if is_rush else MANY_FILLINGS
         return fast_replace(ready, search=AdmissionSearch(ready.plan, max_fillings))
 
@@ -103,19 +102,30 @@ class AdmissionSession:
             return self
         ready, demand = self.with_plan(), self.planned_state.demand
         older = self.cache.last(older_demand, demand.full)
-        pricing = AdmissionPricing(demand, self.submitted_gpu_seconds, self.now_s, ready.plan.num_gpus, older)
+        pricing = AdmissionPricing(demand, self.submitted, self.now_s, ready.plan, older)
         return fast_replace(ready, pricing=pricing)
 
-    def expecting(self, gpu_seconds: Sequence[float]) -> "AdmissionSession":
+    def expecting(self, submitted: Sequence[Submitted]) -> "AdmissionSession":
         """Count these submissions as demand from now on."""
-        return fast_replace(self, submitted_gpu_seconds=tuple(gpu_seconds), pricing=None)
+        return fast_replace(self, submitted=tuple(submitted), pricing=None)
 
     def expecting_another(self) -> "AdmissionSession":
         """Count one submission more: a user who takes an offer or a quote submits again, at the price of now."""
         priced = self.with_pricing()
         if priced.pricing is None or priced.pricing.knows_enough:
             return priced
-        return priced.expecting((*self.submitted_gpu_seconds, math.inf))
+        return priced.expecting((*self.submitted, (math.inf, math.inf)))
+
+    def after_decision(self) -> "AdmissionSession":
+        """Priced for offers: who takes one submits again, when all submissions at hand are part of the history."""
+        if not self.is_selective:
+            return self
+        ready, demand = self.with_plan(), self.planned_state.demand
+        for gpu_seconds, window_s in self.submitted:
+            if 0.0 < gpu_seconds < math.inf:
+                demand = demand.added(self.now_s, gpu_seconds, window_s)
+        another = ((math.inf, math.inf),)
+        return fast_replace(ready, pricing=AdmissionPricing(demand, another, self.now_s, ready.plan))
 
     def propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
         """A way to keep this promise too; None without a search if a job that asks for less was rejected."""
@@ -221,23 +231,23 @@ class AdmissionSession:
         return self.state.config.admission == "selective"
 
     def price_limit_gpu_seconds(self, job: SchedulableJob) -> float:
-        """The most GPU-seconds for which a job with such a window is taken."""
+        """GPU-seconds for which a job with such a window is taken; inf if this job is taken."""
         assert self.pricing is not None, "see with_pricing"
-        return self.pricing.price_limit_gpu_seconds(job.deadline_s - self.now_s)
+        return self.pricing.price_limit_gpu_seconds(job)
 
     def is_overpriced(self, job: SchedulableJob) -> bool:
         """Whether selective admission keeps the GPUs for other jobs."""
         if not self.is_selective:
             return False
         assert self.pricing is not None, "see with_pricing"
-        return self.pricing.is_overpriced(job, self.plan.availability)
+        return self.pricing.is_overpriced(job)
 
     def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> PlannedTime | None:
         """The first deadline from this one on at which the job is not overpriced, to `within_s` seconds."""
         if not self.is_selective:
             return PlannedTime(from_s)
         assert self.pricing is not None, "see with_pricing"
-        first_s = self.pricing.first_affordable_s(job, from_s, within_s, self.plan.availability)
+        first_s = self.pricing.first_affordable_s(job, from_s, within_s)
         return None if first_s is None else PlannedTime(first_s)
 
 

@@ -111,7 +111,7 @@ DecidedCommand = tuple[int, float, int]
 class Demand:
     """The newest submissions with a deadline, promised or not. Selective admission expects similar ones to come.
 
-    A chunk holds at_s and the required GPU-seconds of each, one after another. Full chunks never change, so an
+    A chunk holds at_s, the least GPU-seconds and the seconds to the deadline of each, one after another. Full chunks never change, so an
     addition costs the same after ten submissions and after ten thousand.
     """
 
@@ -119,11 +119,11 @@ class Demand:
     full: tuple[tuple[float, ...], ...] = ()  # oldest first
     newest: tuple[float, ...] = ()
 
-    def added(self, at_s: float, gpu_seconds: float) -> "Demand":
+    def added(self, at_s: float, gpu_seconds: float, window_s: float) -> "Demand":
         """With one more submission; the oldest are dropped."""
-        newest = (*self.newest, at_s, gpu_seconds)
+        newest = (*self.newest, at_s, gpu_seconds, window_s)
         since_s = at_s if self.since_s is None else self.since_s
-        if len(newest) < 2 * DEMAND_CHUNK:
+        if len(newest) < 3 * DEMAND_CHUNK:
             return Demand(since_s=since_s, full=self.full, newest=newest)
         return Demand(since_s=since_s, full=(*self.full[-(MAX_DEMAND_CHUNKS - 1) :], newest), newest=())
 

@@ -24,7 +24,7 @@ from elasticflow.shared.messages.events import (
     RejectionReason,
 )
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
+from elasticflow.shared.scheduling.admission.admission_pricing import Submitted, least_gpu_seconds
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 from elasticflow.shared.scheduling.jobs.planned_pool import flat
@@ -57,22 +57,23 @@ class Submission:
 
 def in_order(session: AdmissionSession, commands: Sequence[SubmitJob]) -> tuple[AdmissionSession, Sequence[SubmitJob]]:
     """Submissions that came together, in the order of judgement: selective admission judges the smallest first."""
-    least = [_least_gpu_seconds(session, command) for command in commands]
-    session = session.expecting([asked for asked in least if asked > 0])
+    submitted = [_submitted(session, command) for command in commands]
+    session = session.expecting([each for each in submitted if each[0] > 0])
     if not session.is_selective:
         return session, commands
-    order = sorted(range(len(commands)), key=lambda index: least[index])
+    order = sorted(range(len(commands)), key=lambda index: submitted[index][0])
     return session, [commands[index] for index in order]
 
 
-def _least_gpu_seconds(session: AdmissionSession, command: SubmitJob) -> float:
-    """0 without a deadline, or while the job's speed is unknown."""
+def _submitted(session: AdmissionSession, command: SubmitJob) -> Submitted:
+    """0 GPU-seconds without a deadline, or while the job's speed is unknown."""
     spec, deadline_s = command.spec, command.spec.resolved_deadline_s(session.now_s)
     state = with_range(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves) if spec.job_class is JobClass.SLO else None
     if curve is None or deadline_s is None:
-        return 0.0
-    return least_gpu_seconds(arriving_job(state, command.job_id, spec, curve, deadline_s), session.now_s)
+        return 0.0, 0.0
+    job = arriving_job(state, command.job_id, spec, curve, deadline_s)
+    return least_gpu_seconds(job, session.now_s), job.deadline_s - session.now_s
 
 
 def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> AdmissionSession:

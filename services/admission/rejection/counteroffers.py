@@ -45,10 +45,11 @@ def rejection_of(
     if is_thorough:
         session = session.with_search()
     state, now_s = session.planned_state, session.now_s
+    decided, session = session, session.after_decision()
     if is_overpriced:
         earliest_s = session.first_affordable_s(job, math.ceil(job.deadline_s), 1.0)
         fitting = int(job.remaining_iterations)
-        least, most = least_gpu_seconds(job, now_s), session.price_limit_gpu_seconds(job)
+        least, most = least_gpu_seconds(job, now_s), decided.price_limit_gpu_seconds(job)
         why = why_overpriced(state, least, most, earliest_s, now_s)
         certificate: InfeasibilityCertificate = _overpriced(least, most)
     else:
@@ -56,7 +57,7 @@ def rejection_of(
         fitting = _most_iterations(session, job, is_thorough=is_thorough)
         why = why_late(state, spec, job, earliest_s, now_s)
         certificate = _infeasibility_certificate(session, job, earliest_s, is_thorough=is_thorough)
-    return session, Rejection(
+    return decided, Rejection(
         reason="price" if is_overpriced else "deadline",
         explanation=why,
         infeasibility_certificate=certificate,
@@ -170,7 +171,7 @@ def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int)
     if iterations < 1 or not session.is_overpriced(shorter):
         return iterations
     # In the same window, less work needs no more GPU-seconds for each iteration.
-    return int(iterations * session.price_limit_gpu_seconds(job) / least_gpu_seconds(shorter, session.now_s))
+    return int(iterations * session.price_limit_gpu_seconds(shorter) / least_gpu_seconds(shorter, session.now_s))
 
 
 def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:

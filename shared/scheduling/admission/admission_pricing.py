@@ -1,112 +1,138 @@
 """Selective admission: which jobs to reject although they fit, because they would crowd out promises of higher value.
 
-Every promise has the same value. So a GPU-second is worth one promise divided by the GPU-seconds of the most expensive
-job that still fits if recent demand repeats. A job competes with all demand within its window. Past demand is
-therefore weighted by exponential memories at least as long as the window, and by all longer memories: a job that is
-accepted for one deadline is also accepted for a later one (docs/adr/0015, 0030).
-Axes: N = submissions by requested GPU-seconds; M = memories, each twice as long as the one before.
+Every promise has the same value. A job costs the promises that it displaces: of the jobs that recent demand leads to
+expect, a fluid can promise so many fewer beside it (`expected_jobs`). More than one is too much.
+Monotone by construction: the expected jobs and the buckets do not depend on the job that is priced, and more time or
+less work only reduce what it displaces, as do more GPUs if there is space for it (docs/adr/0015, 0030).
+Axes: as in `expected_jobs`.
 """
 
 import math
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
-from elasticflow.shared.scheduling.availability.availability_profile import AvailabilityProfile
-from elasticflow.shared.scheduling.compiled.compile import Floats, compiled
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.expected_jobs import ExpectedJobs, expected_jobs, free_space, most_promises
+from elasticflow.shared.scheduling.availability import fill_many_jobs
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
+from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.job_table import Levels, SchedulableJob, levels_of
 from elasticflow.shared.state.pool import Demand
 
-IDLE_UTILIZATION = 0.25
-"""A job is not priced while it and all promises use at most this part of the GPU-seconds in its window."""
-USABLE_CAPACITY = 0.7
-"""Smaller jobs may request this part of all GPU-seconds before a larger job is rejected."""
-SHORTEST_MEMORY_S = 3600.0
-MEMORY_PER_WINDOW = 0.75
-MEMORIES_OF_ALL = 8.0
-"""The longest memory, in multiples of the observed time: older demand hardly fades in it."""
 FEWEST_SUBMISSIONS = 8
-"""With fewer separate submissions there is no price."""
-RUSH_UTILIZATION = 0.5
-"""As IDLE_UTILIZATION, while all observed demand is one rush, which may not repeat."""
-TOGETHER_S = 30.0
-"""Submissions within this time of each other count as one instant."""
+"""With fewer submissions there is no price."""
+NUM_BUCKETS = 16
+FIRST_BUCKET_S = 300.0
+USUAL_WINDOW = 0.9
+HORIZON = 2.0
+"""The buckets end after so many times the longest promise, or window of this part of the recent submissions."""
 LONGEST_S = 2.0**32
+NO_JOB = -1
 
-
-class Prices(NamedTuple):
-    """Price limits that follow from recent demand.
-
-    observed_s: how long demand has been observed. is_one_rush: all demand arrived at hardly more than one instant.
-    """
-
-    price_limit_M: Floats
-    observed_s: float
-    is_one_rush: bool
-    num_gpus: int
-    now_s: float
+Submitted = tuple[float, float]
+"""Least GPU-seconds of a submission, and seconds to its deadline."""
 
 
 class AdmissionPricing:
-    """Price limits at one instant. coming: GPU-seconds of the commands of this decision that are still undecided."""
+    """Prices at one instant. coming: the commands of this decision that are still undecided. They count as demand."""
 
     def __init__(
         self,
         demand: Demand,
-        coming: Sequence[float],
+        coming: Sequence[Submitted],
         now_s: float,
-        num_gpus: int,
+        plan: AdmissionPlan,
         older: Floats | None = None,
     ) -> None:
-        newest = np.array(demand.newest, np.float64).reshape(-1, 2)
-        numbers = np.concatenate((older_demand(demand.full) if older is None else older, newest))
-        self._gpu_seconds_N = np.concatenate((numbers[:, 1], np.array(coming, np.float64)))
-        self._age_s_N = np.concatenate((now_s - numbers[:, 0], np.zeros(len(coming))))
-        self._observed_s = now_s - demand.since_s if demand.since_s is not None else 0.0
-        self._num_gpus, self._now_s = num_gpus, now_s
+        newest = np.array(demand.newest, np.float64).reshape(-1, 3)
+        self._history_H = np.concatenate((older_demand(demand.full) if older is None else older, newest))
+        self._num_submissions = len(self._history_H) + len(coming)
+        self._coming = [submitted for submitted in coming if submitted[0] < math.inf]
+        self._since_s = now_s if demand.since_s is None else demand.since_s
+        self._now_s = now_s
+        left_P, window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
+        usual_s = float(np.quantile(self._history_H[:, 2], USUAL_WINDOW)) if len(self._history_H) else 0.0
+        longest_s = HORIZON * max(window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S)
+        self._edges_T: Floats = np.concatenate(([0.0], np.geomspace(FIRST_BUCKET_S, longest_s, NUM_BUCKETS)))
+        self._space_BB = free_space(self._edges_T, left_P, window_s_P, plan.num_gpus)
+        self._displaced = dict[tuple[float, int, int], float]()
 
     @property
     def knows_enough(self) -> bool:
         """Whether enough submissions were observed to set prices at all."""
-        return len(self._gpu_seconds_N) >= FEWEST_SUBMISSIONS
+        return self._num_submissions >= FEWEST_SUBMISSIONS
 
-    def price_limit_gpu_seconds(self, window_s: float) -> float:
-        """The most GPU-seconds for which a job with this window is accepted beside all others; inf if there is no
-        limit.
+    def displaced_promises(self, job: SchedulableJob) -> float:
+        """How many expected promises the job displaces. It does not compete with itself."""
+        least, window_s = least_gpu_seconds(job, self._now_s), job.deadline_s - self._now_s
+        if not self.knows_enough or not math.isfinite(least):
+            return 0.0
+        return self._displaced_by(least, window_s)
 
-        A job does not compete with itself: the result does not depend on whether it is already among the submissions.
+    def is_overpriced(self, job: SchedulableJob) -> bool:
+        """Whether the job displaces more than its value."""
+        return self.displaced_promises(job) > 1.0
+
+    def price_limit_gpu_seconds(self, job: SchedulableJob) -> float:
+        """GPU-seconds for which a job with this window is taken; inf if this job is taken.
+
+        What is displaced is convex in the GPU-seconds, as far as there is space for them.
         """
-        return _price_limit_in(self._prices, float(window_s))
+        displaced = self.displaced_promises(job)
+        if displaced <= 1.0:
+            return math.inf
+        least, bucket = self._within_buckets(least_gpu_seconds(job, self._now_s), job.deadline_s - self._now_s)
+        return min(least, float(self._space_BB[0, bucket:].min())) / displaced
 
-    def is_overpriced(self, job: SchedulableJob, free: AvailabilityProfile) -> bool:
-        """Whether the job would crowd out more than its value. free: the GPUs that no promise holds.
-
-        Monotone: more time, less work or more GPUs never make a job overpriced.
-        """
-        return _is_overpriced(self._prices, free, levels_of(job), job.remaining_iterations, job.deadline_s)
-
-    def first_affordable_s(
-        self, job: SchedulableJob, from_s: float, within_s: float, free: AvailabilityProfile
-    ) -> float | None:
+    def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from `from_s` on, in whole seconds, at which the job is not overpriced; None if there is
         none.
 
         within_s: the precision in seconds, at least 1.
         """
-        from_s = float(from_s)  # an integer would compile a second specialization
-        levels, left = levels_of(job), job.remaining_iterations
-        more_s = _first_affordable(self._prices, free, levels, left, from_s, within_s)
-        return from_s + more_s if more_s >= 0.0 else None
+        levels, left, now_s = levels_of(job), job.remaining_iterations, self._now_s
+
+        def is_overpriced(more_s: float) -> bool:
+            window_s = from_s + more_s - now_s
+            least = _least_gpu_seconds(levels, left, window_s)
+            return self.knows_enough and least < math.inf and self._displaced_by(least, window_s) > 1.0
+
+        low_s, high_s = 0.0, 0.0
+        while is_overpriced(high_s):
+            low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - now_s), 60.0)
+            if high_s > LONGEST_S:
+                return None
+        while high_s - low_s > within_s:
+            middle_s = (low_s + high_s) // 2.0
+            low_s, high_s = (middle_s, high_s) if is_overpriced(middle_s) else (low_s, middle_s)
+        return from_s + high_s
+
+    def _displaced_by(self, least: float, window_s: float) -> float:
+        submitted = (least, window_s)
+        itself = int(self._expected.rank_C[self._coming.index(submitted)]) if submitted in self._coming else NO_JOB
+        needed, bucket = self._within_buckets(least, window_s)
+        without = self._value(0.0, 0, itself)
+        return without - self._value(needed, bucket, itself)
+
+    def _value(self, needed: float, bucket: int, itself: int) -> float:
+        """How many expected promises can be kept beside these GPU-seconds by the end of a bucket."""
+        key = (needed, bucket, itself)
+        if key not in self._displaced:
+            self._displaced[key] = most_promises(self._space_BB, self._expected, needed, bucket, itself)
+        return self._displaced[key]
+
+    def _within_buckets(self, least: float, window_s: float) -> tuple[float, int]:
+        """The GPU-seconds of a job within all buckets, and the last bucket that ends in its window."""
+        bucket = int(self._edges_T.searchsorted(window_s, side="right")) - 2
+        return least * min(1.0, float(self._edges_T[-1]) / window_s), min(max(bucket, 0), NUM_BUCKETS - 1)
 
     @cached_property
-    def _prices(self) -> Prices:
-        order = np.argsort(self._gpu_seconds_N, kind="stable")
-        price_limit_M = _price_limit(self._gpu_seconds_N[order], self._age_s_N[order], self._observed_s, self._num_gpus)
-        is_one_rush = _is_one_rush(self._age_s_N)
-        return Prices(price_limit_M, self._observed_s, is_one_rush, self._num_gpus, self._now_s)
+    def _expected(self) -> ExpectedJobs:
+        coming_C = np.array(self._coming, np.float64).reshape(-1, 2)
+        return expected_jobs(self._history_H, coming_C, self._edges_T, self._now_s, self._since_s)
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
@@ -115,8 +141,8 @@ def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
 
 
 def older_demand(full: tuple[tuple[float, ...], ...]) -> Floats:
-    """The full chunks of a demand as pairs of at_s and GPU-seconds, shape (N, 2)."""
-    return np.fromiter(chain(*full), np.float64).reshape(-1, 2)
+    """The full chunks of a demand as at_s, GPU-seconds and window, shape (N, 3)."""
+    return np.fromiter(chain(*full), np.float64).reshape(-1, 3)
 
 
 @compiled
@@ -130,102 +156,14 @@ def _least_gpu_seconds(levels: Levels, left: float, window_s: float) -> float:
 
 
 @compiled
-def _price_limit(gpu_seconds_N: Floats, age_s_N: Floats, observed_s: float, num_gpus: int) -> Floats:
-    """For each memory, and all longer ones, the largest job for which smaller requests leave capacity.
-
-    gpu_seconds_N: ascending.
-    """
-    num_asked, num_memories, longest_s = gpu_seconds_N.shape[0], 1, SHORTEST_MEMORY_S
-    while longest_s < MEMORIES_OF_ALL * observed_s:
-        num_memories, longest_s = num_memories + 1, 2.0 * longest_s
-    price_limit_M = np.full(num_memories, np.inf)
-    if num_asked < FEWEST_SUBMISSIONS:
-        return price_limit_M
-    spent_M, capacity_M = np.zeros(num_memories), np.empty(num_memories)
-    for memory in range(num_memories):
-        memory_s = SHORTEST_MEMORY_S * 2.0**memory
-        faded_s = memory_s * -math.expm1(-observed_s / memory_s)
-        capacity_M[memory] = USABLE_CAPACITY * num_gpus * faded_s
-    for index in range(num_asked):
-        fading = math.exp(-age_s_N[index] / longest_s)
-        for memory in range(num_memories - 1, -1, -1):
-            if spent_M[memory] <= capacity_M[memory]:
-                spent_M[memory] += gpu_seconds_N[index] * fading
-                price_limit_M[memory] = gpu_seconds_N[index]
-            fading *= fading  # the memory before is half as long
-    least = np.inf
-    for memory in range(num_memories - 1, -1, -1):
-        if spent_M[memory] > capacity_M[memory]:
-            least = min(least, price_limit_M[memory])
-        price_limit_M[memory] = least
-    return price_limit_M
-
-
-@compiled
-def _price_limit_in(prices: Prices, window_s: float) -> float:
-    """The limit in the shortest memory that is long enough for this window."""
-    memory, memory_s = 0, SHORTEST_MEMORY_S
-    while memory_s < MEMORY_PER_WINDOW * window_s and memory < prices.price_limit_M.shape[0] - 1:
-        memory, memory_s = memory + 1, 2.0 * memory_s
-    return float(prices.price_limit_M[memory])
-
-
-@compiled
-def _is_one_rush(oldest_first_s_N: Floats) -> bool:
-    """Whether submissions arrived at fewer than FEWEST_SUBMISSIONS separate instants."""
-    num_instants, from_s = 0, np.inf
-    for age_s in oldest_first_s_N:
-        if age_s < from_s - TOGETHER_S:
-            num_instants, from_s = num_instants + 1, age_s
-            if num_instants == FEWEST_SUBMISSIONS:
-                return False
-    return True
-
-
-@compiled
-def _is_overpriced(prices: Prices, free: AvailabilityProfile, levels: Levels, left: float, deadline_s: float) -> bool:
-    window_s = deadline_s - prices.now_s
-    needed = _least_gpu_seconds(levels, left, window_s)
-    if needed <= _price_limit_in(prices, window_s):
-        return False
-    is_rush = prices.is_one_rush and prices.observed_s < window_s
-    unpriced = RUSH_UTILIZATION if is_rush else IDLE_UTILIZATION
-    return not _leaves_idle(free, prices, needed, deadline_s, unpriced)
-
-
-@compiled
-def _leaves_idle(free: AvailabilityProfile, prices: Prices, needed: float, deadline_s: float, unpriced: float) -> bool:
-    """Whether, up to some instant by the deadline, this job and all promises together need at most the unpriced part
-    of the GPU-seconds.
-    """
-    busy = 0.0
-    for piece in range(free.size[0]):
-        start_s = free.start_B[piece]
-        if start_s >= deadline_s:
-            break
-        end_s = min(free.start_B[piece + 1], deadline_s) if piece + 1 < free.size[0] else deadline_s
-        busy += (prices.num_gpus - free.free_B[piece]) * (end_s - start_s)
-        if busy + needed <= unpriced * prices.num_gpus * (end_s - prices.now_s):
-            return True
-    return False
-
-
-@compiled
-def _first_affordable(
-    prices: Prices, free: AvailabilityProfile, levels: Levels, left: float, from_s: float, within_s: float
-) -> float:
-    """Whole seconds after from_s: the window doubles until the job is not overpriced, then is bisected; -1 if it
-    always is.
-    """
-    low_s, high_s = 0.0, 0.0
-    while _is_overpriced(prices, free, levels, left, from_s + high_s):
-        low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - prices.now_s), 60.0)
-        if high_s > LONGEST_S:
-            return -1.0
-    while high_s - low_s > within_s:
-        middle_s = (low_s + high_s) // 2.0
-        if _is_overpriced(prices, free, levels, left, from_s + middle_s):
-            low_s = middle_s
-        else:
-            high_s = middle_s
-    return high_s
+def _promised(jobs: Jobs, rows_P: Integers, now_s: float) -> tuple[Floats, Floats]:
+    """The GPU-seconds that promised jobs still need at least, and the seconds to their deadlines."""
+    left_P, window_s_P = np.empty(rows_P.shape[0]), np.empty(rows_P.shape[0])
+    for index in range(rows_P.shape[0]):
+        row = rows_P[index]
+        window_s_P[index] = jobs.deadline_J[row] - now_s
+        left_P[index] = fill_many_jobs.least_gpu_seconds(jobs, row, window_s_P[index])
+        if left_P[index] == np.inf:  # a late job is as fast as it can
+            fastest = jobs.num_levels_J[row] - 1
+            left_P[index] = jobs.remaining_J[row] * jobs.levels_JL[row, fastest] / jobs.rates_JL[row, fastest]
+    return left_P, window_s_P

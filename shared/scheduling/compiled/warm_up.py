@@ -70,11 +70,11 @@ def _call_each_function() -> None:
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
     allocate(plan, [plan.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
-    pricing = AdmissionPricing(Demand().added(0.0, 10.0), [5.0], 1.0, 2)
+    pricing = AdmissionPricing(Demand().added(0.0, 10.0, 10.0), [(5.0, 5.0)], 1.0, plan)
     pricing.price_limit_gpu_seconds(10.0)
     least_gpu_seconds(arriving := job("arriving", 5.0, 60.0), 0.0)
-    pricing.is_overpriced(arriving, plan.availability)
-    pricing.first_affordable_s(arriving, 60.0, 1.0, plan.availability)
+    pricing.is_overpriced(arriving)
+    pricing.first_affordable_s(arriving, 60.0, 1.0)
 
 
 if __name__ == "__main__":

@@ -172,9 +172,10 @@ def with_usage(state: PoolState, tenant: str, newest: Usage) -> PoolState:
 
 
 def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
-    if not event.least_gpu_seconds:
+    if not event.least_gpu_seconds or event.deadline_s is None:
         return state
-    return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds))
+    window_s = event.deadline_s - event.at_s
+    return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds, window_s))
 
 
 def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> PoolState:

@@ -26,7 +26,7 @@ def asked(*gpu_seconds: float, gap_s: float, until_s: float = NOW_S) -> Demand:
     """Submissions of these GPU-seconds, one every `gap_s` seconds until now."""
     demand = Demand(since_s=until_s - 86_400.0)
     for number, wanted in enumerate(gpu_seconds):
-        demand = demand.added(until_s - gap_s * (len(gpu_seconds) - number), wanted)
+        demand = demand.added(until_s - gap_s * (len(gpu_seconds) - number), wanted, 600.0)
     return demand
 
 
@@ -209,7 +209,7 @@ def test_every_decision_on_a_deadline_counts_as_demand_and_no_other() -> None:
         submit("unknown", model_name="new"),
     ]
     said(history, *commands)
-    assert history.state.demand.newest == (NOW_S, 100.0, NOW_S, 50.0)
+    assert history.state.demand.newest == (NOW_S, 100.0, 110.0, NOW_S, 50.0, 110.0)
     assert history.state.demand.since_s == NOW_S
     assert LINEAR[1] == 1.0
 
@@ -221,7 +221,7 @@ def test_a_job_rejected_by_price_is_admitted_when_demand_has_faded() -> None:
 
 
 def _earlier(numbers: tuple[float, ...], by_s: float) -> tuple[float, ...]:
-    return tuple(number - by_s if index % 2 == 0 else number for index, number in enumerate(numbers))
+    return tuple(number - by_s if index % 3 == 0 else number for index, number in enumerate(numbers))
 
 
 @pytest.mark.parametrize("fraction_s", [0.0, 0.37, 1e-7])
