@@ -135,14 +135,6 @@ class AdmissionSession:
         proposal = ready.admission_search.propose(job)
         return (ready._without_space_for(job) if proposal is None else ready), proposal
 
-    def fits(self, job: SchedulableJob) -> "tuple[AdmissionSession, bool]":
-        """Whether there is such a way, which is known sooner than the way."""
-        ready = self.with_search()
-        if ready._is_hopeless(job):
-            return ready, False
-        fits = ready.admission_search.fits(job)
-        return (ready if fits else ready._without_space_for(job)), fits
-
     def accept(self, proposal: Proposal) -> "tuple[AdmissionSession, dict[str, ShareSchedule]]":
         """Promise it. Also the schedules of other jobs that are no longer those of the ledger, by job."""
         plan, replanned = self.plan, self.changed_schedules()

@@ -111,8 +111,8 @@ DecidedCommand = tuple[int, float, int]
 class Demand:
     """The newest submissions with a deadline, promised or not. Selective admission expects similar ones to come.
 
-    A chunk holds at_s, the least GPU-seconds and the seconds to the deadline of each, one after another. Full chunks never change, so an
-    addition costs the same after ten submissions and after ten thousand.
+    A chunk holds at_s, the least GPU-seconds and the seconds to the deadline of each, one after another. Full chunks
+    never change, so an addition costs the same after ten submissions and after ten thousand.
     """
 
     since_s: float | None = None  # the first submission of all

@@ -174,8 +174,6 @@ def _promise_or_reject(session: AdmissionSession, submission: Submission, job: S
         if not is_overpriced:
             session, proposal = session.propose(job)
     if proposal is None:
-        if is_overpriced:
-            session, is_overpriced = session.fits(job)
         session, rejection = rejection_of(session, job, submission.spec, is_overpriced=is_overpriced)
         why = why_not_taken(session, job) + rejection.explanation
         asked = least if is_possible else 0.0

@@ -38,7 +38,7 @@ class Rejection:
 def rejection_of(
     session: AdmissionSession, job: SchedulableJob, spec: JobSpec, *, is_overpriced: bool
 ) -> tuple[AdmissionSession, Rejection]:
-    """Why a job is rejected, and offers. is_overpriced: it would fit, but displace more than it is worth."""
+    """Why a job is rejected, and offers. is_overpriced: it would displace more than it is worth, even if it fits."""
     is_thorough = session.is_thorough and not is_overpriced
     session = fast_replace(session, num_rejections=session.num_rejections + 1)
     session = session.expecting_another().with_pricing()
@@ -47,14 +47,18 @@ def rejection_of(
     state, now_s = session.planned_state, session.now_s
     decided, session = session, session.after_decision()
     if is_overpriced:
-        earliest_s = session.first_affordable_s(job, math.ceil(job.deadline_s), 1.0)
-        fitting = int(job.remaining_iterations)
+        fits_s = earliest_deadline_around_s(session.plan, job)
+        asked_s = math.ceil(job.deadline_s)
+        earliest_s = None if fits_s is None else session.first_affordable_s(job, max(asked_s, fits_s), 1.0)
+        fitting = most_iterations_by(session.plan, job)
         least, most = least_gpu_seconds(job, now_s), decided.price_limit_gpu_seconds(job)
         why = why_overpriced(state, least, most, earliest_s, now_s)
         certificate: InfeasibilityCertificate = _overpriced(least, most)
     else:
         earliest_s = session.earliest_deadline_s(job, tight=is_thorough)
-        fitting = _most_iterations(session, job, is_thorough=is_thorough)
+        fitting = most_iterations_by(session.plan, job)
+        if is_thorough:
+            fitting = max(fitting, session.admission_search.most_iterations(job))
         why = why_late(state, spec, job, earliest_s, now_s)
         certificate = _infeasibility_certificate(session, job, earliest_s, is_thorough=is_thorough)
     return decided, Rejection(
@@ -152,17 +156,6 @@ def _later(
         if deadline_s is not None:
             found.append(_offer(session, spec, deadline_s))
     return found
-
-
-def _most_iterations(session: AdmissionSession, job: SchedulableJob, *, is_thorough: bool) -> int:
-    """The most iterations that fit by the deadline, to one in a hundred; 0 if none does.
-
-    is_thorough: also where other jobs must move; no more than the job could do alone.
-    """
-    fitting = most_iterations_by(session.plan, job)
-    if not is_thorough:
-        return fitting
-    return max(fitting, session.admission_search.most_iterations(job))
 
 
 def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int) -> int:

@@ -15,7 +15,13 @@ from itertools import chain
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.expected_jobs import ExpectedJobs, expected_jobs, free_space, most_promises
+from elasticflow.shared.scheduling.admission.expected_jobs import (
+    USABLE_CAPACITY,
+    ExpectedJobs,
+    expected_jobs,
+    free_space,
+    most_promises,
+)
 from elasticflow.shared.scheduling.availability import fill_many_jobs
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
@@ -24,6 +30,10 @@ from elasticflow.shared.state.pool import Demand
 
 FEWEST_SUBMISSIONS = 8
 """With fewer submissions there is no price."""
+IDLE_UTILIZATION = 0.1
+"""A job is not priced if it and all promises need at most this part of the GPU-seconds up to some instant in its
+window.
+"""
 NUM_BUCKETS = 16
 FIRST_BUCKET_S = 300.0
 USUAL_WINDOW = 0.9
@@ -56,8 +66,11 @@ class AdmissionPricing:
         left_P, window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
         usual_s = float(np.quantile(self._history_H[:, 2], USUAL_WINDOW)) if len(self._history_H) else 0.0
         longest_s = HORIZON * max(window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S)
-        self._edges_T: Floats = np.concatenate(([0.0], np.geomspace(FIRST_BUCKET_S, longest_s, NUM_BUCKETS)))
+        growth = (longest_s / FIRST_BUCKET_S) ** (1.0 / (NUM_BUCKETS - 1))
+        self._edges_T: Floats = np.array([0.0, *(FIRST_BUCKET_S * growth**bucket for bucket in range(NUM_BUCKETS))])
         self._space_BB = free_space(self._edges_T, left_P, window_s_P, plan.num_gpus)
+        unpriced = (USABLE_CAPACITY - IDLE_UTILIZATION) * plan.num_gpus
+        self._unpriced_B: Floats = self._space_BB[0] - unpriced * self._edges_T[1:]
         self._displaced = dict[tuple[float, int, int], float]()
 
     @property
@@ -112,8 +125,10 @@ class AdmissionPricing:
 
     def _displaced_by(self, least: float, window_s: float) -> float:
         submitted = (least, window_s)
-        itself = int(self._expected.rank_C[self._coming.index(submitted)]) if submitted in self._coming else NO_JOB
         needed, bucket = self._within_buckets(least, window_s)
+        if needed <= self._unpriced_B[: bucket + 1].max():
+            return 0.0
+        itself = int(self._expected.rank_C[self._coming.index(submitted)]) if submitted in self._coming else NO_JOB
         without = self._value(0.0, 0, itself)
         return without - self._value(needed, bucket, itself)
 

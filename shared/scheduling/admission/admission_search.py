@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.filling_trials import FillingTrials, Trial
+from elasticflow.shared.scheduling.admission.filling_trials import FillingTrials, Outcomes, Trial
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.availability_profile import (
     copy_into,
@@ -26,7 +26,7 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
 )
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 
-MANY_FILLINGS = 1_024  # of one trial; no trial is made where it could not fill each job twice
+MANY_FILLINGS = 512  # of one trial; no trial is made that could not fill each job once
 MAX_JOBS_TO_REPLAN = 256  # promised jobs that are filled anew although the arriving job fits around them
 WORTH_REPLANNING = 0.01  # of all GPU-seconds: schedules that change have to be recorded
 
@@ -36,12 +36,13 @@ class AdmissionSearch:
 
     def __init__(self, plan: AdmissionPlan, max_fillings: int = MANY_FILLINGS) -> None:
         self._plan, self._availability_of_plan = plan, plan.availability
-        self._max_fillings = max_fillings if 2 * len(plan.order) <= max_fillings else 0
+        self._max_fillings = max_fillings if len(plan.order) < max_fillings else 0
+        self._known: dict[SchedulableJob, Outcomes] = {}
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
         """Return a way to promise `job` that makes no other job late, or None. Valid until the plan changes."""
         with self._plan.with_candidate(job) as row:
-            around, trials = insert_around(self._plan, row, job), self._trials(row)
+            around, trials = insert_around(self._plan, row, job), self._trials(row, job)
             if around is not None:
                 return self._saving(around, trials, row, job) or around
             sufficient = trials.sufficient()
@@ -50,7 +51,7 @@ class AdmissionSearch:
     def fits(self, job: SchedulableJob) -> bool:
         """Whether `propose` would find a proposal."""
         with self._plan.with_candidate(job) as row:
-            trials = self._trials(row)
+            trials = self._trials(row, job)
             return trials.fits_around or trials.sufficient() is not None
 
     def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
@@ -58,18 +59,19 @@ class AdmissionSearch:
         none.
         """
         with self._plan.with_candidate(replace(job, deadline_s=math.inf)) as row:
-            earliest_s = self._trials(row).earliest_deadline_s()
+            earliest_s = self._trials(row, job).earliest_deadline_s()
             return float(math.ceil(earliest_s)) if earliest_s < math.inf else None
 
     def most_iterations(self, job: SchedulableJob) -> int:
-        """A number of iterations that fits by the deadline of the job, close to the highest; 0 if none was found."""
+        """A number of iterations, close to the highest, that fits by the deadline of the job; 0 if none was found."""
         with self._plan.with_candidate(job) as row:
-            most = int(min(self._trials(row).most_iterations(), job.remaining_iterations))
+            most = int(min(self._trials(row, job).most_iterations(), job.remaining_iterations))
         return most if most and self.fits(replace(job, remaining_iterations=float(most))) else 0
 
-    def _trials(self, row: int) -> FillingTrials:
+    def _trials(self, row: int, job: SchedulableJob) -> FillingTrials:
         assert self._plan.availability is self._availability_of_plan, "the plan has changed since"
-        return FillingTrials(self._plan, row, self._max_fillings)
+        alike = replace(job, job_id="", remaining_iterations=0.0, deadline_s=math.inf)
+        return FillingTrials(self._plan, row, self._max_fillings, self._known.setdefault(alike, {}))
 
     def _saving(self, around: Proposal, trials: FillingTrials, row: int, job: SchedulableJob) -> Proposal | None:
         """A proposal that saves GPU-seconds compared with `around`."""

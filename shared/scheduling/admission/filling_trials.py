@@ -30,44 +30,47 @@ class Trial(NamedTuple):
     num_gpus: int  # that were enough
 
 
+Outcomes = dict[tuple[int, int], Trial | None]
+"""By work and deadline on the lattices: the trial that succeeded, or None."""
+
+
 class FillingTrials:
     """The trials for the candidate in one row of a plan. The work and the deadline in its row are those asked for.
 
-    max_fillings: of one trial; 0: none is made.
+    max_fillings: of one trial; 0: none is made. known: outcomes for jobs that differ in work and deadline only; kept up
+    to date.
     """
 
-    def __init__(self, plan: AdmissionPlan, row: int, max_fillings: int) -> None:
+    def __init__(self, plan: AdmissionPlan, row: int, max_fillings: int, known: Outcomes) -> None:
         self._plan, self._row, self._max_fillings = plan, row, max_fillings
         jobs = plan.table.jobs
         self._iterations, self._deadline_s = float(jobs.remaining_J[row]), float(jobs.deadline_J[row])
         self._least_work = max(_index_of(self._iterations, math.ceil), 0)
         self._alone_s, self._around_s = earliest_ends_s(plan, row, math.inf)
-        self._successes: dict[int, Trial] = {}  # with enough work, by deadline
+        self._known = known
 
     def sufficient(self) -> Trial | None:
         """A trial that succeeds with no less work and by no later deadline than asked for."""
-        if not self._alone_s <= self._deadline_s:
+        if not self._alone_s <= self._deadline_s < math.inf:
             return None
-        latest = _index_of((self._deadline_s - self._plan.now_s) / _FIRST_WINDOW_S, math.floor)
+        latest = self._latest_deadline()
         first = self._first_deadline(lambda low, high: low >= latest or high <= latest)
-        return self._successes.get(first) if first <= latest else None
+        return self._known[self._most_work(first), first] if first <= latest else None
 
     def earliest_deadline_s(self) -> float:
         """The earliest deadline at which `sufficient` finds a trial, or the job fits without one; inf: none."""
         return min(self._around_s, self._deadline_at_s(self._first_deadline(_never)))
 
+    def most_iterations(self) -> float:
+        """The most work of a trial that succeeds by the last deadline on the lattice; 0: none."""
+        latest = self._latest_deadline()
+        most = _bisected(lambda work: self._can_do(work, latest), _never)[0] if 0 <= latest < _NUM_POINTS else -1
+        return _number_at(most) if most >= 0 else 0.0
+
     @property
     def fits_around(self) -> bool:
         """Whether the job is in time without moving another job."""
         return self._around_s <= self._deadline_s
-
-    def most_iterations(self) -> float:
-        """The most work of a trial that succeeds by the deadline asked for; 0: none."""
-        latest = _index_of((self._deadline_s - self._plan.now_s) / _FIRST_WINDOW_S, math.floor)
-        if not 0 <= latest < _NUM_POINTS:
-            return 0.0
-        most, _ = _bisected(lambda work: self._can_do(work, latest), _never)
-        return _number_at(most) if most >= 0 else 0.0
 
     def fill(self, trial: Trial) -> bool:
         """Fill all jobs anew; on success the plan's scratch memory holds the schedules."""
@@ -83,35 +86,43 @@ class FillingTrials:
             change(plan.scratch_availability, plan.now_s, math.inf, plan.num_gpus - trial.num_gpus)
         return fits
 
+    def _latest_deadline(self) -> int:
+        return _index_of((self._deadline_s - self._plan.now_s) / _FIRST_WINDOW_S, math.floor)
+
     def _deadline_at_s(self, index: int) -> float:
         return self._plan.now_s + _FIRST_WINDOW_S * _number_at(index) if index < _NUM_POINTS else math.inf
 
     def _first_deadline(self, is_decided: Callable[[int, int], bool]) -> int:
         """The first deadline by which the job ends, as far as it matters."""
-        return _bisected(lambda index: not self._ends_by(index), is_decided)[1]
+        return _bisected(lambda index: not self._is_in_time(index), is_decided)[1]
 
-    def _ends_by(self, index: int) -> bool:
-        by_s, least = self._deadline_at_s(index), self._least_work
+    def _is_in_time(self, index: int) -> bool:
+        """Whether the job ends by this deadline."""
+        by_s = self._deadline_at_s(index)
         if not self._alone_s <= by_s < self._around_s:
             return by_s >= self._around_s
-        most, _ = _bisected(
-            lambda work: self._can_do(work, index), lambda low, high: low >= least or high <= least
-        )
-        return most >= least
+        return self._most_work(index) >= self._least_work
+
+    def _most_work(self, index: int) -> int:
+        """The most work that can be done by this deadline, as far as it matters."""
+        least = self._least_work
+        return _bisected(lambda work: self._can_do(work, index), lambda low, high: low >= least or high <= least)[0]
 
     def _can_do(self, work: int, index: int) -> bool:
+        """Whether this point of both lattices is in time."""
+        if (work, index) not in self._known:
+            self._known[work, index] = self._succeeding(work, index)
+        return self._known[work, index] is not None
+
+    def _succeeding(self, work: int, index: int) -> Trial | None:
         iterations, by_s = _number_at(work), self._deadline_at_s(index)
         self._plan.table.jobs.remaining_J[self._row] = iterations
         alone_s, around_s = earliest_ends_s(self._plan, self._row, by_s)
         self._plan.table.jobs.remaining_J[self._row] = self._iterations
         if not alone_s <= by_s < around_s:
-            return by_s >= around_s
-        for num_gpus in self._usable_gpus():
-            if self.fill(trial := Trial(iterations, by_s, num_gpus)):
-                if work >= self._least_work:
-                    self._successes[index] = trial
-                return True
-        return False
+            return Trial(iterations, by_s, self._plan.num_gpus) if by_s >= around_s else None
+        trials = (Trial(iterations, by_s, num_gpus) for num_gpus in self._usable_gpus())
+        return next((trial for trial in trials if self.fill(trial)), None)
 
     def _usable_gpus(self) -> list[int]:
         """As many GPUs as the schedules hold at most, then powers of two beyond that: a larger pool offers at least the

@@ -18,8 +18,8 @@ from elasticflow.shared.scheduling.availability.minimum_share import minimum_sha
 from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, Segments
 from elasticflow.shared.scheduling.compiled.compile import Flags, Integers, compiled
 
-GOLDEN_RATIO = 0.6180339887498949
-PATIENT_MISSES = 8  # of one job, after which it moves by distances that vary
+GOLDEN_RATIO = 0.6180339887498949  # its multiples are spread evenly between 0 and 1: variety without chance
+PATIENT_MISSES = 8  # of one job
 MEAN_DISTANCE = 0.2  # of the way to the front
 
 
@@ -107,20 +107,21 @@ def fill_anew(
     fixed: jobs that keep their schedules from `kept`. Returns False if no order was found within max_fillings; then
     contents of `schedules` are invalid. `order_K` is left in the order that succeeded, `availability` with the GPUs
     that stay free.
-    A job that misses its deadline moves forward by a quarter of the way, and later by distances that vary. The
-    jobs behind it are filled again.
+    A job that misses its deadline moves forward by a quarter of the way, and the jobs behind it are filled again.
+    After many misses it moves by distances that vary, in turn with another job before it that gets more GPUs.
     Source: D. Joslin and D. Clements, "Squeaky wheel" optimization, JAIR 10, 1999.
     """
     for job in fixed:
         copy_schedule(schedules, job, kept, job)
     num_misses, misses_J = 0, np.zeros(jobs.remaining_J.shape[0], np.int64)
+    least_level_J = np.zeros(jobs.remaining_J.shape[0], np.int64)
     first, num_fillings = 0, 0
     while num_fillings < max_fillings:
         sweep(availability, schedules, np.concatenate((fixed, order_K[:first])), now_s, num_gpus)
         position, misses = first, False
         while position < order_K.shape[0] and not misses:
             job = int(order_K[position])
-            count = minimum_share(availability, jobs, job, float(jobs.deadline_J[job]), work)
+            count = minimum_share(availability, jobs, job, float(jobs.deadline_J[job]), work, least_level_J[job])
             num_fillings, misses = num_fillings + 1, count < 0
             if not misses:
                 write_segments(schedules, job, work.found, count)
@@ -132,9 +133,13 @@ def fill_anew(
             return False
         moved = order_K[position]
         num_misses, misses_J[moved] = num_misses + 1, misses_J[moved] + 1
-        first = (3 * position) // 4
+        first, part = (3 * position) // 4, (num_misses * GOLDEN_RATIO) % 1.0
+        if misses_J[moved] > PATIENT_MISSES and misses_J[moved] % 2 == 0:
+            first = int(part * position)
+            faster = order_K[first]
+            least_level_J[faster] = (least_level_J[faster] + 1) % jobs.num_levels_J[faster]
+            continue
         if misses_J[moved] > PATIENT_MISSES:
-            part = (num_misses * GOLDEN_RATIO) % 1.0  # spread evenly between 0 and 1, without chance
             first = max(position - 1 - int(-np.log(1.0 - part) * MEAN_DISTANCE * position), 0)
         order_K[first + 1 : position + 1] = order_K[first:position].copy()
         order_K[first] = moved

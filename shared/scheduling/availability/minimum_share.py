@@ -15,15 +15,17 @@ _HALVINGS = 6  # of the time from which on fewer GPUs are enough
 
 @compiled
 def minimum_share(
-    availability: AvailabilityProfile, jobs: Jobs, job: int, by_s: float, work: ScratchArrays
+    availability: AvailabilityProfile, jobs: Jobs, job: int, by_s: float, work: ScratchArrays, least_level: int = 0
 ) -> int:
     """Find a schedule that ends by `by_s`. Returns the number of segments in `work.found`, or LATE.
+
+    least_level: index of the lowest cap, so that a job ends sooner than it must.
 
     There is one whenever `fill` finds one. The job stays at its current share where that costs less than a resize.
     `availability` is not `work.availability`.
     """
     out, other, memory = work.found, work.other, work.memory
-    num_levels, cap, count = jobs.num_levels_J[job], 0, LATE
+    num_levels, cap, count = jobs.num_levels_J[job], least_level, LATE
     while count < 0 and cap < num_levels:
         count = fill(availability, jobs, job, cap, by_s, out, memory)
         cap += 1
@@ -35,7 +37,7 @@ def minimum_share(
             unmoved = fill(availability, jobs, job, level, by_s, other, memory)
             if unmoved > 0 and gpu_seconds(other, unmoved) < gpu_seconds(out, count):
                 cap, count = level, _copied(out, other, unmoved)
-    for lower in range(cap):
+    for lower in range(least_level, cap):
         count = _cheaper_with_fewer_later(availability, jobs, job, cap, lower, by_s, count, work)
     return count
 

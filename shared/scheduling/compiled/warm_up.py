@@ -52,7 +52,7 @@ def _call_each_function() -> None:
     plan = AdmissionPlan.build([job("kept", 50.0, 200.0), job("late", 99.0, 10.0)], 2, 0.0)
     for arriving in (
         job("around", 10.0, 300.0),
-        job("making-search", 60.0, 70.0),
+        job("others-move", 60.0, 70.0),
         job("impossible", 60.0, 61.0),
     ):
         search = AdmissionSearch(plan)
@@ -61,7 +61,7 @@ def _call_each_function() -> None:
     AdmissionSearch(plan).earliest_deadline_s(job("quoted", 10.0, 20.0))
     rigid = ScalingCurve((2,), (2.0,))
     full = AdmissionPlan.build([job("urgent", 60.0, 41.0, linear), job("rigid", 50.0, 61.0, rigid)], 2, 0.0)
-    AdmissionSearch(full).propose(job("in-an-alternative-plan", 10.0, 41.0))
+    AdmissionSearch(full).propose(job("filled-anew", 10.0, 41.0))
     most_iterations_by(plan, job("shorter", 99.0, 60.0))
     schedule_from(plan, job("later", 5.0, 400.0), 200.0)
     earliest_end_from_s(plan, job("later-still", 5.0, 400.0), 200.0)
@@ -71,7 +71,6 @@ def _call_each_function() -> None:
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
     allocate(plan, [plan.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
     pricing = AdmissionPricing(Demand().added(0.0, 10.0, 10.0), [(5.0, 5.0)], 1.0, plan)
-    pricing.price_limit_gpu_seconds(10.0)
     least_gpu_seconds(arriving := job("arriving", 5.0, 60.0), 0.0)
     pricing.is_overpriced(arriving)
     pricing.first_affordable_s(arriving, 60.0, 1.0)

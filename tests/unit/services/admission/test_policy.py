@@ -13,7 +13,7 @@ from elasticflow.shared.messages.commands import CancelJob, QuoteDeadline
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.scheduling.admission import admission_search
+from elasticflow.shared.scheduling.admission.filling_trials import FillingTrials
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
 from tests.support.histories import LINEAR, NOW_S, History, pool, spec, submit
@@ -77,7 +77,7 @@ def test_no_search_is_made_for_more_iterations_than_a_job_could_do_alone(
 
     history = pool(2 * max(LINEAR))
     history.decided(POLICY, submit("patient", deadline_s=NOW_S + 400.0))
-    monkeypatch.setattr(admission_search, "alternative_plans", unexpected)
+    monkeypatch.setattr(FillingTrials, "fill", unexpected)
     rejected = only(history.decided(POLICY, submit("b", deadline_s=NOW_S + 10.0, max_iterations=10**6)))
     assert isinstance(rejected, events.JobRejected)
     by_then = [o.max_iterations for o in rejected.offers if o.deadline_s == NOW_S + 10.0]

@@ -109,8 +109,8 @@ def test_an_idle_pool_admits_every_job_that_fits(demand: Demand, num_gpus: int) 
 
 def test_a_job_that_leaves_the_pool_nearly_idle_is_never_overpriced() -> None:
     history = History(replace(pool(NUM_GPUS).state, demand=CHEAP_FILL_THE_POOL))
-    quarter = submit("quarter", max_iterations=1900, deadline_s=NOW_S + 1000.0)
-    assert isinstance(said(history, quarter)[0], events.JobAdmitted)
+    tenth = submit("tenth", max_iterations=790, deadline_s=NOW_S + 1000.0)
+    assert isinstance(said(history, tenth)[0], events.JobAdmitted)
 
 
 def offers_of(history: History, command: SubmitJob) -> events.JobRejected:
@@ -253,14 +253,14 @@ def test_more_time_or_less_work_never_turns_an_admission_into_a_rejection(demand
     assert {True, False} == {answer for by_window in promised for answer in by_window}
 
 
-def test_a_new_pool_promises_half_of_the_window_to_a_rush_before_it_prices() -> None:
-    """Jobs of different sizes, all within seconds: it is unknown whether as many come again."""
+def test_jobs_of_almost_one_size_are_not_overpriced_for_one_another() -> None:
+    """Each displaces hardly more than one of the others, however many come."""
     history, least, window_s = pool(NUM_GPUS), 600, 3_600.0
     for number in range(40):
         command = submit(f"j{number:02}", deadline_s=NOW_S + window_s, max_iterations=least + number)
         history.decided(POLICY, command, now_s=NOW_S + 0.1 * number)
     jobs = [history.state.job(f"j{number:02}") for number in range(40)]
     rejected = [job.rejection for job in jobs if job is not None and job.rejection]
-    promised_gpu_seconds = sum(least + n for n, job in enumerate(jobs) if job is not None and not job.rejection)
-    assert set(rejected) == {"price"}
-    assert 0.45 < promised_gpu_seconds / (NUM_GPUS * window_s) < 0.55
+    assert jobs[0] is not None
+    assert not jobs[0].rejection
+    assert "price" not in rejected

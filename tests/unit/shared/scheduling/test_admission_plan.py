@@ -249,7 +249,7 @@ def test_a_job_that_would_make_another_late_is_refused() -> None:
 
 def test_the_earliest_deadline_is_where_acceptance_begins() -> None:
     plan = AdmissionPlan.build([named("patient", 16.0, 17.0), named("also", 32.0, 17.0)], 4, 0.0)
-    urgent = named("urgent", 7.9, math.inf)
+    urgent = named("urgent", 7.8, math.inf)
     assert AdmissionSearch(plan).earliest_deadline_s(urgent) == 2.0
     assert AdmissionSearch(plan).propose(replace(urgent, deadline_s=1.0)) is None
     around_s = earliest_deadline_around_s(plan, urgent)

@@ -49,22 +49,14 @@ STUBBORN = job("stubborn", ScalingCurve((1, 2), (1.0, 1.5)), 30.0, 71.0)
         (CROWD, NARROW),
         (CROWDED, STUBBORN),
         ((job("rigid", RIGID, 70.0, 61.0),), job("at-once", RIGID, 50.0, 31.0)),
-        (
-            (
-                job("narrow", NARROW.curve, 60.0, 101.0),
-                job("linear", LINEAR, 50.0, 91.0),
-                job("short", STUBBORN.curve, 10.0, 71.0),
-                job("long", STUBBORN.curve, 50.0, 81.0),
-            ),
-            job("arriving_job", LINEAR, 20.0, 81.0),
-        ),
     ],
 )
 def test_all_jobs_are_filled_anew_where_the_arriving_one_does_not_fit_around_them(
     promised: tuple[SchedulableJob, ...], arriving_job: SchedulableJob
 ) -> None:
     plan = plan_of(2, *promised)
-    assert AdmissionSearch(plan, 0).propose(arriving_job) is None or fits_around(plan, arriving_job)
+    assert not fits_around(plan, arriving_job)
+    assert AdmissionSearch(plan, 0).propose(arriving_job) is None, "without effort"
     proposal = AdmissionSearch(plan).propose(arriving_job)
     assert proposal is not None
     plan.accept(proposal)
