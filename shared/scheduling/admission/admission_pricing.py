@@ -142,7 +142,8 @@ class AdmissionPricing:
     def _within_buckets(self, least: float, window_s: float) -> tuple[float, int]:
         """The GPU-seconds of a job within all buckets, and the last bucket that ends in its window."""
         bucket = int(self._edges_T.searchsorted(window_s, side="right")) - 2
-        return least * min(1.0, float(self._edges_T[-1]) / window_s), min(max(bucket, 0), NUM_BUCKETS - 1)
+        within = float(self._edges_T[-1]) / window_s if window_s > self._edges_T[-1] else 1.0
+        return least * within, min(max(bucket, 0), NUM_BUCKETS - 1)
 
     @cached_property
     def _expected(self) -> ExpectedJobs:

@@ -81,7 +81,7 @@ def expected_jobs(history_H: Floats, coming_C: Floats, edges_T: Floats, now_s: f
             kind_of[size, length], num_kinds = num_kinds, num_kinds + 1
         kind = kind_of[size, length]
         sums[kind] += np.array([1.0, gpu_seconds, window_s])
-        fading = math.exp((at_s - now_s) / (SHORTEST_MEMORY_S * 2.0 ** (num_memories - 1)))
+        fading = math.exp(min(at_s - now_s, 0.0) / (SHORTEST_MEMORY_S * 2.0 ** (num_memories - 1)))
         for memory in range(num_memories - 1, -1, -1):
             weight_KM[kind, memory] += fading
             fading *= fading  # the memory before is half as long
@@ -91,7 +91,7 @@ def expected_jobs(history_H: Floats, coming_C: Floats, edges_T: Floats, now_s: f
     for index in range(num_coming):
         gpu_seconds, window_s = coming_C[index]
         last_E[index], one_E[index] = bucket_at(edges_T, window_s), gpu_seconds
-        all_E[index] = gpu_seconds * min(1.0, edges_T[-1] / window_s)
+        all_E[index] = gpu_seconds * edges_T[-1] / max(window_s, edges_T[-1])
     observed_s = max(now_s - since_s, SHORTEST_MEMORY_S)
     for bucket in range(num_buckets):
         wait_s, memory = 0.5 * (edges_T[bucket] + edges_T[bucket + 1]), 0
@@ -106,7 +106,8 @@ def expected_jobs(history_H: Floats, coming_C: Floats, edges_T: Floats, now_s: f
                 gpu_seconds, window_s = sums[kind, 1] / sums[kind, 0], sums[kind, 2] / sums[kind, 0]
                 first_E[num_expected], last_E[num_expected] = bucket, bucket_at(edges_T, wait_s + window_s)
                 one_E[num_expected] = gpu_seconds
-                all_E[num_expected] = count * gpu_seconds * min(1.0, (edges_T[-1] - wait_s) / window_s)
+                rest_s = edges_T[-1] - wait_s
+                all_E[num_expected] = count * gpu_seconds * rest_s / max(window_s, rest_s)
                 num_expected += 1
     order_E = np.argsort(one_E[:num_expected], kind="mergesort")
     rank_E = np.empty(num_expected, np.int64)

@@ -1,7 +1,7 @@
 """Trials for one arriving job: at some deadline and with some work, can all promised jobs be filled anew with it?
 
 Filling in some orders is not exact: a trial with an easier job may fail where a harder one succeeds. So the trials lie
-on fixed lattices of deadlines and of amounts of work, and each bisection starts from the same question, whoever asks.
+on fixed lattices of deadlines and of amounts of work, and each bisection starts from the same question for every job.
 A success with more work counts for less work, and a success at a deadline counts for all later ones. Therefore more
 time or less work never turn a success into a failure.
 """
@@ -93,18 +93,18 @@ class FillingTrials:
         return self._plan.now_s + _FIRST_WINDOW_S * _number_at(index) if index < _NUM_POINTS else math.inf
 
     def _first_deadline(self, is_decided: Callable[[int, int], bool]) -> int:
-        """The first deadline by which the job ends, as far as it matters."""
+        """The first deadline by which the job ends; no more precise than the question needs."""
         return _bisected(lambda index: not self._is_in_time(index), is_decided)[1]
 
     def _is_in_time(self, index: int) -> bool:
-        """Whether the job ends by this deadline."""
+        """Whether all promises hold if the job is due at this deadline."""
         by_s = self._deadline_at_s(index)
         if not self._alone_s <= by_s < self._around_s:
             return by_s >= self._around_s
         return self._most_work(index) >= self._least_work
 
     def _most_work(self, index: int) -> int:
-        """The most work that can be done by this deadline, as far as it matters."""
+        """The most work that can be done by this deadline; no more precise than the question needs."""
         least = self._least_work
         return _bisected(lambda work: self._can_do(work, index), lambda low, high: low >= least or high <= least)[0]
 
