@@ -37,6 +37,7 @@ class AdmissionSession:
 
     state: with all events of this decision. planned_state: where the plan started; later promises are in the plan.
     planned, search, pricing: None until a command needs them, see `with_plan`, `with_search`, `with_pricing`.
+    pricing_afterwards: of offers, see `with_pricing_afterwards`.
     submitted: least GPU-seconds and window of the submissions at hand, all of which count as demand; inf: unknown.
     rejected: jobs that did not fit this plan. changes_reported: whether an event already carries `changed_schedules`.
 
@@ -51,6 +52,7 @@ class AdmissionSession:
     planned: PlannedPool | None = None
     search: AdmissionSearch | None = None
     pricing: AdmissionPricing | None = None
+    pricing_afterwards: AdmissionPricing | None = None
     submitted: tuple[Submitted, ...] = ()
     rejected: tuple[SchedulableJob, ...] = ()
     num_accepted: int = 0
@@ -77,6 +79,7 @@ class AdmissionSession:
             planned_state=self.state,
             planned=None,
             search=None,
+            pricing_afterwards=None,
             rejected=(),
             num_accepted=0,
             changes_reported=False,
@@ -107,7 +110,7 @@ class AdmissionSession:
 
     def expecting(self, submitted: Sequence[Submitted]) -> "AdmissionSession":
         """Count these submissions as demand from now on."""
-        return fast_replace(self, submitted=tuple(submitted), pricing=None)
+        return fast_replace(self, submitted=tuple(submitted), pricing=None, pricing_afterwards=None)
 
     def expecting_another(self) -> "AdmissionSession":
         """Count one submission more: a user who takes an offer or a quote submits again, at the price of now."""
@@ -116,16 +119,23 @@ class AdmissionSession:
             return priced
         return priced.expecting((*self.submitted, (math.inf, math.inf)))
 
-    def after_decision(self) -> "AdmissionSession":
-        """Priced for offers: who takes one submits again, when all submissions at hand are part of the history."""
+    def with_pricing_afterwards(self, rejected: Submitted) -> "AdmissionSession":
+        """With prices for offers: who takes one submits again, when this and all submissions at hand are history."""
         if not self.is_selective:
             return self
-        ready, demand = self.with_plan(), self.planned_state.demand
-        for gpu_seconds, window_s in self.submitted:
-            if 0.0 < gpu_seconds < math.inf:
-                demand = demand.added(self.now_s, gpu_seconds, window_s)
-        another = ((math.inf, math.inf),)
-        return fast_replace(ready, pricing=AdmissionPricing(demand, another, self.now_s, ready.plan))
+        ready, decided = self.with_plan(), self.submitted
+        if rejected not in decided:
+            decided = (*decided, rejected)
+        elif ready.pricing_afterwards is not None:
+            return ready
+        demand, another = self.planned_state.demand, ((math.inf, math.inf),)
+        older = self.cache.last(older_demand, demand.full)
+        pricing = AdmissionPricing(demand, another, self.now_s, ready.plan, older, decided)
+        return fast_replace(ready, pricing_afterwards=pricing)
+
+    def priced_afterwards(self) -> "AdmissionSession":
+        """The same session at the prices of offers."""
+        return fast_replace(self, pricing=self.pricing_afterwards)
 
     def propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
         """A way to keep this promise too; None without a search if a job that asks for less was rejected."""
@@ -142,7 +152,12 @@ class AdmissionSession:
             replanned[plan.table.job_ids[row]] = flat(schedule)
         plan.accept(proposal)
         accepted = fast_replace(
-            self, num_accepted=self.num_accepted + 1, search=None, rejected=(), changes_reported=True
+            self,
+            num_accepted=self.num_accepted + 1,
+            search=None,
+            pricing_afterwards=None,
+            rejected=(),
+            changes_reported=True,
         )
         return accepted, replanned
 
@@ -244,9 +259,9 @@ class AdmissionSession:
 
 
 def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:
-    """Whether `job` takes as long as `other` on any number of GPUs, and is due no later."""
-    return job.deadline_s <= other.deadline_s and all(
-        job.remaining_iterations * other.curve.throughput(level)
-        >= other.remaining_iterations * job.curve.throughput(level)
-        for level in job.curve.levels
+    """Whether `job` has the curve of `other`, no less work, and is due no later."""
+    return (
+        job.curve == other.curve
+        and job.deadline_s <= other.deadline_s
+        and job.remaining_iterations >= other.remaining_iterations
     )

@@ -71,7 +71,7 @@ class InfeasibleProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overpriced:
-    """The job fits, but displaces more than its value: gpu_seconds * price > value.
+    """The job displaces more than its value: gpu_seconds * price > value.
 
     price_limit: the highest price of a GPU-second at which admission would take the job.
     """

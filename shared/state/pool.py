@@ -115,7 +115,7 @@ class Demand:
     never change, so an addition costs the same after ten submissions and after ten thousand.
     """
 
-    since_s: float | None = None  # the first submission of all
+    since_s: float | None = None  # the oldest submission
     full: tuple[tuple[float, ...], ...] = ()  # oldest first
     newest: tuple[float, ...] = ()
 
@@ -125,7 +125,8 @@ class Demand:
         since_s = at_s if self.since_s is None else self.since_s
         if len(newest) < 3 * DEMAND_CHUNK:
             return Demand(since_s=since_s, full=self.full, newest=newest)
-        return Demand(since_s=since_s, full=(*self.full[-(MAX_DEMAND_CHUNKS - 1) :], newest), newest=())
+        full = (*self.full[-(MAX_DEMAND_CHUNKS - 1) :], newest)
+        return Demand(since_s=max(since_s, full[0][0]), full=full, newest=())
 
 
 # immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.

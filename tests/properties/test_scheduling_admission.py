@@ -18,7 +18,7 @@ from tests.support.example_specs import examples
 from tests.support.strategies import job_lists, schedulable_jobs
 
 NUM_GPUS = 16
-LITTLE = 40  # fillings: for some of the alternative_plans only
+LITTLE = 40  # fillings
 
 
 def admitted_one_by_one(jobs: Sequence[SchedulableJob]) -> tuple[AdmissionPlan, dict[str, SchedulableJob]]:

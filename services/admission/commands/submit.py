@@ -66,11 +66,11 @@ def in_order(session: AdmissionSession, commands: Sequence[SubmitJob]) -> tuple[
 
 
 def _submitted(session: AdmissionSession, command: SubmitJob) -> Submitted:
-    """0 GPU-seconds without a deadline, or while the job's speed is unknown."""
+    """0 GPU-seconds without a deadline, while the job's speed is unknown, and for a job that is known."""
     spec, deadline_s = command.spec, command.spec.resolved_deadline_s(session.now_s)
     state = with_range(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves) if spec.job_class is JobClass.SLO else None
-    if curve is None or deadline_s is None:
+    if curve is None or deadline_s is None or state.job(command.job_id) is not None:
         return 0.0, 0.0
     job = arriving_job(state, command.job_id, spec, curve, deadline_s)
     return least_gpu_seconds(job, session.now_s), job.deadline_s - session.now_s

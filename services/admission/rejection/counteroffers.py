@@ -45,13 +45,15 @@ def rejection_of(
     if is_thorough:
         session = session.with_search()
     state, now_s = session.planned_state, session.now_s
-    decided, session = session, session.after_decision()
+    least = least_gpu_seconds(job, now_s)
+    decided = session.with_pricing_afterwards((least, job.deadline_s - now_s))
+    session = decided.priced_afterwards()
     if is_overpriced:
         fits_s = earliest_deadline_around_s(session.plan, job)
         asked_s = math.ceil(job.deadline_s)
         earliest_s = None if fits_s is None else session.first_affordable_s(job, max(asked_s, fits_s), 1.0)
         fitting = most_iterations_by(session.plan, job)
-        least, most = least_gpu_seconds(job, now_s), decided.price_limit_gpu_seconds(job)
+        most = decided.price_limit_gpu_seconds(job)
         why = why_overpriced(state, least, most, earliest_s, now_s)
         certificate: InfeasibilityCertificate = _overpriced(least, most)
     else:

@@ -94,7 +94,7 @@ def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: P
 def why_overpriced(
     state: PoolState, gpu_seconds: float, limit: float, earliest_s: PlannedTime | None, now_s: float
 ) -> str:
-    """Why a job that would fit is rejected: it would displace more than it is worth."""
+    """Why a job is rejected that would displace more than it is worth."""
     return (
         f"it needs {gpu_seconds:.0f} GPU-seconds in its window, and recent demand fills the pool with jobs of up to "
         f"{limit:.0f}: at this price of a GPU-second it displaces more than it is worth; "

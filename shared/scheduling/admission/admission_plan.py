@@ -1,8 +1,8 @@
 """The plan of all promises: one schedule for each promised job, and what changes with one more promise.
 
 Together the schedules certify that every promise can be kept. `availability/fill_one_job` fills one job into free
-GPUs, `availability/fill_many_jobs` and `plan_repair` fill many. `insertion` and `admission_search` insert one
-more job; `allocation` distributes the GPUs that stay free.
+GPUs, `availability/fill_many_jobs` and `plan_repair` fill many. `admission_search` inserts one more
+job; `allocation` distributes the GPUs that stay free.
 Axes: J = rows of the table; K = promised jobs by earliest deadline.
 Source: ElasticFlow, Algorithm 1, in continuous time and with every resize charged.
 """

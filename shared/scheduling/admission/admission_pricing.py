@@ -3,7 +3,7 @@
 Every promise has the same value. A job costs the promises that it displaces: of the jobs that recent demand leads to
 expect, a fluid can promise so many fewer beside it (`expected_jobs`). More than one is too much.
 Monotone by construction: the expected jobs and the buckets do not depend on the job that is priced, and more time or
-less work only reduce what it displaces, as do more GPUs if there is space for it (docs/adr/0015, 0030).
+less work only reduce what it displaces, as do more GPUs if there is space for it (docs/adr/0041).
 Axes: as in `expected_jobs`.
 """
 
@@ -36,6 +36,8 @@ window.
 """
 NUM_BUCKETS = 16
 FIRST_BUCKET_S = 300.0
+MOST_DISPLACED = 1.0 + 1e-6
+"""A job may displace one promise; sums round."""
 USUAL_WINDOW = 0.9
 HORIZON = 2.0
 """The buckets end after so many times the longest promise, or window of this part of the recent submissions."""
@@ -47,7 +49,11 @@ Submitted = tuple[float, float]
 
 
 class AdmissionPricing:
-    """Prices at one instant. coming: the commands of this decision that are still undecided. They count as demand."""
+    """Prices at one instant.
+
+    coming: the commands of this decision that are still undecided. They count as demand. decided: submissions at this
+    instant that are not in the demand yet.
+    """
 
     def __init__(
         self,
@@ -56,13 +62,15 @@ class AdmissionPricing:
         now_s: float,
         plan: AdmissionPlan,
         older: Floats | None = None,
+        decided: Sequence[Submitted] = (),
     ) -> None:
         newest = np.array(demand.newest, np.float64).reshape(-1, 3)
-        self._history_H = np.concatenate((older_demand(demand.full) if older is None else older, newest))
+        now = np.array([(now_s, *each) for each in decided if each[0] < math.inf], np.float64).reshape(-1, 3)
+        self._history_H = np.concatenate((older_demand(demand.full) if older is None else older, newest, now))
         self._num_submissions = len(self._history_H) + len(coming)
         self._coming = [submitted for submitted in coming if submitted[0] < math.inf]
+        self.now_s = now_s
         self._since_s = now_s if demand.since_s is None else demand.since_s
-        self._now_s = now_s
         left_P, window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
         usual_s = float(np.quantile(self._history_H[:, 2], USUAL_WINDOW)) if len(self._history_H) else 0.0
         longest_s = HORIZON * max(window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S)
@@ -80,14 +88,14 @@ class AdmissionPricing:
 
     def displaced_promises(self, job: SchedulableJob) -> float:
         """How many expected promises the job displaces. It does not compete with itself."""
-        least, window_s = least_gpu_seconds(job, self._now_s), job.deadline_s - self._now_s
+        least, window_s = least_gpu_seconds(job, self.now_s), job.deadline_s - self.now_s
         if not self.knows_enough or not math.isfinite(least):
             return 0.0
         return self._displaced_by(least, window_s)
 
     def is_overpriced(self, job: SchedulableJob) -> bool:
         """Whether the job displaces more than its value."""
-        return self.displaced_promises(job) > 1.0
+        return self.displaced_promises(job) > MOST_DISPLACED
 
     def price_limit_gpu_seconds(self, job: SchedulableJob) -> float:
         """GPU-seconds for which a job with this window is taken; inf if this job is taken.
@@ -95,10 +103,12 @@ class AdmissionPricing:
         What is displaced is convex in the GPU-seconds, as far as there is space for them.
         """
         displaced = self.displaced_promises(job)
-        if displaced <= 1.0:
+        if displaced <= MOST_DISPLACED:
             return math.inf
-        least, bucket = self._within_buckets(least_gpu_seconds(job, self._now_s), job.deadline_s - self._now_s)
-        return min(least, float(self._space_BB[0, bucket:].min())) / displaced
+        least = least_gpu_seconds(job, self.now_s)
+        needed, bucket = self._within_buckets(least, job.deadline_s - self.now_s)
+        space = max(float(self._space_BB[0, bucket:].min()), 0.0)
+        return least * min(needed, space) / (needed * displaced)
 
     def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from `from_s` on, in whole seconds, at which the job is not overpriced; None if there is
@@ -106,12 +116,12 @@ class AdmissionPricing:
 
         within_s: the precision in seconds, at least 1.
         """
-        levels, left, now_s = levels_of(job), job.remaining_iterations, self._now_s
+        levels, left, now_s = levels_of(job), job.remaining_iterations, self.now_s
 
         def is_overpriced(more_s: float) -> bool:
             window_s = from_s + more_s - now_s
             least = _least_gpu_seconds(levels, left, window_s)
-            return self.knows_enough and least < math.inf and self._displaced_by(least, window_s) > 1.0
+            return self.knows_enough and least < math.inf and self._displaced_by(least, window_s) > MOST_DISPLACED
 
         low_s, high_s = 0.0, 0.0
         while is_overpriced(high_s):
@@ -148,7 +158,7 @@ class AdmissionPricing:
     @cached_property
     def _expected(self) -> ExpectedJobs:
         coming_C = np.array(self._coming, np.float64).reshape(-1, 2)
-        return expected_jobs(self._history_H, coming_C, self._edges_T, self._now_s, self._since_s)
+        return expected_jobs(self._history_H, coming_C, self._edges_T, self.now_s, self._since_s)
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:

@@ -46,13 +46,15 @@ class AdmissionSearch:
             if around is not None:
                 return self._saving(around, trials, row, job) or around
             sufficient = trials.sufficient()
-            return sufficient and self._filled_anew(sufficient, trials, row, job)
+            as_asked = Trial(job.remaining_iterations, job.deadline_s, self._plan.num_gpus)
+            if sufficient is None or not (trials.fill(as_asked) or trials.fill(sufficient)):
+                return None
+            return self._proposal_of_filled(row, job)
 
     def fits(self, job: SchedulableJob) -> bool:
         """Whether `propose` would find a proposal."""
         with self._plan.with_candidate(job) as row:
-            trials = self._trials(row, job)
-            return trials.fits_around or trials.sufficient() is not None
+            return insert_around(self._plan, row, job) is not None or self._trials(row, job).sufficient() is not None
 
     def earliest_deadline_s(self, job: SchedulableJob) -> float | None:
         """The earliest deadline that is accepted now, in whole seconds; one second less is rejected. None if there is
@@ -76,17 +78,12 @@ class AdmissionSearch:
     def _saving(self, around: Proposal, trials: FillingTrials, row: int, job: SchedulableJob) -> Proposal | None:
         """A proposal that saves GPU-seconds compared with `around`."""
         plan = self._plan
-        if len(plan.order) > MAX_JOBS_TO_REPLAN or not trials.fill(_as_asked(job, plan)):
+        as_asked = Trial(job.remaining_iterations, job.deadline_s, plan.num_gpus)
+        if len(plan.order) > MAX_JOBS_TO_REPLAN or not trials.fill(as_asked):
             return None
         before = total_gpu_seconds(plan.table.schedules, plan.order) + gpu_seconds(around.schedule)
         after = total_gpu_seconds(plan.filled, np.append(plan.order, row))
         return self._proposal_of_filled(row, job) if after < (1.0 - WORTH_REPLANNING) * before else None
-
-    def _filled_anew(self, sufficient: Trial, trials: FillingTrials, row: int, job: SchedulableJob) -> Proposal:
-        """The proposal with the work and the deadline asked for; where filling fails then, that of the trial."""
-        fits = trials.fill(_as_asked(job, self._plan)) or trials.fill(sufficient)
-        assert fits, "the trial succeeded before"
-        return self._proposal_of_filled(row, job)
 
     def _proposal_of_filled(self, row: int, job: SchedulableJob) -> Proposal:
         plan = self._plan
@@ -103,7 +100,3 @@ def insert_around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposa
         return None
     rows = np.array([row], np.int64)
     return Proposal(job=job, rows=rows, found=gather_schedules(plan.filled, rows), availability=availability)
-
-
-def _as_asked(job: SchedulableJob, plan: AdmissionPlan) -> Trial:
-    return Trial(job.remaining_iterations, job.deadline_s, plan.num_gpus)

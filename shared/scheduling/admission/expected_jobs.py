@@ -3,7 +3,7 @@
 Expected jobs are taken smallest first, as far as GPU-seconds are left within their windows. This is the best
 choice, because the space of intervals is a polymatroid. All steps are numba loops.
 Axes: H = submissions of the history; C = undecided commands; P = promised jobs; E = expected jobs, smallest first;
-B = buckets of time from now on, each longer than the one before; T = their edges, one more; K = kinds of alike
+B = buckets of time from now on, longer and longer after the first; T = their edges, one more; K = kinds of alike
 submissions; M = memories, each twice as long as the one before.
 """
 

@@ -55,7 +55,7 @@ class FillingTrials:
             return None
         latest = self._latest_deadline()
         first = self._first_deadline(lambda low, high: low >= latest or high <= latest)
-        return self._known[self._most_work(first), first] if first <= latest else None
+        return self._known.get((self._most_work(first), first)) if first <= min(latest, _NUM_POINTS - 1) else None
 
     def earliest_deadline_s(self) -> float:
         """The earliest deadline at which `sufficient` finds a trial, or the job fits without one; inf: none."""
@@ -66,11 +66,6 @@ class FillingTrials:
         latest = self._latest_deadline()
         most = _bisected(lambda work: self._can_do(work, latest), _never)[0] if 0 <= latest < _NUM_POINTS else -1
         return _number_at(most) if most >= 0 else 0.0
-
-    @property
-    def fits_around(self) -> bool:
-        """Whether the job is in time without moving another job."""
-        return self._around_s <= self._deadline_s
 
     def fill(self, trial: Trial) -> bool:
         """Fill all jobs anew; on success the plan's scratch memory holds the schedules."""
@@ -104,7 +99,7 @@ class FillingTrials:
         return self._most_work(index) >= self._least_work
 
     def _most_work(self, index: int) -> int:
-        """The most work that can be done by this deadline; no more precise than the question needs."""
+        """The most work with which the job ends by a deadline; no more precise than the question needs."""
         least = self._least_work
         return _bisected(lambda work: self._can_do(work, index), lambda low, high: low >= least or high <= least)[0]
 

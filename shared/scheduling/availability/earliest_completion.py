@@ -36,12 +36,9 @@ def earliest_end_alone_s(plan: AdmissionPlan, job: SchedulableJob) -> float | No
 
 def most_iterations_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
     """The most iterations that can be promised by the deadline without moving another job; 0 if none."""
-    return _most_iterations_by(plan, job, plan.availability)
-
-
-def most_iterations_alone_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
-    """The most iterations by the deadline on an empty pool."""
-    return _most_iterations_by(plan, job, _empty(plan))
+    with plan.with_candidate(job) as row:
+        work = plan.scratch_arrays
+        return most_iterations(plan.availability, plan.table.jobs, row, job.deadline_s, work.found, work.memory)
 
 
 def earliest_ends_s(plan: AdmissionPlan, row: int, by_s: float) -> tuple[float, float]:
@@ -81,12 +78,6 @@ def _earliest_end_s(plan: AdmissionPlan, job: SchedulableJob, beside: Availabili
         work = plan.scratch_arrays
         ends_s = earliest_end_s(beside, plan.table.jobs, row, math.inf, work.found, work.memory)
         return ends_s if ends_s < math.inf else None
-
-
-def _most_iterations_by(plan: AdmissionPlan, job: SchedulableJob, beside: AvailabilityProfile) -> int:
-    with plan.with_candidate(job) as row:
-        work = plan.scratch_arrays
-        return most_iterations(beside, plan.table.jobs, row, job.deadline_s, work.found, work.memory)
 
 
 def _empty(plan: AdmissionPlan) -> AvailabilityProfile:

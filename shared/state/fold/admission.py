@@ -174,7 +174,7 @@ def with_usage(state: PoolState, tenant: str, newest: Usage) -> PoolState:
 def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
     if not event.least_gpu_seconds or event.deadline_s is None:
         return state
-    window_s = event.deadline_s - event.at_s
+    window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
     return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds, window_s))
 
 

@@ -264,3 +264,22 @@ def test_jobs_of_almost_one_size_are_not_overpriced_for_one_another() -> None:
     assert jobs[0] is not None
     assert not jobs[0].rejection
     assert "price" not in rejected
+
+
+@pytest.mark.parametrize("num_before", range(4, 12))
+def test_offers_to_a_job_that_waited_for_its_profile_are_kept_if_they_are_taken_at_once(num_before: int) -> None:
+    """The rejection itself is a submission more for the price of the next one."""
+    history = busy(asked(*[300.0, 6_000.0, 40.0] * 4, gap_s=60.0))
+    newest = history.state.demand.newest[: 3 * num_before]
+    history = History(replace(history.state, demand=Demand(since_s=newest[0], newest=newest)))
+    wanted = submit("waits", model_name="concave", max_iterations=9_000, deadline_s=NOW_S + 1_500.0)
+    waits = {"job_id": "waits", "tenant": "lab", "spec": wanted.spec, "deadline_s": wanted.spec.deadline_s}
+    history.then(events.ProfileRequested(at_s=NOW_S, **waits))
+    (rejected,) = said(history)
+    assert isinstance(rejected, events.JobRejected)
+    assert rejected.offers
+    for offer in rejected.offers:
+        changes = {"deadline_s": offer.deadline_s, "max_iterations": offer.max_iterations}
+        spec = replace(wanted.spec, global_batch_size=offer.global_batch_size, **changes)
+        (taken,) = said(History(history.state), replace(wanted, job_id="takes-it", spec=spec))
+        assert isinstance(taken, events.JobAdmitted)

@@ -38,7 +38,7 @@ def pricing(
 
 
 def displaced(prices: AdmissionPricing, gpu_seconds: float, window_s: float) -> float:
-    return prices.displaced_promises(job(gpu_seconds, window_s))
+    return prices.displaced_promises(job(gpu_seconds, window_s, now_s=prices.now_s))
 
 
 CHEAP_FILL_THE_POOL = every(30.0, 250.0)  # 8.3 GPUs' worth
@@ -95,3 +95,17 @@ def test_the_first_affordable_deadline_is_where_the_price_allows_it() -> None:
         assert first_s is not None
         assert not full.is_overpriced(job(gpu_seconds, first_s, 0.0))
         assert first_s == 2 * DAY_S + 60.0 or full.is_overpriced(job(gpu_seconds, first_s - 1.0, 0.0))
+
+
+@pytest.mark.parametrize("gpu_seconds", [600.0, 777.7, 1_234.5])
+def test_a_job_is_not_overpriced_for_others_of_its_own_size(gpu_seconds: float) -> None:
+    prices = pricing(every(gpu_seconds / 10.0, gpu_seconds))
+    assert displaced(prices, gpu_seconds, 600.0) == pytest.approx(1.0)
+    assert not prices.is_overpriced(job(gpu_seconds, 600.0))
+
+
+def test_as_much_is_expected_of_a_pool_that_has_forgotten_its_oldest_demand() -> None:
+    young, old = every(5.0, 100.0, until_s=30_000.0), every(5.0, 100.0, until_s=300_000.0)
+    assert old.since_s == old.full[0][0] > 0.0
+    price = [displaced(pricing(demand, now_s=now_s), 4_000.0, 600.0) for demand, now_s in ((young, 3e4), (old, 3e5))]
+    assert price[1] == pytest.approx(price[0], rel=0.05)
