@@ -54,7 +54,7 @@ def run_to_rest(
         while num_entries < len(cluster.entries):  # the last event may call for a decision
             num_entries = len(cluster.entries)
             cluster.run_for(REACTION_S)
-        cluster.run_for(longest_s, all_have_read_all)
+            cluster.run_for(longest_s, all_have_read_all)
     return cluster
 
 

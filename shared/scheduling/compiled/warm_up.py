@@ -13,7 +13,11 @@ from elasticflow.shared.machine_code import (
 )
 from elasticflow.shared.messages.share_schedule import ShareSegment
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, least_gpu_seconds
+from elasticflow.shared.scheduling.admission.admission_pricing import (
+    FEWEST_SUBMISSIONS,
+    AdmissionPricing,
+    least_gpu_seconds,
+)
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.availability.availability_profile import (
@@ -70,10 +74,11 @@ def _call_each_function() -> None:
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
     allocate(plan, [plan.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
-    pricing = AdmissionPricing(Demand().added(0.0, 10.0, 10.0), [(5.0, 5.0)], 1.0, plan)
-    least_gpu_seconds(arriving := job("arriving", 5.0, 60.0), 0.0)
+    demand = Demand(since_s=0.0, newest=(0.0, 10.0, 10.0) * FEWEST_SUBMISSIONS)
+    pricing = AdmissionPricing(demand, [(5.0, 5.0)], 1.0, plan)
+    least_gpu_seconds(arriving := job("arriving", 90.0, 100.0), 0.0)
     pricing.is_overpriced(arriving)
-    pricing.first_affordable_s(arriving, 60.0, 1.0)
+    pricing.first_affordable_s(arriving, 100.0, 1.0)
 
 
 if __name__ == "__main__":
