@@ -146,12 +146,16 @@ def copy_into(availability: AvailabilityProfile, other: AvailabilityProfile) -> 
 
 
 @compiled
-def limit_from(limited: AvailabilityProfile, availability: AvailabilityProfile, from_s: float, most: int) -> None:
-    """Make `limited` equal to `availability`, with at most `most` free GPUs from an instant on. It needs one piece
-    more.
+def limit_from(
+    limited: AvailabilityProfile, availability: AvailabilityProfile, from_s: float, most: int, until_s: float
+) -> None:
+    """Make `limited` equal to `availability` until an instant, with at most `most` free GPUs from another one on. It
+    needs one piece more.
     """
     size = 0
     for piece in range(availability.size[0]):
+        if availability.start_B[piece] >= until_s and size > 0:
+            break
         start_s, free = availability.start_B[piece], availability.free_B[piece]
         end_s = availability.start_B[piece + 1] if piece + 1 < availability.size[0] else np.inf
         if start_s < from_s < end_s and free > most:

@@ -60,7 +60,7 @@ def _cheaper_with_fewer_later(
     low_s, high_s = availability.start_B[0], work.found.end_M[count - 1]
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2.0
-        limit_from(work.availability, availability, middle_s, most)
+        limit_from(work.availability, availability, middle_s, most, by_s)
         found = fill(work.availability, jobs, job, cap, by_s, work.other, work.memory)
         if found <= 0:
             low_s = middle_s
