@@ -17,8 +17,8 @@ from elasticflow.shared.scheduling.availability.availability_profile import chan
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_ends_s
 from elasticflow.shared.scheduling.availability.fill_many_jobs import overloaded
 
-_POINTS_PER_DOUBLING = 32
-_NUM_POINTS = 2_048
+_POINTS_PER_DOUBLING = 256
+_NUM_POINTS = 16_384
 _FIRST_WINDOW_S = 2.0**-10
 
 
