@@ -103,10 +103,8 @@ class AdmissionSession:
         """With the prices that follow from recent demand, where admission is selective."""
         if self.pricing is not None or not self.is_selective:
             return self
-        ready, demand = self.with_plan(), self.planned_state.demand
-        older = self.cache.last(older_demand, demand.full)
-        pricing = AdmissionPricing(demand, self.submitted, self.now_s, ready.plan, older)
-        return fast_replace(ready, pricing=pricing)
+        ready = self.with_plan()
+        return fast_replace(ready, pricing=ready._pricing(self.submitted))
 
     def expecting(self, submitted: Sequence[Submitted]) -> "AdmissionSession":
         """Count these submissions as demand from now on."""
@@ -128,10 +126,13 @@ class AdmissionSession:
             decided = (*decided, rejected)
         elif ready.pricing_afterwards is not None:
             return ready
-        demand, another = self.planned_state.demand, ((math.inf, math.inf),)
+        another = ((math.inf, math.inf),)
+        return fast_replace(ready, pricing_afterwards=ready._pricing(another, decided))
+
+    def _pricing(self, coming: Sequence[Submitted], decided: Sequence[Submitted] = ()) -> AdmissionPricing:
+        demand = self.planned_state.demand
         older = self.cache.last(older_demand, demand.full)
-        pricing = AdmissionPricing(demand, another, self.now_s, ready.plan, older, decided)
-        return fast_replace(ready, pricing_afterwards=pricing)
+        return AdmissionPricing(demand, coming, self.now_s, self.plan, older, decided)
 
     def priced_afterwards(self) -> "AdmissionSession":
         """The same session at the prices of offers."""

@@ -48,17 +48,16 @@ def rejection_of(
     least = least_gpu_seconds(job, now_s)
     decided = session.with_pricing_afterwards((least, job.deadline_s - now_s))
     session = decided.priced_afterwards()
+    fitting = most_iterations_by(session.plan, job)
     if is_overpriced:
         fits_s = earliest_deadline_around_s(session.plan, job)
         asked_s = math.ceil(job.deadline_s)
         earliest_s = None if fits_s is None else session.first_affordable_s(job, max(asked_s, fits_s), 1.0)
-        fitting = most_iterations_by(session.plan, job)
         most = decided.price_limit_gpu_seconds(job)
         why = why_overpriced(state, least, most, earliest_s, now_s)
         certificate: InfeasibilityCertificate = _overpriced(least, most)
     else:
         earliest_s = session.earliest_deadline_s(job, tight=is_thorough)
-        fitting = most_iterations_by(session.plan, job)
         if is_thorough:
             fitting = max(fitting, session.admission_search.most_iterations(job))
         why = why_late(state, spec, job, earliest_s, now_s)

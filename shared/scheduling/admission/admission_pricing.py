@@ -9,6 +9,7 @@ Axes: as in `expected_jobs`.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
@@ -116,16 +117,13 @@ class AdmissionPricing:
 
         within_s: the precision in seconds, at least 1.
         """
-        levels, left, now_s = levels_of(job), job.remaining_iterations, self.now_s
 
         def is_overpriced(more_s: float) -> bool:
-            window_s = from_s + more_s - now_s
-            least = _least_gpu_seconds(levels, left, window_s)
-            return self.knows_enough and least < math.inf and self._displaced_by(least, window_s) > MOST_DISPLACED
+            return self.is_overpriced(replace(job, deadline_s=from_s + more_s))
 
         low_s, high_s = 0.0, 0.0
         while is_overpriced(high_s):
-            low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - now_s), 60.0)
+            low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - self.now_s), 60.0)
             if high_s > LONGEST_S:
                 return None
         while high_s - low_s > within_s:

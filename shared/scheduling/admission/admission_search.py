@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.filling_trials import FillingTrials, Outcomes, Trial
+from elasticflow.shared.scheduling.admission.filling_trials import FillingTrials, Outcomes
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.availability_profile import (
     copy_into,
@@ -46,8 +46,7 @@ class AdmissionSearch:
             if around is not None:
                 return self._saving(around, trials, row, job) or around
             sufficient = trials.sufficient()
-            as_asked = Trial(job.remaining_iterations, job.deadline_s, self._plan.num_gpus)
-            if sufficient is None or not (trials.fill(as_asked) or trials.fill(sufficient)):
+            if sufficient is None or not (trials.fill(trials.as_asked) or trials.fill(sufficient)):
                 return None
             return self._proposal_of_filled(row, job)
 
@@ -78,8 +77,7 @@ class AdmissionSearch:
     def _saving(self, around: Proposal, trials: FillingTrials, row: int, job: SchedulableJob) -> Proposal | None:
         """A proposal that saves GPU-seconds compared with `around`."""
         plan = self._plan
-        as_asked = Trial(job.remaining_iterations, job.deadline_s, plan.num_gpus)
-        if len(plan.order) > MAX_JOBS_TO_REPLAN or not trials.fill(as_asked):
+        if len(plan.order) > MAX_JOBS_TO_REPLAN or not trials.fill(trials.as_asked):
             return None
         before = total_gpu_seconds(plan.table.schedules, plan.order) + gpu_seconds(around.schedule)
         after = total_gpu_seconds(plan.filled, np.append(plan.order, row))

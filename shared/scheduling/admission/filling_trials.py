@@ -8,6 +8,7 @@ time or less work never turn a success into a failure.
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -46,12 +47,21 @@ class FillingTrials:
         jobs = plan.table.jobs
         self._iterations, self._deadline_s = float(jobs.remaining_J[row]), float(jobs.deadline_J[row])
         self._least_work = max(_index_of(self._iterations, math.ceil), 0)
-        self._alone_s, self._around_s = earliest_ends_s(plan, row, math.inf)
         self._known = known
+
+    @property
+    def as_asked(self) -> Trial:
+        """With the work and the deadline asked for, on all GPUs."""
+        return Trial(self._iterations, self._deadline_s, self._plan.num_gpus)
+
+    @cached_property
+    def _ends_s(self) -> tuple[float, float]:
+        """The earliest ends with the work asked for: alone, and without moving another job."""
+        return earliest_ends_s(self._plan, self._row, math.inf)
 
     def sufficient(self) -> Trial | None:
         """A trial that succeeds with no less work and by no later deadline than asked for."""
-        if not self._alone_s <= self._deadline_s < math.inf:
+        if not self._ends_s[0] <= self._deadline_s < math.inf:
             return None
         latest = self._latest_deadline()
         first = self._first_deadline(lambda low, high: low >= latest or high <= latest)
@@ -59,7 +69,7 @@ class FillingTrials:
 
     def earliest_deadline_s(self) -> float:
         """The earliest deadline at which `sufficient` finds a trial, or the job fits without one; inf: none."""
-        return min(self._around_s, self._deadline_at_s(self._first_deadline(_never)))
+        return min(self._ends_s[1], self._deadline_at_s(self._first_deadline(_never)))
 
     def most_iterations(self) -> float:
         """The most work of a trial that succeeds by the last deadline on the lattice; 0: none."""
@@ -93,9 +103,9 @@ class FillingTrials:
 
     def _is_in_time(self, index: int) -> bool:
         """Whether all promises hold if the job is due at this deadline."""
-        by_s = self._deadline_at_s(index)
-        if not self._alone_s <= by_s < self._around_s:
-            return by_s >= self._around_s
+        by_s, (alone_s, around_s) = self._deadline_at_s(index), self._ends_s
+        if not alone_s <= by_s < around_s:
+            return by_s >= around_s
         return self._most_work(index) >= self._least_work
 
     def _most_work(self, index: int) -> int:
