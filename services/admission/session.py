@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import AdmissionEvent
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
-from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch
+from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, AdmissionSearch
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -28,7 +28,7 @@ from elasticflow.shared.state.pool import PoolState, QuoteReservation
 # of one decision: each costs as much as ten submissions, and all of them wait for it
 MAX_THOROUGH_REJECTIONS = 1
 MAX_FULL_SEARCHES = 16  # of one decision: with more submissions or rejections than that, searches are short
-FEW_FILLINGS = 256
+FEW_JOBS = 256
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted, for `fast_replace`
@@ -96,8 +96,8 @@ class AdmissionSession:
         if self.search is not None:
             return self
         is_rush = max(len(self.submitted), self.num_rejections + 1) > MAX_FULL_SEARCHES
-        ready, max_fillings = self.with_plan(), FEW_FILLINGS if is_rush else MANY_FILLINGS
-        return fast_replace(ready, search=AdmissionSearch(ready.plan, max_fillings))
+        ready, max_jobs = self.with_plan(), FEW_JOBS if is_rush else MANY_JOBS
+        return fast_replace(ready, search=AdmissionSearch(ready.plan, max_jobs))
 
     def with_pricing(self) -> "AdmissionSession":
         """With the prices that follow from recent demand, where admission is selective."""

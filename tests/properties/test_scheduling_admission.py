@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch
+from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, AdmissionSearch
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s
@@ -173,8 +173,8 @@ def test_less_work_never_turns_a_yes_into_a_no(
     plan = AdmissionPlan.build(jobs, NUM_GPUS, 0.0)
     more = replace(new, reserve_nodes=reserve_nodes)
     less = replace(more, remaining_iterations=part * more.remaining_iterations)
-    for max_fillings in (MANY_FILLINGS, LITTLE):
-        for_more, for_less = AdmissionSearch(plan, max_fillings), AdmissionSearch(plan, max_fillings)
+    for max_jobs in (MANY_JOBS, LITTLE):
+        for_more, for_less = AdmissionSearch(plan, max_jobs), AdmissionSearch(plan, max_jobs)
         more_s, less_s = for_more.earliest_deadline_s(more), for_less.earliest_deadline_s(less)
         assert more_s is None or (less_s is not None and less_s <= more_s)
         assert for_more.propose(more) is None or for_less.propose(less) is not None
@@ -184,15 +184,15 @@ def test_less_work_never_turns_a_yes_into_a_no(
     job_lists(fresh=True),
     schedulable_jobs(job_id="new", max_levels=3),
     st.sampled_from([1, 3, NUM_GPUS]),
-    st.sampled_from([LITTLE, MANY_FILLINGS]),
+    st.sampled_from([LITTLE, MANY_JOBS]),
 )
 def test_more_gpus_never_turn_a_yes_into_a_no(
-    jobs: list[SchedulableJob], new: SchedulableJob, more: int, max_fillings: int
+    jobs: list[SchedulableJob], new: SchedulableJob, more: int, max_jobs: int
 ) -> None:
     plan, promised = admitted_one_by_one(jobs)
     larger = AdmissionPlan.build(promised.values(), NUM_GPUS + more, 0.0, plan.schedules)
     assert larger.schedules == plan.schedules
-    here, there = AdmissionSearch(plan, max_fillings), AdmissionSearch(larger, max_fillings)
+    here, there = AdmissionSearch(plan, max_jobs), AdmissionSearch(larger, max_jobs)
     here_s, there_s = here.earliest_deadline_s(new), there.earliest_deadline_s(new)
     assert here_s is None or (there_s is not None and there_s <= here_s)
     assert here.propose(new) is None or there.propose(new) is not None

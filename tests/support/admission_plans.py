@@ -1,13 +1,13 @@
 """Promises on a plan, one after another, as admission adds them."""
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_search import MANY_FILLINGS, AdmissionSearch, insert_around
+from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, AdmissionSearch, insert_around
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 
 
-def admit(plan: AdmissionPlan, job: SchedulableJob, max_fillings: int = MANY_FILLINGS) -> bool:
+def admit(plan: AdmissionPlan, job: SchedulableJob, max_jobs: int = MANY_JOBS) -> bool:
     """Promise the job too, if that makes no other job late."""
-    proposal = AdmissionSearch(plan, max_fillings).propose(job)
+    proposal = AdmissionSearch(plan, max_jobs).propose(job)
     if proposal is not None:
         plan.accept(proposal)
     return proposal is not None

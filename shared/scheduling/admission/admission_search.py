@@ -24,20 +24,26 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     rows_that_differ,
     total_gpu_seconds,
 )
+from elasticflow.shared.scheduling.compiled.compile import Integers
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 
-MANY_FILLINGS = 512  # of one trial; no trial is made that could not fill each job once
+MANY_JOBS = 512  # no trial is made beside more
 MAX_JOBS_TO_REPLAN = 256  # promised jobs that are filled anew although the arriving job fits around them
 WORTH_REPLANNING = 0.01  # of all GPU-seconds: schedules that change have to be recorded
 
 
 class AdmissionSearch:
-    """What can be promised beside one unchanged plan, with a bounded number of fillings."""
+    """What can be promised beside one unchanged plan, with a bounded number of fillings.
 
-    def __init__(self, plan: AdmissionPlan, max_fillings: int = MANY_FILLINGS) -> None:
+    max_jobs: no trial is made beside more promised jobs. All numbers of fillings are in proportion to it.
+    """
+
+    def __init__(self, plan: AdmissionPlan, max_jobs: int = MANY_JOBS) -> None:
         self._plan, self._availability_of_plan = plan, plan.availability
-        self._max_fillings = max_fillings if len(plan.order) < max_fillings else 0
+        self._max_fillings = _fillings_of_trial(len(plan.order), max_jobs)
+        self._max_fillings_for_order = 2 * max_jobs
         self._known: dict[SchedulableJob, Outcomes] = {}
+        self._orders: dict[int, Integers] = {}
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
         """Return a way to promise `job` that makes no other job late, or None. Valid until the plan changes."""
@@ -72,7 +78,16 @@ class AdmissionSearch:
     def _trials(self, row: int, job: SchedulableJob) -> FillingTrials:
         assert self._plan.availability is self._availability_of_plan, "the plan has changed since"
         alike = replace(job, job_id="", remaining_iterations=0.0, deadline_s=math.inf)
-        return FillingTrials(self._plan, row, self._max_fillings, self._known.setdefault(alike, {}))
+        outcomes = self._known.setdefault(alike, {})
+        return FillingTrials(self._plan, row, self._order_on, self._max_fillings, outcomes)
+
+    def _order_on(self, num_gpus: int) -> Integers:
+        """All promised jobs, if possible in an order in which they fit these GPUs. It spares each trial that search."""
+        if num_gpus not in self._orders:
+            order = self._plan.order.copy()
+            self._plan.fill_anew(order, self._max_fillings_for_order, num_gpus)
+            self._orders[num_gpus] = order
+        return self._orders[num_gpus]
 
     def _saving(self, around: Proposal, trials: FillingTrials, row: int, job: SchedulableJob) -> Proposal | None:
         """A proposal that saves GPU-seconds compared with `around`."""
@@ -89,6 +104,13 @@ class AdmissionSearch:
         copy_into(availability, plan.scratch_availability)
         rows = np.append(rows_that_differ(plan.table.schedules, plan.filled, plan.order), row)
         return Proposal(job=job, rows=rows, found=gather_schedules(plan.filled, rows), availability=availability)
+
+
+def _fillings_of_trial(num_promised: int, max_jobs: int) -> int:
+    """Each job once and a quarter of `max_jobs` more. Beside few jobs more still: each order of them costs little."""
+    if num_promised >= max_jobs:
+        return 0
+    return max(num_promised + max_jobs // 4, max_jobs - 8 * num_promised)
 
 
 def insert_around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposal | None:

@@ -17,10 +17,12 @@ from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.availability.availability_profile import change
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_ends_s
 from elasticflow.shared.scheduling.availability.fill_many_jobs import overloaded
+from elasticflow.shared.scheduling.compiled.compile import Integers
 
 _POINTS_PER_DOUBLING = 256
 _NUM_POINTS = 16_384
 _FIRST_WINDOW_S = 2.0**-10
+_ABOUT = 8  # points, when a precise answer is not worth its trials
 
 
 class Trial(NamedTuple):
@@ -38,12 +40,14 @@ Outcomes = dict[tuple[int, int], Trial | None]
 class FillingTrials:
     """The trials for the candidate in one row of a plan. The work and the deadline in its row are those asked for.
 
-    max_fillings: of one trial; 0: none is made. known: outcomes for jobs that differ in work and deadline only; kept up
-    to date.
+    order_on: an order of the promised jobs to begin with, by the number of GPUs. max_fillings: of one trial; 0:
+    none is made. known: outcomes for jobs that differ in work and deadline only; kept up to date.
     """
 
-    def __init__(self, plan: AdmissionPlan, row: int, max_fillings: int, known: Outcomes) -> None:
-        self._plan, self._row, self._max_fillings = plan, row, max_fillings
+    def __init__(
+        self, plan: AdmissionPlan, row: int, order_on: Callable[[int], Integers], max_fillings: int, known: Outcomes
+    ) -> None:
+        self._plan, self._row, self._order_on, self._max_fillings = plan, row, order_on, max_fillings
         jobs = plan.table.jobs
         self._iterations, self._deadline_s = float(jobs.remaining_J[row]), float(jobs.deadline_J[row])
         self._least_work = max(_index_of(self._iterations, math.ceil), 0)
@@ -64,17 +68,19 @@ class FillingTrials:
         if not self._ends_s[0] <= self._deadline_s < math.inf:
             return None
         latest = self._latest_deadline()
-        first = self._first_deadline(lambda low, high: low >= latest or high <= latest)
-        return self._known.get((self._most_work(first), first)) if first <= min(latest, _NUM_POINTS - 1) else None
+        first, trial = self._first_in_time(lambda low, high: low >= latest or high <= latest)
+        return trial if first <= latest else None
 
     def earliest_deadline_s(self) -> float:
         """The earliest deadline at which `sufficient` finds a trial, or the job fits without one; inf: none."""
-        return min(self._ends_s[1], self._deadline_at_s(self._first_deadline(_never)))
+        return min(self._ends_s[1], self._deadline_at_s(self._first_in_time(_never)[0]))
 
     def most_iterations(self) -> float:
-        """The most work of a trial that succeeds by the last deadline on the lattice; 0: none."""
+        """About the most work of a trial that succeeds by the last deadline on the lattice; 0: none."""
         latest = self._latest_deadline()
-        most = _bisected(lambda work: self._can_do(work, latest), _never)[0] if 0 <= latest < _NUM_POINTS else -1
+        if not 0 <= latest < _NUM_POINTS:
+            return 0.0
+        most = _bisected(lambda work: self._can_do(work, latest), lambda low, high: high - low <= _ABOUT)[0]
         return _number_at(most) if most >= 0 else 0.0
 
     def fill(self, trial: Trial) -> bool:
@@ -84,7 +90,7 @@ class FillingTrials:
         jobs.remaining_J[row], jobs.deadline_J[row] = trial.iterations, trial.deadline_s
         position = plan.position(row)
         fits = not overloaded(jobs, plan.order, row, position, plan.now_s, plan.num_gpus) and plan.fill_anew(
-            np.insert(plan.order, position, row), self._max_fillings, trial.num_gpus
+            np.insert(self._order_on(trial.num_gpus), position, row), self._max_fillings, trial.num_gpus
         )
         jobs.remaining_J[row], jobs.deadline_J[row] = self._iterations, self._deadline_s
         if fits:
@@ -97,21 +103,30 @@ class FillingTrials:
     def _deadline_at_s(self, index: int) -> float:
         return self._plan.now_s + _FIRST_WINDOW_S * _number_at(index) if index < _NUM_POINTS else math.inf
 
-    def _first_deadline(self, is_decided: Callable[[int, int], bool]) -> int:
-        """The first deadline by which the job ends; no more precise than the question needs."""
-        return _bisected(lambda index: not self._is_in_time(index), is_decided)[1]
+    def _first_in_time(self, is_decided: Callable[[int, int], bool]) -> tuple[int, Trial | None]:
+        """The first deadline at which all promises hold, no more precise than the question needs, and its trial.
 
-    def _is_in_time(self, index: int) -> bool:
-        """Whether all promises hold if the job is due at this deadline."""
-        by_s, (alone_s, around_s) = self._deadline_at_s(index), self._ends_s
-        if not alone_s <= by_s < around_s:
-            return by_s >= around_s
-        return self._most_work(index) >= self._least_work
+        A success counts for the later deadlines of this bisection, a failure for the earlier ones.
+        """
+        least, (alone_s, around_s) = self._least_work, self._ends_s
+        done, too_much, trial = -1, _NUM_POINTS, None
 
-    def _most_work(self, index: int) -> int:
-        """The most work with which the job ends by a deadline; no more precise than the question needs."""
-        least = self._least_work
-        return _bisected(lambda work: self._can_do(work, index), lambda low, high: low >= least or high <= least)[0]
+        def is_late(index: int) -> bool:
+            nonlocal done, too_much, trial
+            by_s = self._deadline_at_s(index)
+            if not alone_s <= by_s < around_s:
+                return by_s < around_s
+            most, more = _bisected(
+                lambda work: work <= done or (work < too_much and self._can_do(work, index)),
+                lambda low, high: low >= least or high <= least,
+            )
+            if most < least:
+                done = max(done, most)
+                return True
+            too_much, trial = min(too_much, more), self._known[most, index]
+            return False
+
+        return _bisected(is_late, is_decided)[1], trial
 
     def _can_do(self, work: int, index: int) -> bool:
         """Whether this point of both lattices is in time."""
