@@ -10,15 +10,17 @@ from benchmarks.scheduling.cycle import measure_cycle
 from benchmarks.scheduling.decisions import LOOSE, measure_decisions, recipe_of
 from benchmarks.scheduling.failures import measure_failures
 from benchmarks.scheduling.laid_out_pool import laid_out_pool
+from benchmarks.scheduling.prices_over_a_day import LOOK, draw, observed
 from benchmarks.scheduling.quality import Plan, gap_of, measure_quality, totals
 from benchmarks.scheduling.relaxations import measure_relaxations
 from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation
-from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, tables, trace_cases
+from benchmarks.scheduling.workloads import GENERATED, Case, cluster_of, generated_cases, tables, trace_cases
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.workload.generator import generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
 
@@ -145,3 +147,12 @@ def test_generated_workloads_need_no_published_traces(known: Throughputs) -> Non
 def test_a_folder_without_traces_is_an_error(known: Throughputs, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="holds no trace"):
         trace_cases(tmp_path, known)
+
+
+def test_the_picture_of_prices_shows_every_answer_of_the_day(tmp_path: Path, known: Throughputs) -> None:
+    recipe, seed = GENERATED["generated diurnal"]
+    seen = observed(generate(recipe, known, seed))
+    assert {answer for _, _, answer in seen.answers} == set(LOOK)
+    assert len(seen.prices) == len(seen.answers) > 50
+    draw(seen, tmp_path / "prices.png")
+    assert (tmp_path / "prices.png").read_bytes().startswith(b"\x89PNG")
