@@ -53,6 +53,15 @@ def quota_rule(state: PoolState, request: Request) -> str | None:
 RULES: tuple[Rule, ...] = (quota_rule,)
 
 
+def counts_as_demand(state: PoolState, request: Request) -> bool:
+    """Whether a submission may move the price: the quota bounds what a tenant asks for, promised or not."""
+    limits = state.config.quota(request.tenant)
+    if limits == TenantQuota():
+        return True
+    usage = (*state.usage.get(request.tenant, ()), *state.rejected_demand.get(request.tenant, ()))
+    return quota_rejection(limits, usage, request.gpu_seconds, request.at_s) is None
+
+
 def objection(state: PoolState, request: Request) -> str | None:
     """What the first rule that objects says."""
     return next((why for rule in RULES if (why := rule(state, request)) is not None), None)

@@ -243,6 +243,11 @@ class AdmissionSession:
         assert self.pricing is not None, "see with_pricing"
         return self.pricing.price_limit_gpu_seconds(job)
 
+    def most_displaced_within_s(self, job: SchedulableJob) -> tuple[float, float]:
+        """When most of the promises that an overpriced job displaces are due: from when until when."""
+        assert self.pricing is not None, "see with_pricing"
+        return self.pricing.most_displaced_within_s(job)
+
     def is_overpriced(self, job: SchedulableJob) -> bool:
         """Whether selective admission keeps the GPUs for other jobs."""
         if not self.is_selective:

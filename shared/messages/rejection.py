@@ -73,7 +73,8 @@ class InfeasibleProgram:
 class Overpriced:
     """The job displaces more than its value: gpu_seconds * price > value.
 
-    price_limit: the highest price of a GPU-second at which admission would take the job.
+    price_limit: the highest price of a GPU-second at which admission would take the job. crowded_from_s and
+    crowded_until_s: when most of the promises that it displaces are due; None in older messages.
     """
 
     kind: Literal["overpriced"] = "overpriced"
@@ -81,6 +82,8 @@ class Overpriced:
     price: Price
     value: Price
     price_limit: Price
+    crowded_from_s: TimeS | None = None
+    crowded_until_s: TimeS | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What admission promised a tenant within one minute, for its quota. at_s: the time of the last promise."""
+    """What admission promised a tenant within one minute, or rejected. at_s: the time of the last one."""
 
     at_s: float
     gpu_seconds: float
@@ -160,6 +160,7 @@ class PoolState:
     curves: Map[str, MeasuredCurve] = _NO_CURVES
     micro_batch_sizes: Map[str, int] = _NO_SIZES  # by profile, of jobs whose virtual nodes did not fit
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
+    rejected_demand: Map[str, tuple[Usage, ...]] = _NO_USAGE  # of tenants with a quota: no promise came of it
     demand: Demand = field(default_factory=Demand)
     num_gpus_by_job: Mapping[str, int] = field(default_factory=dict[str, int])  # of the last allocation
     # from a placement to its first iteration, in recent starts; slow ones count more

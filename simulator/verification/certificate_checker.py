@@ -130,12 +130,14 @@ def _rejection_problems(certificate: RejectionCertificate) -> Iterator[str]:
                 yield f"there are not {available} GPU-seconds within [{start_s}, {end_s}) s"
         case rejection.InfeasibleProgram(prices=prices):
             yield from _affordable(certificate, prices)
-        case rejection.Overpriced(gpu_seconds=needed, price=price, value=value, price_limit=limit):
+        case rejection.Overpriced(gpu_seconds=needed, price=price, value=value, price_limit=limit) as claim:
             window = rejection.PricedInterval(start_s=now_s, end_s=job.deadline_s, price=1.0)
             if needed < _least_payment(job, (window,), certificate) * (1 - _ROUNDING):
                 yield f"it needs more than {needed} GPU-seconds"
             if not needed * price > value or not math.isclose(needed * limit, value):
                 yield f"{needed} GPU-seconds of value {value} are not above the price limit {limit} at {price}"
+            if not now_s <= (claim.crowded_from_s or now_s) <= (claim.crowded_until_s or math.inf):
+                yield f"nothing is due between {claim.crowded_from_s} s and {claim.crowded_until_s} s"
         case rejection.Unproven(earliest_deadline_s=earliest_s):
             if earliest_s is not None and earliest_s <= job.deadline_s:
                 yield f"{earliest_s} s is no later than the requested deadline"

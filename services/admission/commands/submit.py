@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticflow.services.admission.commands.quote_and_reserve import take, why_not_taken
-from elasticflow.services.admission.quota_rules import Request, objection
+from elasticflow.services.admission.quota_rules import Request, counts_as_demand, objection
 from elasticflow.services.admission.rejection.counteroffers import Rejection, rejection_of
 from elasticflow.services.admission.rejection.text import (
     problems_of,
@@ -66,14 +66,17 @@ def in_order(session: AdmissionSession, commands: Sequence[SubmitJob]) -> tuple[
 
 
 def _submitted(session: AdmissionSession, command: SubmitJob) -> Submitted:
-    """0 GPU-seconds without a deadline, while the job's speed is unknown, and for a job that is known."""
+    """0 GPU-seconds without a deadline, while the job's speed is unknown, for a known job, and beyond a quota."""
     spec, deadline_s = command.spec, command.spec.resolved_deadline_s(session.now_s)
     state = with_range(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves) if spec.job_class is JobClass.SLO else None
     if curve is None or deadline_s is None or state.job(command.job_id) is not None:
         return 0.0, 0.0
     job = arriving_job(state, command.job_id, spec, curve, deadline_s)
-    return least_gpu_seconds(job, session.now_s), job.deadline_s - session.now_s
+    least = least_gpu_seconds(job, session.now_s)
+    if not counts_as_demand(state, _request(session, command.job_id, command.tenant, least)):
+        return 0.0, 0.0
+    return least, job.deadline_s - session.now_s
 
 
 def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> AdmissionSession:
@@ -176,7 +179,8 @@ def _promise_or_reject(session: AdmissionSession, submission: Submission, job: S
     if proposal is None:
         session, rejection = rejection_of(session, job, submission.spec, is_overpriced=is_overpriced)
         why = why_not_taken(session, job) + rejection.explanation
-        asked = least if is_possible else 0.0
+        request = _request(session, submission.job_id, submission.tenant, least)
+        asked = least if is_possible and counts_as_demand(session.state, request) else 0.0
         return _rejected(session, submission, rejection.reason, why, rejection, asked)
     needed = gpu_seconds(proposal.schedule)
     if (why := _objection(session, submission, needed)) is not None:
@@ -209,9 +213,11 @@ def _admitted(
 
 def _objection(session: AdmissionSession, submission: Submission, needed_gpu_seconds: float) -> str | None:
     """What a quota rule says against it."""
-    job_id, tenant, at_s = submission.job_id, submission.tenant, session.now_s
-    request = Request(job_id=job_id, tenant=tenant, gpu_seconds=needed_gpu_seconds, at_s=at_s)
-    return objection(session.state, request)
+    return objection(session.state, _request(session, submission.job_id, submission.tenant, needed_gpu_seconds))
+
+
+def _request(session: AdmissionSession, job_id: str, tenant: str, gpu_seconds: float) -> Request:
+    return Request(job_id=job_id, tenant=tenant, gpu_seconds=gpu_seconds, at_s=session.now_s)
 
 
 def _rejected(

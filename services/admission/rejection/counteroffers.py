@@ -54,8 +54,9 @@ def rejection_of(
         asked_s = math.ceil(job.deadline_s)
         earliest_s = None if fits_s is None else session.first_affordable_s(job, max(asked_s, fits_s), 1.0)
         most = decided.price_limit_gpu_seconds(job)
-        why = why_overpriced(state, least, most, earliest_s, now_s)
-        certificate: InfeasibilityCertificate = _overpriced(least, most)
+        crowded = decided.most_displaced_within_s(job)
+        why = why_overpriced(state, least, most, crowded, earliest_s, now_s)
+        certificate: InfeasibilityCertificate = _overpriced(least, most, crowded)
     else:
         earliest_s = session.earliest_deadline_s(job, tight=is_thorough)
         if is_thorough:
@@ -71,9 +72,16 @@ def rejection_of(
     )
 
 
-def _overpriced(gpu_seconds: float, most_gpu_seconds: float) -> Overpriced:
-    price = 1.0 / max(most_gpu_seconds, 1e-9)
-    return Overpriced(gpu_seconds=gpu_seconds, price=price, value=1.0, price_limit=min(1.0 / gpu_seconds, price))
+def _overpriced(gpu_seconds: float, most_gpu_seconds: float, crowded: tuple[float, float]) -> Overpriced:
+    price, (from_s, until_s) = 1.0 / max(most_gpu_seconds, 1e-9), crowded
+    return Overpriced(
+        gpu_seconds=gpu_seconds,
+        price=price,
+        value=1.0,
+        price_limit=min(1.0 / gpu_seconds, price),
+        crowded_from_s=from_s,
+        crowded_until_s=until_s,
+    )
 
 
 def _infeasibility_certificate(

@@ -92,12 +92,19 @@ def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: P
 
 
 def why_overpriced(
-    state: PoolState, gpu_seconds: float, limit: float, earliest_s: PlannedTime | None, now_s: float
+    state: PoolState,
+    gpu_seconds: float,
+    limit: float,
+    crowded: tuple[float, float],
+    earliest_s: PlannedTime | None,
+    now_s: float,
 ) -> str:
-    """Why a job is rejected that would displace more than it is worth."""
+    """Why a job is rejected that would displace more than it is worth. crowded: when the displaced jobs are due."""
+    from_s, until_s = (at_s - now_s for at_s in crowded)
     return (
         f"it needs {gpu_seconds:.0f} GPU-seconds in its window, and recent demand fills the pool with jobs of up to "
-        f"{limit:.0f}: at this price of a GPU-second it displaces more than it is worth; "
+        f"{limit:.0f}: at this price of a GPU-second it displaces more than it is worth, mostly jobs due in "
+        f"{from_s:.0f} to {until_s:.0f} s; "
         f"{_offered(state, earliest_s, now_s)}"
     )
 

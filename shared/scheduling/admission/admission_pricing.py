@@ -10,8 +10,8 @@ Axes: as in `expected_jobs`.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, com
 from elasticflow.shared.scheduling.jobs.job_table import Levels, SchedulableJob, levels_of
 from elasticflow.shared.state.pool import Demand
 
-FEWEST_SUBMISSIONS = 8
+FEWEST_SUBMISSIONS = 4
 """With fewer submissions there is no price."""
 IDLE_UTILIZATION = 0.1
 """A job is not priced if it and all promises need at most this part of the GPU-seconds up to some instant in its
@@ -43,17 +43,26 @@ USUAL_WINDOW = 0.9
 HORIZON = 2.0
 """The buckets end after so many times the longest promise, or window of this part of the recent submissions."""
 LONGEST_S = 2.0**32
-NO_JOB = -1
+NO_COMMAND = -1
 
 Submitted = tuple[float, float]
 """Least GPU-seconds of a submission, and seconds to its deadline."""
 
 
+class _Prospect(NamedTuple):
+    """What is expected beside all promises. unpriced_B: GPU-seconds by the end of a bucket that cost nothing."""
+
+    edges_T: Floats
+    space_BB: Floats
+    unpriced_B: Floats
+    expected: ExpectedJobs
+
+
 class AdmissionPricing:
     """Prices at one instant.
 
-    coming: the commands of this decision that are still undecided. They count as demand. decided: submissions at this
-    instant that are not in the demand yet.
+    coming: the commands of this decision that are still undecided. They count as demand for each other. decided:
+    submissions at this instant that are not in the demand yet.
     """
 
     def __init__(
@@ -72,15 +81,10 @@ class AdmissionPricing:
         self._coming = [submitted for submitted in coming if submitted[0] < math.inf]
         self.now_s = now_s
         self._since_s = now_s if demand.since_s is None else demand.since_s
-        left_P, window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
-        usual_s = float(np.quantile(self._history_H[:, 2], USUAL_WINDOW)) if len(self._history_H) else 0.0
-        longest_s = HORIZON * max(window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S)
-        growth = (longest_s / FIRST_BUCKET_S) ** (1.0 / (NUM_BUCKETS - 1))
-        self._edges_T: Floats = np.array([0.0, *(FIRST_BUCKET_S * growth**bucket for bucket in range(NUM_BUCKETS))])
-        self._space_BB = free_space(self._edges_T, left_P, window_s_P, plan.num_gpus)
-        unpriced = (USABLE_CAPACITY - IDLE_UTILIZATION) * plan.num_gpus
-        self._unpriced_B: Floats = self._space_BB[0] - unpriced * self._edges_T[1:]
-        self._displaced = dict[tuple[float, int, int], float]()
+        self._left_P, self._window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
+        self._num_gpus = plan.num_gpus
+        self._prospects = dict[int, _Prospect]()
+        self._promises = dict[tuple[float, int, int], Floats]()
 
     @property
     def knows_enough(self) -> bool:
@@ -89,10 +93,12 @@ class AdmissionPricing:
 
     def displaced_promises(self, job: SchedulableJob) -> float:
         """How many expected promises the job displaces. It does not compete with itself."""
-        least, window_s = least_gpu_seconds(job, self.now_s), job.deadline_s - self.now_s
-        if not self.knows_enough or not math.isfinite(least):
-            return 0.0
-        return self._displaced_by(least, window_s)
+        return float(self._displaced_by(job).sum())
+
+    def most_displaced_within_s(self, job: SchedulableJob) -> tuple[float, float]:
+        """The bucket of time in which most of the displaced promises are due: from when until when."""
+        edges_T, bucket = self._prospect(self._itself(job)).edges_T, int(self._displaced_by(job).argmax())
+        return self.now_s + float(edges_T[bucket]), self.now_s + float(edges_T[bucket + 1])
 
     def is_overpriced(self, job: SchedulableJob) -> bool:
         """Whether the job displaces more than its value."""
@@ -106,9 +112,9 @@ class AdmissionPricing:
         displaced = self.displaced_promises(job)
         if displaced <= MOST_DISPLACED:
             return math.inf
-        least = least_gpu_seconds(job, self.now_s)
-        needed, bucket = self._within_buckets(least, job.deadline_s - self.now_s)
-        space = max(float(self._space_BB[0, bucket:].min()), 0.0)
+        prospect, least = self._prospect(self._itself(job)), least_gpu_seconds(job, self.now_s)
+        needed, bucket = _within_buckets(prospect.edges_T, least, job.deadline_s - self.now_s)
+        space = max(float(prospect.space_BB[0, bucket:].min()), 0.0)
         return least * min(needed, space) / (needed * displaced)
 
     def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
@@ -131,32 +137,58 @@ class AdmissionPricing:
             low_s, high_s = (middle_s, high_s) if is_overpriced(middle_s) else (low_s, middle_s)
         return from_s + high_s
 
-    def _displaced_by(self, least: float, window_s: float) -> float:
-        submitted = (least, window_s)
-        needed, bucket = self._within_buckets(least, window_s)
-        if needed <= self._unpriced_B[: bucket + 1].max():
-            return 0.0
-        itself = int(self._expected.rank_C[self._coming.index(submitted)]) if submitted in self._coming else NO_JOB
-        without = self._value(0.0, 0, itself)
-        return without - self._value(needed, bucket, itself)
+    def _displaced_by(self, job: SchedulableJob) -> Floats:
+        """By the bucket in which they are due."""
+        least, itself = least_gpu_seconds(job, self.now_s), self._itself(job)
+        if not self.knows_enough or not math.isfinite(least):
+            return np.zeros(NUM_BUCKETS)
+        prospect = self._prospect(itself)
+        needed, bucket = _within_buckets(prospect.edges_T, least, job.deadline_s - self.now_s)
+        if needed <= prospect.unpriced_B[: bucket + 1].max():
+            return np.zeros(NUM_BUCKETS)
+        return self._promises_beside(0.0, 0, itself) - self._promises_beside(needed, bucket, itself)
 
-    def _value(self, needed: float, bucket: int, itself: int) -> float:
+    def _promises_beside(self, needed: float, bucket: int, itself: int) -> Floats:
         """How many expected promises can be kept beside these GPU-seconds by the end of a bucket."""
         key = (needed, bucket, itself)
-        if key not in self._displaced:
-            self._displaced[key] = most_promises(self._space_BB, self._expected, needed, bucket, itself)
-        return self._displaced[key]
+        if key not in self._promises:
+            prospect = self._prospect(itself)
+            self._promises[key] = most_promises(prospect.space_BB, prospect.expected, needed, bucket)
+        return self._promises[key]
 
-    def _within_buckets(self, least: float, window_s: float) -> tuple[float, int]:
-        """The GPU-seconds of a job within all buckets, and the last bucket that ends in its window."""
-        bucket = int(self._edges_T.searchsorted(window_s, side="right")) - 2
-        within = float(self._edges_T[-1]) / window_s if window_s > self._edges_T[-1] else 1.0
-        return least * within, min(max(bucket, 0), NUM_BUCKETS - 1)
+    def _itself(self, job: SchedulableJob) -> int:
+        """Which undecided command the job is."""
+        submitted = (least_gpu_seconds(job, self.now_s), job.deadline_s - self.now_s)
+        return self._coming.index(submitted) if submitted in self._coming else NO_COMMAND
 
-    @cached_property
-    def _expected(self) -> ExpectedJobs:
-        coming_C = np.array(self._coming, np.float64).reshape(-1, 2)
-        return expected_jobs(self._history_H, coming_C, self._edges_T, self.now_s, self._since_s)
+    def _prospect(self, itself: int) -> _Prospect:
+        """The other undecided commands, and as many later ones as the history and these lead to expect."""
+        if itself not in self._prospects:
+            others = [each for index, each in enumerate(self._coming) if index != itself]
+            coming_C = np.array(others, np.float64).reshape(-1, 2)
+            history_H = np.concatenate((self._history_H, np.insert(coming_C, 0, self.now_s, axis=1)))
+            usual_s = float(np.quantile(history_H[:, 2], USUAL_WINDOW)) if len(history_H) else 0.0
+            edges_T = _edges(HORIZON * max(self._window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S))
+            space_BB = free_space(edges_T, self._left_P, self._window_s_P, self._num_gpus)
+            self._prospects[itself] = _Prospect(
+                edges_T=edges_T,
+                space_BB=space_BB,
+                unpriced_B=space_BB[0] - (USABLE_CAPACITY - IDLE_UTILIZATION) * self._num_gpus * edges_T[1:],
+                expected=expected_jobs(history_H, coming_C, edges_T, self.now_s, self._since_s),
+            )
+        return self._prospects[itself]
+
+
+def _edges(longest_s: float) -> Floats:
+    growth = (longest_s / FIRST_BUCKET_S) ** (1.0 / (NUM_BUCKETS - 1))
+    return np.array([0.0, *(FIRST_BUCKET_S * growth**bucket for bucket in range(NUM_BUCKETS))])
+
+
+def _within_buckets(edges_T: Floats, least: float, window_s: float) -> tuple[float, int]:
+    """The GPU-seconds of a job within all buckets, and the last bucket that ends in its window."""
+    bucket = int(edges_T.searchsorted(window_s, side="right")) - 2
+    within = float(edges_T[-1]) / window_s if window_s > edges_T[-1] else 1.0
+    return least * within, min(max(bucket, 0), NUM_BUCKETS - 1)
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:

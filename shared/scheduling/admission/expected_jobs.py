@@ -14,7 +14,7 @@ import numpy as np
 
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
 
-USABLE_CAPACITY = 0.75
+USABLE_CAPACITY = 0.77
 """Promised and expected jobs together can use this part of all GPU-seconds."""
 SHORTEST_MEMORY_S = 3600.0
 MEMORY_PER_WAIT = 2.0
@@ -25,16 +25,12 @@ LEAST_COUNT = 1e-4
 
 
 class ExpectedJobs(NamedTuple):
-    """Jobs that arrive in the bucket first_E and are due in last_E, and the GPU-seconds of one and of all of them.
-
-    rank_C: where the undecided commands are among them.
-    """
+    """Jobs that arrive in the bucket first_E and are due in last_E, and the GPU-seconds of one and of all of them."""
 
     first_E: Integers
     last_E: Integers
     one_E: Floats
     all_E: Floats
-    rank_C: Integers
 
 
 @compiled
@@ -110,23 +106,21 @@ def expected_jobs(history_H: Floats, coming_C: Floats, edges_T: Floats, now_s: f
                 all_E[num_expected] = count * gpu_seconds * rest_s / max(window_s, rest_s)
                 num_expected += 1
     order_E = np.argsort(one_E[:num_expected], kind="mergesort")
-    rank_E = np.empty(num_expected, np.int64)
-    rank_E[order_E] = np.arange(num_expected)
-    return ExpectedJobs(first_E[order_E], last_E[order_E], one_E[order_E], all_E[order_E], rank_E[:num_coming])
+    return ExpectedJobs(first_E[order_E], last_E[order_E], one_E[order_E], all_E[order_E])
 
 
 @compiled
-def most_promises(space_BB: Floats, expected: ExpectedJobs, needed: float, by_bucket: int, itself: int) -> float:
+def most_promises(space_BB: Floats, expected: ExpectedJobs, needed: float, by_bucket: int) -> Floats:
     """How many expected promises can be kept beside `needed` GPU-seconds by the end of a bucket: the smallest first.
 
-    itself: an expected job that does not count.
+    By the bucket in which they are due.
     """
-    num_buckets, promises = space_BB.shape[0], 0.0
-    left_BB, is_full_BB = space_BB.copy(), np.zeros(space_BB.shape, np.bool_)
+    num_buckets = space_BB.shape[0]
+    promises_B, left_BB, is_full_BB = np.zeros(num_buckets), space_BB.copy(), np.zeros(space_BB.shape, np.bool_)
     left_BB[0, by_bucket:] -= needed
     for index in range(expected.one_E.shape[0]):
         first, last = expected.first_E[index], expected.last_E[index]
-        if index == itself or is_full_BB[first, last]:
+        if is_full_BB[first, last]:
             continue
         part = expected.all_E[index]
         for start in range(first + 1):
@@ -135,8 +129,8 @@ def most_promises(space_BB: Floats, expected: ExpectedJobs, needed: float, by_bu
         is_full_BB[first, last] = part < expected.all_E[index]
         if part <= 0.0:
             continue
-        promises += part / expected.one_E[index]
+        promises_B[last] += part / expected.one_E[index]
         for start in range(first + 1):
             for end in range(last, num_buckets):
                 left_BB[start, end] -= part
-    return promises
+    return promises_B

@@ -12,10 +12,9 @@ from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
 from elasticflow.shared.state.fold.profiles import configured_curves, with_range
+from elasticflow.shared.state.fold.usage_and_demand import with_demand, with_rejected_demand, with_usage
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, Usage, spec_of
-
-MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more may exist
 
 
 def configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
@@ -150,34 +149,6 @@ def with_replanned(
     return fast_replace(state, live_jobs=live_jobs.finish())
 
 
-def with_usage(state: PoolState, tenant: str, newest: Usage) -> PoolState:
-    """Add what a promise uses of the tenant's quota.
-
-    Promises within one interval share an entry with the time of the last one. The interval is a minute, or longer in
-    proportion if the tenant's longest window exceeds a day. So at most 1,441 entries exist.
-    """
-    window_s = state.config.quota(tenant).longest_window_s
-    interval_s = window_s / MAX_USAGES
-    usage = state.usage.get(tenant, ())
-    num_old = next((n for n, used in enumerate(usage) if used.at_s > newest.at_s - window_s), len(usage))
-    if usage and newest.at_s // interval_s <= usage[-1].at_s // interval_s:
-        last = usage[-1]
-        newest = Usage(
-            at_s=max(last.at_s, newest.at_s),
-            gpu_seconds=last.gpu_seconds + newest.gpu_seconds,
-            num_jobs=last.num_jobs + newest.num_jobs,
-        )
-        usage = usage[:-1]
-    return fast_replace(state, usage=state.usage.set(tenant, (*usage[num_old:], newest)))
-
-
-def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
-    if not event.least_gpu_seconds or event.deadline_s is None:
-        return state
-    window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
-    return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds, window_s))
-
-
 def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> PoolState:
     known = state.job(event.job_id)
     if event.reason == "duplicate":
@@ -199,7 +170,7 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         stopping=all_stopping(state, known) if known else (),
         rejection=event.reason,
     )
-    state = with_demand(state, event)
+    state = with_rejected_demand(with_demand(state, event), event)
     after = ended(state, job, Phase.REJECTED, event.at_s, sequence, explanation=event.explanation)
     if known is not None and known.live:
         return after

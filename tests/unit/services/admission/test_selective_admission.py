@@ -11,6 +11,7 @@ from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import QuoteDeadline, SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.rejection import Overpriced
 from elasticflow.shared.scheduling.admission.admission_pricing import FEWEST_SUBMISSIONS
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -61,6 +62,14 @@ def test_an_overpriced_job_is_rejected_by_price_where_cheaper_demand_fills_the_p
     assert rejected.reason == "price"
     assert "fills the pool with jobs of up to 400" in rejected.explanation
     assert isinstance(rejected.infeasibility_certificate, Overpriced)
+    from_s, until_s = (
+        rejected.infeasibility_certificate.crowded_from_s,
+        rejected.infeasibility_certificate.crowded_until_s,
+    )
+    assert from_s is not None
+    assert until_s is not None
+    assert NOW_S <= from_s < until_s
+    assert f"mostly jobs due in {from_s - NOW_S:.0f} to {until_s - NOW_S:.0f} s" in rejected.explanation
     assert (
         rejected.infeasibility_certificate.gpu_seconds
         == pytest.approx(rejected.least_gpu_seconds)
@@ -283,3 +292,35 @@ def test_offers_to_a_job_that_waited_for_its_profile_are_kept_if_they_are_taken_
         spec = replace(wanted.spec, global_batch_size=offer.global_batch_size, **changes)
         (taken,) = said(History(history.state), replace(wanted, job_id="takes-it", spec=spec))
         assert isinstance(taken, events.JobAdmitted)
+
+
+IN_VAIN = {"deadline_s": NOW_S + 3600.0, "max_iterations": 5 * 3600}
+"""More than the four free GPUs can do until then, and less than eight can."""
+
+
+@pytest.mark.parametrize(("quota", "num_counted"), [(None, 30), (TenantQuota(max_jobs_per_day=5), 4)])
+def test_a_flood_of_rejected_jobs_moves_the_price_as_far_as_the_quota_allows(
+    quota: TenantQuota | None, num_counted: int
+) -> None:
+    history = busy(Demand())
+    quotas = {"lab": quota} if quota else {}  # the tenant has one promise already
+    history.then(events.PoolConfigured(config=replace(history.state.config, quotas=quotas), at_s=NOW_S))
+    for number in range(30):
+        (answer,) = said(history, submit(f"in-vain-{number}", **IN_VAIN))
+        assert isinstance(answer, events.JobRejected)
+        history.then(answer)
+    assert len(history.state.demand.newest) // 3 == num_counted
+    assert [used.num_jobs for used in history.state.rejected_demand.get("lab", ())] == ([num_counted] if quota else [])
+
+
+def test_submissions_beyond_a_quota_do_not_move_the_price_of_their_decision() -> None:
+    def priced(*others: SubmitJob) -> Any:
+        history = busy(CHEAP_FILL_THE_POOL)
+        used_up = {"lab": TenantQuota(max_jobs_per_day=1)}
+        history.then(events.PoolConfigured(config=replace(history.state.config, quotas=used_up), at_s=NOW_S))
+        *flood, answer = said(history, *others, overpriced(tenant="other"))
+        assert {other.reason for other in flood} <= {"quota"}
+        return answer.infeasibility_certificate
+
+    flood = [submit(f"small-{number}", max_iterations=40, deadline_s=NOW_S + 600.0) for number in range(50)]
+    assert priced(*flood) == priced()

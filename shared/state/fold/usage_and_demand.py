@@ -1,0 +1,51 @@
+"""What each tenant was promised, for its quota, and what all tenants asked for, for the price."""
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import TenantQuota
+from elasticflow.shared.state.pool import PoolState, Usage
+
+MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more may exist
+
+
+def with_usage(state: PoolState, tenant: str, newest: Usage) -> PoolState:
+    """Add what a promise uses of the tenant's quota."""
+    usage = _added(state.usage.get(tenant, ()), newest, state.config.quota(tenant).longest_window_s)
+    return fast_replace(state, usage=state.usage.set(tenant, usage))
+
+
+def _added(usage: tuple[Usage, ...], newest: Usage, window_s: float) -> tuple[Usage, ...]:
+    """With one entry more, and without those that are older than a window.
+
+    Usage within one interval shares an entry with the time of the last one. The interval is a minute, or longer in
+    proportion if the window exceeds a day. So at most 1,441 entries exist.
+    """
+    interval_s = window_s / MAX_USAGES
+    num_old = next((n for n, used in enumerate(usage) if used.at_s > newest.at_s - window_s), len(usage))
+    if usage and newest.at_s // interval_s <= usage[-1].at_s // interval_s:
+        last = usage[-1]
+        newest = Usage(
+            at_s=max(last.at_s, newest.at_s),
+            gpu_seconds=last.gpu_seconds + newest.gpu_seconds,
+            num_jobs=last.num_jobs + newest.num_jobs,
+        )
+        usage = usage[:-1]
+    return (*usage[num_old:], newest)
+
+
+def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
+    if not event.least_gpu_seconds or event.deadline_s is None:
+        return state
+    window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
+    return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds, window_s))
+
+
+def with_rejected_demand(state: PoolState, event: events.JobRejected) -> PoolState:
+    """Add to what a tenant with a quota asked for without a promise: it bounds the demand that counts."""
+    quota = state.config.quota(event.tenant)
+    if not event.least_gpu_seconds or quota == TenantQuota():
+        return state
+    newest = Usage(at_s=event.at_s, gpu_seconds=event.least_gpu_seconds)
+    before = state.rejected_demand.get(event.tenant, ())
+    after = _added(before, newest, quota.longest_window_s)
+    return fast_replace(state, rejected_demand=state.rejected_demand.set(event.tenant, after))
