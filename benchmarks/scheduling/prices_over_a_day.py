@@ -87,7 +87,7 @@ def draw(seen: PricesAndAnswers, picture: Path) -> None:
     for answer, (label, marker, colour) in LOOK.items():
         jobs = [(hour, gpu_hours) for hour, gpu_hours, what in seen.answers if what == answer]
         hours, sizes = [hour for hour, _ in jobs], [gpu_hours for _, gpu_hours in jobs]
-        below.scatter(hours, sizes, marker=marker, color=colour, s=24, label=label)
+        below.scatter(hours, sizes, marker=marker, color=colour, s=24, label=label if jobs else None)
     below.set_yscale("log")
     below.set_ylabel("GPU-hours of the job")
     below.set_xlabel("hour of the day")

@@ -11,6 +11,7 @@ from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages.commands import QuoteDeadline, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.overhead import reference_cost
@@ -72,6 +73,7 @@ def test_a_refusal_offers_three_other_ways_and_each_is_promised_if_taken_at_once
         if not isinstance(refused, JobRejected):
             continue
         num_refused += 1
+        afterwards = apply(state, refused, state.sequence + 1)
         assert len(set(refused.offers)) >= 3
         for offer in refused.offers:
             other = replace(
@@ -80,7 +82,7 @@ def test_a_refusal_offers_three_other_ways_and_each_is_promised_if_taken_at_once
                 max_iterations=offer.max_iterations,
                 global_batch_size=offer.global_batch_size,
             )
-            assert isinstance(answered(state, other, now_s), JobAdmitted), offer
+            assert isinstance(answered(afterwards, other, now_s), JobAdmitted), offer
     assert num_refused >= NUM_SUBMISSIONS // 4
 
 

@@ -177,10 +177,13 @@ def _promise_or_reject(session: AdmissionSession, submission: Submission, job: S
         if not is_overpriced:
             session, proposal = session.propose(job)
     if proposal is None:
-        session, rejection = rejection_of(session, job, submission.spec, is_overpriced=is_overpriced)
-        why = why_not_taken(session, job) + rejection.explanation
         request = _request(session, submission.job_id, submission.tenant, least)
-        asked = least if is_possible and counts_as_demand(session.state, request) else 0.0
+        is_demand = is_possible and counts_as_demand(session.state, request)
+        session, rejection = rejection_of(
+            session, job, submission.spec, is_overpriced=is_overpriced, is_demand=is_demand
+        )
+        why = why_not_taken(session, job) + rejection.explanation
+        asked = least if is_demand else 0.0
         return _rejected(session, submission, rejection.reason, why, rejection, asked)
     needed = gpu_seconds(proposal.schedule)
     if (why := _objection(session, submission, needed)) is not None:

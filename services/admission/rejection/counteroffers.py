@@ -36,9 +36,11 @@ class Rejection:
 
 
 def rejection_of(
-    session: AdmissionSession, job: SchedulableJob, spec: JobSpec, *, is_overpriced: bool
+    session: AdmissionSession, job: SchedulableJob, spec: JobSpec, *, is_overpriced: bool, is_demand: bool
 ) -> tuple[AdmissionSession, Rejection]:
-    """Why a job is rejected, and offers. is_overpriced: it would displace more than it is worth, even if it fits."""
+    """Why a job is rejected, and offers. is_overpriced: it would displace more than it is worth, even if it fits.
+    is_demand: the submission counts when an offer is taken.
+    """
     is_thorough = session.is_thorough and not is_overpriced
     session = fast_replace(session, num_rejections=session.num_rejections + 1)
     session = session.expecting_another().with_pricing()
@@ -46,7 +48,7 @@ def rejection_of(
         session = session.with_search()
     state, now_s = session.planned_state, session.now_s
     least = least_gpu_seconds(job, now_s)
-    decided = session.with_pricing_afterwards((least, job.deadline_s - now_s))
+    decided = session.with_pricing_afterwards((least if is_demand else math.inf, job.deadline_s - now_s))
     session = decided.priced_afterwards()
     fitting = most_iterations_by(session.plan, job)
     if is_overpriced:

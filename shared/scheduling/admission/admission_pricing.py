@@ -50,12 +50,15 @@ Submitted = tuple[float, float]
 
 
 class _Prospect(NamedTuple):
-    """What is expected beside all promises. unpriced_B: GPU-seconds by the end of a bucket that cost nothing."""
+    """The demand that counts for a job, and what promises leave. unpriced_B: GPU-seconds by a bucket's end that cost
+    nothing.
+    """
 
+    history_H: Floats
+    coming_C: Floats
     edges_T: Floats
     space_BB: Floats
     unpriced_B: Floats
-    expected: ExpectedJobs
 
 
 class AdmissionPricing:
@@ -84,6 +87,7 @@ class AdmissionPricing:
         self._left_P, self._window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
         self._num_gpus = plan.num_gpus
         self._prospects = dict[int, _Prospect]()
+        self._expected = dict[int, ExpectedJobs]()
         self._promises = dict[tuple[float, int, int], Floats]()
 
     @property
@@ -152,8 +156,10 @@ class AdmissionPricing:
         """How many expected promises can be kept beside these GPU-seconds by the end of a bucket."""
         key = (needed, bucket, itself)
         if key not in self._promises:
-            prospect = self._prospect(itself)
-            self._promises[key] = most_promises(prospect.space_BB, prospect.expected, needed, bucket)
+            history_H, coming_C, edges_T, space_BB, _ = self._prospect(itself)
+            if itself not in self._expected:
+                self._expected[itself] = expected_jobs(history_H, coming_C, edges_T, self.now_s, self._since_s)
+            self._promises[key] = most_promises(space_BB, self._expected[itself], needed, bucket)
         return self._promises[key]
 
     def _itself(self, job: SchedulableJob) -> int:
@@ -162,7 +168,7 @@ class AdmissionPricing:
         return self._coming.index(submitted) if submitted in self._coming else NO_COMMAND
 
     def _prospect(self, itself: int) -> _Prospect:
-        """The other undecided commands, and as many later ones as the history and these lead to expect."""
+        """The other undecided commands, the history with these, and what promises leave."""
         if itself not in self._prospects:
             others = [each for index, each in enumerate(self._coming) if index != itself]
             coming_C = np.array(others, np.float64).reshape(-1, 2)
@@ -170,12 +176,8 @@ class AdmissionPricing:
             usual_s = float(np.quantile(history_H[:, 2], USUAL_WINDOW)) if len(history_H) else 0.0
             edges_T = _edges(HORIZON * max(self._window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S))
             space_BB = free_space(edges_T, self._left_P, self._window_s_P, self._num_gpus)
-            self._prospects[itself] = _Prospect(
-                edges_T=edges_T,
-                space_BB=space_BB,
-                unpriced_B=space_BB[0] - (USABLE_CAPACITY - IDLE_UTILIZATION) * self._num_gpus * edges_T[1:],
-                expected=expected_jobs(history_H, coming_C, edges_T, self.now_s, self._since_s),
-            )
+            unpriced_B = space_BB[0] - (USABLE_CAPACITY - IDLE_UTILIZATION) * self._num_gpus * edges_T[1:]
+            self._prospects[itself] = _Prospect(history_H, coming_C, edges_T, space_BB, unpriced_B)
         return self._prospects[itself]
 
 
