@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.report.drawing import HOUR_S, panels
+from elasticflow.simulator.report.drawing import HOUR_S, panels, png
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.generator import generate
 from elasticflow.simulator.workload.workload import Workload, bundled_throughputs
@@ -95,7 +95,7 @@ def draw(seen: PricesAndAnswers, picture: Path) -> None:
     for axes in (above, below):
         axes.set_xlim(FROM_H, UNTIL_H)
         axes.set_xticks(range(FROM_H, UNTIL_H + 1, 3), [str(hour % 24) for hour in range(FROM_H, UNTIL_H + 1, 3)])
-    figure.savefig(picture, dpi=100)
+    picture.write_bytes(png(figure))
 
 
 def _draw_prices(axes: "Axes", seen: PricesAndAnswers) -> None:

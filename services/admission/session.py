@@ -28,7 +28,7 @@ from elasticflow.shared.state.pool import PoolState, QuoteReservation
 # of one decision: each costs as much as ten submissions, and all of them wait for it
 MAX_THOROUGH_REJECTIONS = 1
 MAX_FULL_SEARCHES = 16  # of one decision: with more submissions or rejections than that, searches are short
-FEW_JOBS = 256
+FEW_JOBS = 256  # beside more, a short search makes no trial
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted, for `fast_replace`

@@ -136,8 +136,9 @@ def _rejection_problems(certificate: RejectionCertificate) -> Iterator[str]:
                 yield f"it needs more than {needed} GPU-seconds"
             if not needed * price > value or not math.isclose(needed * limit, value):
                 yield f"{needed} GPU-seconds of value {value} are not above the price limit {limit} at {price}"
-            if not now_s <= (claim.crowded_from_s or now_s) <= (claim.crowded_until_s or math.inf):
-                yield f"nothing is due between {claim.crowded_from_s} s and {claim.crowded_until_s} s"
+            from_s, until_s = claim.crowded_from_s, claim.crowded_until_s
+            if from_s is not None and until_s is not None and not now_s <= from_s < until_s:
+                yield f"nothing is due between {from_s} s and {until_s} s"
         case rejection.Unproven(earliest_deadline_s=earliest_s):
             if earliest_s is not None and earliest_s <= job.deadline_s:
                 yield f"{earliest_s} s is no later than the requested deadline"

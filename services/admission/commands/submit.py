@@ -24,7 +24,7 @@ from elasticflow.shared.messages.events import (
     RejectionReason,
 )
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from elasticflow.shared.scheduling.admission.admission_pricing import Submitted, least_gpu_seconds
+from elasticflow.shared.scheduling.admission.admission_pricing import Submitted, least_gpu_seconds, submitted
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 from elasticflow.shared.scheduling.jobs.planned_pool import flat
@@ -57,15 +57,15 @@ class Submission:
 
 def in_order(session: AdmissionSession, commands: Sequence[SubmitJob]) -> tuple[AdmissionSession, Sequence[SubmitJob]]:
     """Submissions that came together, in the order of judgement: selective admission judges the smallest first."""
-    submitted = [_submitted(session, command) for command in commands]
-    session = session.expecting([each for each in submitted if each[0] > 0])
+    demand = [_demand_of(session, command) for command in commands]
+    session = session.expecting([each for each in demand if each[0] > 0])
     if not session.is_selective:
         return session, commands
-    order = sorted(range(len(commands)), key=lambda index: submitted[index][0])
+    order = sorted(range(len(commands)), key=lambda index: demand[index][0])
     return session, [commands[index] for index in order]
 
 
-def _submitted(session: AdmissionSession, command: SubmitJob) -> Submitted:
+def _demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
     """0 GPU-seconds without a deadline, while the job's speed is unknown, for a known job, and beyond a quota."""
     spec, deadline_s = command.spec, command.spec.resolved_deadline_s(session.now_s)
     state = with_range(session.state, spec)
@@ -73,10 +73,9 @@ def _submitted(session: AdmissionSession, command: SubmitJob) -> Submitted:
     if curve is None or deadline_s is None or state.job(command.job_id) is not None:
         return 0.0, 0.0
     job = arriving_job(state, command.job_id, spec, curve, deadline_s)
-    least = least_gpu_seconds(job, session.now_s)
-    if not counts_as_demand(state, _request(session, command.job_id, command.tenant, least)):
-        return 0.0, 0.0
-    return least, job.deadline_s - session.now_s
+    asked = submitted(job, session.now_s)
+    counts = counts_as_demand(state, _request(session, command.job_id, command.tenant, asked[0]))
+    return asked if counts else (0.0, 0.0)
 
 
 def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> AdmissionSession:

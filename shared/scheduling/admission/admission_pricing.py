@@ -49,13 +49,9 @@ Submitted = tuple[float, float]
 """Least GPU-seconds of a submission, and seconds to its deadline."""
 
 
-class _Prospect(NamedTuple):
-    """The demand that counts for a job, and what promises leave. unpriced_B: GPU-seconds by a bucket's end that cost
-    nothing.
-    """
+class _Space(NamedTuple):
+    """What promises leave. unpriced_B: GPU-seconds by a bucket's end that cost nothing."""
 
-    history_H: Floats
-    coming_C: Floats
     edges_T: Floats
     space_BB: Floats
     unpriced_B: Floats
@@ -86,7 +82,7 @@ class AdmissionPricing:
         self._since_s = now_s if demand.since_s is None else demand.since_s
         self._left_P, self._window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
         self._num_gpus = plan.num_gpus
-        self._prospects = dict[int, _Prospect]()
+        self._spaces = dict[int, _Space]()
         self._expected = dict[int, ExpectedJobs]()
         self._promises = dict[tuple[float, int, int], Floats]()
 
@@ -97,11 +93,12 @@ class AdmissionPricing:
 
     def displaced_promises(self, job: SchedulableJob) -> float:
         """How many expected promises the job displaces. It does not compete with itself."""
-        return float(self._displaced_by(job).sum())
+        return float(self._displaced_by(submitted(job, self.now_s)).sum())
 
     def most_displaced_within_s(self, job: SchedulableJob) -> tuple[float, float]:
         """The bucket of time in which most of the displaced promises are due: from when until when."""
-        edges_T, bucket = self._prospect(self._itself(job)).edges_T, int(self._displaced_by(job).argmax())
+        asked = submitted(job, self.now_s)
+        edges_T, bucket = self._space(self._itself(asked)).edges_T, int(self._displaced_by(asked).argmax())
         return self.now_s + float(edges_T[bucket]), self.now_s + float(edges_T[bucket + 1])
 
     def is_overpriced(self, job: SchedulableJob) -> bool:
@@ -116,10 +113,11 @@ class AdmissionPricing:
         displaced = self.displaced_promises(job)
         if displaced <= MOST_DISPLACED:
             return math.inf
-        prospect, least = self._prospect(self._itself(job)), least_gpu_seconds(job, self.now_s)
-        needed, bucket = _within_buckets(prospect.edges_T, least, job.deadline_s - self.now_s)
-        space = max(float(prospect.space_BB[0, bucket:].min()), 0.0)
-        return least * min(needed, space) / (needed * displaced)
+        asked = submitted(job, self.now_s)
+        edges_T, space_BB, _ = self._space(self._itself(asked))
+        needed, bucket = _within_buckets(edges_T, asked)
+        space = max(float(space_BB[0, bucket:].min()), 0.0)
+        return asked[0] * min(needed, space) / (needed * displaced)
 
     def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from `from_s` on, in whole seconds, at which the job is not overpriced; None if there is
@@ -141,14 +139,14 @@ class AdmissionPricing:
             low_s, high_s = (middle_s, high_s) if is_overpriced(middle_s) else (low_s, middle_s)
         return from_s + high_s
 
-    def _displaced_by(self, job: SchedulableJob) -> Floats:
+    def _displaced_by(self, asked: Submitted) -> Floats:
         """By the bucket in which they are due."""
-        least, itself = least_gpu_seconds(job, self.now_s), self._itself(job)
-        if not self.knows_enough or not math.isfinite(least):
+        if not self.knows_enough or not math.isfinite(asked[0]):
             return np.zeros(NUM_BUCKETS)
-        prospect = self._prospect(itself)
-        needed, bucket = _within_buckets(prospect.edges_T, least, job.deadline_s - self.now_s)
-        if needed <= prospect.unpriced_B[: bucket + 1].max():
+        itself = self._itself(asked)
+        edges_T, _, unpriced_B = self._space(itself)
+        needed, bucket = _within_buckets(edges_T, asked)
+        if needed <= unpriced_B[: bucket + 1].max():
             return np.zeros(NUM_BUCKETS)
         return self._promises_beside(0.0, 0, itself) - self._promises_beside(needed, bucket, itself)
 
@@ -156,29 +154,38 @@ class AdmissionPricing:
         """How many expected promises can be kept beside these GPU-seconds by the end of a bucket."""
         key = (needed, bucket, itself)
         if key not in self._promises:
-            history_H, coming_C, edges_T, space_BB, _ = self._prospect(itself)
-            if itself not in self._expected:
-                self._expected[itself] = expected_jobs(history_H, coming_C, edges_T, self.now_s, self._since_s)
-            self._promises[key] = most_promises(space_BB, self._expected[itself], needed, bucket)
+            space_BB = self._space(itself).space_BB
+            self._promises[key] = most_promises(space_BB, self._expected_beside(itself), needed, bucket)
         return self._promises[key]
 
-    def _itself(self, job: SchedulableJob) -> int:
-        """Which undecided command the job is."""
-        submitted = (least_gpu_seconds(job, self.now_s), job.deadline_s - self.now_s)
-        return self._coming.index(submitted) if submitted in self._coming else NO_COMMAND
+    def _itself(self, asked: Submitted) -> int:
+        """Which undecided command asks for this."""
+        return self._coming.index(asked) if asked in self._coming else NO_COMMAND
 
-    def _prospect(self, itself: int) -> _Prospect:
-        """The other undecided commands, the history with these, and what promises leave."""
-        if itself not in self._prospects:
-            others = [each for index, each in enumerate(self._coming) if index != itself]
-            coming_C = np.array(others, np.float64).reshape(-1, 2)
-            history_H = np.concatenate((self._history_H, np.insert(coming_C, 0, self.now_s, axis=1)))
+    def _expected_beside(self, itself: int) -> ExpectedJobs:
+        """The other undecided commands, and as many later ones as the history and these lead to expect."""
+        if itself not in self._expected:
+            coming_C, history_H = self._demand_beside(itself)
+            edges_T = self._space(itself).edges_T
+            self._expected[itself] = expected_jobs(history_H, coming_C, edges_T, self.now_s, self._since_s)
+        return self._expected[itself]
+
+    def _demand_beside(self, itself: int) -> tuple[Floats, Floats]:
+        """The other undecided commands, and the history with these."""
+        others = [each for index, each in enumerate(self._coming) if index != itself]
+        coming_C = np.array(others, np.float64).reshape(-1, 2)
+        return coming_C, np.concatenate((self._history_H, np.insert(coming_C, 0, self.now_s, axis=1)))
+
+    def _space(self, itself: int) -> _Space:
+        """In buckets that reach beyond the usual deadlines."""
+        if itself not in self._spaces:
+            _, history_H = self._demand_beside(itself)
             usual_s = float(np.quantile(history_H[:, 2], USUAL_WINDOW)) if len(history_H) else 0.0
             edges_T = _edges(HORIZON * max(self._window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S))
             space_BB = free_space(edges_T, self._left_P, self._window_s_P, self._num_gpus)
             unpriced_B = space_BB[0] - (USABLE_CAPACITY - IDLE_UTILIZATION) * self._num_gpus * edges_T[1:]
-            self._prospects[itself] = _Prospect(history_H, coming_C, edges_T, space_BB, unpriced_B)
-        return self._prospects[itself]
+            self._spaces[itself] = _Space(edges_T, space_BB, unpriced_B)
+        return self._spaces[itself]
 
 
 def _edges(longest_s: float) -> Floats:
@@ -186,11 +193,17 @@ def _edges(longest_s: float) -> Floats:
     return np.array([0.0, *(FIRST_BUCKET_S * growth**bucket for bucket in range(NUM_BUCKETS))])
 
 
-def _within_buckets(edges_T: Floats, least: float, window_s: float) -> tuple[float, int]:
+def _within_buckets(edges_T: Floats, asked: Submitted) -> tuple[float, int]:
     """The GPU-seconds of a job within all buckets, and the last bucket that ends in its window."""
+    least, window_s = asked
     bucket = int(edges_T.searchsorted(window_s, side="right")) - 2
     within = float(edges_T[-1]) / window_s if window_s > edges_T[-1] else 1.0
     return least * within, min(max(bucket, 0), NUM_BUCKETS - 1)
+
+
+def submitted(job: SchedulableJob, now_s: float) -> Submitted:
+    """What the submission of this job counts as."""
+    return least_gpu_seconds(job, now_s), job.deadline_s - now_s
 
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:

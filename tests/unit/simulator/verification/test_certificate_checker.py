@@ -314,6 +314,11 @@ def test_an_overpriced_job() -> None:
     assert lies(replace(honest, price_limit=0.2), job) != []
     assert lies(replace(honest, gpu_seconds=9.0, price_limit=1 / 9), job) != [], "it needs more GPU-seconds"
     assert lies(replace(honest, gpu_seconds=math.nan), job) != []
+    assert lies(replace(honest, crowded_from_s=150.0, crowded_until_s=160.0), job) == []
+    for from_s, until_s in ((0.0, 160.0), (150.0, 150.0), (160.0, 150.0)):
+        assert lies(replace(honest, crowded_from_s=from_s, crowded_until_s=until_s), job) != [], (
+            "no interval from now on"
+        )
 
 
 @pytest.mark.parametrize(
