@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.scheduling.cycle import measure_cycle
-from benchmarks.scheduling.decisions import measure_decisions
+from benchmarks.scheduling.decisions import measure_answers, measure_decisions
 from benchmarks.scheduling.failures import measure_failures
 from benchmarks.scheduling.quality import MOVES, SCALES, Plan, in_short, measure_quality, totals
 from benchmarks.scheduling.relaxations import measure_relaxations
@@ -25,6 +25,7 @@ from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 QUICK_JOBS, QUICK_MOVES, QUICK_SCALES = 30, 200, (1, 8)
 RELAXATIONS_JOBS = 250
+SATURATED_POOLS = (10, 100, 250, 500, 1_000)  # live jobs
 QUICK_SHARE = 0.01  # of the two months
 LONG_TRACE = "cluster01"
 WIDEST = 190  # columns of the widest table: no cell is folded
@@ -121,7 +122,9 @@ def _decisions(results: Results, known: Throughputs, *, quick: bool) -> None:
     with results.counted(Part.DECISIONS):
         num_gpus, num_live, count = 2_048 // (32 if quick else 1), 1_000 // part, 500 // part
         decisions = measure_decisions(known, num_gpus=num_gpus, num_live=num_live, count=count)
-        results.keep(Part.DECISIONS, decisions)
+        sizes = SATURATED_POOLS[:1] if quick else SATURATED_POOLS
+        answers = measure_answers(known, sizes=sizes, count=count)
+        results.keep(Part.DECISIONS, {**decisions, "answers": answers})
     _note("one decision and one quote are measured")
 
 

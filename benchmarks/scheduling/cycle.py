@@ -26,6 +26,7 @@ from elasticflow.services.admission import policy as admission
 from elasticflow.services.allocator import policy as allocator
 from elasticflow.services.placement import policy as placement
 from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.policy import Policy
@@ -39,6 +40,7 @@ APART_S = 0.01  # between two arriving jobs, so that the pool stays as it is
 def measure_cycle(known: Throughputs, *, num_gpus: int, num_live: int, count: int) -> dict[str, Any]:
     """So many cycles, one after another."""
     warm_up()
+    keep_what_is_loaded()
     cache = PlanningCache()
     policies = (admission.with_cache(cache), allocator.with_cache(cache), placement.with_cache(cache))
     recipe = replace(recipe_of(num_gpus, num_live, LOOSE), num_jobs=2 * num_live)

@@ -5,6 +5,8 @@ puts each a little behind its plan), and once more while nothing is new. Beside 
 jobs, in the same run: what it takes in Python only to look at each of them.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,8 @@ from benchmarks.scheduling.timing import Took, spreads, timed
 from elasticflow.services.admission import policy as admission
 from elasticflow.services.admission.commands.quote_and_reserve import quote
 from elasticflow.shared.messages.commands import QuoteDeadline
-from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages.events import JobAdmitted, JobRejected
+from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.simulator.trace.simulated_pool import TENANT, spec_of, submission
@@ -28,7 +31,7 @@ from elasticflow.simulator.workload.generator import Arrivals, Recipe
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 LOOSE, TIGHT = (4.0, 12.0), (0.5, 1.5)  # deadlines over durations: a pool with free GPUs, and a saturated one
-APART_S = 0.01  # between two arriving jobs, so that the pool stays as it is
+APART_S = 0.001  # between two arriving jobs: the pool stays as it is, and no planned change falls due
 DECISIONS = (
     "decision, all a little behind",
     "decision, all reported",
@@ -52,10 +55,40 @@ def recipe_of(num_gpus: int, num_live: int, tightness: tuple[float, float]) -> R
 def measure_decisions(known: Throughputs, *, num_gpus: int, num_live: int, count: int) -> dict[str, Any]:
     """One request and one quote at a time, in a pool with free GPUs and in a saturated one."""
     warm_up()
+    keep_what_is_loaded()
     return {
         "num_gpus": num_gpus,
         "with_room": _asked(known, recipe_of(num_gpus, num_live, LOOSE), num_live, count),
         "saturated": _asked(known, recipe_of(num_gpus, num_live, TIGHT), num_live, count),
+    }
+
+
+def measure_answers(known: Throughputs, *, sizes: Sequence[int], count: int) -> list[dict[str, Any]]:
+    """One request at a time in saturated pools with so many live jobs, by the answer and its reason.
+
+    A rejection for its deadline searches the earliest one that can be kept; one for its price does not.
+    """
+    warm_up()
+    keep_what_is_loaded()
+    return [_answered(known, recipe_of(2 * num_live, num_live, TIGHT), num_live, count) for num_live in sizes]
+
+
+def _answered(known: Throughputs, recipe: Recipe, num_live: int, count: int) -> dict[str, Any]:
+    simulation = loaded_simulation(recipe, known, num_live)
+    now_s, cache = simulation.now_s, PlanningCache()
+    times = defaultdict[str, list[Took]](list)
+    for job in arriving_jobs(recipe, known, count):
+        now_s += APART_S
+        state, asking = all_reported(simulation.state, now_s), submitted(job, now_s)
+        (answer, *_), took = timed(partial(admission.decide, state, (submission(asking),), now_s, cache))
+        times["all"].append(took)
+        times[f"rejected: {answer.reason}" if isinstance(answer, JobRejected) else "admitted"].append(took)
+        times["plain pass"].append(timed(partial(plain_pass, state))[1])
+    return {
+        "num_gpus": recipe.cluster_gpus,
+        "live_jobs": len(simulation.state.live_jobs),
+        "answers": {what: len(tooks) for what, tooks in times.items()},
+        **spreads(times),
     }
 
 

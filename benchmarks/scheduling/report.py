@@ -25,6 +25,7 @@ def sheets(result: dict[str, Any]) -> Iterator[Sheet]:
         yield _simulations(result["simulations"], machine)
     if "decisions" in result:
         yield _decisions(result["decisions"], machine)
+        yield _answers(result["decisions"]["answers"], machine)
     if "cycle" in result:
         yield _cycle(result["cycle"], machine)
     if "failures" in result:
@@ -152,6 +153,24 @@ def _decisions(decisions: dict[str, Any], machine: str) -> Sheet:
         pool = f"{asked['live_jobs']:,} jobs on {decisions['num_gpus']:,} GPUs, {name.replace('_', ' ')}"
         rows += _timed(asked, pool)
     return _times(f"Decisions on one core, {machine}", rows)
+
+
+def _answers(pools: list[dict[str, Any]], machine: str) -> Sheet:
+    return Sheet(
+        title=f"Decisions in saturated pools of different sizes on one core, all reported, {machine}",
+        columns=("live jobs", "GPUs", "answer", "decisions", "p50, CPU", "p99, CPU", "most, CPU"),
+        rows=tuple(
+            (
+                f"{pool['live_jobs']:,}",
+                f"{pool['num_gpus']:,}",
+                answer,
+                f"{pool['answers'][answer]}",
+                *(f"{pool['cpu_ms'][answer][part]:.1f} ms" for part in ("p50", "p99", "max")),
+            )
+            for pool in pools
+            for answer in sorted(pool["answers"].keys() - {"plain pass"})
+        ),
+    )
 
 
 def _cycle(cycle: dict[str, Any], machine: str) -> Sheet:

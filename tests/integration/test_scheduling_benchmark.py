@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scheduling.cycle import measure_cycle
-from benchmarks.scheduling.decisions import LOOSE, measure_decisions, recipe_of
+from benchmarks.scheduling.decisions import LOOSE, measure_answers, measure_decisions, recipe_of
 from benchmarks.scheduling.failures import measure_failures
 from benchmarks.scheduling.laid_out_pool import laid_out_pool
 from benchmarks.scheduling.prices_over_a_day import LOOK, draw, observed
@@ -106,6 +106,10 @@ def test_decisions_are_measured_on_pools_of_the_stated_load(known: Throughputs) 
         assert decisions[load]["live_jobs"] >= 8
         assert decisions[load]["arriving_jobs"] == 4
     assert decisions["with_room"]["promised_next_hour"] < decisions["saturated"]["promised_next_hour"]
+    (pool,) = decisions["answers"] = measure_answers(known, sizes=[20], count=4)
+    assert pool["live_jobs"] >= 8
+    assert pool["answers"]["all"] == pool["answers"]["plain pass"] == 4
+    assert sum(pool["answers"].values()) == 3 * 4, "each decision has one answer"
     cycle = measure_cycle(known, num_gpus=32, num_live=10, count=3)
     assert cycle["cycles"] == 3
     for clock in ("cpu_ms", "wall_ms"):

@@ -161,13 +161,13 @@ async def host_policy(
             process.log.info("prepares", what=prepare.__name__)
             await _in_daemon_thread(prepare)
             process.log.info("prepared", what=prepare.__name__)
-        _keep_what_is_loaded()
+        keep_what_is_loaded()
         await replica.run(beside)
     finally:
         pages.close()
 
 
-def _keep_what_is_loaded() -> None:
+def keep_what_is_loaded() -> None:
     """Exclude loaded objects from garbage collections: each would scan a million objects of libraries, for 0.1 s."""
     gc.collect()
     gc.freeze()
