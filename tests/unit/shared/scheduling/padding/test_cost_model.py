@@ -150,7 +150,7 @@ def test_the_cluster_run_adds_25_8_percent_of_utilization() -> None:
 
 
 def test_fewer_gpu_seconds_than_on_exclusive_gpus_do_not_follow_from_the_model() -> None:
-    """By eq. 8 to 10 the exclusive total is useful time alone; then theta would exceed 1, not only its limit."""
+    """By eq. 9 the exclusive total is useful time alone; then theta would exceed 1, not only its limit."""
     assert pytest.approx(1.348, abs=5e-4) == EXCLUSIVE_GPU_S / PADDING_GPU_S
     most_useful_s = (PADDING_GPU_S - NUM_STARTS * 7.0) * highest_useful_share(PROTEIN)
     assert most_useful_s == pytest.approx(6326, abs=0.5)
