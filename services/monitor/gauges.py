@@ -3,19 +3,29 @@
 from collections import Counter
 
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.scheduling.allocation.idle_gpus import IdleCause, idle_gpus
 from elasticflow.shared.state.pool import PoolState, slow_gpus_at
 
 MAX_JOBS = 500  # with time series of their own, so that Prometheus keeps a limited number
+IDLE_WINDOW_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_600.0, 14_400.0, 86_400.0)
 
 
 class PoolGauges:
-    """Gauges of one pool; the series of a job end with it."""
+    """Gauges of one pool; the series of a job end with it.
+
+    Idle time counts from update to update, each with the causes at its end.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._nodes = metrics.gauge("ef_nodes_alive", "Nodes whose heartbeats arrive")
         self._gpus = metrics.gauge("ef_gpus", "GPUs of the nodes that are alive")
         self._gpus_used = metrics.gauge("ef_gpus_used", "GPUs that carry a worker")
         self._gpus_slow = metrics.gauge("ef_gpus_slow", "GPUs on which a worker was slower than its peers")
+        self._gpus_idle = metrics.gauge_by("ef_gpus_idle", "GPUs on which no job is placed, by cause", "cause")
+        self._idle_total = metrics.counter_by("ef_idle_gpu_seconds_total", "GPU-seconds without a job", "cause")
+        self._windows = metrics.histogram("ef_idle_window_seconds", "Idle windows that ended", IDLE_WINDOW_S)
+        self._num_windows: int | None = None
+        self._updated_at_s: float | None = None
         self._jobs = metrics.gauge_by("ef_jobs", "Jobs by phase", "phase")
         self._num_gpus = metrics.gauge_by("ef_job_gpus", "GPUs of a live job", "job_id")
         self._rate = metrics.gauge_by("ef_job_iterations_per_second", "Measured speed of a live job", "job_id")
@@ -28,6 +38,7 @@ class PoolGauges:
         self._gpus.set(pool.num_gpus)
         self._gpus_used.set(sum(len(job.gpus) for job in live))
         self._gpus_slow.set(len(slow_gpus_at(pool, now_s)))
+        self._update_idle(pool, now_s)
         for gauge in (self._jobs, self._num_gpus, self._rate, self._margin):
             gauge.clear()
         for phase, count in Counter(job.phase for job in (*live, *pool.ended_jobs.values())).items():
@@ -39,3 +50,14 @@ class PoolGauges:
                 remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
                 if job.deadline_s is not None:
                     self._margin.set(job.job_id, job.deadline_s - now_s - remaining_s)
+
+    def _update_idle(self, pool: PoolState, now_s: float) -> None:
+        idle = idle_gpus(pool)
+        elapsed_s = 0.0 if self._updated_at_s is None else max(now_s - self._updated_at_s, 0.0)
+        for cause in IdleCause:
+            self._gpus_idle.set(cause.value, idle.get(cause, 0))
+            self._idle_total.add(cause.value, idle.get(cause, 0) * elapsed_s)
+        num_windows = pool.idle_windows.num_ended
+        for length_s in pool.idle_windows.ended_since(num_windows if self._num_windows is None else self._num_windows):
+            self._windows.observe(length_s)
+        self._num_windows, self._updated_at_s = num_windows, now_s

@@ -17,6 +17,7 @@ from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
+from elasticflow.shared.state.idle_windows import IdleWindows
 from elasticflow.shared.state.job import NO_SPEEDS, Job, Phase, SpeedStatistics
 
 DEMAND_CHUNK = 256  # submissions
@@ -137,6 +138,7 @@ _NO_QUOTES = cast("Map[str, QuoteReservation]", Map())
 _NO_GPU_LIMITS = cast("Map[str, GpuLimits]", Map())
 _NO_SIZES = cast("Map[str, int]", Map())
 _NO_COMMANDS = cast("Map[int, DecidedCommand]", Map())
+_NO_TIMES = cast("Map[str, tuple[float, ...]]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
 
 
@@ -162,6 +164,8 @@ class PoolState:
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
     rejected_demand: Map[str, tuple[Usage, ...]] = _NO_USAGE  # of tenants with a quota: no promise came of it
     demand: Demand = field(default_factory=Demand)
+    idle_since_s: Map[str, tuple[float, ...]] = _NO_TIMES  # by node that is alive, of each GPU; or CARRIES_A_JOB
+    idle_windows: IdleWindows = field(default_factory=IdleWindows)
     num_gpus_by_job: Mapping[str, int] = field(default_factory=dict[str, int])  # of the last allocation
     # from a placement to its first iteration, in recent starts; slow ones count more
     start_cost_s: float = 0.0

@@ -74,7 +74,7 @@ def simulate(
     ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and list them.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write jobs.csv, events.csv and pictures there.")
+        Path | None, typer.Option(metavar="DIR", help="Write jobs.csv, events.csv, windows.csv and pictures there.")
     ] = None,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Seed for what a raw trace leaves open, and for speeds.")
@@ -112,7 +112,7 @@ def simulate(
             noise=SpeedNoise(seed=seed, sigma=speed_noise) if speed_noise is not None else None,
         )
         verification = simulated_run.verification()
-        simulation = simulated_run.simulation(verification)
+        simulation = simulated_run.simulation(verification, measures_idle_time=True)
         if out is not None:
             require_matplotlib()
             make_folder(out)

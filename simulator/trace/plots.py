@@ -1,4 +1,4 @@
-"""A result as pictures (matplotlib, the extra `plot`): GPUs by job, submitted and admitted jobs, efficiency."""
+"""A result as pictures (matplotlib, the extra `plot`): GPUs by job, submitted and admitted jobs, efficiency, idle."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elasticflow.shared.errors import BadSettings
+from elasticflow.simulator.trace.idle_time import HOUR_S, IdleTime
 from elasticflow.simulator.trace.result import Fate, Result
 from elasticflow.simulator.trace.timeline import Pieces, efficiency, held_gpus
 
@@ -28,7 +29,7 @@ def require_matplotlib() -> None:
 
 
 def write_plots(result: Result, folder: Path) -> None:
-    """gpus.png, jobs.png, efficiency.png."""
+    """gpus.png, jobs.png, efficiency.png; idle.png if the idle time was measured."""
     for name, draw in (("gpus", _gpus), ("jobs", _jobs), ("efficiency", _efficiency)):
         figure, axes = _canvas()
         span = _Span(result)
@@ -37,6 +38,8 @@ def write_plots(result: Result, folder: Path) -> None:
         axes.set_xlim(0, span.last)
         axes.set_ylim(bottom=0)
         figure.savefig(folder / f"{name}.png", dpi=DPI)
+    if result.idle_time is not None and result.idle_time.windows:
+        _draw_idle_time(result.idle_time, folder / "idle.png")
 
 
 class _Span:
@@ -112,6 +115,25 @@ def _efficiency(axes: "Axes", result: Result, span: _Span) -> None:
     axes.axhline(result.cluster_efficiency, color="tab:blue", linewidth=0.8, linestyle=":", label="its mean")
     axes.set_ylabel("cluster efficiency")
     axes.legend(loc="upper right", fontsize=8)
+
+
+def _draw_idle_time(idle: IdleTime, picture: Path) -> None:
+    """Idle GPU-hours by cause; the lengths of windows, as parts of all windows and of the idle time."""
+    figure, axes = _canvas()
+    axes.remove()
+    by_cause, by_length = figure.subplots(1, 2)
+    hours = {cause.replace("_", " "): gpu_s / HOUR_S for cause, gpu_s in list(idle.gpu_seconds.items())[::-1]}
+    by_cause.barh(list(hours), list(hours.values()), color="tab:orange")
+    by_cause.set_xlabel("idle GPU-hours")
+    lengths_s = np.sort([window.length_s for window in idle.windows])
+    parts = np.arange(1, len(lengths_s) + 1) / len(lengths_s)
+    by_length.step(lengths_s, parts, where="post", color="0.6", label="of all windows")
+    by_length.step(lengths_s, np.cumsum(lengths_s) / lengths_s.sum(), where="post", label="of the idle time")
+    by_length.set_xscale("log")
+    by_length.set_xlabel("window of at most so many seconds")
+    by_length.set_ylim(0, 1)
+    by_length.legend(loc="upper left", fontsize=8)
+    figure.savefig(picture, dpi=DPI)
 
 
 def _by_use(fate: Fate) -> tuple[float, str]:

@@ -17,6 +17,7 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.trace.cluster_state import Occupancy, Outage
+from elasticflow.simulator.trace.idle_time import IdleTime
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
@@ -95,7 +96,10 @@ class JobLog:
 
 @dataclass(frozen=True, kw_only=True)  # not slotted: cached properties
 class Result:
-    """partial: the simulation was stopped at ended_at_s; jobs that had not ended then have no finish."""
+    """partial: the simulation was stopped at ended_at_s; jobs that had not ended then have no finish.
+
+    idle_time: None if it was not measured.
+    """
 
     workload: Workload
     cluster: ClusterShape
@@ -104,6 +108,7 @@ class Result:
     num_migrations: int
     ended_at_s: float
     partial: bool
+    idle_time: IdleTime | None = None
 
     @property
     def submitted(self) -> tuple[Fate, ...]:
@@ -211,6 +216,7 @@ class Result:
             "migrations": self.num_migrations,
             "outages": self.num_outages,
             "gpu_hours": self.gpu_hours,
+            **(self.idle_time.numbers() if self.idle_time is not None else {}),
         }
 
 

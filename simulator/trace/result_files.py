@@ -1,9 +1,10 @@
-"""A result as tables: jobs.csv with a row for each job, events.csv with a row for each event."""
+"""A result as tables: jobs.csv, events.csv and windows.csv with a row for each job, event and idle window."""
 
 import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from elasticflow.simulator.padding.windows import write_windows
 from elasticflow.simulator.trace.result import Fate, Result
 
 JOB_COLUMNS = (
@@ -30,6 +31,8 @@ def write_tables(result: Result, folder: Path) -> None:
     """Overwrites the tables of an earlier run."""
     _write(folder / "jobs.csv", JOB_COLUMNS, (_job_row(fate) for fate in result.fates))
     _write(folder / "events.csv", EVENT_COLUMNS, sorted(_event_rows(result), key=_in_time))
+    if result.idle_time is not None:
+        write_windows(folder / "windows.csv", result.idle_time.windows)
 
 
 def _write(file: Path, columns: tuple[str, ...], rows: Iterable[Row]) -> None:

@@ -10,6 +10,7 @@ from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import OURS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, SpeedNoise
+from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Observer, Simulation
@@ -48,8 +49,8 @@ class SimulatedRun:
             return None
         return TraceVerification(self.workload, self.resize_cost)
 
-    def simulation(self, *observers: Observer | None) -> Simulation:
-        """The simulation, with these observers."""
+    def simulation(self, *observers: Observer | None, measures_idle_time: bool = False) -> Simulation:
+        """The simulation, with these observers. To measure idle time takes one pass over all jobs at each instant."""
         chosen = policies_named(self.policy, {job.job_id: job.num_gpus for job in self.workload.jobs})
         return Simulation(
             self.workload,
@@ -63,6 +64,7 @@ class SimulatedRun:
             noise=self.noise,
             costs=self.overheads.by_job(self.workload.jobs),
             observers=tuple(observer for observer in observers if observer is not None),
+            idle_time_meter=IdleTimeMeter() if measures_idle_time else None,
         )
 
     def bound(self) -> "Bound":

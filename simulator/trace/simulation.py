@@ -30,6 +30,7 @@ from elasticflow.simulator.trace.failures_and_speed_noise import (
     SpeedNoise,
     ThroughputReports,
 )
+from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.result import JobLog, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, submission
 from elasticflow.simulator.workload.workload import TraceJob, Workload
@@ -63,10 +64,11 @@ class Simulation:
         noise: SpeedNoise | None = None,
         costs: Mapping[str, ResizeCost] = NO_COSTS,
         observers: Sequence[Observer] = (),
+        idle_time_meter: IdleTimeMeter | None = None,
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
         self.workload, self.cluster = workload, cluster
-        self._observers = observers
+        self._observers, self._idle_time_meter = observers, idle_time_meter
         self._jobs = {job.job_id: job for job in workload.jobs}
         self._engine = Engine(workload.jobs[0].submitted_at_s)
         self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
@@ -136,6 +138,7 @@ class Simulation:
             num_migrations=self._log.num_migrations,
             ended_at_s=self.now_s,
             partial=partial,
+            idle_time=self._idle_time_meter.idle_time(self.now_s) if self._idle_time_meter is not None else None,
         )
 
     def _is_over(self) -> bool:
@@ -199,6 +202,8 @@ class Simulation:
             silent = 1 if self._ask(policy) else silent + 1
             if silent == len(self._driver.policies):
                 break
+        if self._idle_time_meter is not None:
+            self._idle_time_meter.settled(self.state, self.now_s)
 
     def _ask(self, policy: Policy[Any]) -> bool:
         """Whether the policy decided anything."""

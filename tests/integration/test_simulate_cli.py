@@ -185,7 +185,12 @@ def test_out_writes_tables_that_agree_with_the_numbers_and_figures(tmp_path: Pat
     times_s = [float(event["at_s"]) for event in events]
     assert times_s == sorted(times_s)
     assert sum(event["event"] == "finished" for event in events) == shown["admitted"]
-    for name in ("gpus", "jobs", "efficiency"):
+    with (folder / "windows.csv").open(newline="") as opened:
+        windows = list(csv.DictReader(opened))
+    assert len(windows) == shown["idle_windows"]
+    idle_s = sum(float(window["end_s"]) - float(window["start_s"]) for window in windows)
+    assert idle_s == pytest.approx(3_600.0 * shown["idle_gpu_hours"])
+    for name in ("gpus", "jobs", "efficiency", "idle"):
         picture = (folder / f"{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
         assert 5_000 < len(picture) < 300_000

@@ -4,7 +4,7 @@
 /healthz   200 while the service follows the ledger, 503 and the reason while it does not
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from prometheus_client import (
@@ -56,8 +56,13 @@ class Metrics:
         gauge = Gauge(name, documentation, (*self._labels, label_name), registry=self.registry)
         return GaugeBy(gauge, tuple(self._labels.values()))
 
-    def histogram(self, name: str, documentation: str) -> Histogram:
-        metric = Histogram(name, documentation, tuple(self._labels), registry=self.registry, buckets=_SECONDS)
+    def counter_by(self, name: str, documentation: str, label_name: str) -> "CounterBy":
+        """A counter with a label of its own besides service and pool."""
+        counter = Counter(name, documentation, (*self._labels, label_name), registry=self.registry)
+        return CounterBy(counter, tuple(self._labels.values()))
+
+    def histogram(self, name: str, documentation: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        metric = Histogram(name, documentation, tuple(self._labels), registry=self.registry, buckets=buckets)
         return metric.labels(**self._labels)
 
 
@@ -73,6 +78,16 @@ class GaugeBy:
     def clear(self) -> None:
         """Forget every series: of what is not set again there is none."""
         self._gauge.clear()
+
+
+class CounterBy:
+    """A counter with one series for each value of its last label; service_and_pool: values of the labels before it."""
+
+    def __init__(self, counter: Counter, service_and_pool: tuple[str, ...]) -> None:
+        self._counter, self._service_and_pool = counter, service_and_pool
+
+    def add(self, label: str, amount: float) -> None:
+        self._counter.labels(*self._service_and_pool, label).inc(amount)
 
 
 def serve_metrics(metrics: Metrics, health: Callable[[], str | None], *, host: str, port: int) -> HttpServer:

@@ -19,6 +19,7 @@ from elasticflow.shared.state.fold.admission import (
     quote_reserved,
     rejected,
 )
+from elasticflow.shared.state.fold.idle_windows import with_idle_windows
 from elasticflow.shared.state.fold.jobs import (
     ended,
     is_intact,
@@ -47,7 +48,7 @@ from elasticflow.shared.state.fold.workers import (
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 14  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 15  # raise it when the same messages fold to another state: older snapshots are then not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +74,17 @@ def evolve(state: PoolState, message: LedgerMessage, sequence: int) -> PoolState
             return fast_replace(state, sequence=sequence)
         return fast_replace(state, sequence=sequence, plan_sequence=sequence, unreadable_plan_sequence=sequence)
     if not isinstance(message, PlanDecided):
-        return fast_replace(apply(state, message, sequence), sequence=sequence)
+        return fast_replace(_applied(state, message, sequence), sequence=sequence)
     for event in message.events:
-        state = apply(state, event, sequence)
+        state = _applied(state, event, sequence)
     state = commands_decided(state, message, sequence)
     if message.service == "allocator":
         state = fast_replace(state, allocation_based_on=message.based_on)
     return fast_replace(state, sequence=sequence, plan_sequence=sequence)
+
+
+def _applied(state: PoolState, event: Event, sequence: int) -> PoolState:
+    return with_idle_windows(state, apply(state, event, sequence), event)
 
 
 def apply(state: PoolState, event: Event, sequence: int) -> PoolState:

@@ -7,6 +7,7 @@ from elasticflow.services.monitor.gauges import PoolGauges
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.runtime.process.metrics import Metrics
 from tests.support.histories import NOW_S, pool, submit
+from tests.support.worker_events import admitted, placed
 
 WHERE = 'pool="lab",service="monitor"'
 
@@ -31,3 +32,18 @@ def test_the_series_of_a_job_end_with_it() -> None:
     gauges.update(history.state, NOW_S)
     assert series(metrics, "ef_job_gpus") == {}
     assert series(metrics, "ef_jobs") == {f'{{phase="cancelled",{WHERE}}}': 1.0}
+
+
+def test_idle_time_counts_by_cause_from_update_to_update_and_windows_when_they_end() -> None:
+    metrics, history = Metrics("monitor", "lab"), pool(4)
+    gauges = PoolGauges(metrics)
+    gauges.update(history.state, NOW_S)
+    gauges.update(history.state, NOW_S + 5.0)
+    assert series(metrics, "ef_gpus_idle")[f'{{cause="no_demand",{WHERE}}}'] == 4.0
+    assert series(metrics, "ef_idle_gpu_seconds_total")[f'{{cause="no_demand",{WHERE}}}'] == 20.0
+
+    history.then(admitted(), placed(7, "node-0:0", "node-0:1"))
+    gauges.update(history.state, NOW_S + 8.0)
+    assert series(metrics, "ef_idle_window_seconds_sum") == {f"{{{WHERE}}}": 14.0}
+    assert series(metrics, "ef_idle_window_seconds_count") == {f"{{{WHERE}}}": 2.0}
+    assert series(metrics, "ef_gpus_idle")[f'{{cause="no_demand",{WHERE}}}'] == 0.0
