@@ -7,6 +7,7 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, QueuePosition
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry
@@ -34,6 +35,7 @@ def violations(entries: Iterable[Entry]) -> Iterator[str]:
             *_taken_twice(entry, positions),
             *_risen(before, state),
             *_overcommitted(state),
+            *_wrongly_idle(state),
         ):
             yield f"sequence {entry.sequence}: {problem}"
 
@@ -116,3 +118,15 @@ def _overcommitted(state: PoolState) -> Iterator[str]:
                 yield f"{job.job_id} holds {gpu}, which does not exist"
             elif not node.alive and not job.broken:
                 yield f"{job.job_id} holds {gpu} of a lost node and is not broken"
+
+
+def _wrongly_idle(state: PoolState) -> Iterator[str]:
+    """A GPU is idle if the placement of no job names it."""
+    held = {gpu: job.broken for job in state.live_jobs.values() for gpu in job.gpus}
+    for node_id, since_s_G in state.idle_since_s.items():
+        for gpu in (GpuId(node_id, index) for index in range(len(since_s_G))):
+            is_idle = since_s_G[gpu.gpu_index] < CARRIES_A_JOB
+            if is_idle and held.get(gpu, True) is False:
+                yield f"{gpu} is idle and held"
+            if not is_idle and gpu not in held:
+                yield f"{gpu} is not idle and no job holds it"

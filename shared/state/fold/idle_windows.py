@@ -13,28 +13,31 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.pool import PoolState
 
+# All others leave every job on its GPUs. Most messages of a ledger are others: this is known sooner than what changed.
+MOVES_JOBS = (
+    events.PlacementDecided,
+    events.JobFinished,
+    events.JobFailed,
+    events.JobCancelled,
+    events.JobProfiled,
+    events.JobRejected,
+)
+CHANGES_NODES = (events.NodeJoined, events.NodeLost)
+
 
 def with_idle_windows(before: PoolState, after: PoolState, event: Event) -> PoolState:
     """`after`, the state after an event, with the windows that the event begins and ends."""
-    match event:
-        case events.NodeJoined() | events.NodeLost():
-            return _with_node(before, after, event) if after.nodes is not before.nodes else after
-        case events.PlacementDecided():
-            job_ids: Iterable[str] = [placed.job_id for placed in event.placements]
-        case events.RendezvousOpened():
-            return after
-        case _:
-            job_id = getattr(event, "job_id", None)
-            if job_id is None or after.live_jobs is before.live_jobs:
-                return after
-            job_ids = (job_id,)
+    if isinstance(event, CHANGES_NODES):
+        return _with_node(before, after, event) if after.nodes is not before.nodes else after
+    if not isinstance(event, MOVES_JOBS):
+        return after
+    is_placement = isinstance(event, events.PlacementDecided)
+    job_ids = [placed.job_id for placed in event.placements] if is_placement else [event.job_id]
     left, taken = set[GpuId](), set[GpuId]()
     for job_id in job_ids:
-        held, holds = _gpus(before, job_id), _gpus(after, job_id)
-        if held is not holds:
-            left.update(held)
-            taken.update(holds)
-    return _with_gpus(after, left - taken, taken - left, event.at_s) if left != taken else after
+        left.update(_gpus(before, job_id))
+        taken.update(_gpus(after, job_id))
+    return _with_gpus(after, left - taken, taken, event.at_s) if left or taken else after
 
 
 def _gpus(state: PoolState, job_id: str) -> tuple[GpuId, ...]:
@@ -43,7 +46,10 @@ def _gpus(state: PoolState, job_id: str) -> tuple[GpuId, ...]:
 
 
 def _with_gpus(state: PoolState, idle: Iterable[GpuId], taken: Iterable[GpuId], at_s: float) -> PoolState:
-    """Windows begin on the GPUs `idle`, unless they are idle already, and end on the GPUs `taken`."""
+    """Windows begin on the GPUs `idle`, unless they are idle already, and end on the GPUs `taken`.
+
+    A job may take GPUs that it held before: their node was lost and came back, idle.
+    """
     is_idle_by_node = defaultdict[str, dict[int, bool]](dict)
     for gpus, is_idle in ((idle, True), (taken, False)):
         for gpu in gpus:

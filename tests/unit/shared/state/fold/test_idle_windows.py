@@ -46,6 +46,12 @@ def test_a_lost_node_ends_its_windows_and_is_idle_when_it_comes_back() -> None:
     assert since_s(history) == (10.0, inf), "the node has no GPU 3 now"
 
 
+def test_a_job_that_takes_its_gpus_on_a_node_that_came_back_ends_their_windows() -> None:
+    history = running().then(lost(), joined("second"), placed(20, "node-0:0", "node-1:0"))
+    assert since_s(history) == (inf, 10.0, 10.0, 10.0)
+    assert history.state.idle_windows.newest_s[-1] == 10.0
+
+
 def test_two_placements_at_one_instant_leave_no_window() -> None:
     history = pool(4).then(admitted(), admitted("b"), placed(1, "node-0:0"))
     history.then(placed(1, "node-0:1", job_id="b"))
