@@ -1,0 +1,1 @@
+"""Padding loads: what many small tasks on otherwise idle GPUs yield and cost."""
