@@ -20,11 +20,11 @@ HEADINGS = {
     "tenant": "tenant",
     "tasks_done": "done",
     "tasks_lost": "lost",
-    "finished_at_s": "finished_s",
+    "finished_at_s": "finished",
     "given_gpu_s": "given_s",
     "useful_gpu_s": "useful_s",
-    "theta": "theta",
-    "theta_predicted": "predicted",
+    "useful_share": "share",
+    "useful_share_predicted": "model",
 }
 
 
@@ -70,7 +70,7 @@ def _show(numbers: Mapping[str, object], by_load: list[Mapping[str, object]]) ->
         totals.add_row(name, _readable(value))
     table = Table(box=None, pad_edge=False)
     for name, heading in HEADINGS.items():
-        table.add_column(heading, justify="left" if name in ("load_id", "tenant") else "right")
+        table.add_column(heading, justify="left" if name in ("load_id", "tenant") else "right", overflow="fold")
     for shown in by_load:
         table.add_row(*(_readable(shown[name]) for name in HEADINGS))
     console = Console(highlight=False)

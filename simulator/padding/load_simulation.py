@@ -5,14 +5,11 @@ window comes without notice: the task in progress is lost, and the tasks that ar
 """
 
 import heapq
-import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
-
-import numpy as np
 
 from elasticflow.shared.scheduling.padding.hand_out import (
     Bundle,
@@ -27,10 +24,15 @@ from elasticflow.shared.scheduling.padding.hand_out import (
 )
 from elasticflow.simulator.padding.fairness import FairnessMeter
 from elasticflow.simulator.padding.loads import PaddingLoad
-from elasticflow.simulator.padding.result import LoadOutcome, LoadsResult
+from elasticflow.simulator.padding.result import LoadsResult
+from elasticflow.simulator.padding.task_execution import (
+    ROUNDING,
+    Execution,
+    executed,
+    outcome_of,
+    progress_of,
+)
 from elasticflow.simulator.padding.windows import IdleWindow
-
-_ROUNDING = 1e-9  # of a window: a task that ends with its window is done, also after rounding
 
 
 class _Kind(IntEnum):
@@ -58,38 +60,7 @@ class _Slot:
 
     @property
     def is_over(self) -> bool:
-        return self.window.length_s - self.used_s <= _ROUNDING * self.window.length_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Execution:
-    """What a bundle will have done when it ends. start_s, end_s: seconds since the window began."""
-
-    bundle: Bundle
-    tasks: tuple[int, ...]
-    done: tuple[int, ...]
-    useful_s: float
-    start_s: float
-    end_s: float
-    interrupted: bool
-
-
-@dataclass(slots=True)
-class _Progress:
-    """The tasks of one load, by number."""
-
-    load: PaddingLoad
-    task_s: Sequence[float] | None  # of each task; None if they are equal
-    waiting: deque[int]
-    times_done: bytearray = field(default_factory=bytearray)
-    num_done: int = 0
-    num_lost: int = 0
-    useful_s: float = 0.0
-    given_s: float = 0.0
-    finished_at_s: float | None = None
-
-    def seconds(self, task: int) -> float:
-        return self.load.cost.task_s if self.task_s is None else self.task_s[task]
+        return self.window.length_s - self.used_s <= ROUNDING * self.window.length_s
 
 
 class LoadSimulation:
@@ -98,14 +69,14 @@ class LoadSimulation:
     def __init__(self, windows: Sequence[IdleWindow], loads: Sequence[PaddingLoad], seed: int = 0) -> None:
         _check_disjoint(windows)
         self._windows = windows
-        self.progress = {load.load_id: _progress(load, seed) for load in loads}
+        self.progress = {load.load_id: progress_of(load, seed) for load in loads}
         assert len(self.progress) == len(loads), "two loads have the same id"
         self._state = HandOutState()
         self._slots: dict[str, _Slot] = {}  # by GPU, of the windows of this instant
         self._idle: set[str] = set()
         self._waiting: Counter[str] = Counter()  # tasks by tenant
         self._fairness = FairnessMeter({load.tenant: load.weight for load in loads})
-        self._events: list[tuple[float, int, str, IdleWindow | _Execution | None]] = []
+        self._events: list[tuple[float, int, str, IdleWindow | Execution | None]] = []
         for window in windows:
             self._push(window.start_s, _Kind.WINDOW_BEGINS, window.gpu, window)
             self._push(window.end_s, _Kind.WINDOW_ENDS, window.gpu)
@@ -124,18 +95,18 @@ class LoadSimulation:
             self._fairness.backlogged((tenant for tenant, count in self._waiting.items() if count), now_s)
         return LoadsResult(
             windows=self._windows,
-            outcomes=tuple(map(_outcome, self.progress.values())),
+            outcomes=tuple(map(outcome_of, self.progress.values())),
             jain_by_minute=self._fairness.by_minute(),
         )
 
-    def _push(self, at_s: float, kind: _Kind, name: str, subject: IdleWindow | _Execution | None = None) -> None:
+    def _push(self, at_s: float, kind: _Kind, name: str, subject: IdleWindow | Execution | None = None) -> None:
         heapq.heappush(self._events, (at_s, kind, name, subject))
 
-    def _apply(self, kind: _Kind, name: str, subject: IdleWindow | _Execution | None, now_s: float) -> None:
+    def _apply(self, kind: _Kind, name: str, subject: IdleWindow | Execution | None, now_s: float) -> None:
         if isinstance(subject, IdleWindow):
             self._slots[name] = _Slot(subject, now_s)
             self._idle.add(name)
-        elif isinstance(subject, _Execution):
+        elif isinstance(subject, Execution):
             self._bundle_ended(self._slots[name], subject, now_s)
         elif kind is _Kind.WINDOW_ENDS:
             del self._slots[name]
@@ -182,11 +153,11 @@ class LoadSimulation:
         self._idle.discard(window.gpu)
         if bundle.starts_runner:
             slot.running_load_id, slot.runner_used_s = bundle.load_id, used_s
-        execution = _executed(progress, bundle, tasks, used_s, window.length_s)
+        execution = executed(progress, bundle, tasks, used_s, window.length_s)
         end_s = window.end_s if execution.interrupted else min(window.start_s + execution.end_s, window.end_s)
         self._push(end_s, _Kind.BUNDLE_ENDS, window.gpu, execution)
 
-    def _bundle_ended(self, slot: _Slot, execution: _Execution, now_s: float) -> None:
+    def _bundle_ended(self, slot: _Slot, execution: Execution, now_s: float) -> None:
         bundle, held_s = execution.bundle, execution.end_s - execution.start_s
         progress, num_done = self.progress[bundle.load_id], len(execution.done)
         for task in execution.done:
@@ -214,48 +185,6 @@ def simulate_loads(windows: Sequence[IdleWindow], loads: Sequence[PaddingLoad], 
     seed: for the task seconds of loads with a spread. The same arguments give the same result.
     """
     return LoadSimulation(windows, loads, seed).run()
-
-
-def _executed(
-    progress: _Progress, bundle: Bundle, tasks: tuple[int, ...], used_s: float, length_s: float
-) -> _Execution:
-    """Run the tasks one after another, until the window ends."""
-    cost, most_s = progress.load.cost, length_s * (1 + _ROUNDING)
-    at_s, useful_s, num_done = used_s + (cost.start_stop_s if bundle.starts_runner else 0.0), 0.0, 0
-    for task in tasks:
-        task_s = progress.seconds(task)
-        if at_s + task_s + cost.overhead_s > most_s:
-            break
-        at_s, useful_s, num_done = at_s + task_s + cost.overhead_s, useful_s + task_s, num_done + 1
-    interrupted = num_done < len(tasks)
-    return _Execution(
-        bundle=bundle,
-        tasks=tasks,
-        done=tasks[:num_done],
-        useful_s=useful_s,
-        start_s=used_s,
-        end_s=length_s if interrupted else min(at_s, length_s),
-        interrupted=interrupted and length_s - at_s > length_s * _ROUNDING,
-    )
-
-
-def _progress(load: PaddingLoad, seed: int) -> _Progress:
-    task_s = None
-    if load.spread:
-        rng = np.random.default_rng((seed, zlib.crc32(load.load_id.encode())))
-        task_s = (load.cost.task_s * rng.lognormal(-(load.spread**2) / 2, load.spread, load.num_tasks)).tolist()
-    return _Progress(load, task_s, deque(range(load.num_tasks)), bytearray(load.num_tasks))
-
-
-def _outcome(progress: _Progress) -> LoadOutcome:
-    return LoadOutcome(
-        load=progress.load,
-        tasks_done=progress.num_done,
-        tasks_lost=progress.num_lost,
-        useful_s=progress.useful_s,
-        given_s=progress.given_s,
-        finished_at_s=progress.finished_at_s,
-    )
 
 
 def _check_disjoint(windows: Sequence[IdleWindow]) -> None:

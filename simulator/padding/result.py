@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from elasticflow.shared.scheduling.padding.cost_model import useful_share, whole_tasks
+from elasticflow.shared.scheduling.padding import cost_model
 from elasticflow.simulator.padding.loads import PaddingLoad
 from elasticflow.simulator.padding.windows import IdleWindow
 
@@ -25,8 +25,8 @@ class LoadOutcome:
     finished_at_s: float | None
 
     @property
-    def theta(self) -> float | None:
-        """The measured share of useful time in the time given to the load; None if it got none."""
+    def useful_share(self) -> float | None:
+        """Of the time given to the load (theta), as measured; None if it got none."""
         return self.useful_s / self.given_s if self.given_s else None
 
 
@@ -63,10 +63,10 @@ class LoadsResult:
         ends_s = [outcome.finished_at_s for outcome in self.outcomes if outcome.finished_at_s is not None]
         return max(ends_s) if len(ends_s) == len(self.outcomes) else None
 
-    def predicted_theta(self, load: PaddingLoad) -> float | None:
-        """The cost model's share for this load alone, in all windows that it may use; None if there are none."""
+    def predicted_useful_share(self, load: PaddingLoad) -> float | None:
+        """By the cost model, for this load alone in all windows that it may use; None if there are none."""
         usable_s = [seconds for window in self.windows if (seconds := load.usable_s(window)) > 0]
-        return useful_share(usable_s, load.cost) if usable_s else None
+        return cost_model.useful_share(usable_s, load.cost) if usable_s else None
 
     def numbers(self) -> Mapping[str, object]:
         """The published numbers of all loads together, by name."""
@@ -82,7 +82,7 @@ class LoadsResult:
             "idle_gpu_s": self.idle_gpu_s,
             "given_gpu_s": self.given_s,
             "useful_gpu_s": self.useful_s,
-            "theta": self.useful_s / self.given_s if self.given_s else None,
+            "useful_share": self.useful_s / self.given_s if self.given_s else None,
             "useful_share_of_idle": self.useful_s / self.idle_gpu_s,
             "useful_share_of_whole_tasks": self.useful_s / self.whole_task_s if self.whole_task_s else None,
             "jain_index_mean": sum(jain) / len(jain) if jain else None,
@@ -100,10 +100,10 @@ class LoadsResult:
             "finished_at_s": outcome.finished_at_s,
             "given_gpu_s": outcome.given_s,
             "useful_gpu_s": outcome.useful_s,
-            "theta": outcome.theta,
-            "theta_predicted": self.predicted_theta(outcome.load),
+            "useful_share": outcome.useful_share,
+            "useful_share_predicted": self.predicted_useful_share(outcome.load),
         }
 
     def _whole_task_s(self, load: PaddingLoad, window: IdleWindow) -> float:
         usable_s = load.usable_s(window)
-        return whole_tasks(usable_s, load.cost) * load.cost.task_s if usable_s > 0 else 0.0
+        return cost_model.whole_tasks(usable_s, load.cost) * load.cost.task_s if usable_s > 0 else 0.0

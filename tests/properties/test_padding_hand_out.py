@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
 from elasticflow.shared.scheduling.padding.hand_out import (
+    Bundle,
     HandOutState,
     IdleSlot,
     OpenLoad,
@@ -118,20 +119,23 @@ def given_by_minute(
         for tenant in weights
     ]
     state, given_s = opened(loads, weights), [defaultdict[str, float](float) for _ in range(minutes)]
-    running = dict.fromkeys(range(num_slots), ("", 0.0))
-    free = [(0.0, slot) for slot in range(num_slots)]
+    running: dict[int, tuple[str, float]] = {}  # by slot: the load of its runner, and when that began
+    free: list[tuple[float, int, Bundle | None, float]] = [(0.0, slot, None, 0.0) for slot in range(num_slots)]
     while free[0][0] < 60.0 * minutes:
-        now_s, slot = heapq.heappop(free)
-        load_id, since_s = running[slot]
+        now_s, slot, ended, held_s = heapq.heappop(free)
+        if ended is not None:
+            cost = costs[ended.load_id]
+            state = after_bundle(state, ended, num_done=ended.num_tasks, held_s=held_s, cost=cost)
+        load_id, since_s = running.get(slot, ("", 0.0))
         bundle = hand_out(state, IdleSlot(running_load_id=load_id, running_s=now_s - since_s))
         assert bundle is not None
         if bundle.starts_runner:
             running[slot] = (bundle.load_id, now_s)
-        cost, held_s = costs[bundle.load_id], bundle.charged_s
+        cost = costs[bundle.load_id]
+        held_s = bundle.num_tasks * cost.with_overhead_s + cost.start_stop_s * bundle.starts_runner
         state = after_hand_out(state, bundle)
-        state = after_bundle(state, bundle, num_done=bundle.num_tasks, held_s=held_s, cost=cost)
         given_s[int(now_s // 60)][bundle.tenant] += held_s
-        heapq.heappush(free, (now_s + held_s, slot))
+        heapq.heappush(free, (now_s + held_s, slot, bundle, held_s))
     return [dict(shares) for shares in given_s]
 
 
@@ -141,7 +145,7 @@ QUICK = st.builds(
     overhead_s=st.sampled_from((0.0, 0.02)),
     start_stop_s=st.sampled_from((0.0, 0.02, 0.2)),
 )
-TENANTS = ("x", "y", "z")
+TENANTS: tuple[str, ...] = ("x", "y", "z")
 
 
 @settings(max_examples=25, deadline=None)

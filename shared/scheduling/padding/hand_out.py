@@ -95,7 +95,8 @@ class HandOutState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
     """Tasks of one load for one slot. starts_runner: whether the slot has no runner of this load yet.
-    charged_s: the GPU-seconds that its tenant is charged until the bundle is measured."""
+    charged_s: the GPU-seconds that its tenant is charged until the bundle is measured. They include the time for which
+    the runner keeps its slot: else a tenant that is behind would get every slot that becomes idle meanwhile."""
 
     load_id: str
     tenant: str
@@ -118,10 +119,12 @@ def hand_out(state: HandOutState, slot: IdleSlot) -> Bundle | None:
 
 
 def _keeps(slot: IdleSlot, load: OpenLoad) -> bool:
-    if load.load_id != slot.running_load_id:
-        return False
-    start_stop_s = load.cost.start_stop_s if load.cost is not None else 0.0
-    return slot.running_s * SWITCH_SHARE < start_stop_s
+    return load.load_id == slot.running_load_id and slot.running_s < _runner_s(load)
+
+
+def _runner_s(load: OpenLoad) -> float:
+    """How long a runner keeps its slot, unless the tasks or the window end."""
+    return load.cost.start_stop_s / SWITCH_SHARE if load.cost is not None else 0.0
 
 
 def _turn(state: HandOutState, load: OpenLoad) -> tuple[float, str, float, str]:
@@ -146,7 +149,8 @@ def _bundle(load: OpenLoad, slot: IdleSlot) -> Bundle:
     if load.cost is not None:
         each_s = load.cost.with_overhead_s
         num_tasks = min(max(int(TARGET_BUNDLE_S / each_s), 1), _most_tasks(load, slot))
-        charged_s = num_tasks * each_s + (load.cost.start_stop_s if starts_runner else 0.0)
+        expected_s = num_tasks * each_s + (load.cost.start_stop_s if starts_runner else 0.0)
+        charged_s = max(expected_s, _runner_s(load) - (0.0 if starts_runner else slot.running_s))
     return Bundle(
         load_id=load.load_id,
         tenant=load.tenant,

@@ -1,6 +1,7 @@
 """Padding loads on idle windows: what is done, lost and useful."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -29,8 +30,8 @@ def test_protein_tasks_per_window_are_those_of_the_paper(window_s: float, tasks:
     result = simulate_loads(windows(window_s), [load()])
     (outcome,) = result.outcomes
     assert (outcome.tasks_done, outcome.tasks_lost, outcome.finished_at_s) == (tasks, 1, None)
-    assert outcome.theta == pytest.approx(tasks * 10.9 / window_s)
-    assert outcome.theta == pytest.approx(result.predicted_theta(outcome.load))
+    assert outcome.useful_share == pytest.approx(tasks * 10.9 / window_s)
+    assert outcome.useful_share == pytest.approx(result.predicted_useful_share(outcome.load))
     assert result.numbers()["useful_share_of_whole_tasks"] == pytest.approx(1.0)
 
 
@@ -106,8 +107,7 @@ COSTS = st.builds(
 def gpu_windows(draw: st.DrawFn, gpu: str) -> list[IdleWindow]:
     """Disjoint windows of one GPU, some of them adjacent."""
     times_s = [time / 10 for time in draw(TIMES)]
-    pairs = zip(times_s, times_s[1:], strict=False)
-    return [IdleWindow(gpu, start_s, end_s) for start_s, end_s in pairs if draw(st.booleans())]
+    return [IdleWindow(gpu, start_s, end_s) for start_s, end_s in pairwise(times_s) if draw(st.booleans())]
 
 
 LOADS = st.lists(
