@@ -33,16 +33,19 @@ def loads(
         Path, typer.Option(metavar="FILE", help="CSV file of idle windows: gpu,start_s,end_s and perhaps gpu_type.")
     ],
     load: Annotated[
-        Path, typer.Option(metavar="FILE", help="Padding loads: TOML with [[load]] tables, or CSV with a row for each.")
+        Path,
+        typer.Option(
+            metavar="FILE", help="TOML file with a table for each padding load, or CSV file with a row for each."
+        ),
     ],
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed for task seconds of loads with a spread.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Execute padding loads in idle windows, with the executors' hand-out policy.
 
-    A load needs load_id, tenant, tasks and task_s. It may have weight (the tenant's),
-    overhead_s of each task, start_stop_s of each runner, opened_at_s, gpu_type and
-    spread (the standard deviation of the logarithm of task seconds).
+    A load needs load_id, tenant, tasks and task_s. It may have weight (its tenant's),
+    overhead_s (of a task), start_stop_s (of a runner), opened_at_s, gpu_type, and
+    spread (of task seconds: the standard deviation of their logarithm).
 
     \b
     Examples:
