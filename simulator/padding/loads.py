@@ -72,9 +72,9 @@ def require_long_windows(file: Path, loads: Sequence[PaddingLoad], windows: Sequ
         longest_s = max((load.usable_s(window) for window in windows), default=0.0)
         if longest_s > 0 and whole_tasks(longest_s, load.cost) > 0:
             continue
-        cost = load.cost
+        cost, gpu_type = load.cost, f" of GPU type {load.gpu_type}" if load.gpu_type else ""
         reason = (
-            f"load {load.load_id} starves: no window is long enough, the longest is {longest_s:.6g} s; "
+            f"load {load.load_id} starves: no window{gpu_type} is long enough, the longest is {longest_s:.6g} s; "
             f"one task takes {cost.start_stop_s + cost.with_overhead_s:.6g} s with the start of its runner"
         )
         bad.append(BadRow(file=str(file), reason=reason))

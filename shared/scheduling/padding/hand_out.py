@@ -150,7 +150,8 @@ def _bundle(load: OpenLoad, slot: IdleSlot) -> Bundle:
         each_s = load.cost.with_overhead_s
         num_tasks = min(max(int(TARGET_BUNDLE_S / each_s), 1), _most_tasks(load, slot))
         expected_s = num_tasks * each_s + (load.cost.start_stop_s if starts_runner else 0.0)
-        charged_s = max(expected_s, _runner_s(load) - (0.0 if starts_runner else slot.running_s))
+        kept_s = _runner_s(load) - (0.0 if starts_runner else slot.running_s)
+        charged_s = max(expected_s, kept_s if slot.seconds_left is None else min(kept_s, slot.seconds_left))
     return Bundle(
         load_id=load.load_id,
         tenant=load.tenant,
@@ -202,6 +203,12 @@ def after_bundle(
     if cost is not None and num_done > 0:
         state = _with_load(state, replace(load, cost=_estimate(load.cost, cost, num_done)))
     return after_adding(state, bundle.load_id, bundle.num_tasks - num_done)
+
+
+def after_use_elsewhere(state: HandOutState, tenant: str, gpu_s: float) -> HandOutState:
+    """Another executor gave a tenant so many GPU-seconds, which count like those given here."""
+    share = state.tenants.get(tenant, TenantShare()).charged(gpu_s)
+    return replace(state, tenants=state.tenants.set(tenant, share))
 
 
 def after_closing(state: HandOutState, load_id: str) -> HandOutState:

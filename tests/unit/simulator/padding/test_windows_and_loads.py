@@ -1,5 +1,6 @@
 """Files of idle windows and of padding loads, and the errors in them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,6 @@ def test_a_load_that_starves_is_an_error_with_the_longest_window() -> None:
     with pytest.raises(BadInput, match=r"a starves: no window is long enough, the longest is 59\.5 s") as raised:
         require_long_windows(Path("loads.toml"), [load], [IdleWindow("n1/0", 0.0, 59.5), IdleWindow("n1/1", 0.0, 9.0)])
     assert "divide these loads into shorter tasks" in str(raised.value)
+    typed = replace(load, gpu_type="A100")
+    with pytest.raises(BadInput, match="no window of GPU type A100 is long enough, the longest is 0 s"):
+        require_long_windows(Path("loads.toml"), [typed], [IdleWindow("n1/0", 0.0, 60.0)])

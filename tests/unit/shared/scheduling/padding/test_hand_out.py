@@ -17,6 +17,7 @@ from elasticflow.shared.scheduling.padding.hand_out import (
     after_closing,
     after_hand_out,
     after_opening,
+    after_use_elsewhere,
     hand_out,
 )
 
@@ -156,6 +157,13 @@ def test_the_tenant_with_the_least_seconds_over_its_weight_is_first() -> None:
     both = state(load("a", "x"), load("b", "y"), x=3.0, y=1.0)
     assert chosen(hand_out(served(served(both, "a", 20.0), "b", 10.0), SLOT)) == "a"
     assert chosen(hand_out(served(served(both, "a", 40.0), "b", 10.0), SLOT)) == "b"
+
+
+def test_gpu_seconds_that_other_executors_gave_count_too() -> None:
+    both = state(load("a", "x"), load("b", "y"))
+    elsewhere = after_use_elsewhere(both, "x", 30.0)
+    assert (chosen(hand_out(both, SLOT)), chosen(hand_out(elsewhere, SLOT))) == ("a", "b")
+    assert elsewhere.tenants["x"].given_s == 30.0
 
 
 def test_a_tenant_that_was_idle_gets_no_credit() -> None:
