@@ -6,6 +6,6 @@ admission/     the plan of all promises, the search for one more promise, pricin
 allocation/    how many GPUs each job gets now (ElasticFlow, Algorithm 2)
 placement/     which GPUs each job gets: buddy blocks on the topology tree
 proofs/        infeasibility certificates of rejections
-padding/       what tasks in idle windows yield and cost (PaddingTorch, section 3.2), and their best length
+padding/       tasks in idle windows: yield and cost (PaddingTorch, section 3.2), best length, which load gets a GPU
 compiled/      compilation of the loops with numba
 """

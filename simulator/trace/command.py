@@ -14,6 +14,7 @@ from rich.table import Table
 
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.simulator.engine.interruptible import INTERRUPTED, interruptible
+from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors, workload_of
@@ -31,6 +32,7 @@ UPDATE_EVERY_S = 0.1  # real seconds between two updates of the progress bar
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 app.command()(compare)
+app.command()(loads)
 
 
 @app.callback()

@@ -1,1 +1,1 @@
-"""Padding loads: what many small tasks on otherwise idle GPUs yield and cost."""
+"""Padding loads: what many small tasks on otherwise idle GPUs yield and cost, and which load gets a GPU."""
