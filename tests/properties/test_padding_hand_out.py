@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
@@ -21,6 +21,7 @@ from elasticflow.shared.scheduling.padding.hand_out import (
     hand_out,
 )
 from elasticflow.simulator.padding.fairness import jain_index
+from tests.support.example_specs import examples
 
 TYPES = ("A100", "V100")
 MANY = 10**9  # tasks, so that a tenant stays backlogged
@@ -148,7 +149,7 @@ QUICK = st.builds(
 TENANTS: tuple[str, ...] = ("x", "y", "z")
 
 
-@settings(max_examples=25, deadline=None)
+@examples(35)
 @given(st.tuples(QUICK, QUICK, QUICK), st.integers(1, 8))
 def test_three_backlogged_tenants_of_equal_weight_share_each_minute(
     costs: tuple[TaskCost, TaskCost, TaskCost], num_slots: int
@@ -158,7 +159,7 @@ def test_three_backlogged_tenants_of_equal_weight_share_each_minute(
         assert jain_index([shares.get(tenant, 0.0) for tenant in TENANTS]) >= 0.95
 
 
-@settings(max_examples=25, deadline=None)
+@examples(35)
 @given(st.tuples(QUICK, QUICK, QUICK), st.integers(1, 8), st.tuples(*[st.sampled_from((1.0, 2.0, 5.0))] * 3))
 def test_the_shares_of_backlogged_tenants_follow_their_weights(
     costs: tuple[TaskCost, TaskCost, TaskCost], num_slots: int, weights: tuple[float, float, float]
