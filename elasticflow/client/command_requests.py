@@ -14,7 +14,7 @@ from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command, ProfileJob, QuoteDeadline, SubmitJob
+from elasticflow.shared.messages.commands import Command, ProfileJob, QuoteDeadline, SubmitJob, id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, ProfileRequested
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
@@ -52,7 +52,7 @@ class CommandRequests(LedgerView):
         timeout_s = seconds_of(timeout)
         spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
         message_id = fresh_message_id(command)
-        async with self._replies_to(command.job_id, message_id) as replies:
+        async with self._replies_to(id_of(command), message_id) as replies:
             await self._publish(command, message_id, code)
             deadline = asyncio.timeout(timeout_s)
             try:
@@ -70,7 +70,7 @@ class CommandRequests(LedgerView):
                             case _:
                                 pass
             except TimeoutError:
-                raise Undecided(command.job_id, timeout_s) from None
+                raise Undecided(id_of(command), timeout_s) from None
 
     async def _publish(self, command: Command, message_id: str, code: Package | None = None) -> None:
         """Upload the code, then append to the work queue once: a retry has the same message id."""

@@ -13,18 +13,23 @@ from typing import assert_never, cast
 from elasticflow.services.admission.commands.amend import amend
 from elasticflow.services.admission.commands.cancel_and_checkpoint import cancel, checkpoint
 from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits, set_gpu_limits
+from elasticflow.services.admission.commands.loads import cancel_load, open_load, seal_load
 from elasticflow.services.admission.commands.quote_and_reserve import reserve
 from elasticflow.services.admission.commands.submit import decide_waiting, in_order, submit
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
+    CancelLoad,
     Command,
+    OpenLoad,
     ProfileJob,
     RequestCheckpoint,
     ReserveQuote,
+    SealLoad,
     SetGpuLimits,
     SubmitJob,
+    id_of,
 )
 from elasticflow.shared.messages.events import AdmissionEvent, Event, PlanEvent
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
@@ -71,6 +76,12 @@ def _answered(session: AdmissionSession, command: Command) -> AdmissionSession:
             return set_gpu_limits(session, command)
         case RequestCheckpoint():
             return checkpoint(session, command)
+        case OpenLoad():
+            return open_load(session, command)
+        case SealLoad():
+            return seal_load(session, command)
+        case CancelLoad():
+            return cancel_load(session, command)
         case _:
             assert_never(command)
 
@@ -91,11 +102,11 @@ def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
 def replies(state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]) -> tuple[Reply, ...]:
     """The decisions; for a command that led to none, because it equals an earlier one, the earlier decision."""
     decided = cast(tuple[AdmissionEvent, ...], events)
-    answered = {(event.job_id, type(event)) for event in decided}
+    answered = {(id_of(event), type(event)) for event in decided}
     unanswered = (
         command
         for command in commands
-        if answered.isdisjoint((command.job_id, kind) for kind in ANSWERS[type(command)])
+        if answered.isdisjoint((id_of(command), kind) for kind in ANSWERS[type(command)])
     )
     earlier = (idempotent_reply(state, command) for command in unanswered)
     return (*decided, *(reply for reply in earlier if reply is not None))
@@ -103,9 +114,10 @@ def replies(state: PoolState, commands: tuple[Command, ...], events: tuple[Event
 
 def replies_again(state: PoolState, command: Command, events: tuple[PlanEvent, ...]) -> tuple[Reply, ...]:
     """The first reply. For a submission the newest one: the first may have been that its speed is measured."""
-    job = state.job(command.job_id)
-    if isinstance(command, SubmitJob | ProfileJob) and job is not None and is_submission_of(command, job):
-        return (outcome(state, job),)
+    if isinstance(command, SubmitJob | ProfileJob):
+        job = state.job(command.job_id)
+        if job is not None and is_submission_of(command, job):
+            return (outcome(state, job),)
     first = tuple(event for event in events if is_answer(event, command))
     return replies(state, (command,), first)
 

@@ -16,6 +16,7 @@ from elasticflow.shared.messages.limits import (
     TimeS,
     Token,
 )
+from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,47 @@ class RequestCheckpoint:
     tenant: Token
 
 
-Command = SubmitJob | CancelJob | ReserveQuote | AmendJob | SetGpuLimits | ProfileJob | RequestCheckpoint
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoad:
+    """Execute the tasks of this padding load on idle GPUs: `LoadOpened`, or `LoadRejected`.
+
+    The tasks follow on their own stream. Opening the same spec under the same load_id again has no effect.
+    """
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    tenant: Token
+    spec: LoadSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealLoad:
+    """A load has so many tasks, and no more will follow: `LoadSealed`, or `SealRejected`."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    tenant: Token
+    num_tasks: NumTasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelLoad:
+    """Execute no more tasks of a load; its results are kept: `LoadCancelled`, or `CancelLoadRejected`."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    tenant: Token
+    reason: Text = ""
+
+
+JobCommand = SubmitJob | CancelJob | ReserveQuote | AmendJob | SetGpuLimits | ProfileJob | RequestCheckpoint
+LoadCommand = OpenLoad | SealLoad | CancelLoad
+Command = JobCommand | LoadCommand
+
+
+def id_of(message: object) -> str:
+    """The id of the job or load that a command or its answer is about."""
+    return getattr(message, "load_id", "") or getattr(message, "job_id", "")
 
 
 # --- replies that are never stored -------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class PoolConfig:
     max_nodes_lost_at_start: Annotated[int, Strict(), Ge(1), Le(1000)] = 2
     # a GPU counts as slow for so long after its worker was slower than its peers
     slow_gpu_s: DurationS = 600.0
+    # the price of padding GPU time over that of ordinary GPU time; loads with a lower useful share are rejected
+    padding_price_ratio: Fraction = 0.1
     stop_free: bool = False  # running workers switch to the next generation without a stop if they can
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])

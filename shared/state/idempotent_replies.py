@@ -7,16 +7,22 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
+    CancelLoad,
     Command,
+    LoadCommand,
+    OpenLoad,
     ProfileJob,
     RequestCheckpoint,
     ReserveQuote,
+    SealLoad,
     SetGpuLimits,
     SubmitJob,
+    id_of,
 )
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
 
 # the events by which admission answers each command
@@ -28,13 +34,16 @@ ANSWERS: Mapping[type[Command], tuple[type[Any], ...]] = {
     AmendJob: (events.JobAmended, events.AmendRejected),
     SetGpuLimits: (events.GpuLimitsSet, events.GpuLimitsRejected, events.GpuLimitsCleared),
     RequestCheckpoint: (events.CheckpointRequested, events.CheckpointUpToDate, events.CheckpointRejected),
+    OpenLoad: (events.LoadOpened, events.LoadRejected),
+    SealLoad: (events.LoadSealed, events.SealRejected),
+    CancelLoad: (events.LoadCancelled, events.CancelLoadRejected),
 }
 
 
 def is_answer(event: events.PlanEvent, command: Command) -> bool:
     """Whether this event is the answer to this command, or to another of its kind on the same job."""
     kinds = ANSWERS[type(command)]
-    return isinstance(event, kinds) and getattr(event, "job_id", "") == command.job_id
+    return isinstance(event, kinds) and id_of(event) == id_of(command)
 
 
 def is_submission_of(command: SubmitJob | ProfileJob, job: Job) -> bool:
@@ -45,6 +54,9 @@ def is_submission_of(command: SubmitJob | ProfileJob, job: Job) -> bool:
 
 def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEvent | events.JobFailed | None:
     """The reply to a command that changes nothing, because an equal one did; None if the state has forgotten that."""
+    if isinstance(command, OpenLoad | SealLoad | CancelLoad):
+        load = state.loads.get(command.load_id)
+        return _of_load(load, command) if load is not None else None
     quote = state.quote_reservations.get(command.job_id)
     if isinstance(command, ReserveQuote) and quote is not None:
         return _quote_reserved(quote)
@@ -54,6 +66,26 @@ def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEven
     if isinstance(command, SetGpuLimits) and limits is not None:
         return _gpu_limits_set(job, limits)
     return outcome(state, job)
+
+
+def _of_load(load: Load, command: LoadCommand) -> events.LoadEvent:
+    match command:
+        case OpenLoad() if load.live:
+            return events.LoadOpened(
+                load_id=load.load_id,
+                tenant=load.tenant,
+                spec=load.spec,
+                useful_share=load.useful_share,
+                at_s=load.opened_at_s,
+            )
+        case SealLoad(num_tasks=num_tasks):
+            return events.LoadSealed(
+                load_id=load.load_id, num_tasks=num_tasks, at_s=load.sealed_at_s or load.opened_at_s
+            )
+        case OpenLoad() | CancelLoad():
+            return events.LoadCancelled(
+                load_id=load.load_id, reason=load.explanation, at_s=load.ended_at_s or load.opened_at_s
+            )
 
 
 def _quote_reserved(quote: QuoteReservation) -> events.QuoteReserved:

@@ -19,6 +19,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 from elasticflow.shared.state.idle_windows import IdleWindows
 from elasticflow.shared.state.job import NO_SPEEDS, Job, Phase, SpeedStatistics
+from elasticflow.shared.state.load import Load
 
 DEMAND_CHUNK = 256  # submissions
 MAX_DEMAND_CHUNKS = 32
@@ -132,6 +133,7 @@ class Demand:
 
 # immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.
 _NO_JOBS = cast("Map[str, Job]", Map())
+_NO_LOADS = cast("Map[str, Load]", Map())
 _NO_NODES = cast("Map[str, NodeState]", Map())
 _NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
 _NO_QUOTES = cast("Map[str, QuoteReservation]", Map())
@@ -156,6 +158,7 @@ class PoolState:
     live_jobs: Map[str, Job] = _NO_JOBS
     ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see MAX_ENDED_JOBS in fold/jobs.py
     num_forgotten: int = 0  # ended jobs that are no longer kept here
+    loads: Map[str, Load] = _NO_LOADS  # of padding; of those that ended the newest: see fold/loads.py
     # by job; some may have expired: see `quotes_at`
     quote_reservations: Map[str, QuoteReservation] = _NO_QUOTES
     gpu_limits: Map[str, GpuLimits] = _NO_GPU_LIMITS  # set by operators, by job

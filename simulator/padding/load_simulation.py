@@ -12,10 +12,10 @@ from enum import IntEnum
 from itertools import pairwise
 
 from elasticflow.shared.scheduling.padding.hand_out import (
+    ActiveLoad,
     Bundle,
     HandOutState,
     IdleSlot,
-    OpenLoad,
     TaskNeeds,
     after_bundle,
     after_hand_out,
@@ -115,7 +115,7 @@ class LoadSimulation:
             self._open(self.progress[name].load)
 
     def _open(self, load: PaddingLoad) -> None:
-        opened = OpenLoad(
+        opened = ActiveLoad(
             load_id=load.load_id,
             tenant=load.tenant,
             opened_at_s=load.opened_at_s,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.commands import Command, id_of
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, QueuePosition
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
@@ -49,7 +49,7 @@ def acknowledged_early(entries: Iterable[Entry], acknowledged: Iterable[Acknowle
             for entry in decisions
             if entry.sequence <= each.ledger_end
         ):
-            yield f"sequence {each.ledger_end}: {each.command.job_id} is acknowledged before it is decided on"
+            yield f"sequence {each.ledger_end}: {id_of(each.command)} is acknowledged before it is decided on"
 
 
 def broken_promises(state: PoolState) -> Iterator[str]:

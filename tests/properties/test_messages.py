@@ -48,7 +48,7 @@ def is_read_or_refused(data: bytes) -> None:
         "\n".join(error.problems).encode()
     else:
         codec.encode(envelope.message, id=envelope.id, cause_id=envelope.cause_id, recorded_at_s=0.0)
-    codec.job_id_in(data).encode()
+    codec.id_in(data).encode()
 
 
 @pytest.mark.parametrize("name", sorted(MESSAGE_TYPES))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
 from elasticflow.shared.scheduling.padding.hand_out import (
+    ActiveLoad,
     Bundle,
     HandOutState,
     IdleSlot,
-    OpenLoad,
     TaskNeeds,
     after_bundle,
     after_hand_out,
@@ -39,7 +39,7 @@ NEEDS = st.builds(
 )
 LOADS = st.lists(
     st.builds(
-        OpenLoad,
+        ActiveLoad,
         load_id=st.sampled_from("abcdef"),
         tenant=st.sampled_from(("x", "y", "z")),
         opened_at_s=st.integers(0, 3).map(float),
@@ -61,14 +61,14 @@ SLOTS = st.builds(
 )
 
 
-def opened(loads: list[OpenLoad], weights: Mapping[str, float] | None = None) -> HandOutState:
+def opened(loads: list[ActiveLoad], weights: Mapping[str, float] | None = None) -> HandOutState:
     state = HandOutState()
     for load in loads:
         state = after_opening(state, load, (weights or {}).get(load.tenant, 1.0))
     return state
 
 
-def fits(load: OpenLoad, slot: IdleSlot, num_tasks: int = 1) -> bool:
+def fits(load: ActiveLoad, slot: IdleSlot, num_tasks: int = 1) -> bool:
     """Written anew: so many tasks of the load can run on the slot."""
     needs = load.needs
     if load.num_waiting < num_tasks or (needs.gpu_type and needs.gpu_type != slot.gpu_type):
@@ -83,7 +83,7 @@ def fits(load: OpenLoad, slot: IdleSlot, num_tasks: int = 1) -> bool:
 
 @given(LOADS, st.lists(SLOTS, max_size=20))
 def test_bundles_fit_their_slots_and_no_slot_stays_empty_while_a_task_fits(
-    loads: list[OpenLoad], slots: list[IdleSlot]
+    loads: list[ActiveLoad], slots: list[IdleSlot]
 ) -> None:
     state = opened(loads)
     for slot in slots:
@@ -98,7 +98,7 @@ def test_bundles_fit_their_slots_and_no_slot_stays_empty_while_a_task_fits(
         assert state.loads[bundle.load_id].num_waiting == load.num_waiting - bundle.num_tasks
 
 
-def _clearly_fits(load: OpenLoad, slot: IdleSlot) -> bool:
+def _clearly_fits(load: ActiveLoad, slot: IdleSlot) -> bool:
     """A task fits even if the time left is a little shorter, so that rounding does not matter."""
     if slot.seconds_left is not None:
         slot = replace(slot, seconds_left=slot.seconds_left - 1e-5)
@@ -106,7 +106,7 @@ def _clearly_fits(load: OpenLoad, slot: IdleSlot) -> bool:
 
 
 @given(LOADS, st.permutations(range(6)), SLOTS)
-def test_the_order_of_opening_decides_nothing(loads: list[OpenLoad], order: list[int], slot: IdleSlot) -> None:
+def test_the_order_of_opening_decides_nothing(loads: list[ActiveLoad], order: list[int], slot: IdleSlot) -> None:
     shuffled = [loads[index] for index in order if index < len(loads)]
     assert hand_out(opened(loads), slot) == hand_out(opened(shuffled), slot)
 
@@ -116,7 +116,7 @@ def given_by_minute(
 ) -> list[dict[str, float]]:
     """GPU-seconds of each tenant in each minute, with one endless load for each tenant on slots that stay idle."""
     loads = [
-        OpenLoad(load_id=tenant, tenant=tenant, opened_at_s=0.0, num_waiting=MANY, cost=costs[tenant])
+        ActiveLoad(load_id=tenant, tenant=tenant, opened_at_s=0.0, num_waiting=MANY, cost=costs[tenant])
         for tenant in weights
     ]
     state, given_s = opened(loads, weights), [defaultdict[str, float](float) for _ in range(minutes)]

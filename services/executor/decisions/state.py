@@ -104,6 +104,8 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
         return state
     state = replace(state, pool=ledger_fold.evolve(state.pool, message, sequence))
     for event in message.events if isinstance(message, PlanDecided) else (message,):
+        if isinstance(event, events.LoadEvent):
+            continue
         match event:
             case events.NodeJoined() | events.NodeLost():
                 if event.node_id == state.node_id:

@@ -249,12 +249,14 @@ def message_or_none(data: bytes) -> Message | None:
         return None
 
 
-def job_id_in(data: bytes) -> str:
-    """The job_id of a message that may be invalid otherwise, for the reply to its sender; "" if it has none."""
+def id_in(data: bytes) -> str:
+    """The id of the job or load in a message that may be invalid otherwise, for the reply to its sender; "" if it has
+    none."""
     try:
         envelope = _unpack(data)
     except Undecodable:
         return ""
     payload = envelope.get("payload")
-    job_id = cast(Fields, payload).get("job_id") if isinstance(payload, dict) else None
-    return job_id if isinstance(job_id, str) and re.fullmatch(TOKEN_PATTERN, job_id) else ""
+    fields = cast(Fields, payload) if isinstance(payload, dict) else {}
+    id = fields.get("job_id", fields.get("load_id"))
+    return id if isinstance(id, str) and re.fullmatch(TOKEN_PATTERN, id) else ""

@@ -10,6 +10,8 @@ from elasticflow.shared.messages.events.admission import *  # noqa: F403
 from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.events.jobs import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import JobEvent
+from elasticflow.shared.messages.events.loads import *  # noqa: F403
+from elasticflow.shared.messages.events.loads import LoadEvent as LoadEvent
 from elasticflow.shared.messages.events.nodes import *  # noqa: F403
 from elasticflow.shared.messages.events.nodes import NodeEvent, NodeFenced, NodeReported
 from elasticflow.shared.messages.events.planning import *  # noqa: F403

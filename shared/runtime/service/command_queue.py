@@ -223,5 +223,5 @@ class CommandQueue:
                 await self._answers.send(subject, answer)
 
     def _answer_subject(self, data: bytes) -> str:
-        job_id = codec.job_id_in(data)
-        return subjects.answer(self._pool, job_id) if job_id else ""
+        id = codec.id_in(data)
+        return subjects.answer(self._pool, id) if id else ""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.commands import Command, id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import Event
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -39,6 +39,6 @@ class ReplyPublisher:
 
     async def _publish(self, replies: tuple[Reply, ...], cause_id: str = "") -> None:
         for reply in replies:
-            id = f"answer-{type(reply).__name__}-{reply.job_id}"
+            id = f"answer-{type(reply).__name__}-{id_of(reply)}"
             data = codec.encode(reply, id=id, cause_id=cause_id, recorded_at_s=self._clock.now_s())
-            await self._bus.publish(subjects.answer(self._pool, reply.job_id), data)
+            await self._bus.publish(subjects.answer(self._pool, id_of(reply)), data)

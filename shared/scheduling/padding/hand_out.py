@@ -55,7 +55,7 @@ class IdleSlot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenLoad:
+class ActiveLoad:
     """A load that is not closed. num_waiting: tasks that are neither done nor handed out.
     cost: the estimate; None until a first task was measured."""
 
@@ -87,7 +87,7 @@ class TenantShare:
 class HandOutState:
     """virtual_s: the virtual time of the tenant that was served last, or more."""
 
-    loads: Map[str, OpenLoad] = field(default_factory=Map[str, OpenLoad])
+    loads: Map[str, ActiveLoad] = field(default_factory=Map[str, ActiveLoad])
     tenants: Map[str, TenantShare] = field(default_factory=Map[str, TenantShare])
     virtual_s: float = 0.0
 
@@ -118,20 +118,20 @@ def hand_out(state: HandOutState, slot: IdleSlot) -> Bundle | None:
     return _bundle(load, slot)
 
 
-def _keeps(slot: IdleSlot, load: OpenLoad) -> bool:
+def _keeps(slot: IdleSlot, load: ActiveLoad) -> bool:
     return load.load_id == slot.running_load_id and slot.running_s < _runner_s(load)
 
 
-def _runner_s(load: OpenLoad) -> float:
+def _runner_s(load: ActiveLoad) -> float:
     """How long a runner keeps its slot, unless the tasks or the window end."""
     return load.cost.start_stop_s / SWITCH_SHARE if load.cost is not None else 0.0
 
 
-def _turn(state: HandOutState, load: OpenLoad) -> tuple[float, str, float, str]:
+def _turn(state: HandOutState, load: ActiveLoad) -> tuple[float, str, float, str]:
     return state.tenants[load.tenant].virtual_s, load.tenant, load.opened_at_s, load.load_id
 
 
-def _most_tasks(load: OpenLoad, slot: IdleSlot) -> int:
+def _most_tasks(load: ActiveLoad, slot: IdleSlot) -> int:
     """The waiting tasks that fit the slot, by its properties and by the time that is left."""
     if not slot.meets(load.needs):
         return 0
@@ -143,7 +143,7 @@ def _most_tasks(load: OpenLoad, slot: IdleSlot) -> int:
     return min(load.num_waiting, whole_tasks(slot.seconds_left, cost))
 
 
-def _bundle(load: OpenLoad, slot: IdleSlot) -> Bundle:
+def _bundle(load: ActiveLoad, slot: IdleSlot) -> Bundle:
     starts_runner = load.load_id != slot.running_load_id
     num_tasks, charged_s = 1, TARGET_BUNDLE_S
     if load.cost is not None:
@@ -161,7 +161,7 @@ def _bundle(load: OpenLoad, slot: IdleSlot) -> Bundle:
     )
 
 
-def after_opening(state: HandOutState, load: OpenLoad, weight: float) -> HandOutState:
+def after_opening(state: HandOutState, load: ActiveLoad, weight: float) -> HandOutState:
     """A load was opened. weight: its tenant's from now on."""
     share = replace(state.tenants.get(load.tenant, TenantShare()), weight=weight)
     empty = replace(load, num_waiting=0)
@@ -228,7 +228,7 @@ def _estimate(old: TaskCost | None, measured: TaskCost, num_tasks: int) -> TaskC
     )
 
 
-def _returned(state: HandOutState, load: OpenLoad) -> HandOutState:
+def _returned(state: HandOutState, load: ActiveLoad) -> HandOutState:
     """The virtual time of a tenant that had no waiting task rises to the least of its competitors'.
 
     Tenants that need other types of GPU do not compete: their virtual times may be far behind or ahead.
@@ -243,9 +243,9 @@ def _returned(state: HandOutState, load: OpenLoad) -> HandOutState:
     return replace(state, tenants=state.tenants.set(load.tenant, raised))
 
 
-def _backlogged(state: HandOutState) -> Iterator[OpenLoad]:
+def _backlogged(state: HandOutState) -> Iterator[ActiveLoad]:
     return (load for load in state.loads.values() if load.num_waiting > 0)
 
 
-def _with_load(state: HandOutState, load: OpenLoad) -> HandOutState:
+def _with_load(state: HandOutState, load: ActiveLoad) -> HandOutState:
     return replace(state, loads=state.loads.set(load.load_id, load))

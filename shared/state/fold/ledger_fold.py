@@ -29,6 +29,7 @@ from elasticflow.shared.state.fold.jobs import (
     scheduling_event,
     with_job,
 )
+from elasticflow.shared.state.fold.loads import with_load_event
 from elasticflow.shared.state.fold.nodes import node_joined, node_lost
 from elasticflow.shared.state.fold.plan import allocated, commands_decided, placed
 from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
@@ -119,6 +120,15 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return state
         case events.ThroughputMeasured():
             return throughput_measured(state, event, sequence)
+        case (
+            events.LoadOpened()
+            | events.LoadRejected()
+            | events.LoadSealed()
+            | events.SealRejected()
+            | events.LoadCancelled()
+            | events.CancelLoadRejected()
+        ):
+            return with_load_event(state, event)
         case _:
             return _of_a_job(state, event, sequence)
 

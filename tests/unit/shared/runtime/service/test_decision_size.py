@@ -132,7 +132,7 @@ async def test_a_command_with_too_large_a_decision_is_dead_lettered_and_the_next
     assert isinstance(answer, JobAdmitted)
     assert answer.job_id == "modest"
     (dead_letter,) = bus.broker.stream(streams.dead_letter_stream(POOL)).messages.values()
-    assert codec.job_id_in(dead_letter.data) == "greedy"
+    assert codec.id_in(dead_letter.data) == "greedy"
 
 
 def replans_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:

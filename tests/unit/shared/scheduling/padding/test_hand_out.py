@@ -7,10 +7,10 @@ import pytest
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
 from elasticflow.shared.scheduling.padding.hand_out import (
     TARGET_BUNDLE_S,
+    ActiveLoad,
     Bundle,
     HandOutState,
     IdleSlot,
-    OpenLoad,
     TaskNeeds,
     after_adding,
     after_bundle,
@@ -29,12 +29,12 @@ GIB = 1 << 30
 SLOT = IdleSlot(gpu_type="A100", gpu_memory_bytes=40 * GIB, cpu_cores=8)
 
 
-def load(load_id: str, tenant: str = "lab", num_waiting: int = 100, **fields: object) -> OpenLoad:
+def load(load_id: str, tenant: str = "lab", num_waiting: int = 100, **fields: object) -> ActiveLoad:
     values = {"opened_at_s": 0.0, "cost": SHORT, **fields}
-    return OpenLoad(load_id=load_id, tenant=tenant, num_waiting=num_waiting, **values)  # pyright: ignore
+    return ActiveLoad(load_id=load_id, tenant=tenant, num_waiting=num_waiting, **values)  # pyright: ignore
 
 
-def state(*loads: OpenLoad, **weights: float) -> HandOutState:
+def state(*loads: ActiveLoad, **weights: float) -> HandOutState:
     opened = HandOutState()
     for one in loads:
         opened = after_opening(opened, one, weights.get(one.tenant, 1.0))

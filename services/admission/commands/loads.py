@@ -1,0 +1,129 @@
+"""Padding loads: opened where they pay, sealed, cancelled. They plan nothing, and no decision on jobs reads them.
+
+Source: PaddingTorch, section 3.2: a load pays where the useful share of idle windows exceeds the price ratio.
+"""
+
+import numpy as np
+
+from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
+from elasticflow.shared.messages.events import (
+    CancelLoadRejected,
+    LoadCancelled,
+    LoadOpened,
+    LoadRejected,
+    LoadRejectionReason,
+    LoadSealed,
+    SealRejected,
+)
+from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
+from elasticflow.shared.scheduling.padding.task_length import best_task_s
+from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
+from elasticflow.shared.state.load import LoadPhase
+from elasticflow.shared.state.pool import PoolState
+
+MAX_LIVE_LOADS = 64  # of one tenant at a time
+MAX_WINDOWS = 64  # quantiles of the idle windows: the best length of a task takes a candidate for each task of each
+
+
+def open_load(session: AdmissionSession, command: OpenLoad) -> AdmissionSession:
+    """Open a load. One that was opened with the same specification gets no event: the host repeats the reply."""
+    state, known = session.state, session.state.loads.get(command.load_id)
+    if known is not None and (known.tenant, known.spec) == (command.tenant, command.spec):
+        return session
+    if known is not None:
+        why = f"load_id: {command.load_id} names another load already; choose another"
+        return _rejected(session, command, "duplicate", why)
+    num_live = sum(load.live and load.tenant == command.tenant for load in state.loads.values())
+    if num_live >= MAX_LIVE_LOADS:
+        why = (
+            f"tenant {command.tenant} has {num_live} open loads, which is the limit; wait until one ends, or cancel one"
+        )
+        return _rejected(session, command, "limit", why)
+    spec, windows_s = command.spec, idle_windows_s(state, session.now_s)
+    cost = TaskCost(task_s=spec.task_s, overhead_s=spec.overhead_s, start_stop_s=spec.start_stop_s)
+    share = useful_share(windows_s, cost) if windows_s else None
+    if share is not None and share <= state.config.padding_price_ratio:
+        return _rejected_share(session, command, share, windows_s)
+    opened = LoadOpened(
+        load_id=command.load_id, tenant=command.tenant, spec=spec, useful_share=share, at_s=session.now_s
+    )
+    return session.with_event(opened)
+
+
+def seal_load(session: AdmissionSession, command: SealLoad) -> AdmissionSession:
+    """Seal an open load. One that is sealed with this number gets no event."""
+    load, now_s = session.state.loads.get(command.load_id), session.now_s
+    if load is None or load.tenant != command.tenant:
+        why = _no_such_load(command.tenant)
+    elif load.num_tasks == command.num_tasks:
+        return session
+    elif load.phase is LoadPhase.OPEN:
+        return session.with_event(LoadSealed(load_id=load.load_id, num_tasks=command.num_tasks, at_s=now_s))
+    else:
+        why = f"it is {load.phase.value}" + (f" with {load.num_tasks:,} tasks" if load.num_tasks is not None else "")
+    return session.with_event(SealRejected(load_id=command.load_id, explanation=why, at_s=now_s))
+
+
+def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSession:
+    """Cancel a live load. One that is cancelled already gets no event."""
+    load, now_s = session.state.loads.get(command.load_id), session.now_s
+    if load is None or load.tenant != command.tenant:
+        why = _no_such_load(command.tenant)
+        return session.with_event(CancelLoadRejected(load_id=command.load_id, explanation=why, at_s=now_s))
+    if load.phase is LoadPhase.CANCELLED:
+        return session
+    return session.with_event(LoadCancelled(load_id=load.load_id, reason=command.reason, at_s=now_s))
+
+
+def idle_windows_s(state: PoolState, now_s: float) -> list[float]:
+    """The lengths of the newest idle windows, and of those that have not ended, until now."""
+    open_s = (now_s - since_s for node in state.idle_since_s.values() for since_s in node if since_s < CARRIES_A_JOB)
+    return [*state.idle_windows.newest_s, *(length_s for length_s in open_s if length_s > 0.0)]
+
+
+def _rejected_share(
+    session: AdmissionSession, command: OpenLoad, share: float, windows_s: list[float]
+) -> AdmissionSession:
+    spec, ratio = command.spec, session.state.config.padding_price_ratio
+    best_s = _paying_task_s(windows_s, spec.overhead_s, spec.start_stop_s, ratio)
+    advice = f"tasks of {best_s:.3g} s would" if best_s is not None else "with this overhead no length of a task would"
+    why = (
+        f"tasks of {spec.task_s:.3g} s would use {share:.1%} of the idle GPU time of this pool, and padding GPU time "
+        f"costs {ratio:.0%} of ordinary GPU time, so it does not pay; {advice}"
+    )
+    return _rejected(session, command, "useful_share", why, share, best_s)
+
+
+def _paying_task_s(windows_s: list[float], overhead_s: float, start_stop_s: float, price_ratio: float) -> float | None:
+    """The best length of a task; None if not even that pays."""
+    sample_s = np.quantile(windows_s, np.linspace(0.0, 1.0, min(len(windows_s), MAX_WINDOWS)))
+    if overhead_s <= 0.0 or sample_s.max() <= overhead_s + start_stop_s:
+        return None
+    best_s = best_task_s(sample_s, overhead_s, start_stop_s)
+    cost = TaskCost(task_s=best_s, overhead_s=overhead_s, start_stop_s=start_stop_s)
+    return best_s if useful_share(windows_s, cost) > price_ratio else None
+
+
+def _no_such_load(tenant: str) -> str:
+    return f"tenant {tenant} has no such load; list them with `eflow events`"
+
+
+def _rejected(
+    session: AdmissionSession,
+    command: OpenLoad,
+    reason: LoadRejectionReason,
+    why: str,
+    share: float | None = None,
+    best_s: float | None = None,
+) -> AdmissionSession:
+    rejected = LoadRejected(
+        load_id=command.load_id,
+        tenant=command.tenant,
+        reason=reason,
+        explanation=why,
+        useful_share=share,
+        best_task_s=best_s,
+        at_s=session.now_s,
+    )
+    return session.with_event(rejected)

@@ -1,0 +1,84 @@
+"""Padding loads. The ledger has loads and their progress, never single tasks."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from elasticflow.shared.messages.limits import Fraction, PositiveDurationS, Text, TimeS, Token
+from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
+
+LoadRejectionReason = Literal["useful_share", "duplicate", "limit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOpened:
+    """Executors may execute tasks of this load. From admission.
+
+    useful_share: predicted from the idle windows of the pool; None: it has had none yet.
+    """
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    tenant: Token
+    spec: LoadSpec
+    useful_share: Fraction | None = None
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRejected:
+    """The load does not pay here, or breaks a rule. From admission.
+
+    best_task_s: the length of a task that would use the most of the idle windows; None: no length would pay.
+    """
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    tenant: Token
+    reason: LoadRejectionReason
+    explanation: Text
+    useful_share: Fraction | None = None
+    best_task_s: PositiveDurationS | None = None
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSealed:
+    """The number of tasks is known, and no more will follow. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    num_tasks: NumTasks
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealRejected:
+    """The load is unknown, has ended, or is sealed with another number of tasks. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    explanation: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCancelled:
+    """No more tasks are executed; results are kept. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    reason: Text = ""
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelLoadRejected:
+    """The load is unknown or has ended. From admission."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    explanation: Text
+    at_s: TimeS
+
+
+LoadEvent = LoadOpened | LoadRejected | LoadSealed | SealRejected | LoadCancelled | CancelLoadRejected

@@ -1,0 +1,38 @@
+"""The specification of a padding load: many calls of one function, each a task, on GPUs that no job uses.
+
+Source: PaddingTorch, section 3.1, definitions 1 and 6.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+from pydantic import Strict
+
+from elasticflow.shared.messages.limits import (
+    Digest,
+    DurationS,
+    FunctionPath,
+    NumBytes,
+    PositiveDurationS,
+    Text,
+)
+
+MAX_TASKS = 1 << 40
+NumTasks = Annotated[int, Strict(), Ge(0), Le(MAX_TASKS)]
+NumAttempts = Annotated[int, Strict(), Ge(1), Le(100)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSpec:
+    """A padding load, as its user describes it. Tasks are atomic and idempotent: one may run again at any time."""
+
+    task_function: FunctionPath  # "package.module:function"
+    code_digest: Digest = ""  # SHA-256 of the code archive in the object store; "": importable on the nodes
+    task_s: PositiveDurationS  # computation of one task, about
+    overhead_s: DurationS = 0.0  # the rest of each task
+    start_stop_s: DurationS = 0.0  # start and end of a runner, once in each idle window
+    memory_bytes: NumBytes = 0  # of a GPU, or of a CPU slot; 0: any
+    task_timeout_s: PositiveDurationS = 3_600.0  # a longer task has failed
+    max_attempts: NumAttempts = 3  # that fail; preemptions do not count
+    description: Text = ""

@@ -1,0 +1,59 @@
+"""Given these events of padding loads, then this is known of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.load_spec import LoadSpec
+from elasticflow.shared.state.fold import loads as fold
+from elasticflow.shared.state.load import Load, LoadPhase
+from tests.support.histories import NOW_S, History, pool
+
+SPEC = LoadSpec(task_function="jobs.fold:fold", task_s=1.0)
+
+
+def opened(load_id: str = "a", at_s: float = NOW_S) -> events.LoadOpened:
+    return events.LoadOpened(load_id=load_id, tenant="lab", spec=SPEC, useful_share=0.9, at_s=at_s)
+
+
+def sealed(num_tasks: int = 10, load_id: str = "a") -> events.LoadSealed:
+    return events.LoadSealed(load_id=load_id, num_tasks=num_tasks, at_s=NOW_S + 1.0)
+
+
+def cancelled(load_id: str = "a", at_s: float = NOW_S + 2.0) -> events.LoadCancelled:
+    return events.LoadCancelled(load_id=load_id, reason="enough", at_s=at_s)
+
+
+def load(history: History, load_id: str = "a") -> Load:
+    return history.state.loads[load_id]
+
+
+def test_a_load_is_opened_sealed_and_cancelled_once() -> None:
+    history = pool(4).then(opened())
+    assert (load(history).phase, load(history).num_tasks, load(history).live) == (LoadPhase.OPEN, None, True)
+    history.then(sealed())
+    assert (load(history).phase, load(history).num_tasks) == (LoadPhase.SEALED, 10)
+    history.then(sealed(11), replace(opened(), tenant="other"))
+    assert (load(history).num_tasks, load(history).tenant) == (10, "lab")
+    history.then(cancelled(), cancelled(at_s=NOW_S + 9.0), sealed(12))
+    assert (load(history).phase, load(history).ended_at_s) == (LoadPhase.CANCELLED, NOW_S + 2.0)
+    assert load(history).explanation == "enough"
+
+
+def test_events_of_an_unknown_load_change_nothing() -> None:
+    assert len(pool(4).then(sealed(), cancelled()).state.loads) == 0
+
+
+def test_events_of_loads_are_no_scheduling_events() -> None:
+    before = pool(4).state
+    after = pool(4).then(opened(), sealed(), cancelled()).state
+    assert replace(after, sequence=before.sequence, loads=before.loads) == before
+
+
+def test_of_loads_that_ended_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "MAX_ENDED_LOADS", 2)
+    history = pool(4).then(opened("live"))
+    for number, load_id in enumerate(("first", "second", "third")):
+        history.then(opened(load_id), cancelled(load_id, at_s=NOW_S + number))
+    assert set(history.state.loads) == {"live", "second", "third"}
