@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
+    Action,
     LocalEvent,
     ShutDown,
     ShutDownRequested,
+    UsePaddingSlots,
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
 from elasticflow.services.executor.decisions.state import NodeSpecification, PoolMembership, State
 from elasticflow.services.executor.heartbeat import Heartbeat
+from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
@@ -59,11 +62,22 @@ class Executor:
         self._host: Host[State] | None = None
         # None: shut down as requested.
         self._shut_down_due: asyncio.Future[BadSettings | None] = asyncio.get_running_loop().create_future()
+        code = CodeArchive(process.bus, process.settings.pool, process.settings.data_dir)
         self._worker_manager = WorkerManager(
-            CodeArchive(process.bus, process.settings.pool, process.settings.data_dir),
+            code,
             make_launcher=make_launcher,
             note=self._note,
             shut_down=self._shut_down,
+            log=process.log,
+        )
+        self._load_runners = LoadRunners(
+            process.bus,
+            process.settings.pool,
+            node_id=node_specification.node_id,
+            device=node_specification.device,
+            code=code,
+            fork=self._worker_manager.fork,
+            logs=process.settings.data_dir.resolve() / "logs" / "loads",
             log=process.log,
         )
 
@@ -75,7 +89,7 @@ class Executor:
                 host_policy(
                     self._process,
                     executor_policy(self._node_specification),
-                    act=self._worker_manager.act,
+                    act=self._act,
                     beside=self._beside,
                 ),
                 name="hosting",
@@ -118,9 +132,16 @@ class Executor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._worker_manager.run(), name="worker_manager")
+                tasks.create_task(self._load_runners.run(), name="load_runners")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
         except* BadSettings as refusal:
             self._end(_first(refusal))
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, UsePaddingSlots):
+            self._load_runners.use(action)
+        else:
+            self._worker_manager.act(action)
 
     def _note(self, note: LocalEvent) -> None:
         assert self._host is not None, "a worker reported before the host ran"

@@ -29,6 +29,14 @@ class HeartbeatStored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsCounted:
+    """So many results of a padding load are stored."""
+
+    load_id: str
+    num_results: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FenceNode:
     """Action: store a fence in the node's record, if its last heartbeat is still this revision (0: unknown)."""
 
@@ -74,6 +82,7 @@ class Progress:
 
 _NO_HEARTBEATS = cast("Map[str, LastHeartbeat]", Map())
 _NO_PROGRESS = cast("Map[str, Progress]", Map())
+_NO_COUNTS = cast("Map[str, int]", Map())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +92,7 @@ class State:
     pool: PoolState
     heartbeats: Map[str, LastHeartbeat] = _NO_HEARTBEATS
     progress: Map[str, Progress] = _NO_PROGRESS
+    num_results: Map[str, int] = _NO_COUNTS  # by live padding load
     connected_since_s: float | None = None
     connected_at_s: float = 0.0
 
@@ -96,9 +106,13 @@ def start(pool: PoolState) -> State:
 
 
 def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
-    """Fold one message of the ledger; forget reports of ended jobs and heartbeats of removed nodes."""
+    """Fold one message of the ledger; forget reports of ended jobs and loads, and heartbeats of removed nodes."""
     pool = ledger_fold.evolve(state.pool, message, sequence)
-    progress, heartbeats = state.progress, state.heartbeats
+    progress, heartbeats, num_results = state.progress, state.heartbeats, state.num_results
+    if pool.loads is not state.pool.loads:
+        for load_id in state.num_results:
+            if load_id not in pool.loads or not pool.loads[load_id].live:
+                num_results = num_results.delete(load_id)
     if pool.ended_jobs is not state.pool.ended_jobs:
         for job_id in state.progress:
             if job_id not in pool.live_jobs:
@@ -107,11 +121,11 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
         for node_id in state.heartbeats:
             if node_id in state.pool.nodes and node_id not in pool.nodes:
                 heartbeats = heartbeats.delete(node_id)
-    return replace(state, pool=pool, progress=progress, heartbeats=heartbeats)
+    return replace(state, pool=pool, progress=progress, heartbeats=heartbeats, num_results=num_results)
 
 
 def observe(state: State, note: object, now_s: float) -> State:
-    """Fold a heartbeat, the sign that heartbeats can arrive, or an attempt to fence a node and its success."""
+    """Fold a heartbeat, the sign that heartbeats can arrive, an attempt to fence a node and its success, or a count."""
     if isinstance(note, Connected):
         since_s = now_s if state.connected_since_s is None or state.is_disconnected(now_s) else state.connected_since_s
         return _expecting(replace(state, connected_at_s=now_s, connected_since_s=since_s), now_s)
@@ -119,6 +133,8 @@ def observe(state: State, note: object, now_s: float) -> State:
         return _with_heartbeat(state, note, now_s)
     if isinstance(note, FenceNode | NodeIsFenced):
         return _with_fence(state, note, now_s)
+    if isinstance(note, ResultsCounted) and note.load_id in state.pool.loads:
+        return replace(state, num_results=state.num_results.set(note.load_id, note.num_results))
     return state
 
 

@@ -23,6 +23,9 @@ from elasticflow.shared.messages.events import (
     JobEvent,
     JobFailed,
     JobProgressed,
+    LoadFinished,
+    LoadProgressed,
+    LoadReport,
     NodeLost,
     ThroughputMeasured,
 )
@@ -45,7 +48,7 @@ CHECK_AFTER_LOSS_S = 5.0  # which promises are at risk
 STALLED_S = 30.0  # without an iteration: at risk
 STALLED_STEPS = 10.0  # or the time of so many steps, whichever is longer
 
-MonitorOutput = JobEvent | NodeLost | FenceNode
+MonitorOutput = JobEvent | LoadReport | NodeLost | FenceNode
 
 
 def decide(
@@ -69,7 +72,23 @@ def decide(
     if progressed or _lost_a_node(state.pool, now_s):
         emitted.extend(_at_risk(state.pool, now_s, cache))
     emitted.extend(_stalled(state, now_s))
+    emitted.extend(_of_loads(state, now_s))
     return tuple(emitted)
+
+
+# --- padding loads --------------------------------------------------------------------------------------
+
+
+def _of_loads(state: State, now_s: float) -> list[LoadReport]:
+    """What was counted of live loads since the last report; the end of those that have a result of each task."""
+    reports = list[LoadReport]()
+    for load_id, num_results in sorted(state.num_results.items()):
+        load = state.pool.loads[load_id]
+        if load.num_tasks is not None and num_results >= load.num_tasks:
+            reports.append(LoadFinished(load_id=load_id, num_results=num_results, at_s=now_s))
+        elif num_results > load.num_results:
+            reports.append(LoadProgressed(load_id=load_id, num_results=num_results, at_s=now_s))
+    return reports
 
 
 # --- nodes ----------------------------------------------------------------------------------------------

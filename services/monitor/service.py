@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 
 from elasticflow.services.monitor.gauges import PoolGauges
-from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.model import ResultsCounted, State
 from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.services.monitor.policy import POLICY, with_cache
 from elasticflow.shared.errors import ElasticFlowError
@@ -22,6 +22,7 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 SAVE_TIMEOUT_S = 10.0
 DEAD_LETTER_TIMEOUT_S = 1.0
 MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject
+COUNT_EVERY_S = 5.0  # results of padding loads; nothing is asked while there is none
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
@@ -35,9 +36,26 @@ async def serve(process: Process) -> None:
             tasks.create_task(node_watch.run(host), name="node-watch")
             tasks.create_task(unreadable.dead_letter(), name="dead-letter")
             tasks.create_task(_Upkeep(process, host).run(), name="upkeep")
+            tasks.create_task(_count_results(process, host), name="results")
 
     policy = with_cache(PlanningCache())
     await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)
+
+
+async def _count_results(process: Process, host: Host[State]) -> None:
+    """Count the results of live padding loads, until cancelled. No task of an ended one waits any longer."""
+    bus, pool, known = process.bus, process.settings.pool, set[str]()
+    while True:
+        live = {load.load_id for load in host.folded.loads.values() if load.live}
+        try:
+            for load_id in sorted(live):
+                host.note(ResultsCounted(load_id=load_id, num_results=await bus.num_results(pool, load_id)))
+            for load_id in sorted(known - live):
+                await bus.delete_load(pool, load_id, with_results=False)
+            known = live
+        except ElasticFlowError as error:
+            process.log.warning("results not counted", error=str(error))
+        await asyncio.sleep(COUNT_EVERY_S)
 
 
 class _Unreadable:

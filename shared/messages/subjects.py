@@ -43,6 +43,11 @@ def job(pool: str, job_id: str) -> str:
     return f"ef.ledger.{pool}.job.{job_id}"
 
 
+def load(pool: str, load_id: str) -> str:
+    """Events of a padding load."""
+    return f"ef.ledger.{pool}.load.{load_id}"
+
+
 def node(pool: str, node_id: str) -> str:
     """Events of a node."""
     return f"ef.ledger.{pool}.node.{node_id}"

@@ -22,7 +22,7 @@ from elasticflow.shared.messages.commands import (
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.load import Load
+from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
 
 # the events by which admission answers each command
@@ -70,7 +70,7 @@ def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEven
 
 def _of_load(load: Load, command: LoadCommand) -> events.LoadEvent:
     match command:
-        case OpenLoad() if load.live:
+        case OpenLoad() if load.phase is not LoadPhase.CANCELLED:
             return events.LoadOpened(
                 load_id=load.load_id,
                 tenant=load.tenant,

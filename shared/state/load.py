@@ -7,16 +7,17 @@ from elasticflow.shared.messages.load_spec import LoadSpec
 
 
 class LoadPhase(StrEnum):
-    """The phase of a load. The last one is final."""
+    """The phase of a load. The last two are final."""
 
     OPEN = "open"
     SEALED = "sealed"  # its number of tasks is known
+    FINISHED = "finished"  # each task has a result
     CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One padding load, from its opening on. num_tasks: None until it is sealed."""
+    """One padding load, from its opening on. num_tasks: None until it is sealed. num_results: as last reported."""
 
     load_id: str
     tenant: str
@@ -25,10 +26,11 @@ class Load:
     useful_share: float | None
     opened_at_s: float
     num_tasks: int | None = None
+    num_results: int = 0
     sealed_at_s: float | None = None
     explanation: str = ""
     ended_at_s: float | None = None
 
     @property
     def live(self) -> bool:
-        return self.phase is not LoadPhase.CANCELLED
+        return self.phase in (LoadPhase.OPEN, LoadPhase.SEALED)

@@ -73,6 +73,9 @@ def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSess
         return session.with_event(CancelLoadRejected(load_id=command.load_id, explanation=why, at_s=now_s))
     if load.phase is LoadPhase.CANCELLED:
         return session
+    if load.phase is LoadPhase.FINISHED:
+        why = "it has finished already"
+        return session.with_event(CancelLoadRejected(load_id=command.load_id, explanation=why, at_s=now_s))
     return session.with_event(LoadCancelled(load_id=load.load_id, reason=command.reason, at_s=now_s))
 
 

@@ -17,6 +17,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     ShutDown,
     ShutDownRequested,
     StartWorker,
+    UsePaddingSlots,
     WorkerEnded,
     WorkerId,
     WorkerReported,
@@ -66,6 +67,8 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
             return state.with_worker(_sent(state.workers[observed.worker], observed, now_s))
         case KillWorker():
             return state.with_worker(replace(state.workers[observed.worker], kill_requested=True))
+        case UsePaddingSlots():
+            return replace(state, padding_slots=observed)
         case ShutDown():
             return state
         case _:

@@ -1,6 +1,6 @@
 """What the executor's policy observes on its own node (local events), and what it orders there (actions). Pure values.
 
-Each action concerns one worker process, or the executor itself.
+Each action concerns one worker process, the runners of padding loads, or the executor itself.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     StopAtBoundary,
     WriteCheckpoint,
 )
+from elasticflow.shared.state.load import Load
 
 
 class WorkerId(NamedTuple):
@@ -98,6 +99,14 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsePaddingSlots:
+    """Execute tasks of these padding loads on these GPUs of the node, and on no other one: end runners there now."""
+
+    gpus: tuple[int, ...] = ()
+    loads: tuple[Load, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShutDown:
     """No worker runs here and none will: end the executor. replaced: another executor joined under the node's name."""
 
@@ -105,4 +114,5 @@ class ShutDown:
 
 
 LocalEvent = WorkerReported | WorkerEnded | NodeClaimed | ContactLost | ContactRestored | ShutDownRequested
-Action = StartWorker | SendToWorker | KillWorker | ShutDown
+WorkerAction = StartWorker | SendToWorker | KillWorker | ShutDown
+Action = WorkerAction | UsePaddingSlots

@@ -15,6 +15,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     ShutDown,
     WorkerId,
 )
+from elasticflow.services.executor.decisions.padding_slots import padding_slots
 from elasticflow.services.executor.decisions.reconciler import ends, kill_due_s, requested_checkpoint, starts
 from elasticflow.services.executor.decisions.state import (
     NodeSpecification,
@@ -60,6 +61,13 @@ def executor_policy(node_specification: NodeSpecification) -> Policy[State]:
 
 def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[Output, ...]:
     """Events that the ledger does not hold yet, and actions on the processes of this node."""
+    slots = padding_slots(state)
+    if slots != state.padding_slots:  # before any worker starts
+        return (slots, *_decided(state, now_s))
+    return _decided(state, now_s)
+
+
+def _decided(state: State, now_s: float) -> tuple[Output, ...]:
     if state.membership is not PoolMembership.MEMBER:
         return _outside(state, now_s)
     job_ids = sorted(state.job_ids | {worker.id.job_id for worker in state.running})

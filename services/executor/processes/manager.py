@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
-    Action,
     KillWorker,
     LocalEvent,
     SendToWorker,
     ShutDown,
     StartWorker,
     WorkerEnded,
+    WorkerAction,
     WorkerId,
     WorkerReported,
 )
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited
+from elasticflow.services.executor.processes.forked_process import ForkedProcess
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
@@ -30,6 +31,7 @@ class Launching(Protocol):
 
     async def start(self) -> None: ...
     async def launch(self, assignment: Assignment) -> WorkerHandle: ...
+    async def fork(self) -> ForkedProcess: ...
     async def close(self) -> None: ...
 
 
@@ -76,12 +78,16 @@ class WorkerManager:
         async with self._tasks:
             await asyncio.Event().wait()
 
+    async def fork(self) -> ForkedProcess:
+        """A process that is no worker. Raises LaunchFailed."""
+        return await self._launcher.fork()
+
     async def close(self) -> None:
         """Kill all workers; return when they are gone."""
         self.kill_all()
         await self._launcher.close()
 
-    def act(self, action: Action) -> None:
+    def act(self, action: WorkerAction) -> None:
         """Carry out one action of the policy; does not block."""
         match action:
             case StartWorker():

@@ -11,12 +11,14 @@ from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.events.jobs import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import JobEvent
 from elasticflow.shared.messages.events.loads import *  # noqa: F403
+from elasticflow.shared.messages.events.loads import LoadDecision as LoadDecision
 from elasticflow.shared.messages.events.loads import LoadEvent as LoadEvent
+from elasticflow.shared.messages.events.loads import LoadReport
 from elasticflow.shared.messages.events.nodes import *  # noqa: F403
 from elasticflow.shared.messages.events.nodes import NodeEvent, NodeFenced, NodeReported
 from elasticflow.shared.messages.events.planning import *  # noqa: F403
 from elasticflow.shared.messages.events.planning import PlanEvent
 
-Event = PlanEvent | NodeEvent | JobEvent
+Event = PlanEvent | NodeEvent | JobEvent | LoadReport
 Reply = AdmissionEvent | DeadlineQuoted | MessageRejected  # to the sender of a command
 Telemetry = NodeReported | NodeFenced  # never in the ledger

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from elasticflow.shared.messages.events.loads import LoadEvent
+from elasticflow.shared.messages.events.loads import LoadDecision
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
@@ -265,5 +265,5 @@ AdmissionEvent = (
     | CheckpointRequested
     | CheckpointUpToDate
     | CheckpointRejected
-    | LoadEvent
+    | LoadDecision
 )

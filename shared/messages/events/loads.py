@@ -81,4 +81,26 @@ class CancelLoadRejected:
     at_s: TimeS
 
 
-LoadEvent = LoadOpened | LoadRejected | LoadSealed | SealRejected | LoadCancelled | CancelLoadRejected
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgressed:
+    """So many tasks have a result, successful or not; reported at most every few seconds. From the monitor."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    num_results: NumTasks
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFinished:
+    """Each task of a sealed load has a result. From the monitor."""
+
+    VERSION: ClassVar[int] = 1
+    load_id: Token
+    num_results: NumTasks
+    at_s: TimeS
+
+
+LoadDecision = LoadOpened | LoadRejected | LoadSealed | SealRejected | LoadCancelled | CancelLoadRejected
+LoadReport = LoadProgressed | LoadFinished
+LoadEvent = LoadDecision | LoadReport

@@ -10,6 +10,7 @@ from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import (
     Event,
     JobEvent,
+    LoadReport,
     NodeEvent,
     NodeJoined,
     NodeLost,
@@ -25,7 +26,8 @@ MAX_HEADER_BYTES = 4096  # of an envelope: its id, and that of its cause
 
 PLAN_EVENTS = get_args(PlanEvent)
 JOB_EVENTS = get_args(JobEvent)
-REPORTED_EVENTS = (*get_args(NodeEvent), *JOB_EVENTS)
+LOAD_REPORTS = get_args(LoadReport)
+REPORTED_EVENTS = (*get_args(NodeEvent), *JOB_EVENTS, *LOAD_REPORTS)
 
 
 def ledger_message(subject: str, data: bytes) -> Event | PlanDecided:
@@ -55,6 +57,8 @@ def subject_of(pool: str, event: Event) -> str:
     """The ledger subject on which this event belongs."""
     if isinstance(event, NodeJoined | NodeLost):
         return subjects.node(pool, event.node_id)
+    if isinstance(event, LOAD_REPORTS):
+        return subjects.load(pool, cast(LoadReport, event).load_id)
     assert isinstance(event, JOB_EVENTS), type(event)
     return subjects.job(pool, cast(JobEvent, event).job_id)
 

@@ -177,6 +177,14 @@ def after_adding(state: HandOutState, load_id: str, num_tasks: int) -> HandOutSt
     return _with_load(state, replace(load, num_waiting=load.num_waiting + num_tasks))
 
 
+def after_waiting(state: HandOutState, load_id: str, num_waiting: int) -> HandOutState:
+    """So many tasks wait now, whatever the reason."""
+    load = state.loads[load_id]
+    if num_waiting > load.num_waiting:
+        return after_adding(state, load_id, num_waiting - load.num_waiting)
+    return _with_load(state, replace(load, num_waiting=num_waiting))
+
+
 def after_hand_out(state: HandOutState, bundle: Bundle) -> HandOutState:
     """The bundle left the queue, and its tenant is charged for it."""
     load, share = state.loads[bundle.load_id], state.tenants[bundle.tenant]

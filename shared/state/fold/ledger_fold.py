@@ -127,6 +127,8 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             | events.SealRejected()
             | events.LoadCancelled()
             | events.CancelLoadRejected()
+            | events.LoadProgressed()
+            | events.LoadFinished()
         ):
             return with_load_event(state, event)
         case _:

@@ -23,6 +23,15 @@ def with_load_event(state: PoolState, event: LoadEvent) -> PoolState:
             return _with_load(
                 state, replace(load, phase=LoadPhase.SEALED, num_tasks=event.num_tasks, sealed_at_s=event.at_s)
             )
+        case events.LoadProgressed():
+            if load is None or not load.live or event.num_results <= load.num_results:
+                return state
+            return _with_load(state, replace(load, num_results=event.num_results))
+        case events.LoadFinished():
+            if load is None or load.phase is not LoadPhase.SEALED:
+                return state
+            finished = replace(load, phase=LoadPhase.FINISHED, num_results=event.num_results, ended_at_s=event.at_s)
+            return _without_the_oldest(_with_load(state, finished))
         case events.LoadCancelled():
             if load is None or not load.live:
                 return state

@@ -1,0 +1,68 @@
+"""What becomes of the tasks of a bundle: their results are stored, or they go back to be tried again.
+
+The bundle is acknowledged last. If this executor dies before, another one executes all of its tasks again, and the first
+result of each task stays.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from elasticflow.services.executor.loads.bundle_queue import PulledBundle
+from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle, encode_result
+from elasticflow.shared.runtime.bus.contract import Bus
+
+MAX_APPENDS = 64  # results on their way to the server at a time
+
+
+class BundleSettlement:
+    """Collects the outcomes of one bundle; `settle` makes them durable."""
+
+    def __init__(self, bus: Bus, pool: str, node_id: str, pulled: PulledBundle) -> None:
+        self._bus, self._pool, self._node_id, self._pulled = bus, pool, node_id, pulled
+        self._inputs = dict(pulled.bundle.tasks)
+        self._results = list[TaskResult]()
+        self._failed = list[int]()  # to be tried again
+        self._num_failures = pulled.bundle.num_failures + 1
+
+    def done(self, index: int, value: bytes, task_s: float) -> None:
+        """A task has ended well."""
+        self._results.append(TaskResult(index=index, value=value, task_s=task_s, node_id=self._node_id))
+
+    def failed(self, index: int, error: str, traceback: str = "", task_s: float = 0.0) -> None:
+        """An attempt has failed. After the last one allowed, the failure is the result."""
+        if self._num_failures < self._pulled.load.spec.max_attempts:
+            self._failed.append(index)
+            return
+        failure = TaskResult(index=index, error=error, traceback=traceback, task_s=task_s, node_id=self._node_id)
+        self._results.append(failure)
+
+    async def settle(self, unfinished: Sequence[int] = ()) -> None:
+        """Store the results, return the tasks to try again, then acknowledge. unfinished: preempted, no failure.
+
+        If the server cannot be reached, all tasks go back.
+        """
+        item = self._pulled.item
+        try:
+            for first in range(0, len(self._results), MAX_APPENDS):
+                await asyncio.gather(*map(self._store, self._results[first : first + MAX_APPENDS]))
+            if unfinished:
+                await self._append_again(unfinished, self._pulled.bundle.num_failures)
+            for index in self._failed:  # each alone, so that a task that ends its runner takes no other along
+                await self._append_again([index], self._num_failures)
+            await item.ack()
+        except Retry:
+            with contextlib.suppress(Retry):
+                await item.nak()
+
+    async def _store(self, result: TaskResult) -> None:
+        subject = subjects.result(self._pool, self._pulled.load.load_id, result.index)
+        await self._bus.append_first(subject, encode_result(result))
+
+    async def _append_again(self, indices: Sequence[int], num_failures: int) -> None:
+        bundle = TaskBundle(tasks=tuple((index, self._inputs[index]) for index in indices), num_failures=num_failures)
+        load_id, item = self._pulled.load.load_id, self._pulled.item
+        message_id = f"again-{load_id}-{item.sequence}-{item.num_delivered}-{indices[0]}-{num_failures}"
+        await self._bus.append(subjects.tasks(self._pool, load_id), encode_bundle(bundle), message_id=message_id)
