@@ -21,9 +21,9 @@ from elasticflow.services.executor.worker.process.log_file import write_output_t
 from elasticflow.services.executor.worker.tasks.memory_limit import limit_memory, memory_advice
 from elasticflow.services.executor.worker.tasks.task_function import (
     FunctionUnusable,
+    encodable,
     execute,
     load_task_function,
-    message_of,
     traceback_of,
 )
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
@@ -83,7 +83,7 @@ def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
 
 
 def _failure_of(error: FunctionUnusable, order: RunTasks) -> RunnerFailed:
-    cause, reason = error.__cause__, message_of(error)
+    cause, reason = error.__cause__, encodable(str(error))
     if cause is not None and is_out_of_memory(cause) and order.memory_limit_bytes:
         reason += f"; {memory_advice(order.memory_limit_bytes)}"
     text = "" if cause is None else traceback_of(cause)

@@ -16,7 +16,7 @@ from elasticflow.shared.errors import Stop
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES, TaskDone, TaskFailed, too_large
 
 TaskFunction = Callable[[Any], Any]
-_MAX_ERROR, _MAX_TRACEBACK = 2000, 4000  # characters that are sent
+_MAX_TEXT = 4000  # characters of an error or traceback that are sent
 
 
 @dataclass(eq=False)
@@ -74,18 +74,18 @@ def execute(
 
 def message_of(error: BaseException) -> str:
     """Its type and words, with its notes. Never raises, even if its __str__ does."""
-    return _encodable("".join(traceback.format_exception_only(error)).strip()[:_MAX_ERROR])
+    return encodable("".join(traceback.format_exception_only(error)).strip())
 
 
 def traceback_of(error: BaseException) -> str:
     """The end of it, without the frame of the caller."""
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-    return _encodable("".join(traceback.format_exception(error))[-_MAX_TRACEBACK:])
+    return encodable("".join(traceback.format_exception(error))[-_MAX_TEXT:])
 
 
-def _encodable(text: str) -> str:
-    """A file name that is not UTF-8 holds surrogates, which no message can carry."""
-    return text.encode("utf-8", errors="replace").decode()
+def encodable(text: str) -> str:
+    """The text as a message can carry it: bounded, and without the surrogates of file names that are not UTF-8."""
+    return text[:_MAX_TEXT].encode("utf-8", errors="replace").decode()
 
 
 def _free_memory(error: BaseException) -> None:
