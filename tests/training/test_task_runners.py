@@ -142,6 +142,23 @@ async def test_a_task_that_ends_the_process_is_known(
     assert (later.cause, later.under_way, later.unfinished) == (ended.cause, None, (TaskKey(3, 0),))
 
 
+async def test_a_task_that_breaks_the_gpu_fails_and_ends_the_runner(runners: Runners) -> None:
+    runner = await runners.start()
+    result, failed, ended = await all_of(run(runner, 1, "break the GPU", 2))
+    assert result == 1
+    assert "illegal memory access" in failed.error
+    assert (ended.cause, ended.exited.code, ended.under_way) == ("exited", ExitCode.FAILED, None)
+    assert ended.unfinished == (TaskKey(1, 2),)
+
+
+async def test_a_lost_gpu_is_no_failure_of_the_task(runners: Runners) -> None:
+    runner = await runners.start()
+    result, ended = await all_of(run(runner, 1, "lose the GPU", 2))
+    assert result == 1
+    assert (ended.cause, ended.exited.code) == ("exited", ExitCode.DEVICE_UNUSABLE)
+    assert ended.unfinished == (TaskKey(1, 1), TaskKey(1, 2))
+
+
 async def test_a_task_above_the_memory_limit_fails_alone(runners: Runners) -> None:
     runner = await runners.start("fill_memory", memory_limit_bytes=256 * MIB)
     small, failed, again = await all_of(run(runner, 100 * MIB, 2048 * MIB, 100 * MIB))

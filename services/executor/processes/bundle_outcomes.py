@@ -11,7 +11,7 @@ from elasticflow.shared.messages.worker_protocol.task_running import TaskDone, T
 Outcome = TaskDone | TaskFailed
 
 EndCause = Literal[
-    "exited",  # by itself: sys.exit or os._exit in a task
+    "exited",  # by itself: sys.exit or os._exit in a task, or an ExitCode, e.g. DEVICE_UNUSABLE
     "signalled",  # by a signal that the executor did not send, e.g. a segmentation fault
     "function unusable",
     "channel broken",  # it sent bytes that are no message, or no allowed one

@@ -55,6 +55,7 @@ class TaskRunner:
         self._waiting_since_s = self._now_s()  # for readiness or for the next outcome, if one is due
         self._killed_for: EndCause | None = None
         self._overdue: TaskKey | None = None
+        self._executes = False  # the runner takes up tasks
         self._error = self._traceback = ""
         process.send(order)
         self._timing = asyncio.create_task(self._end_start_after_timeout(), name=f"runner {self.pid} start")
@@ -145,13 +146,14 @@ class TaskRunner:
         match message:
             case RunnerReady() if not self._ready.done():
                 self._ready.set_result(True)
+                self._executes = True
                 self._waiting_since_s = self._now_s()
                 self._timing.cancel()
                 if math.isfinite(self._task_timeout_s):
                     self._timing = asyncio.create_task(self._end_after_timeout(), name=f"runner {self.pid} time-out")
             case RunnerFailed(error=error, traceback=traceback) if not self._ready.done():
                 self._killed_for, self._error, self._traceback = "function unusable", error, traceback
-            case TaskDone() | TaskFailed() if self._ready.done():
+            case TaskDone() | TaskFailed() if self._executes:
                 self._take_outcome(message)
             case _:
                 raise BrokenChannel(f"the runner sent {type(message).__name__} at the wrong time")
@@ -163,6 +165,8 @@ class TaskRunner:
         _, outcomes = self._pending.popleft()
         self._waiting_since_s = self._now_s()
         outcomes.add(outcome)
+        if isinstance(outcome, TaskFailed) and outcome.ends_runner:
+            self._executes = False
         if not self._pending:
             self._drained.set()
 
@@ -172,8 +176,7 @@ class TaskRunner:
 
     def _finish(self, exited: Exited) -> RunnerEnded:
         """Fail the overdue task, and end the outcomes of all bundles."""
-        was_ready = self._ready.done()
-        under_way = self._pending[0][0] if self._pending and was_ready else None
+        under_way = self._pending[0][0] if self._pending and self._executes else None
         if self._overdue is not None and under_way == self._overdue:
             _, outcomes = self._pending.popleft()
             outcomes.add(self._time_out_of(self._overdue))
@@ -189,7 +192,7 @@ class TaskRunner:
             outcomes.end_early(ended)
         self._pending.clear()
         self._drained.set()
-        if not was_ready:
+        if not self._ready.done():
             self._ready.set_result(False)
         return ended
 

@@ -75,13 +75,17 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailed:
-    """The task raised an exception, or its input or result is unusable. traceback: the end of it."""
+    """The task raised an exception, or its input or result is unusable. traceback: the end of it.
+
+    ends_runner: the task has left the GPU in an error state, in which every later task would fail; the runner ends.
+    """
 
     bundle_id: BundleId
     index: TaskIndex
     error: Text
     traceback: Text = ""
     task_s: DurationS = 0.0
+    ends_runner: Annotated[bool, Strict()] = False
 
 
 ToRunner = RunTasks | RunBundle

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 
 def double(x):
@@ -115,6 +116,14 @@ def _fork_and_return():
     return "parent" if os.fork() else "child"
 
 
+def _break_the_gpu():
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def _lose_the_gpu():
+    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
 _DEEDS = {
     "raise": _raise,
     "sys.exit": lambda: sys.exit(3),
@@ -125,6 +134,8 @@ _DEEDS = {
     "not picklable": _NotPicklable,
     "child": _ignore_sigterm_with_a_child,
     "print without end": _print_without_end,
+    "break the GPU": _break_the_gpu,
+    "lose the GPU": _lose_the_gpu,
     "garbage": _write_garbage,
     "forged": _forge_an_outcome,
     "close": _close_the_channel,

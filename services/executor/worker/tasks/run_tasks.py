@@ -16,7 +16,12 @@ from typing import NoReturn
 
 import structlog
 
-from elasticflow.services.executor.worker.process.device import DeviceUnusable, claim_alone, is_out_of_memory
+from elasticflow.services.executor.worker.process.device import (
+    DeviceLost,
+    DeviceUnusable,
+    claim_alone,
+    is_out_of_memory,
+)
 from elasticflow.services.executor.worker.process.log_file import write_output_to
 from elasticflow.services.executor.worker.tasks.memory_limit import limit_memory, memory_advice
 from elasticflow.services.executor.worker.tasks.task_function import (
@@ -34,6 +39,7 @@ from elasticflow.shared.messages.worker_protocol.task_running import (
     RunnerFailed,
     RunnerReady,
     RunTasks,
+    TaskFailed,
 )
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 
@@ -48,6 +54,9 @@ def run_tasks(sock: socket.socket, order: RunTasks, received: bytes) -> NoReturn
         code = _exit_code_of(order, channel)
     except SystemExit as request:
         code = _requested_code(request)
+    except DeviceLost as error:
+        log.error("device_lost", reason=str(error))
+        code = ExitCode.DEVICE_UNUSABLE
     except BaseException:  # e.g. no memory is left to report a failure
         traceback.print_exc()
         code = ExitCode.FAILED
@@ -57,7 +66,7 @@ def run_tasks(sock: socket.socket, order: RunTasks, received: bytes) -> NoReturn
 
 
 def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
-    """Returns only if no task can be executed. SystemExit of a task leaves it."""
+    """Returns when no further task can be executed. SystemExit of a task leaves it."""
     try:
         claim_alone(order.device, order.gpu_index)
         if order.memory_limit_bytes and order.device == "cpu":
@@ -80,6 +89,8 @@ def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
             if os.getpid() != pid:  # a process that the task has forked, and that returned from it
                 os._exit(0)
             channel.send(outcome)
+            if isinstance(outcome, TaskFailed) and outcome.ends_runner:
+                return ExitCode.FAILED
 
 
 def _failure_of(error: FunctionUnusable, order: RunTasks) -> RunnerFailed:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from elasticflow.services.executor.worker.process.device import is_out_of_memory
+import torch
+
+from elasticflow.services.executor.worker.process.device import DeviceLost, is_device_lost, is_out_of_memory
 from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
 from elasticflow.services.executor.worker.tasks.memory_limit import memory_advice
 from elasticflow.shared.errors import Stop
@@ -51,7 +53,7 @@ def load_task_function(path: str, code_path: str) -> TaskFunction:
 def execute(
     function: TaskFunction, bundle_id: int, index: int, task_input: bytes, *, memory_limit_bytes: int
 ) -> TaskDone | TaskFailed:
-    """Call the function once. Only SystemExit leaves it. memory_limit_bytes: for the error; 0: no limit."""
+    """Call the function once. memory_limit_bytes: for the error; 0: no limit. Raises SystemExit, DeviceLost."""
     began_s = time.perf_counter()
     try:
         result = pickle.dumps(function(pickle.loads(task_input)), pickle.HIGHEST_PROTOCOL)
@@ -59,12 +61,21 @@ def execute(
         raise
     except BaseException as error:
         task_s = time.perf_counter() - began_s
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0]) from error
         if exceeded := is_out_of_memory(error):
             _free_memory(error)
         message = message_of(error)
         if exceeded and memory_limit_bytes:
             message += f"; {memory_advice(memory_limit_bytes)}"
-        return TaskFailed(bundle_id=bundle_id, index=index, error=message, traceback=traceback_of(error), task_s=task_s)
+        return TaskFailed(
+            bundle_id=bundle_id,
+            index=index,
+            error=message,
+            traceback=traceback_of(error),
+            task_s=task_s,
+            ends_runner=isinstance(error, torch.AcceleratorError),
+        )
     task_s = time.perf_counter() - began_s
     if len(result) > MAX_TASK_BYTES:
         message = too_large("result", len(result))
