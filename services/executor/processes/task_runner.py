@@ -38,6 +38,7 @@ from elasticflow.shared.messages.worker_protocol.task_running import (
 )
 
 START_TIMEOUT_S = 120.0  # for the import of the function's module from a cold disk
+_READ_DELAY_S = 0.05  # an executor that was stalled reads the outcomes that have arrived before it judges a task
 MAX_BUNDLES = 2  # one that is executed, and one that waits in the runner
 
 
@@ -214,8 +215,11 @@ class TaskRunner:
 
     async def _end_after_timeout(self) -> None:
         """Kill the runner when a task is overdue."""
-        while (left_s := self._left_s()) > 0:  # noqa: ASYNC110 - an event for each outcome would cost more
-            await asyncio.sleep(left_s)
+        is_overdue = False
+        while not is_overdue:
+            await asyncio.sleep(max(self._left_s(), 0.0))
+            await asyncio.sleep(_READ_DELAY_S)
+            is_overdue = self._left_s() <= 0
         self._overdue, _ = self._pending[0]
         self._kill("task timed out")
 
