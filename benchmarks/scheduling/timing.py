@@ -31,12 +31,12 @@ def timed(call: Callable[[], Answer]) -> tuple[Answer, Took]:
 def spreads(times: Mapping[str, Iterable[Took]]) -> dict[str, dict[str, dict[str, float]]]:
     """By CPU and by the wall, for each kind of call."""
     return {
-        "cpu_ms": {what: _spread([took.cpu_s for took in tooks]) for what, tooks in times.items()},
-        "wall_ms": {what: _spread([took.wall_s for took in tooks]) for what, tooks in times.items()},
+        "cpu_ms": {what: spread_ms([took.cpu_s for took in tooks]) for what, tooks in times.items()},
+        "wall_ms": {what: spread_ms([took.wall_s for took in tooks]) for what, tooks in times.items()},
     }
 
 
-def _spread(times_s: list[float]) -> dict[str, float]:
+def spread_ms(times_s: list[float]) -> dict[str, float]:
     """Median, 99th percentile and maximum, in milliseconds."""
     return {
         "p50": 1e3 * float(np.percentile(times_s, 50)),

@@ -19,6 +19,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     PrepareSwitch,
     StopAtBoundary,
 )
+from tests.support.task_runners import Runners
 
 WAIT_S = 60.0  # for expected events; far above the usual time
 T = TypeVar("T")
@@ -178,6 +179,13 @@ class Node:
         about = worker.assignment
         generation = event.generation if isinstance(event, RendezvousListening) else about.generation
         self._generations[about.job_id, generation].record(about.rank, event)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def runners(node: Node, tmp_path: Path) -> AsyncIterator[Runners]:
+    runners = Runners(node.launcher, tmp_path)
+    yield runners
+    await runners.close()
 
 
 def job_spec(name: str, **fields: Any) -> JobSpec:

@@ -1,14 +1,13 @@
 """Starts, signals and follows the worker processes of one node. Asynchronous; never imports torch.
 
 A fork server (`python -m elasticflow.services.executor.worker`) has the libraries loaded. Each worker is a fork of it
-with its own channel to the launcher. Three mechanisms end a worker and its descendants with its executor: the end of
-file on the fork server's socket, the end of file on the worker's channel, and at the next start the marks in the
-environment. If the fork server is killed, the kernel's parent death signal ends its workers.
+with its own channel to the launcher; so are the runners of padding loads (`task_runner.py`). Three mechanisms end a
+worker and its descendants with its executor: the end of file on the fork server's socket, the end of file on the
+worker's channel, and at the next start the marks in the environment. If the fork server is killed, the kernel's parent
+death signal ends its workers.
 """
 
 import asyncio
-import contextlib
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,43 +15,38 @@ from typing import Literal, get_args
 import structlog
 
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkServer, LaunchFailed
+from elasticflow.services.executor.processes.forked_process import ForkedProcess, fork_process
 from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
-from elasticflow.services.executor.processes.warm_pool import WarmPool, WorkerProcess
-from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
+from elasticflow.services.executor.processes.warm_pool import WarmPool
+from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WriteLog
-from elasticflow.shared.runtime.process.process_termination import kill_process_group
 
 log = structlog.get_logger()
 
 _FORK_TIMEOUT_S = 20.0
-_LAST_MESSAGES_TIMEOUT_S = 1.0  # for a channel that another process holds open after its worker has ended
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 
 
 class WorkerHandle:
     """One worker process, leader of its own process group."""
 
-    def __init__(self, assignment: Assignment, pid: int, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, assignment: Assignment, process: ForkedProcess) -> None:
         self.assignment = assignment
-        self.pid = pid
-        self.exited: Exited | None = None
-        self._writer = writer
+        self.process = process
+        self.exited: Exited | None = None  # set with the last event
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def send(self, message: ToWorker) -> None:
         """Does not wait. No effect if the worker is gone: `Exited` follows."""
-        if not self._writer.is_closing():
-            self._writer.write(encode_frame(message))
-
-    def ended(self, exited: Exited) -> None:
-        """Called by the launcher: the process is gone."""
-        self.exited = exited
-        self._writer.close()
+        self.process.send(message)
 
     def kill(self) -> None:
         """SIGKILL to the worker and its descendants."""
-        if self.exited is None:
-            kill_process_group(self.pid)
+        self.process.kill()
 
 
 WorkerEvent = FromWorker | Exited
@@ -86,7 +80,7 @@ class Launcher:
         self._server_ready = asyncio.Event()
         self._forking = asyncio.Lock()
         self._followers: set[asyncio.Task[None]] = set()
-        self.warm_pool = WarmPool(self._fork, device=device, num_gpus=warm_workers)
+        self.warm_pool = WarmPool(self.fork, device=device, num_gpus=warm_workers)
         self._warming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -99,33 +93,26 @@ class Launcher:
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
         """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed."""
-        process = self.warm_pool.take(assignment.gpu_index) or await self._fork()
-        handle = WorkerHandle(assignment, process.pid, process.writer)
+        process = self.warm_pool.take(assignment.gpu_index) or await self.fork()
+        handle = WorkerHandle(assignment, process)
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
         handle.send(WriteLog(file=str(log_file)))
         handle.send(assignment)
-        following = self._follow(handle, process.reader, process.exited)
-        follower = asyncio.create_task(following, name=f"worker {process.pid}")
+        follower = asyncio.create_task(self._follow(handle), name=f"worker {process.pid}")
         self._followers.add(follower)
         follower.add_done_callback(self._followers.discard)
         return handle
 
-    async def _fork(self) -> WorkerProcess:
-        """Raises LaunchFailed."""
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as on_failure:
-            on_failure.callback(ours.close)
-            try:
-                async with asyncio.timeout(_FORK_TIMEOUT_S), self._forking:
-                    await self._server_ready.wait()
-                    assert self._server is not None
-                    pid, exited = await self._server.fork(theirs)
-            except (TimeoutError, OSError, EOFError) as error:
-                reason = f"{type(error).__name__} {error}".strip()
-                raise LaunchFailed(reason, str(self._server_log)) from error
-            on_failure.pop_all()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return WorkerProcess(pid=pid, exited=exited, reader=reader, writer=writer)
+    async def fork(self) -> ForkedProcess:
+        """A process that waits for its first message. Raises LaunchFailed."""
+        try:
+            async with asyncio.timeout(_FORK_TIMEOUT_S), self._forking:
+                await self._server_ready.wait()
+                assert self._server is not None
+                return await fork_process(self._server)
+        except (TimeoutError, OSError, EOFError) as error:
+            reason = f"{type(error).__name__} {error}".strip()
+            raise LaunchFailed(reason, str(self._server_log)) from error
 
     def log_file(self, job_id: str, generation: int, rank: int) -> Path:
         """The file of a worker's output; it is never deleted."""
@@ -143,30 +130,17 @@ class Launcher:
             await asyncio.wait(self._followers)
         await asyncio.to_thread(kill_marked, self._marks)
 
-    async def _follow(
-        self, handle: WorkerHandle, reader: asyncio.StreamReader, exited: "asyncio.Future[Exited]"
-    ) -> None:
+    async def _follow(self, handle: WorkerHandle) -> None:
         """Pass on the worker's messages until it has ended and its last ones are read."""
-        listening = asyncio.create_task(self._listen(handle, reader))
         watching = asyncio.create_task(_kill_if_stopped(handle))
-        end = await exited
-        watching.cancel()
-        await asyncio.wait({listening}, timeout=_LAST_MESSAGES_TIMEOUT_S)
-        listening.cancel()
-        handle.ended(end)
+        handle.process.exited.add_done_callback(lambda _: watching.cancel())
+        end = await handle.process.follow(
+            FrameReader[FromWorker](*get_args(FromWorker)),
+            on_message=lambda message: self._on_event(handle, message),
+            on_broken=lambda reason: log.error("worker_channel_broken", pid=handle.pid, reason=reason),
+        )
+        handle.exited = end
         self._on_event(handle, end)
-
-    async def _listen(self, handle: WorkerHandle, reader: asyncio.StreamReader) -> None:
-        frames = FrameReader[FromWorker](*get_args(FromWorker))
-        try:
-            while data := await reader.read(65_536):
-                for message in frames.feed(data):
-                    self._on_event(handle, message)
-        except BrokenChannel as error:
-            log.error("worker_channel_broken", pid=handle.pid, reason=str(error))
-            handle.kill()
-        except ConnectionError:  # it ended with unread messages
-            handle.kill()
 
     @property
     def _server_log(self) -> Path:

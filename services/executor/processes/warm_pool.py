@@ -7,13 +7,12 @@ now, and a GPU that is unusable now may be usable later.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import structlog
 
-from elasticflow.services.executor.processes.fork_server_client import Exited, LaunchFailed
-from elasticflow.shared.messages.worker_protocol.frames import encode_frame
+from elasticflow.services.executor.processes.fork_server_client import LaunchFailed
+from elasticflow.services.executor.processes.forked_process import ForkedProcess
 from elasticflow.shared.messages.worker_protocol.to_worker import WarmUp
 
 log = structlog.get_logger()
@@ -22,26 +21,16 @@ _PAUSE_S = 1.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WorkerProcess:
-    """A forked and connected worker without an assignment."""
-
-    pid: int
-    exited: "asyncio.Future[Exited]"
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
 class WarmPool:
     """fork: a new process. Raises LaunchFailed."""
 
     def __init__(
-        self, fork: Callable[[], Awaitable[WorkerProcess]], *, device: Literal["cpu", "cuda"], num_gpus: int
+        self, fork: Callable[[], Awaitable[ForkedProcess]], *, device: Literal["cpu", "cuda"], num_gpus: int
     ) -> None:
         self._fork = fork
         self._device: Literal["cpu", "cuda"] = device
         self._num_gpus = num_gpus
-        self._ready: dict[int, WorkerProcess] = {}  # by GPU index
+        self._ready: dict[int, ForkedProcess] = {}  # by GPU index
         self._taken: dict[int, asyncio.Future[None]] = {}
 
     @property
@@ -60,7 +49,7 @@ class WarmPool:
                 worker.writer.close()  # the worker ends with its channel
             self._ready.clear()
 
-    def take(self, gpu_index: int) -> WorkerProcess | None:
+    def take(self, gpu_index: int) -> ForkedProcess | None:
         """Remove and return the warm worker of this GPU; None if there is none."""
         worker = self._ready.pop(gpu_index, None)
         if worker is None or worker.exited.done():
@@ -84,11 +73,11 @@ class WarmPool:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
-    async def _is_taken(self, worker: WorkerProcess, gpu_index: int) -> bool:
+    async def _is_taken(self, worker: ForkedProcess, gpu_index: int) -> bool:
         """Wait until it is taken; False if it dies before."""
         taken = self._taken[gpu_index] = asyncio.get_running_loop().create_future()
         self._ready[gpu_index] = worker
-        worker.writer.write(encode_frame(WarmUp(device=self._device, gpu_index=gpu_index)))
+        worker.send(WarmUp(device=self._device, gpu_index=gpu_index))
         await asyncio.wait({taken, worker.exited}, return_when=asyncio.FIRST_COMPLETED)
         if taken.done():
             return True

@@ -1,12 +1,15 @@
 """A worker process trains one job on one GPU, together with the job's other workers. Only this package imports torch.
+A runner process executes tasks of one padding load on one GPU.
 
 No package imports it: the launcher starts `python -m elasticflow.services.executor.worker`, a fork server that loads
-torch and forks a child for each worker. They talk over sockets (shared/messages/worker_protocol/frames.py).
+torch and forks a child for each worker and runner. They talk over sockets (shared/messages/worker_protocol/frames.py).
 
     process/      one operating-system process
-        fork_server.py          forks workers, reaps them, ends with its executor
+        fork_server.py          forks workers and runners, reaps them, ends with its executor
+        first_message.py        whether a fork becomes a worker or a runner
         run_worker.py           from the fork to the exit code
         channel.py              messages from and to the executor; the lease
+        users_module.py         imports a module of the user's code
         log_file.py             where output goes
         device.py               the CPU slot or GPU: memory, errors, timing
         cpu_throttle.py         limits a CPU slot to a share of a core
@@ -41,6 +44,10 @@ torch and forks a child for each worker. They talk over sockets (shared/messages
         summation_tree.py       the order of every sum (pure)
         tree_reduce.py          sums of tensors along the tree, within and between workers
         gradients_and_buffers.py   what the calls of one step share
+    tasks/        a runner instead of a worker
+        run_tasks.py            from the first message to the end: bundles one after another
+        task_function.py        the function's import, and one call of it
+        memory_limit.py         what tasks on a CPU slot may allocate
     data/         samples
         dataset.py              recognizes the user's data set
         sample_order.py         (seed, iteration, virtual node) -> samples (pure)

@@ -1,9 +1,10 @@
-"""The bytes between an executor, its fork server and its workers: frames of msgpack. Pure.
+"""The bytes between an executor and its fork server, workers and runners: frames of msgpack. Pure.
 
-Two kinds of stream socket, both private to one machine:
+Three kinds of stream socket, all private to one machine:
 
     executor <-> fork server    `forking`
     executor <-> worker         `to_worker`, `from_worker`
+    executor <-> runner         `task_running`
 
 A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
 """
@@ -17,9 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.shared.messages.worker_protocol.forking import FromForkServer, ToForkServer
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
+from elasticflow.shared.messages.worker_protocol.task_running import FromRunner, ToRunner
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 
-ChannelMessage = ToWorker | FromWorker | ToForkServer | FromForkServer
+ChannelMessage = ToWorker | FromWorker | ToRunner | FromRunner | ToForkServer | FromForkServer
 Message = TypeVar("Message")
 MAX_FRAME_BYTES = 1024 * 1024
 

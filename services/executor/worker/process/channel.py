@@ -41,8 +41,11 @@ log = structlog.get_logger()
 
 
 class Channel:
-    def __init__(self, sock: socket.socket) -> None:
+    """received: bytes that were read from the socket before."""
+
+    def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
         self._socket = sock
+        self._received = received
         self._writing = threading.Lock()
         self._commands: queue.SimpleQueue[WarmUp | Assignment] = queue.SimpleQueue()
         # by generation
@@ -139,7 +142,7 @@ class Channel:
         """Until the end of the file or of the lease. Raises BrokenChannel."""
         frames = FrameReader[ToWorker](*get_args(ToWorker))
         assignment: Assignment | None = None  # waits for a lease that is not over
-        while data := self._receive():
+        while data := self._take_received() or self._receive():
             for message in frames.feed(data):
                 match message:
                     case WarmUp():
@@ -168,6 +171,10 @@ class Channel:
             if assignment is not None and boot_s() <= self._lease_until_s:
                 self._commands.put(assignment)
                 assignment = None
+
+    def _take_received(self) -> bytes:
+        received, self._received = self._received, b""
+        return received
 
     def _receive(self) -> bytes:
         """The next bytes; empty at the end of the file or of the lease. Bytes that have arrived count, however late

@@ -2,7 +2,9 @@
 
 import ctypes
 import gc
+import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,6 +86,18 @@ class DeviceUnusable(Retry):
 def is_device_lost(error: BaseException) -> bool:
     """Whether the device itself has failed, independently of the operation."""
     return isinstance(error, torch.AcceleratorError) and any(text in str(error) for text in _DEVICE_LOST)
+
+
+def visible_devices(gpu_indices: Sequence[int], inherited: Mapping[str, str]) -> str:
+    """CUDA_VISIBLE_DEVICES for these GPUs, in CUDA's naming, also if the executor itself sees only some GPUs."""
+    names = inherited.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return ",".join(names[i] if i < len(names) and names[i] else str(i) for i in gpu_indices)
+
+
+def claim_alone(kind: str, gpu_index: int) -> torch.device:
+    """As `claim`; afterwards this process and its children see no other GPU. Call it before any use of CUDA."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([gpu_index], os.environ) if kind == "cuda" else ""
+    return claim(kind, 0)
 
 
 def claim(kind: str, gpu_index: int) -> torch.device:

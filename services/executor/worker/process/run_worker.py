@@ -31,9 +31,12 @@ _MAX_TEXT = 16_000  # characters of an error or traceback that are sent; the log
 log = structlog.get_logger()
 
 
-def run_worker(sock: socket.socket) -> NoReturn:
-    """Wait for the assignment, train, and exit with an `ExitCode`. A warm worker prepares its device first."""
-    channel = Channel(sock)
+def run_worker(sock: socket.socket, received: bytes) -> NoReturn:
+    """Wait for the assignment, train, and exit with an `ExitCode`. A warm worker prepares its device first.
+
+    received: the bytes that were already read from the channel.
+    """
+    channel = Channel(sock, received)
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
     # A forked reader process inherits connections, but not their threads: collecting one of them would crash it.
     os.register_at_fork(after_in_child=gc.freeze)

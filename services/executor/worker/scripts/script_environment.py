@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -128,11 +129,5 @@ def torchrun_environment(
     if assignment.device == "cpu":
         words["CUDA_VISIBLE_DEVICES"] = ""
     elif not sees_all_gpus:
-        words["CUDA_VISIBLE_DEVICES"] = _visible([slots[r].gpu_index for r in local], inherited)
+        words["CUDA_VISIBLE_DEVICES"] = visible_devices([slots[r].gpu_index for r in local], inherited)
     return {name: str(number) for name, number in numbers.items()} | words
-
-
-def _visible(gpu_indices: Sequence[int], inherited: Mapping[str, str]) -> str:
-    """In CUDA's naming, if the executor itself sees only some GPUs."""
-    names = inherited.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return ",".join(names[i] if i < len(names) and names[i] else str(i) for i in gpu_indices)

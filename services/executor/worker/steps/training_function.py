@@ -3,9 +3,6 @@
 The users' base class, `elasticflow.ElasticJob`, implements this protocol; the worker does not import it.
 """
 
-import importlib
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from torch import nn
 
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, is_communication_error
 from elasticflow.services.executor.worker.process.device import DeviceLost, is_device_lost
+from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes, default_count
 from elasticflow.shared.errors import Stop
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
@@ -63,21 +61,16 @@ class TrainingFunction(Protocol):
     def collate(self, samples: list[Any]) -> Any: ...
 
 
-_WHERE_MODULES_ARE = (
-    "; install it on the nodes, or put it beside your file: modules that its imports name are sent with it"
-)
 _METHODS = ("init_model", "init_dataset", "init_optimizer", "train", "evaluate", "collate")
 
 
 def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     """An instance of the job's class, with its hyperparameters. Raises TrainingFailed if it cannot be loaded."""
-    sys.path.insert(0, code_path or os.getcwd())
     module_name, _, class_name = spec.training_function.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except BaseException as error:  # a module may raise anything while it is imported
-        what_to_do = _WHERE_MODULES_ARE if isinstance(error, ModuleNotFoundError) else ""
-        raise TrainingFailed(f"cannot import {module_name}: {type(error).__name__}: {error}{what_to_do}") from error
+        module = import_users_module(module_name, code_path)
+    except NotImportable as error:
+        raise TrainingFailed(str(error)) from error.__cause__
     job_class = getattr(module, class_name, None)
     if job_class is None:
         raise TrainingFailed(f"module {module_name} has no class {class_name}: correct the training function's name")

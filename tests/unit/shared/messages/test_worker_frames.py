@@ -37,6 +37,14 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
     Switched,
 )
+from elasticflow.shared.messages.worker_protocol.task_running import (
+    RunBundle,
+    RunnerFailed,
+    RunnerReady,
+    RunTasks,
+    TaskDone,
+    TaskFailed,
+)
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
     JoinRendezvous,
@@ -76,6 +84,12 @@ MESSAGES = (
     WorkerForked(request=0, pid=4711),
     ForkFailed(request=0, reason="no memory"),
     WorkerReaped(pid=4711, exit_code=None, signal=9),
+    RunTasks(load_id="a", function="package.module:function", log_file="/somewhere/a.log", memory_limit_bytes=1 << 30),
+    RunBundle(bundle_id=7, tasks=((0, b"\x00\xff"), (3, b""))),
+    RunnerReady(),
+    RunnerFailed(error="cannot import package.module"),
+    TaskDone(bundle_id=7, index=0, result=b"\xff\x00", task_s=0.25),
+    TaskFailed(bundle_id=7, index=3, error="ValueError: no", traceback="line 1", task_s=0.5),
 )
 
 

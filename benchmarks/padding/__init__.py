@@ -1,0 +1,1 @@
+"""Runners of padding loads: start, gap between tasks, tasks per second, preemption."""

@@ -1,0 +1,24 @@
+"""Functions that the measured runners execute. The imports are those of an ordinary task function."""
+
+import time
+
+import numpy as np
+import torch
+
+_held: list[torch.Tensor] = []
+
+
+def nothing(_: None) -> None:
+    """The empty task."""
+
+
+def times(_: None) -> tuple[float, float]:
+    """When it began and ended, in seconds of the monotonic clock, which all processes of a machine share."""
+    return time.perf_counter(), time.perf_counter()
+
+
+def hold_memory(num_bytes: int) -> None:
+    """Touch and keep so much memory, then never end."""
+    _held.append(torch.from_numpy(np.ones(num_bytes, dtype=np.uint8)))
+    print("holding", flush=True)
+    time.sleep(3600.0)
