@@ -38,6 +38,7 @@ NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]
 NumGpus = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 PositiveGpus = Annotated[int, Strict(), Gt(0), Le(MAX_GPUS)]
 Index = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
+TaskIndex = Annotated[int, Strict(), Ge(0), Lt(1 << 40)]  # of a task within its padding load
 Iterations = Annotated[int, Strict(), Ge(0), Le(MAX_ITERATIONS)]
 NumBytes = Annotated[int, Strict(), Ge(0), Le(2**53)]
 PositiveIterations = Annotated[int, Strict(), Gt(0), Le(MAX_ITERATIONS)]

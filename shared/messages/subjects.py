@@ -63,6 +63,21 @@ def every_node(pool: str) -> str:
     return f"ef.telemetry.{pool}.*"
 
 
+def tasks(pool: str, load_id: str) -> str:
+    """Bundles of a padding load: a work queue, shared by the executors."""
+    return f"ef.tasks.{pool}.{load_id}"
+
+
+def result(pool: str, load_id: str, index: int) -> str:
+    """The result of one task of a padding load. Only the first one is stored."""
+    return f"ef.results.{pool}.{load_id}.{index}"
+
+
+def every_result(pool: str, load_id: str) -> str:
+    """The results of a padding load."""
+    return f"ef.results.{pool}.{load_id}.*"
+
+
 def dead_letter(pool: str, service: str) -> str:
     """Unreadable messages, with the reason."""
     return f"ef.dead.{pool}.{service}"

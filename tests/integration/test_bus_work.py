@@ -2,7 +2,8 @@
 
 import asyncio
 
-from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from tests.support.shared_pool import POOL, SUBMIT, Connect
 
 

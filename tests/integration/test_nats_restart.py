@@ -160,7 +160,7 @@ async def until_consumer_waits(bus: NatsBus) -> None:
 async def test_a_consumer_that_the_server_forgot_is_replaced(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.ledger_follower._SILENCE_S", 0.3)
+    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.stream_follower._SILENCE_S", 0.3)
     bus = await connect_nats(nats_server.url, name="test")
     await bus.ensure_pool(POOL)
     async with aclosing(bus.follow(POOL, after_sequence=0)) as ledger:

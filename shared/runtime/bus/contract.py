@@ -5,17 +5,21 @@ Two adapters keep this contract, and one test suite holds them to it: `nats_bus.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from elasticflow.shared.errors import MaybeStored, StorageFull, Unavailable
 from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 
 MAX_BATCH = 512  # messages in one batch of `follow`
 DEFAULT_TIMEOUT_S = 5.0
 REVISION_HEADER = "Nats-Sequence"  # of a stored value that is published too
 ACK_WAIT_S = 30.0  # a message that is not settled within it goes to another replica
+TASK_ACK_WAIT_S = 10.0  # a bundle lasts about half a second; an executor reports longer ones as in progress
+
+Batches = AsyncGenerator[tuple[LedgerRecord, ...], None]  # of stored messages, in order; none is empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,55 +46,6 @@ class LedgerEnd:
 
     sequence: int
     at_s: float
-
-
-class WorkItem(Protocol):
-    """A message of a work queue, to be settled by exactly one of ack, nak, term.
-
-    Settling is best effort: if it gets lost, the message comes again (num_delivered counts from 1). sequence and
-    stored_at_s are the same for each delivery.
-    """
-
-    @property
-    def subject(self) -> str: ...
-    @property
-    def data(self) -> bytes: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def stored_at_s(self) -> float: ...
-    @property
-    def num_delivered(self) -> int: ...
-
-    async def ack(self) -> None:
-        """Done: never again."""
-        ...
-
-    async def nak(self, delay_s: float = 0.0) -> None:
-        """Not now: deliver it again after delay_s, to any replica."""
-        ...
-
-    async def in_progress(self) -> None:
-        """Still in progress: count the ack wait from now."""
-        ...
-
-    async def term(self) -> None:
-        """Failed permanently: never again."""
-        ...
-
-
-class WorkQueue(Protocol):
-    """One replica's access to a queue that all replicas of a consumer share."""
-
-    async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
-        """At least one message as soon as there is one, and all that wait then; [] after timeout_s."""
-        ...
-
-    async def close(self) -> None:
-        """Return messages that arrived without a pull."""
-        ...
 
 
 class Subscription(Protocol):
@@ -154,14 +109,14 @@ class Bus(Protocol):
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, self.LAST_RETRY_S)
 
-    def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+    def follow(self, pool: str, *, after_sequence: int) -> Batches:
         """The ledger in order, without gaps and without end: what has arrived, as one batch of at most MAX_BATCH.
 
         Waits while no server is reachable. Raises UnknownStream, LedgerBroken.
         """
         ...
 
-    async def read(self, pool: str, *, after_sequence: int, up_to: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+    async def read(self, pool: str, *, after_sequence: int, up_to: int) -> Batches:
         """The ledger from after_sequence + 1 to up_to, both included; waits for what is not there yet."""
         if after_sequence >= up_to:
             return
@@ -186,6 +141,42 @@ class Bus(Protocol):
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         """The pool's submissions, shared by all replicas that name the same consumer."""
+        ...
+
+    # -- padding loads
+
+    async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
+        """The bundles on `subjects.tasks`, shared by all executors; `append` adds one.
+
+        Raises UnknownStream, Unavailable.
+        """
+        ...
+
+    async def append_first(self, subject: str, data: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Store permanently unless the subject has a message already; False if it has. A repeat has no effect.
+
+        Raises MaybeStored, Unavailable, StorageFull, UnknownStream, TooLarge.
+        """
+        ...
+
+    def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
+        """The results of a load in the order in which they were stored, without end; batches as those of `follow`.
+
+        Sequences have gaps: other loads' results lie between. Waits while no server is reachable.
+        Raises UnknownStream.
+        """
+        ...
+
+    async def num_results(self, pool: str, load_id: str) -> int:
+        """How many results of a load are stored. Raises UnknownStream, Unavailable."""
+        ...
+
+    async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
+        """Forget the waiting tasks, who has which, and with with_results the results. A repeat has no effect.
+
+        Executors close their queues first. Do not use the load_id again: the server may know its message ids.
+        Raises UnknownStream, Unavailable.
+        """
         ...
 
     # -- messages that are not stored

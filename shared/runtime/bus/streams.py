@@ -30,18 +30,22 @@ class StreamLimits:
     """replicas: copies of each stream: 1, or 3 or 5 in a cluster.
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
-    snapshots, values) takes what the disk has.
+    snapshots, values) takes what the disk has. Tasks and results of padding loads are bounded, because a full disk
+    stops all jobs.
     """
 
     replicas: int = 1
     submit_bytes: int = 512 * _MIB
     dead_letter_bytes: int = 64 * _MIB
     dead_letter_age_s: int = 30 * _DAY_S
+    task_bytes: int = 128 * _MIB
+    result_bytes: int = 128 * _MIB
+    result_age_s: int = 7 * _DAY_S
 
     @property
     def reserved_bytes(self) -> int:
         """What a new pool takes of the server's storage at once."""
-        return self.submit_bytes + self.dead_letter_bytes
+        return self.submit_bytes + self.dead_letter_bytes + self.task_bytes + self.result_bytes
 
 
 def valid_pool(pool: str) -> bool:
@@ -72,6 +76,19 @@ def submit_stream(pool: str) -> str:
 
 def dead_letter_stream(pool: str) -> str:
     return f"EF_DEAD_{pool}"
+
+
+def task_stream(pool: str) -> str:
+    return f"EF_TASKS_{pool}"
+
+
+def result_stream(pool: str) -> str:
+    return f"EF_RESULTS_{pool}"
+
+
+def padding_streams(pool: str) -> tuple[str, ...]:
+    """What only padding loads need, and older versions did not make."""
+    return task_stream(pool), result_stream(pool)
 
 
 def code_bucket(pool: str) -> str:
@@ -118,14 +135,22 @@ def dead_letter_subjects(pool: str) -> str:
     return f"ef.dead.{pool}.>"
 
 
+def task_subjects(pool: str) -> str:
+    return f"ef.tasks.{pool}.*"
+
+
+def result_subjects(pool: str) -> str:
+    return f"ef.results.{pool}.*.*"
+
+
 def value_subject(bucket: str, key: str) -> str:
     """Where the newest value of a key lies: the layout of every NATS key-value client."""
     return f"$KV.{bucket}.{key}"
 
 
 def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
-    """The streams of a pool, as the JetStream API wants them; the ledger last, so that its being there
-    means that all are."""
+    """The streams of a pool, as the JetStream API wants them; the ledger last, so that its being there means that all
+    are, except `padding_streams` of a pool that an older version made."""
     return [
         _stream(
             submit_stream(pool),
@@ -142,6 +167,24 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             discard="old",
             max_bytes=limits.dead_letter_bytes,
             max_age=limits.dead_letter_age_s * _NS,
+        ),
+        _stream(
+            task_stream(pool),
+            [task_subjects(pool)],
+            limits,
+            retention="workqueue",
+            discard="new",
+            max_bytes=limits.task_bytes,
+        ),
+        _stream(
+            result_stream(pool),
+            [result_subjects(pool)],
+            limits,
+            discard="new",
+            max_msgs_per_subject=1,
+            discard_new_per_subject=True,  # the first result of a task stays, also if a client ignores `append_first`
+            max_bytes=limits.result_bytes,
+            max_age=limits.result_age_s * _NS,
         ),
         _object_bucket(code_bucket(pool), limits),
         _object_bucket(snapshot_bucket(pool), limits),

@@ -17,7 +17,8 @@ from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
-from elasticflow.shared.runtime.bus.contract import Bus, WorkItem
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.work_queue import WorkItem
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.answer_sender import AnswerSender

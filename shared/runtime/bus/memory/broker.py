@@ -4,10 +4,11 @@ Time is the clock's, order is that of the calls: the same calls give the same hi
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
-from elasticflow.shared.errors import UnknownStream, WrongExpectedSequence
+from elasticflow.shared.errors import StorageFull, UnknownStream, WrongExpectedSequence
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Message, Value
@@ -57,9 +58,11 @@ def matches(pattern: str, subject: str) -> bool:
 
 @dataclass(slots=True)
 class Stream:
-    """Messages in order; those of a work queue leave it once settled."""
+    """Messages in order; those of a work queue leave it once settled. max_bytes: of all together."""
 
     subjects: str
+    max_bytes: float = float("inf")
+    num_bytes: int = 0
     messages: dict[int, LedgerRecord] = field(default_factory=dict)
     headers: dict[int, Mapping[str, str]] = field(default_factory=dict)
     last_sequence: int = 0
@@ -77,12 +80,14 @@ class Stream:
         expected: int | None,
         now_s: float,
     ) -> int:
-        """In JetStream's order: first the expectation, then the id."""
+        """In JetStream's order: first the expectation, then the id, then the bound. message_id "": none."""
         if expected is not None and (found := self.last_of_subject.get(subject, 0)) != expected:
             raise WrongExpectedSequence(subject, expected, found)
         sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
         if sequence and now_s < stored_at_s + DUPLICATE_WINDOW_S:
             return sequence
+        if self.num_bytes + len(data) > self.max_bytes:
+            raise StorageFull(subject, "maximum bytes exceeded")
         self.last_sequence += 1
         self.messages[self.last_sequence] = LedgerRecord(
             subject=subject,
@@ -91,25 +96,46 @@ class Stream:
             message_id=message_id,
             stored_at_s=now_s,
         )
-        self.headers[self.last_sequence] = {**headers, "Nats-Msg-Id": message_id}
+        self.num_bytes += len(data)
+        self.headers[self.last_sequence] = {**headers, "Nats-Msg-Id": message_id} if message_id else headers
         self.last_of_subject[subject] = self.last_sequence
-        self.known_ids[message_id] = (self.last_sequence, now_s)
+        if message_id:
+            self.known_ids[message_id] = (self.last_sequence, now_s)
         self.bell.ring()
         return self.last_sequence
 
     def settle(self, sequence: int) -> None:
         """Take a message out of the work queue."""
-        settled = self.messages.pop(sequence, None)
-        self.headers.pop(sequence, None)
+        settled = self._remove(sequence)
         if settled is not None:
             self.on_settle(settled)
+
+    def matching(self, pattern: str, after_sequence: int = 0) -> Iterator[LedgerRecord]:
+        """The messages behind a sequence on these subjects, in order."""
+        for sequence in range(after_sequence + 1, self.last_sequence + 1):
+            message = self.messages.get(sequence)
+            if message is not None and matches(pattern, message.subject):
+                yield message
+
+    def purge(self, pattern: str) -> None:
+        """Remove the messages on these subjects; their ids stay known."""
+        for message in list(self.matching(pattern)):
+            self._remove(message.sequence)
+            self.last_of_subject.pop(message.subject, None)
+
+    def _remove(self, sequence: int) -> LedgerRecord | None:
+        removed = self.messages.pop(sequence, None)
+        self.headers.pop(sequence, None)
+        self.num_bytes -= len(removed.data) if removed is not None else 0
+        return removed
 
 
 @dataclass(slots=True)
 class Consumer:
-    """Which messages of a work queue are delivered, and when each may be delivered again."""
+    """Which messages of a work queue are delivered, and when each may be delivered again. subjects: its selection."""
 
     stream: Stream
+    subjects: str
     ack_wait_s: float
     next_sequence: int = 1
     due_s: dict[int, float] = field(default_factory=dict)
@@ -119,9 +145,12 @@ class Consumer:
         """Messages to deliver: those that come again, then new ones."""
         again = sorted(sequence for sequence, due_s in self.due_s.items() if due_s <= now_s)
         taken = [sequence for sequence in again if sequence in self.stream.messages][:max_messages]
-        while len(taken) < max_messages and self.next_sequence <= self.stream.last_sequence:
-            taken.append(self.next_sequence)
-            self.next_sequence += 1
+        new = self.stream.matching(self.subjects, self.next_sequence - 1)
+        for message in islice(new, max_messages - len(taken)):
+            taken.append(message.sequence)
+            self.next_sequence = message.sequence + 1
+        if len(taken) < max_messages:
+            self.next_sequence = self.stream.last_sequence + 1
         for sequence in taken:
             self.num_delivered[sequence] = self.num_delivered.get(sequence, 0) + 1
             self.due_s[sequence] = now_s + self.ack_wait_s
@@ -135,6 +164,11 @@ class Consumer:
         if sequence in self.stream.messages:
             self.due_s[sequence] = due_s
             self.stream.bell.ring()
+
+    def forget(self) -> None:
+        """Its messages are gone."""
+        self.due_s.clear()
+        self.num_delivered.clear()
 
     def settle(self, sequence: int) -> None:
         self.stream.settle(sequence)
@@ -180,16 +214,20 @@ class MemoryBroker:
         self._route: dict[str, Stream] = {}
         self._turn = 0
 
-    def ensure_pool(self, pool: str) -> None:
-        if streams.ledger_stream(pool) in self._streams:
-            return
-        self._streams[streams.submit_stream(pool)] = Stream(streams.submit_subjects(pool))
-        self._streams[streams.dead_letter_stream(pool)] = Stream(streams.dead_letter_subjects(pool))
-        self._streams[streams.ledger_stream(pool)] = Stream(streams.ledger_subjects(pool))
-        self.objects[streams.code_bucket(pool)] = {}
-        self.objects[streams.snapshot_bucket(pool)] = {}
-        self._values[streams.state_bucket(pool)] = {}
-        self._values[streams.node_bucket(pool)] = {}
+    def ensure_pool(self, pool: str, limits: streams.StreamLimits | None = None) -> None:
+        limits = limits or streams.StreamLimits()
+        for name, kept in {
+            streams.submit_stream(pool): Stream(streams.submit_subjects(pool), limits.submit_bytes),
+            streams.dead_letter_stream(pool): Stream(streams.dead_letter_subjects(pool)),
+            streams.task_stream(pool): Stream(streams.task_subjects(pool), limits.task_bytes),
+            streams.result_stream(pool): Stream(streams.result_subjects(pool), limits.result_bytes),
+            streams.ledger_stream(pool): Stream(streams.ledger_subjects(pool)),
+        }.items():
+            self._streams.setdefault(name, kept)
+        for bucket in (streams.code_bucket(pool), streams.snapshot_bucket(pool)):
+            self.objects.setdefault(bucket, {})
+        for bucket in (streams.state_bucket(pool), streams.node_bucket(pool)):
+            self._values.setdefault(bucket, {})
 
     def pools(self) -> tuple[str, ...]:
         prefix = streams.LEDGER_PREFIX
@@ -212,11 +250,15 @@ class MemoryBroker:
             self._route[subject] = takers[0]
         return self._route[subject]
 
-    def consumer(self, pool: str, name: str, ack_wait_s: float) -> Consumer:
-        stream = self.stream(streams.submit_stream(pool))
-        consumer = self._consumers.setdefault((pool, name), Consumer(stream, ack_wait_s))
+    def consumer(self, stream: str, name: str, subjects: str, ack_wait_s: float) -> Consumer:
+        consumer = self._consumers.setdefault((stream, name), Consumer(self.stream(stream), subjects, ack_wait_s))
         consumer.ack_wait_s = ack_wait_s
         return consumer
+
+    def forget_consumer(self, stream: str, name: str) -> None:
+        """No effect if there is none. Queues that are open continue, as if they had made it again."""
+        if (stream, name) in self._consumers:
+            self._consumers[stream, name].forget()
 
     def receivers(self, subject: str) -> list[Listener]:
         """All subscribers without a queue, and one of each queue, in rotation."""

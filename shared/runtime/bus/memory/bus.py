@@ -3,9 +3,9 @@
 Many `MemoryBus` may share one broker, as processes share a server: closing one is the death of that process.
 """
 
-import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -15,7 +15,6 @@ from elasticflow.shared.errors import (
     BadSettings,
     BusClosed,
     DamagedObject,
-    LedgerBroken,
     MaybeStored,
     NoResponder,
     NotFound,
@@ -23,24 +22,28 @@ from elasticflow.shared.errors import (
     ServerTooSmall,
     TooLarge,
     Unavailable,
+    WrongExpectedSequence,
 )
-from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
-    MAX_BATCH,
     REVISION_HEADER,
+    TASK_ACK_WAIT_S,
+    Batches,
     Bus,
     LedgerEnd,
     Message,
     Value,
-    WorkQueue,
 )
 from elasticflow.shared.runtime.bus.memory.broker import Listener, MemoryBroker
 from elasticflow.shared.runtime.bus.memory.faults import Faults, FaultSource
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, Link
+from elasticflow.shared.runtime.bus.memory.stream_follower import follow_stream
+from elasticflow.shared.runtime.bus.memory.subscription import MemorySubscription
 from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkQueue
+from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 
 T = TypeVar("T")
@@ -86,7 +89,7 @@ class MemoryBus(Bus):
         wanted = self._limits.replicas
         if pool not in self.broker.pools() and wanted > 1:
             raise BadSettings((f"EF_REPLICAS={wanted}, but {_URL} is a single server: set EF_REPLICAS=1",))
-        self.broker.ensure_pool(pool)
+        self.broker.ensure_pool(pool, self._limits)
         streams.check_replicas({config["name"]: 1 for config in streams.stream_configs(pool, self._limits)}, wanted)
 
     async def pool_exists(self, pool: str) -> bool:
@@ -125,22 +128,8 @@ class MemoryBus(Bus):
             self.link.send_again(store_again)
         return sequence
 
-    async def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
-        stream = self.broker.ledger(pool)
-        if after_sequence > stream.last_sequence:
-            raise LedgerBroken(pool, after_sequence + 1, stream.last_sequence)
-        last = after_sequence
-        while True:
-            await asyncio.sleep(0)  # as over a network, other tasks run meanwhile
-            self._check_open()
-            up_to = min(stream.last_sequence, last + MAX_BATCH)
-            if up_to > last:
-                batch = tuple(stream.messages[sequence] for sequence in range(last + 1, up_to + 1))
-                last = up_to
-                await self.link.delivery()
-                yield batch
-            else:
-                await stream.bell.wait(self._clock)
+    def follow(self, pool: str, *, after_sequence: int) -> Batches:
+        return self._follow(streams.ledger_stream(pool), streams.ledger_subjects(pool), after_sequence)
 
     async def ledger_end(self, pool: str) -> LedgerEnd:
         self._check_open()
@@ -156,8 +145,49 @@ class MemoryBus(Bus):
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         self._check_open()
-        consumer = self.broker.consumer(pool, consumer_name, ack_wait_s)
-        return MemoryWorkQueue(consumer, self._clock, self._check_open, self._faults, self.link)
+        return self._queue(streams.submit_stream(pool), consumer_name, streams.submit_subjects(pool), ack_wait_s)
+
+    # -- padding loads
+
+    async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
+        self._check_open()
+        return self._queue(streams.task_stream(pool), load_id, subjects.tasks(pool, load_id), ack_wait_s)
+
+    async def append_first(self, subject: str, data: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        self._check_size(subject, data)
+
+        def store() -> bool:
+            with suppress(WrongExpectedSequence):
+                self.broker.route(subject).append(subject, data, "", {}, 0, self._clock.now_s())
+                return True
+            return False
+
+        def store_twice() -> bool:
+            is_first = store()
+            if self._faults.is_duplicated():
+                self.link.send_again(store)
+            return is_first
+
+        return await self.link.call(store_twice, timeout_s, MaybeStored(subject, ""), fallible=True)
+
+    def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
+        return self._follow(streams.result_stream(pool), subjects.every_result(pool, load_id), after_sequence)
+
+    async def num_results(self, pool: str, load_id: str) -> int:
+        self._check_open()
+        stream, selection = streams.result_stream(pool), subjects.every_result(pool, load_id)
+        return await self._ask(lambda: sum(1 for _ in self.broker.stream(stream).matching(selection)))
+
+    async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
+        self._check_open()
+
+        def delete() -> None:
+            self.broker.forget_consumer(streams.task_stream(pool), load_id)
+            self.broker.stream(streams.task_stream(pool)).purge(subjects.tasks(pool, load_id))
+            if with_results:
+                self.broker.stream(streams.result_stream(pool)).purge(subjects.every_result(pool, load_id))
+
+        await self._ask(delete)
 
     # -- messages that are not stored
 
@@ -166,9 +196,9 @@ class MemoryBus(Bus):
         message = Message(subject=subject, data=data, reply=reply)
         self.link.send(lambda: self._deliver(message))
 
-    async def subscribe(self, subject: str, queue: str = "") -> "_MemorySubscription":
+    async def subscribe(self, subject: str, queue: str = "") -> MemorySubscription:
         self._check_open()
-        return _MemorySubscription(self, self._listen(subject, queue))
+        return MemorySubscription(self._listen(subject, queue), self._clock, self._ignore)
 
     async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
         self._check_size(subject, data)
@@ -241,6 +271,13 @@ class MemoryBus(Bus):
 
     # -- inside
 
+    def _queue(self, stream: str, consumer_name: str, selection: str, ack_wait_s: float) -> WorkQueue:
+        consumer = self.broker.consumer(stream, consumer_name, selection, ack_wait_s)
+        return MemoryWorkQueue(consumer, self._clock, self._check_open, self._faults, self.link)
+
+    def _follow(self, stream: str, selection: str, after_sequence: int) -> Batches:
+        return follow_stream(self.broker, stream, selection, after_sequence, self._clock, self.link, self._check_open)
+
     async def _ask(self, operation: Callable[[], T]) -> T:
         return await self.link.call(operation, DEFAULT_TIMEOUT_S, Unavailable(_URL, "no answer"))
 
@@ -272,24 +309,3 @@ class MemoryBus(Bus):
             for _ in range(2 if self._faults.is_duplicated() else 1):
                 listener.put(message, self._faults.position(len(listener.messages)))
         return len(receivers)
-
-
-class _MemorySubscription:
-    """See `bus.Subscription`."""
-
-    def __init__(self, bus: MemoryBus, listener: Listener) -> None:
-        self._bus = bus
-        self._listener = listener
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
-
-    async def __anext__(self) -> Message:
-        while not self._listener.messages:
-            if self._listener.closed:
-                raise StopAsyncIteration
-            await self._listener.bell.wait(self._bus._clock)
-        return self._listener.messages.pop(0)
-
-    async def close(self) -> None:
-        self._bus._ignore(self._listener)

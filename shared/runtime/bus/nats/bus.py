@@ -4,22 +4,27 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import structlog
+
 from elasticflow.shared.errors import RequestTimeout, ServerTooSmall, Unavailable, UnknownStream
-from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
+    TASK_ACK_WAIT_S,
+    Batches,
     Bus,
     LedgerEnd,
     Message,
     Value,
-    WorkQueue,
 )
-from elasticflow.shared.runtime.bus.nats import jetstream_api, ledger_follower, object_store
+from elasticflow.shared.runtime.bus.nats import jetstream_api, object_store, padding_streams, stream_follower
 from elasticflow.shared.runtime.bus.nats.connection import Connection, OnState
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
+from elasticflow.shared.runtime.bus.work_queue import WorkQueue
+
+log = structlog.get_logger()
 
 
 async def connect_nats(
@@ -59,11 +64,18 @@ class NatsBus(Bus):
         max_payload_bytes, needed_bytes = self._connection.client.max_payload, self._limits.reserved_bytes
         if max_payload_bytes < streams.MAX_PAYLOAD_BYTES:
             raise ServerTooSmall(self._connection.url, "max_payload", max_payload_bytes, streams.MAX_PAYLOAD_BYTES)
-        await jetstream_api.check_account(self._connection, needed_bytes)
-        replicas = {
-            config["name"]: await jetstream_api.ensure_stream(self._connection, config, needed_bytes)
-            for config in streams.stream_configs(pool, self._limits)
-        }
+        exists = await self.pool_exists(pool)
+        if not exists:
+            await jetstream_api.check_account(self._connection, needed_bytes)
+        replicas: dict[str, int] = {}
+        for config in streams.stream_configs(pool, self._limits):
+            name = config["name"]
+            try:
+                replicas[name] = await jetstream_api.ensure_stream(self._connection, config, needed_bytes)
+            except ServerTooSmall as error:
+                if not (exists and name in streams.padding_streams(pool)):
+                    raise
+                log.warning("no_space_for_padding_loads", stream=name, error=str(error))  # jobs need none of it
         streams.check_replicas(replicas, self._limits.replicas)
 
     async def pool_exists(self, pool: str) -> bool:
@@ -99,8 +111,8 @@ class NatsBus(Bus):
             expected=expected_last_subject_sequence,
         )
 
-    def follow(self, pool: str, *, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
-        return ledger_follower.follow(self._connection, pool, after_sequence)
+    def follow(self, pool: str, *, after_sequence: int) -> Batches:
+        return stream_follower.follow_ledger(self._connection, pool, after_sequence)
 
     async def ledger_end(self, pool: str) -> LedgerEnd:
         return await jetstream_api.ledger_end(self._connection, streams.ledger_stream(pool))
@@ -111,7 +123,22 @@ class NatsBus(Bus):
         return message.revision if message else 0
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
-        return await NatsWorkQueue.open(self._connection, pool, consumer_name, ack_wait_s)
+        return await NatsWorkQueue.open(self._connection, streams.submit_stream(pool), consumer_name, ack_wait_s)
+
+    async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
+        return await padding_streams.open_tasks(self._connection, pool, load_id, ack_wait_s)
+
+    async def append_first(self, subject: str, data: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        return await padding_streams.append_first(self._connection, subject, data, timeout_s)
+
+    def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
+        return stream_follower.follow_results(self._connection, pool, load_id, after_sequence)
+
+    async def num_results(self, pool: str, load_id: str) -> int:
+        return await padding_streams.num_results(self._connection, pool, load_id)
+
+    async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
+        await padding_streams.delete_load(self._connection, pool, load_id, with_results=with_results)
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         await self._connection.publish(subject, data, reply=reply)

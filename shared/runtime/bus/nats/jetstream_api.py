@@ -29,6 +29,7 @@ EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 TTL = "Nats-TTL"
 
 # Numbers of nats-server's errors.json.
+_NO_CONSUMER = 10014
 _NO_MESSAGE = 10037
 _MESSAGE_TOO_LARGE = 10054
 _NO_STREAM = 10059
@@ -114,6 +115,13 @@ async def check_account(connection: Connection, needed_bytes: int) -> None:
     limit_bytes = answer["limits"]["max_storage"]
     if 0 < limit_bytes < needed_bytes:  # -1: no limit; 0 in accounts with a limit for each number of replicas
         raise ServerTooSmall(connection.url, "max_file (of the account)", limit_bytes, needed_bytes)
+
+
+async def delete_consumer(connection: Connection, stream: str, name: str) -> None:
+    """No effect if there is none."""
+    answer = await connection.api(f"CONSUMER.DELETE.{stream}.{name}")
+    if answer.get("error", {}).get("err_code") != _NO_CONSUMER:
+        check(answer, stream, connection.url)
 
 
 async def stream_names(connection: Connection, subject: str) -> list[str]:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from nats.aio.msg import Msg
 
 from elasticflow.shared.errors import BusClosed, Unavailable
-from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import WorkItem
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.jetstream_api import check
 from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
+from elasticflow.shared.runtime.bus.work_queue import WorkItem
 
 _MAX_ACK_PENDING = 20_000  # of all replicas together
 _LONGEST_WAIT_S = 60.0
@@ -41,8 +40,10 @@ class NatsWorkQueue:
         self._numbers = itertools.count()
 
     @classmethod
-    async def open(cls, connection: Connection, pool: str, consumer_name: str, ack_wait_s: float) -> "NatsWorkQueue":
-        """Raises UnknownStream, Unavailable."""
+    async def open(
+        cls, connection: Connection, stream: str, consumer_name: str, ack_wait_s: float, **selection: object
+    ) -> "NatsWorkQueue":
+        """selection: more of the consumer's configuration. Raises UnknownStream, Unavailable."""
         config: dict[str, object] = {
             "name": consumer_name,
             "durable_name": consumer_name,
@@ -50,10 +51,11 @@ class NatsWorkQueue:
             "ack_wait": int(ack_wait_s * _NS),
             "max_deliver": -1,  # the host parks what never works; the server must not lose it
             "max_ack_pending": _MAX_ACK_PENDING,
+            **selection,
         }
         reply = connection.new_subject()
         inbox = await connection.open_inbox(reply + ".*")
-        queue = cls(connection, inbox, reply, streams.submit_stream(pool), config)
+        queue = cls(connection, inbox, reply, stream, config)
         try:
             await queue._ensure_consumer()
         except BaseException:

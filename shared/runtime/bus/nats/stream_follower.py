@@ -1,21 +1,24 @@
-"""Reading a ledger from JetStream: in order, without gaps, whatever happens to server, consumer or connection.
+"""Reading a stream from JetStream: in order, without a loss, whatever happens to server, consumer or connection.
 
 An ephemeral push consumer delivers with flow control and no acks: the fastest that JetStream has. It is trusted
-with nothing: sequences are checked here, and whatever looks wrong (a gap, silence, a new connection) leads to a
+with nothing: numbers are checked here, and whatever looks wrong (a gap, silence, a new connection) leads to a
 new consumer that starts behind the last good message.
+A ledger is read whole, so that its sequences have no gaps. Those of one load's results do; there the consumer's own
+numbers show a loss.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Self
 
 from nats.aio.msg import Msg
 
 from elasticflow.shared.errors import BusClosed, LedgerBroken, Unavailable
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import MAX_BATCH
+from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.jetstream_api import check, ledger_end
 from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
@@ -28,14 +31,39 @@ _LAST_RETRY_S = 1.0
 _NS = 1_000_000_000
 
 
-async def follow(connection: Connection, pool: str, after_sequence: int) -> AsyncIterator[tuple[LedgerRecord, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is read. selection: the subjects of which, "" for a whole ledger.
+
+    token: of a message's reply subject, the number without gaps. header: with that of the last one, in a heartbeat.
+    """
+
+    pool: str
+    stream: str
+    selection: str
+    token: int
+    header: str
+
+
+def follow_ledger(connection: Connection, pool: str, after_sequence: int) -> Batches:
     """See `Bus.follow`."""
+    return _follow(connection, _Source(pool, streams.ledger_stream(pool), "", 5, "Nats-Last-Stream"), after_sequence)
+
+
+def follow_results(connection: Connection, pool: str, load_id: str, after_sequence: int) -> Batches:
+    """See `Bus.results`."""
+    selection = subjects.every_result(pool, load_id)
+    source = _Source(pool, streams.result_stream(pool), selection, 6, "Nats-Last-Consumer")
+    return _follow(connection, source, after_sequence)
+
+
+async def _follow(connection: Connection, source: _Source, after_sequence: int) -> Batches:
     last = after_sequence
     gap_at = -1  # where the previous consumer left a gap
     retry_s = _FIRST_RETRY_S
     while True:
         await connection.wait_connected(None)
-        feed = await _Feed.open(connection, pool, last)
+        feed = await _Feed.open(connection, source, last)
         if feed is None:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
@@ -49,28 +77,29 @@ async def follow(connection: Connection, pool: str, after_sequence: int) -> Asyn
             await feed.close()
         if feed.found > last + 1:
             if gap_at == last:  # twice at one place: nothing got lost on the way, it is not there
-                raise LedgerBroken(pool, last + 1, feed.found)
+                raise LedgerBroken(source.pool, last + 1, feed.found)
             gap_at = last
 
 
 class _Feed:
-    """One consumer and what came from it. found: the sequence that came instead of the next one, or 0."""
+    """One consumer and what came from it. found: the ledger's sequence that came instead of the next one, or 0."""
 
-    def __init__(self, connection: Connection, inbox: ReplyInbox, last: int) -> None:
+    def __init__(self, connection: Connection, inbox: ReplyInbox, source: _Source, after_sequence: int) -> None:
         self.found = 0
+        self._source = source
         self._connection = connection
         self._inbox = inbox
         self._epoch = connection.epoch
-        self._last = last
+        self._last_number = 0 if source.selection else after_sequence
 
     @classmethod
-    async def open(cls, connection: Connection, pool: str, after_sequence: int) -> Self | None:
+    async def open(cls, connection: Connection, source: _Source, after_sequence: int) -> Self | None:
         """None if the server cannot just now; raises UnknownStream, LedgerBroken."""
         subject = connection.new_subject()
         inbox = await connection.open_inbox(subject)
-        feed = cls(connection, inbox, after_sequence)
+        feed = cls(connection, inbox, source, after_sequence)
         try:
-            await _create_consumer(connection, pool, subject, after_sequence)
+            await _create_consumer(connection, source, subject, after_sequence)
         except Unavailable:
             await feed.close()
             return None
@@ -104,13 +133,13 @@ class _Feed:
                 if not await self._obey(message):
                     return batch, True
                 continue
-            stored = _stored(message)
-            if stored.sequence != self._last + 1:
-                self.found = stored.sequence
+            number = _number(message, self._source.token)
+            if number != self._last_number + 1:
+                self.found = 0 if self._source.selection else number
                 return batch, True  # stays in the inbox: the next call ends here at once
             messages.popleft()
-            self._last = stored.sequence
-            batch.append(stored)
+            self._last_number = number
+            batch.append(_stored(message))
         return batch, False
 
     async def _obey(self, message: Msg) -> bool:
@@ -120,15 +149,17 @@ class _Feed:
         if go_on:
             with contextlib.suppress(Unavailable, BusClosed):
                 await self._connection.publish(go_on, b"")
-        return int(headers.get("Nats-Last-Stream", 0)) <= self._last
+        return int(headers.get(self._source.header, 0)) <= self._last_number
 
 
-async def _create_consumer(connection: Connection, pool: str, subject: str, after_sequence: int) -> None:
-    stream = streams.ledger_stream(pool)
-    last = (await ledger_end(connection, stream)).sequence
-    if last < after_sequence:  # a consumer would wait without end or error
-        raise LedgerBroken(pool, after_sequence + 1, last)
+async def _create_consumer(connection: Connection, source: _Source, subject: str, after_sequence: int) -> None:
+    stream = source.stream
+    if not source.selection:
+        last = (await ledger_end(connection, stream)).sequence
+        if last < after_sequence:  # a consumer would wait without end or error
+            raise LedgerBroken(source.pool, after_sequence + 1, last)
     config = {
+        "filter_subject": source.selection,
         "deliver_subject": subject,
         "deliver_policy": "by_start_sequence",
         "opt_start_seq": after_sequence + 1,
@@ -144,14 +175,17 @@ async def _create_consumer(connection: Connection, pool: str, subject: str, afte
     check(answer, stream, connection.url)
 
 
-def _stored(message: Msg) -> LedgerRecord:
+def _number(message: Msg, token: int) -> int:
     """reply: $JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer_sequence.time_ns.pending..."""
     tokens = message.reply.split(".")
-    at = 0 if len(tokens) == 9 else 2
+    return int(tokens[token if len(tokens) == 9 else token + 2])
+
+
+def _stored(message: Msg) -> LedgerRecord:
     return LedgerRecord(
         subject=message.subject,
-        sequence=int(tokens[5 + at]),
+        sequence=_number(message, 5),
         data=message.data,
         message_id=(message.headers or {}).get("Nats-Msg-Id", ""),
-        stored_at_s=int(tokens[7 + at]) / _NS,
+        stored_at_s=_number(message, 7) / _NS,
     )
