@@ -70,6 +70,26 @@ class Undecided(Retry):
 
 
 @dataclass(eq=False)
+class LoadNotOpened(PermanentFailure):
+    load_id: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "admission did not open the padding load {load_id!r}: {reason}"
+
+
+@dataclass(eq=False)
+class TaskError(PermanentFailure):
+    """A task of a padding load has failed for good. task_traceback: of the last attempt, on its node."""
+
+    index: int
+    attempts: int
+    error: str
+    task_traceback: str
+
+    MESSAGE: ClassVar[str] = "task {index} failed {attempts} times, at last with: {error}\n{task_traceback}"
+
+
+@dataclass(eq=False)
 class NotEnded(Retry):
     job_id: str
     timeout_s: float

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from elasticflow.client.ledger import LedgerEntry
 from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import (
     AmendRejected,
@@ -27,6 +28,7 @@ from elasticflow.shared.messages.events import (
     JobFailed,
     JobProfiled,
     JobRejected,
+    LoadDecision,
     MessageRejected,
     PlanDecided,
     ProfileRequested,
@@ -48,6 +50,7 @@ CommandReply = (
     | GpuLimitsRejected
     | GpuLimitsCleared
     | CheckpointReply
+    | LoadDecision
 )
 ProfileReply = JobProfiled | JobRejected | JobCancelled | JobFailed
 AnyReply = Decision | ProfileReply | ProfileRequested | CommandReply | MessageRejected
@@ -74,11 +77,11 @@ class ReplyStream:
                 if isinstance(envelope.message, AnyReply) and envelope.cause_id in ("", command_id):
                     self._received.put_nowait(envelope.message)
 
-    async def receive_from_ledger(self, entries: AsyncIterator[LedgerEntry], job_id: str) -> None:
+    async def receive_from_ledger(self, entries: AsyncIterator[LedgerEntry], id: str) -> None:
         try:
             async for _, message in entries:
                 for event in message.events if isinstance(message, PlanDecided) else (message,):
-                    if isinstance(event, AnyReply) and getattr(event, "job_id", "") == job_id:
+                    if isinstance(event, AnyReply) and id_of(event) == id:
                         self._received.put_nowait(event)
         except Exception as error:
             self._received.put_nowait(error)

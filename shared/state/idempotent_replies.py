@@ -68,7 +68,7 @@ def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEven
     return outcome(state, job)
 
 
-def _of_load(load: Load, command: LoadCommand) -> events.LoadEvent:
+def _of_load(load: Load, command: LoadCommand) -> events.LoadDecision:
     match command:
         case OpenLoad() if load.phase is not LoadPhase.CANCELLED:
             return events.LoadOpened(

@@ -12,8 +12,8 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     SendToWorker,
     ShutDown,
     StartWorker,
-    WorkerEnded,
     WorkerAction,
+    WorkerEnded,
     WorkerId,
     WorkerReported,
 )

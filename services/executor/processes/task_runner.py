@@ -111,9 +111,13 @@ class TaskRunner:
             self._process.send(frame)
         return outcomes
 
+    def kill(self) -> None:
+        """Preempt it without waiting for its end."""
+        self._kill("preempted")
+
     async def preempt(self) -> RunnerEnded:
         """Kill the process group at once, and wait until it is reaped. Idempotent."""
-        self._kill("preempted")
+        self.kill()
         return await self.ended()
 
     async def end(self) -> RunnerEnded:
