@@ -14,6 +14,7 @@ MAX_ARCHIVE_BYTES = 16 * 1024 * 1024  # of a job's code
 MAX_GPUS = 1 << 17
 MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
+MAX_TEXT_LENGTH = 20_000
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
@@ -30,7 +31,7 @@ PATTERNS_IN_WORDS = {
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_LINE_PATTERN)]
 Rack = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": unknown
-Text = Annotated[str, StringConstraints(max_length=20_000)]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 

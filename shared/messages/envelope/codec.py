@@ -91,7 +91,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Envelope:
     """The envelope in these bytes, every field checked. Raises Undecodable, naming each bad field."""
     if len(data) > max_bytes:
         raise Undecodable(f"message of {len(data):,} bytes is above {max_bytes:,}")
-    envelope = _unpack(data)
+    envelope = unpack(data)
     id, cause_id = (_header(envelope, name) for name in ("id", "cause_id"))
     recorded_at_s = envelope.get("recorded_at_s", 0.0)
     if isinstance(recorded_at_s, bool) or not isinstance(recorded_at_s, int | float):
@@ -111,7 +111,8 @@ def validate(message: Message) -> tuple[str, ...]:
     return ()
 
 
-def _unpack(data: bytes) -> Fields:
+def unpack(data: bytes) -> Fields:
+    """The map in these bytes, nothing in it checked. Raises Undecodable."""
     try:
         if data[:1] == b"{":  # in msgpack this byte is a single integer, never an envelope
             data = _pack(json.loads(data))  # rejects numbers that msgpack cannot encode
@@ -119,7 +120,7 @@ def _unpack(data: bytes) -> Fields:
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise Undecodable(f"neither msgpack nor JSON: {type(error).__name__}: {error}"[:300]) from error
     if not isinstance(unpacked, dict):
-        raise Undecodable("an envelope is a map of id, type, version and payload")
+        raise Undecodable("must be a map of named fields")
     return cast(Fields, unpacked)
 
 
@@ -165,16 +166,23 @@ def _from_tagged(tagged: object, known: Mapping[str, type[Any]] = MESSAGE_TYPES)
     message_type = known.get(name) if isinstance(name, str) else None
     if message_type is None:
         raise Undecodable(f"type: {_shown(name)} is unknown here; known are {', '.join(sorted(known))}")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise Undecodable(f"version: {_shown(version)} is not a version of {name}")
-    if version > message_type.VERSION:
-        raise Undecodable(f"version: {name} {version} is newer than {message_type.VERSION}, upgrade this reader")
+    version = checked_version(version, message_type)
     if not isinstance(payload, dict):
         raise Undecodable("payload: must be a map of the message's fields")
     payload = cast(Fields, payload)
     for old in range(version, message_type.VERSION):
         payload = _upcast(message_type.__name__, old, payload)
-    return _plan(payload) if message_type is PlanDecided else _validated(_adapter(message_type), payload)
+    return _plan(payload) if message_type is PlanDecided else validated(_adapter(message_type), payload)
+
+
+def checked_version(version: object, message_type: type[Any]) -> int:
+    """A version that this reader knows. Raises Undecodable."""
+    name = message_type.__name__
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise Undecodable(f"version: {_shown(version)} is not a version of {name}")
+    if version > message_type.VERSION:
+        raise Undecodable(f"version: {name} {version} is newer than {message_type.VERSION}, upgrade this reader")
+    return version
 
 
 def _upcast(name: str, old: int, payload: Fields) -> Fields:
@@ -185,7 +193,8 @@ def _upcast(name: str, old: int, payload: Fields) -> Fields:
         raise Undecodable(f"payload: not a {name} of version {old}: {type(error).__name__}: {error}") from error
 
 
-def _validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
+def validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
+    """A payload as the type of the adapter, every field checked. Raises Undecodable, naming each bad field."""
     try:
         return adapter.validate_python(payload)
     except ValidationError as error:
@@ -222,7 +231,7 @@ _PLAN_HEADER = TypeAdapter(_PlanHeader)
 
 
 def _plan(payload: Fields) -> PlanDecided:
-    header = _validated(_PLAN_HEADER, payload)
+    header = validated(_PLAN_HEADER, payload)
     return PlanDecided(
         service=header.service,
         based_on=header.based_on,
@@ -253,7 +262,7 @@ def id_in(data: bytes) -> str:
     """The id of the job or load in a message that may be invalid otherwise, for the reply to its sender; "" if it has
     none."""
     try:
-        envelope = _unpack(data)
+        envelope = unpack(data)
     except Undecodable:
         return ""
     payload = envelope.get("payload")
