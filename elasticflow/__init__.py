@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from elasticflow.client.replies import CheckpointReply as CheckpointReply
     from elasticflow.client.replies import Decision as Decision
     from elasticflow.client.replies import ProfileReply as ProfileReply
+    from elasticflow.errors import LoadNotOpened as LoadNotOpened
     from elasticflow.errors import MissingExtra as MissingExtra
     from elasticflow.errors import NoAdmission as NoAdmission
     from elasticflow.errors import NoPoolHere as NoPoolHere
     from elasticflow.errors import NotEnded as NotEnded
+    from elasticflow.errors import TaskError as TaskError
     from elasticflow.errors import Undecided as Undecided
     from elasticflow.errors import UnknownJob as UnknownJob
     from elasticflow.errors import UnknownPool as UnknownPool
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import ElasticJob as ElasticJob
     from elasticflow.sdk.job import InvalidJob as InvalidJob
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
+    from elasticflow.sdk.padding import map as map  # noqa: A004
     from elasticflow.sdk.script import ElasticLoader as ElasticLoader
     from elasticflow.sdk.script import Script as Script
     from elasticflow.sdk.script import TorchrunScript as TorchrunScript
@@ -96,12 +99,13 @@ _NAMES_BY_MODULE = {
     "sdk.job": "Condition ElasticJob InvalidJob",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
     "sdk.packaging": "PackagingFailed",
+    "sdk.padding": "map",
     "sdk.times": "Duration Moment",
     "sdk.synchronous": "amend cancel checkpoint jobs profile quote release reserve scale submit wait",
     "client.client": "Client",
     "client.pool_endpoint": "Endpoint",
     "client.replies": "CheckpointReply Decision ProfileReply",
-    "errors": "MissingExtra NoAdmission NoPoolHere NotEnded Undecided UnknownJob UnknownPool UnknownQuote",
+    "errors": "LoadNotOpened MissingExtra NoAdmission NoPoolHere NotEnded TaskError Undecided UnknownJob UnknownPool UnknownQuote",
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",
     "shared.messages.events": (

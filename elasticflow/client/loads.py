@@ -40,6 +40,7 @@ REPLY_TIMEOUT_S = 30.0
 BUNDLE_S = 0.5  # of work in one bundle
 MAX_BUNDLE_BYTES = 1 << 20
 MAX_BUNDLE_TASKS = 1_000
+FINISH_TIMEOUT_S = 10.0
 FULL_S = 0.5  # between two attempts to store a bundle in a full stream
 
 
@@ -99,10 +100,19 @@ class LoadRequests(CommandRequests):
         finally:
             feeding.cancel()
             if is_complete:
-                await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
+                await self._forget(load_id)
             else:
                 command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
                 await self._publish(command, fresh_message_id(command))
+
+    async def _forget(self, load_id: str) -> None:
+        """Delete the results once the ledger has the end of the load: the monitor counts them for it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
+                async for state in states:
+                    if load_id not in state.loads or not state.loads[load_id].live:
+                        break
+        await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
 
     async def _feed(self, load_id: str, spec: LoadSpec, inputs: Iterable[Any]) -> int:
         """Store all tasks, then seal the load. Returns their number."""

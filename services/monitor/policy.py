@@ -41,6 +41,7 @@ from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
 
 REPORT_EVERY_S = 2.0  # progress of one job
+LOAD_REPORT_EVERY_S = 5.0  # progress of one padding load
 SETTLED_S = 5.0  # a generation's speed counts after so long
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
@@ -86,7 +87,7 @@ def _of_loads(state: State, now_s: float) -> list[LoadReport]:
         load = state.pool.loads[load_id]
         if load.num_tasks is not None and num_results >= load.num_tasks:
             reports.append(LoadFinished(load_id=load_id, num_results=num_results, at_s=now_s))
-        elif num_results > load.num_results:
+        elif num_results > load.num_results and now_s - load.progressed_at_s >= LOAD_REPORT_EVERY_S:
             reports.append(LoadProgressed(load_id=load_id, num_results=num_results, at_s=now_s))
     return reports
 

@@ -18,11 +18,13 @@ from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_heade
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.load import LoadPhase
 
 SAVE_TIMEOUT_S = 10.0
 DEAD_LETTER_TIMEOUT_S = 1.0
 MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject
 COUNT_EVERY_S = 5.0  # results of padding loads; nothing is asked while there is none
+COUNT_SEALED_EVERY_S = 0.5  # while the client of one may wait for its end
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
@@ -55,7 +57,8 @@ async def _count_results(process: Process, host: Host[State]) -> None:
             known = live
         except ElasticFlowError as error:
             process.log.warning("results not counted", error=str(error))
-        await asyncio.sleep(COUNT_EVERY_S)
+        is_ending = any(load.phase is LoadPhase.SEALED for load in host.folded.loads.values())
+        await asyncio.sleep(COUNT_SEALED_EVERY_S if is_ending else COUNT_EVERY_S)
 
 
 class _Unreadable:

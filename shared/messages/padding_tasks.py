@@ -1,6 +1,6 @@
 """The messages of a padding load's tasks as bytes: bundles to executors, results back.
 
-    {version, tasks: [[index, input], ...]}
+    {version, tasks: [[index, input], ...], num_failures}
     {version, index, value, error, traceback, attempts, task_s, node_id}
 
 They have no envelope: thousands arrive each second, and no ledger keeps them. The rules of `envelope.codec` apply: a
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar, TypeVar, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
-from annotated_types import Gt, Le, Len
+from annotated_types import Ge, Gt, Le, Len
 from pydantic import Strict, TypeAdapter
 
 from elasticflow.shared.errors import TooLarge
@@ -21,7 +21,7 @@ from elasticflow.shared.messages.envelope.codec import Undecodable, checked_vers
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TEXT_LENGTH, DurationS, TaskIndex, Text, Token
 
 MAX_TASKS = 10_000  # in one bundle
-_MAX_HEAD_BYTES = 32  # of an encoded bundle, beside its tasks
+_MAX_HEAD_BYTES = 64  # of an encoded bundle, beside its tasks
 _MAX_TASK_HEAD_BYTES = 15  # of an encoded task, beside its input: 1 for the pair, 9 for the index, 5 for the length
 
 Binary = Annotated[bytes, Strict()]
@@ -33,10 +33,11 @@ _pack = cast(Callable[..., bytes], msgpack.packb)  # pyright: ignore[reportUnkno
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBundle:
-    """Tasks of one load that an executor gets at once."""
+    """Tasks of one load that an executor gets at once. num_failures: attempts of each that have failed before."""
 
     VERSION: ClassVar[int] = 1
     tasks: Annotated[tuple[Task, ...], Len(1, MAX_TASKS)]
+    num_failures: Annotated[int, Strict(), Ge(0), Le(1_000_000)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,8 @@ _RESULT = TypeAdapter(TaskResult)
 
 def encode_bundle(bundle: TaskBundle) -> bytes:
     """As msgpack. Raises TooLarge above MAX_MESSAGE_BYTES."""
-    return _bounded("TaskBundle", _pack({"version": TaskBundle.VERSION, "tasks": bundle.tasks}))
+    fields = {"version": TaskBundle.VERSION, "tasks": bundle.tasks, "num_failures": bundle.num_failures}
+    return _bounded("TaskBundle", _pack(fields))
 
 
 def decode_bundle(data: bytes) -> TaskBundle:

@@ -27,6 +27,7 @@ class Load:
     opened_at_s: float
     num_tasks: int | None = None
     num_results: int = 0
+    progressed_at_s: float = 0.0
     sealed_at_s: float | None = None
     explanation: str = ""
     ended_at_s: float | None = None

@@ -106,6 +106,9 @@ class UsePaddingSlots:
     loads: tuple[Load, ...] = ()
 
 
+NO_PADDING_SLOTS = UsePaddingSlots()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutDown:
     """No worker runs here and none will: end the executor. replaced: another executor joined under the node's name."""

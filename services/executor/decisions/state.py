@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from immutables import Map
 
-from elasticflow.services.executor.decisions.local_events_and_actions import UsePaddingSlots, WorkerId
+from elasticflow.services.executor.decisions.local_events_and_actions import NO_PADDING_SLOTS, UsePaddingSlots, WorkerId
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
@@ -63,7 +63,7 @@ class State:
     job_ids: frozenset[str] = frozenset()
     workers: Map[WorkerId, WorkerRecord] = cast("Map[WorkerId, WorkerRecord]", Map())  # noqa: RUF009 - immutable
     claimed: str = ""  # the incarnation under which this executor owns the record of its node; "": none yet
-    padding_slots: UsePaddingSlots = UsePaddingSlots()  # as last ordered
+    padding_slots: UsePaddingSlots = NO_PADDING_SLOTS  # as last ordered
     cut_off: bool = False  # without contact: start no worker
     shutting_down: bool = False
 

@@ -1,7 +1,7 @@
 """What becomes of the tasks of a bundle: their results are stored, or they go back to be tried again.
 
-The bundle is acknowledged last. If this executor dies before, another one executes all of its tasks again, and the first
-result of each task stays.
+The bundle is acknowledged last. If this executor dies before, another one executes all of its tasks again, and the
+first result of each task stays.
 """
 
 import asyncio
@@ -25,18 +25,26 @@ class BundleSettlement:
         self._inputs = dict(pulled.bundle.tasks)
         self._results = list[TaskResult]()
         self._failed = list[int]()  # to be tried again
-        self._num_failures = pulled.bundle.num_failures + 1
+        self._num_attempts = pulled.bundle.num_failures + 1
 
     def done(self, index: int, value: bytes, task_s: float) -> None:
         """A task has ended well."""
-        self._results.append(TaskResult(index=index, value=value, task_s=task_s, node_id=self._node_id))
+        done = TaskResult(index=index, value=value, attempts=self._num_attempts, task_s=task_s, node_id=self._node_id)
+        self._results.append(done)
 
     def failed(self, index: int, error: str, traceback: str = "", task_s: float = 0.0) -> None:
         """An attempt has failed. After the last one allowed, the failure is the result."""
-        if self._num_failures < self._pulled.load.spec.max_attempts:
+        if self._num_attempts < self._pulled.load.spec.max_attempts:
             self._failed.append(index)
             return
-        failure = TaskResult(index=index, error=error, traceback=traceback, task_s=task_s, node_id=self._node_id)
+        failure = TaskResult(
+            index=index,
+            error=error or "it failed without a message",
+            traceback=traceback,
+            attempts=self._num_attempts,
+            task_s=task_s,
+            node_id=self._node_id,
+        )
         self._results.append(failure)
 
     async def settle(self, unfinished: Sequence[int] = ()) -> None:
@@ -51,7 +59,7 @@ class BundleSettlement:
             if unfinished:
                 await self._append_again(unfinished, self._pulled.bundle.num_failures)
             for index in self._failed:  # each alone, so that a task that ends its runner takes no other along
-                await self._append_again([index], self._num_failures)
+                await self._append_again([index], self._num_attempts)
             await item.ack()
         except Retry:
             with contextlib.suppress(Retry):

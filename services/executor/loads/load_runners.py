@@ -1,7 +1,7 @@
 """The runners of padding loads on this node: one on each idle GPU, as long as there is something to execute.
 
-`use` is called with what the policy orders. A GPU that is no longer among the idle ones loses its runner at once, before
-anything else happens; its unfinished tasks go back.
+`use` is called with what the policy orders. A GPU that is no longer among the idle ones loses its runner at once; the
+unfinished tasks go back.
 """
 
 import asyncio
@@ -77,14 +77,15 @@ class LoadRunners:
         logs: Path,
         log: Any,
     ) -> None:
-        self._bus, self._pool, self._node_id, self._device = bus, pool, node_id, device
+        self._bus, self._pool, self._node_id = bus, pool, node_id
+        self._device: Literal["cpu", "cuda"] = device
         self._code, self._fork, self._logs, self._log = code, fork, logs, log
         self._ordered = UsePaddingSlots()
         self._news = asyncio.Event()
         self._slots: dict[int, _Slot] = {}
         self._queues: dict[str, tuple[BundleQueue, asyncio.Task[None]]] = {}
         self._shares = HandOutState()
-        self._unsettled: set[WorkItem] = set()
+        self._unsettled: dict[int, WorkItem] = {}  # by sequence
         self._bundle_ids = itertools.count()
         self._tasks = asyncio.TaskGroup()
 
@@ -102,7 +103,7 @@ class LoadRunners:
     async def run(self) -> None:
         """Carry out the orders, until cancelled."""
         async with self._tasks:
-            self._tasks.create_task(keep_unsettled(lambda: list(self._unsettled)), name="bundles in progress")
+            self._tasks.create_task(keep_unsettled(lambda: list(self._unsettled.values())), name="bundles in progress")
             while True:
                 await self._news.wait()
                 self._news.clear()
@@ -159,7 +160,7 @@ class LoadRunners:
 
     async def _serve_bundle(self, slot: _Slot, pulled: PulledBundle, bundle: Bundle) -> None:
         """Execute it; its results are stored while the next one is executed."""
-        self._unsettled.add(pulled.item)
+        self._unsettled[pulled.item.sequence] = pulled.item
         began_s, settlement = self._now_s(), BundleSettlement(self._bus, self._pool, self._node_id, pulled)
         try:
             unfinished, cost = await self._execute(slot, pulled, settlement)
@@ -179,7 +180,7 @@ class LoadRunners:
         except ElasticFlowError as error:
             self._log.error("BundleNotSettled", load_id=pulled.load.load_id, error=str(error))
         finally:
-            self._unsettled.discard(pulled.item)
+            self._unsettled.pop(pulled.item.sequence, None)
 
     async def _next(self, slot: _Slot) -> tuple[PulledBundle, Bundle] | None:
         """Wait for a bundle for this slot; None once a job needs the GPU."""

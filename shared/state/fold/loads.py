@@ -26,7 +26,7 @@ def with_load_event(state: PoolState, event: LoadEvent) -> PoolState:
         case events.LoadProgressed():
             if load is None or not load.live or event.num_results <= load.num_results:
                 return state
-            return _with_load(state, replace(load, num_results=event.num_results))
+            return _with_load(state, replace(load, num_results=event.num_results, progressed_at_s=event.at_s))
         case events.LoadFinished():
             if load is None or load.phase is not LoadPhase.SEALED:
                 return state
