@@ -47,7 +47,7 @@ class Runners:
         process.kill()
         await process.exited
         killed_s = time.perf_counter() - began_s
-        process.writer.close()
+        process.channel.close()
         return killed_s
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 
 import psutil
@@ -128,7 +129,7 @@ async def test_a_runner_ends_with_its_channel(runners: Runners, is_busy: bool) -
         file = runners.folder / "go"
         run(runner, str(file))
         await until(Path(f"{file}.waiting").exists)
-    runner._process.writer.close()  # as the kernel does for an executor that is gone
+    runner._process.channel._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for an executor that is gone
     ended = await runner.ended()
     assert ended.exited.signal == signal.SIGKILL
     wait_until_gone([runner.pid], timeout_s=0.0)
@@ -162,3 +163,16 @@ async def test_a_runner_whose_function_is_not_loaded_in_time_is_killed(
     assert (ended.cause, ended.under_way, ended.unfinished) == ("start timed out", None, (TaskKey(1, 0),))
     assert "was not imported within" in ended.error
     assert await all_of(outcomes) == [ended]
+
+
+async def test_outcomes_before_the_end_are_not_lost_to_a_late_bundle(runners: Runners) -> None:
+    """The write of the bundle fails before the executor has read the last outcomes."""
+    runner = await runners.start()
+    assert await runner.ready()
+    first = run(runner, 1, "os._exit")
+    wait_until_gone([runner.pid], timeout_s=60.0)  # meanwhile this process reads nothing
+    second = run(runner, 2, bundle_id=2)
+    result, ended = await all_of(first)
+    assert result == 1
+    assert ended.under_way == TaskKey(1, 1)
+    assert await all_of(second) == [ended]

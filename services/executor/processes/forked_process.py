@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkServer
-from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, ChannelMessage, FrameReader, encode_frame
+from elasticflow.services.executor.processes.process_channel import ProcessChannel
+from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
 from elasticflow.shared.runtime.process.process_termination import kill_process_group
 
 _LAST_MESSAGES_TIMEOUT_S = 1.0  # for a channel that another process holds open after this one has ended
@@ -22,14 +23,7 @@ class ForkedProcess:
 
     pid: int
     exited: "asyncio.Future[Exited]"
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    def send(self, message: ChannelMessage) -> None:
-        """Does not wait. No effect if the process is gone. Raises ValueError above MAX_FRAME_BYTES."""
-        frame = encode_frame(message)
-        if not self.writer.is_closing():
-            self.writer.write(frame)
+    channel: ProcessChannel
 
     def kill(self) -> None:
         """SIGKILL to the process and its descendants. No effect if they are gone."""
@@ -50,14 +44,15 @@ class ForkedProcess:
             await asyncio.wait({listening}, timeout=_LAST_MESSAGES_TIMEOUT_S)
         finally:
             listening.cancel()
-        self.writer.close()
+            await asyncio.wait({listening})
+            self.channel.close()
         return exited
 
     async def _listen(
         self, frames: FrameReader[Message], on_message: Callable[[Message], None], on_broken: Callable[[str], None]
     ) -> None:
         try:
-            while data := await self.reader.read(65_536):
+            while data := await self.channel.receive():
                 for message in frames.feed(data):
                     on_message(message)
             await asyncio.wait({self.exited}, timeout=_LAST_MESSAGES_TIMEOUT_S)
@@ -65,8 +60,6 @@ class ForkedProcess:
                 raise BrokenChannel("it has closed its channel, but runs on")
         except BrokenChannel as error:
             on_broken(str(error))
-            self.kill()
-        except ConnectionError:  # it ended with unread messages
             self.kill()
 
 
@@ -77,5 +70,4 @@ async def fork_process(server: ForkServer) -> ForkedProcess:
         on_failure.callback(ours.close)
         pid, exited = await server.fork(theirs)
         on_failure.pop_all()
-    reader, writer = await asyncio.open_connection(sock=ours)
-    return ForkedProcess(pid=pid, exited=exited, reader=reader, writer=writer)
+    return ForkedProcess(pid=pid, exited=exited, channel=ProcessChannel(ours))

@@ -42,7 +42,7 @@ class WorkerHandle:
 
     def send(self, message: ToWorker) -> None:
         """Does not wait. No effect if the worker is gone: `Exited` follows."""
-        self.process.send(message)
+        self.process.channel.send(message)
 
     def kill(self) -> None:
         """SIGKILL to the worker and its descendants."""

@@ -58,7 +58,7 @@ class TaskRunner:
         self._overdue: TaskKey | None = None
         self._executes = False  # the runner takes up tasks
         self._error = self._traceback = ""
-        process.send(order)
+        process.channel.send(order)
         self._timing = asyncio.create_task(self._end_start_after_timeout(), name=f"runner {self.pid} start")
         self._following = asyncio.create_task(self._follow(), name=f"runner {self.pid}")
 
@@ -108,7 +108,7 @@ class TaskRunner:
             self._drained.clear()
         self._pending += ((key, outcomes) for key in keys)
         for frame in bundle_frames(bundle_id, sendable):
-            self._process.send(frame)
+            self._process.channel.send(frame)
         return outcomes
 
     def kill(self) -> None:

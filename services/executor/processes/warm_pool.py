@@ -46,7 +46,7 @@ class WarmPool:
                     tasks.create_task(self._keep(gpu_index), name=f"warm worker {gpu_index}")
         finally:
             for worker in self._ready.values():
-                worker.writer.close()  # the worker ends with its channel
+                worker.channel.close()  # the worker ends with its channel
             self._ready.clear()
 
     def take(self, gpu_index: int) -> ForkedProcess | None:
@@ -77,10 +77,10 @@ class WarmPool:
         """Wait until it is taken; False if it dies before."""
         taken = self._taken[gpu_index] = asyncio.get_running_loop().create_future()
         self._ready[gpu_index] = worker
-        worker.send(WarmUp(device=self._device, gpu_index=gpu_index))
+        worker.channel.send(WarmUp(device=self._device, gpu_index=gpu_index))
         await asyncio.wait({taken, worker.exited}, return_when=asyncio.FIRST_COMPLETED)
         if taken.done():
             return True
         self._ready.pop(gpu_index, None)
-        worker.writer.close()
+        worker.channel.close()
         return False

@@ -1,0 +1,54 @@
+"""The executor's end of a channel: writes that wait, a process that is gone, its last messages."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from elasticflow.services.executor.processes.process_channel import ProcessChannel
+from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
+from elasticflow.shared.messages.worker_protocol.task_running import RunBundle, RunnerReady
+
+LARGE = RunBundle(bundle_id=1, tasks=((0, bytes(500_000)),))
+NUM_LARGE = 20  # far more than a socket's buffer
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_messages_beyond_the_buffer_arrive_whole_and_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
+    channel = ProcessChannel(pair[0])
+    for _ in range(NUM_LARGE):
+        channel.send(LARGE)
+    frames, received = FrameReader(RunBundle), list[RunBundle]()
+    pair[1].setblocking(False)
+    async with asyncio.timeout(60):
+        while len(received) < NUM_LARGE:
+            received += frames.feed(await asyncio.get_running_loop().sock_recv(pair[1], 65_536))
+    assert received == [LARGE] * NUM_LARGE
+    channel.close()
+    channel.close()
+
+
+async def test_the_last_messages_of_a_process_that_is_gone_are_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    channel = ProcessChannel(pair[0])
+    channel.send(LARGE)  # never read
+    pair[1].sendall(encode_frame(RunnerReady()))
+    pair[1].close()
+    channel.send(LARGE)
+    channel.send(LARGE)
+    assert list(FrameReader(RunnerReady).feed(await channel.receive())) == [RunnerReady()]
+    assert await channel.receive() == b""
+    channel.close()
+
+
+async def test_a_message_that_is_too_large_is_an_error_of_the_sender(pair: tuple[socket.socket, socket.socket]) -> None:
+    channel = ProcessChannel(pair[0])
+    with pytest.raises(ValueError, match="is above"):
+        channel.send(RunBundle(bundle_id=1, tasks=((0, bytes(2_000_000)),)))
+    channel.close()
