@@ -10,21 +10,23 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from elasticflow.client.configure_pool import configure
 from elasticflow.local.child_process import free_port
-from elasticflow.shared.errors import BadSettings, ServerTooSmall, TooFewReplicas
+from elasticflow.shared.errors import BadSettings, ServerTooSmall, TooFewReplicas, UnknownStream
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats import embedded_server
-from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer, find_server
 from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits
 from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.real_pool import eventually, persistently
-from tests.support.shared_pool import POOL, Connect
+from tests.support.shared_pool import PLAN, POOL, SUBMIT, Connect
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DEFAULT_PAYLOAD_BYTES = 1 << 20  # of a nats-server without the setting
@@ -68,6 +70,56 @@ async def test_the_storage_of_a_new_pool_is_checked_and_an_old_pool_continues(
     with pytest.raises(ServerTooSmall, match="max_file_store") as refused:
         await configure(nats_server.url, POOL, None, SystemClock())
     assert refused.value.needed_bytes == StreamLimits().reserved_bytes
+
+
+async def test_a_pool_of_an_older_version_gets_the_streams_of_padding_loads(connect: Connect, bus: Bus) -> None:
+    await remove_padding_streams(bus)
+    with pytest.raises(UnknownStream):
+        await bus.append(subjects.tasks(POOL, "load"), b"", message_id="1")
+    sequence = await bus.append(PLAN, b"kept", message_id="1")
+    await (await connect()).ensure_pool(POOL)
+    await bus.append(subjects.tasks(POOL, "load"), b"", message_id="1")
+    assert await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    assert await bus.last_sequence(POOL) == sequence
+
+
+async def remove_padding_streams(bus: Bus) -> None:
+    """As a pool is that was made before there were padding loads."""
+    for name in streams.padding_streams(POOL):
+        if isinstance(bus, MemoryBus):
+            del bus.broker._streams[name]
+        elif isinstance(bus, NatsBus):
+            assert "error" not in await bus._connection.api(f"STREAM.DELETE.{name}")
+
+
+async def test_a_pool_of_an_older_version_starts_without_storage_for_padding_loads(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs continue; padding loads wait for an operator who gives the server more storage."""
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    await remove_padding_streams(bus)
+    await bus.close()
+    nats_server.stop()
+    with monkeypatch.context() as small:
+        small.setattr(embedded_server, "_storage_bound", lambda folder: 600 << 20)
+        nats_server.start()
+    bus = await connect_nats(nats_server.url, name="test")
+    with structlog.testing.capture_logs() as logs:
+        await bus.ensure_pool(POOL)
+    assert [(log["event"], log["stream"]) for log in logs] == [
+        ("no_space_for_padding_loads", name) for name in streams.padding_streams(POOL)
+    ]
+    await bus.append(SUBMIT, b"job", message_id="1")
+    with pytest.raises(UnknownStream):
+        await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    await bus.close()
+    nats_server.stop()
+    nats_server.start()
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    assert await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    await bus.close()
 
 
 async def test_streams_with_fewer_replicas_than_asked_for_are_named_with_the_command(
