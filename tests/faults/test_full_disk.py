@@ -9,7 +9,7 @@ from tests.support.fault_evidence import assert_decided_once, assert_one_chain, 
 from tests.support.real_pool import RunningPool, job, running_pool
 from tests.support.small_disk import small_disk
 
-DISK = "800m"  # the streams' own bounds must fit into it
+DISK = "1100m"  # the streams' own bounds must fit into it
 LEFT_BYTES = 48 << 20  # space for what is written until the supervisor checks
 LONG = "x" * 20_000  # makes a command that fills the rest soon
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from elasticflow.shared.errors import MaybeStored, Unavailable, WrongExpectedSequence
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
@@ -103,6 +104,63 @@ async def test_nothing_acknowledged_is_lost_over_kills_of_the_server(nats_server
     assert done == {message_id.encode() for message_id in written}
     await bus.close()
     await reader.close()
+
+
+async def test_a_load_is_complete_over_kills_of_the_server(nats_server: EmbeddedServer) -> None:
+    """Two executors work, a client reads the results of one load among those of another."""
+    buses = [await connect_nats(nats_server.url, name=name) for name in ("client", "executor-1", "executor-2")]
+    client = buses[0]
+    await client.ensure_pool(POOL)
+    total = KILLS * BETWEEN_KILLS
+    for index in range(total):
+        await client.append(subjects.tasks(POOL, "load"), b"%d" % index, message_id=f"bundle-{index}")
+    seen: list[LedgerRecord] = []
+    enough = asyncio.Event()
+    background = [asyncio.create_task(execute(bus, enough)) for bus in buses[1:]]
+    background.append(asyncio.create_task(read_results(client, seen)))
+    for kill in range(KILLS):
+        await until(lambda goal=kill * BETWEEN_KILLS + 10: len(seen) >= goal)
+        nats_server.kill()
+        await until(lambda: not any(bus.is_connected for bus in buses))
+        nats_server.start()
+        await until(lambda: all(bus.is_connected for bus in buses))
+    enough.set()
+    await until(lambda: len(seen) >= total)
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+    sequences = [stored.sequence for stored in seen]
+    assert sequences == sorted(set(sequences))
+    assert {stored.data for stored in seen} == {b"%d" % index for index in range(total)}
+    assert len(seen) == await client.num_results(POOL, "load") == total
+    for bus in buses:
+        await bus.close()
+
+
+async def execute(bus: NatsBus, enough: asyncio.Event) -> None:
+    """Slowly until the last kill, so that each kill interrupts the load."""
+    queue = await bus.tasks(POOL, "load", ack_wait_s=1.0)
+    while True:
+        for item in await queue.pull(4, 5.0):
+            for load_id in ("other", "load"):
+                await first_result(bus, subjects.result(POOL, load_id, int(item.data)), item.data)
+            await item.ack()
+            await asyncio.sleep(0 if enough.is_set() else 0.005)
+
+
+async def first_result(bus: NatsBus, subject: str, data: bytes) -> None:
+    while True:
+        try:
+            await bus.append_first(subject, data, timeout_s=2.0)
+            return
+        except (MaybeStored, Unavailable):
+            await asyncio.sleep(0.02)
+
+
+async def read_results(bus: NatsBus, seen: list[LedgerRecord]) -> None:
+    async with aclosing(bus.results(POOL, "load")) as results:
+        async for batch in results:
+            seen.extend(batch)
 
 
 async def test_a_stopped_server_is_unavailable_at_once_and_no_message_is_sent_later(

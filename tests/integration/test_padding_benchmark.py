@@ -1,4 +1,4 @@
-"""The benchmark of runners runs, with real runners and little work. No time is asserted."""
+"""The measurements of padding loads run, with little work, and name their numbers. No time is asserted."""
 
 from benchmarks.padding.runners import (
     measure_gaps,
@@ -7,6 +7,7 @@ from benchmarks.padding.runners import (
     measure_throughput,
     running_launcher,
 )
+from benchmarks.padding.streams import measure_streams
 
 
 async def test_every_measurement_of_runners_has_numbers() -> None:
@@ -21,3 +22,11 @@ async def test_every_measurement_of_runners_has_numbers() -> None:
         preemption = await measure_preemption(runners, num_rounds=2, num_bytes=1_000_000)
         for what in ("preempt_ms", "sigkill_and_waitpid_ms", "unused_fork_ms"):
             assert preemption[what]["max"] >= preemption[what]["p50"] > 0
+
+
+async def test_the_streams_are_measured() -> None:
+    measured = await measure_streams(num_messages=20, tasks_per_bundle=(1, 10))
+    assert measured.keys() == {"raw", "bundles_of_1", "bundles_of_10", "results"}
+    assert all(per_s > 0 for numbers in measured.values() for per_s in numbers.values())
+    tens = measured["bundles_of_10"]
+    assert round(tens["pull_and_ack_tasks_per_s"] / tens["pull_and_ack_per_s"]) == 10

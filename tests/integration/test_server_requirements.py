@@ -1,32 +1,27 @@
 """What a pool needs of its NATS server: the contract of every bus, and the checks of a real server at the start."""
 
-import asyncio
-import contextlib
-import json
-import os
-import re
-from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from elasticflow.client.configure_pool import configure
-from elasticflow.local.child_process import free_port
-from elasticflow.shared.errors import BadSettings, ServerTooSmall, TooFewReplicas
+from elasticflow.shared.errors import BadSettings, ServerTooSmall, TooFewReplicas, UnknownStream
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats import embedded_server
-from elasticflow.shared.runtime.bus.nats.bus import connect_nats
-from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer, find_server
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits
 from elasticflow.shared.runtime.process.clock import SystemClock
-from tests.support.real_pool import eventually, persistently
-from tests.support.shared_pool import POOL, Connect
+from tests.support.deployed_server import deployed, serving
+from tests.support.real_pool import persistently
+from tests.support.shared_pool import PLAN, POOL, SUBMIT, Connect
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 DEFAULT_PAYLOAD_BYTES = 1 << 20  # of a nats-server without the setting
 
 
@@ -70,6 +65,56 @@ async def test_the_storage_of_a_new_pool_is_checked_and_an_old_pool_continues(
     assert refused.value.needed_bytes == StreamLimits().reserved_bytes
 
 
+async def test_a_pool_of_an_older_version_gets_the_streams_of_padding_loads(connect: Connect, bus: Bus) -> None:
+    await remove_padding_streams(bus)
+    with pytest.raises(UnknownStream):
+        await bus.append(subjects.tasks(POOL, "load"), b"", message_id="1")
+    sequence = await bus.append(PLAN, b"kept", message_id="1")
+    await (await connect()).ensure_pool(POOL)
+    await bus.append(subjects.tasks(POOL, "load"), b"", message_id="1")
+    assert await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    assert await bus.last_sequence(POOL) == sequence
+
+
+async def remove_padding_streams(bus: Bus) -> None:
+    """As a pool is that was made before there were padding loads."""
+    for name in streams.padding_streams(POOL):
+        if isinstance(bus, MemoryBus):
+            del bus.broker._streams[name]
+        elif isinstance(bus, NatsBus):
+            assert "error" not in await bus._connection.api(f"STREAM.DELETE.{name}")
+
+
+async def test_a_pool_of_an_older_version_starts_without_storage_for_padding_loads(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs continue; padding loads wait for an operator who gives the server more storage."""
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    await remove_padding_streams(bus)
+    await bus.close()
+    nats_server.stop()
+    with monkeypatch.context() as small:
+        small.setattr(embedded_server, "_storage_bound", lambda folder: 600 << 20)
+        nats_server.start()
+    bus = await connect_nats(nats_server.url, name="test")
+    with structlog.testing.capture_logs() as logs:
+        await bus.ensure_pool(POOL)
+    assert [(log["event"], log["stream"]) for log in logs] == [
+        ("no_space_for_padding_loads", name) for name in streams.padding_streams(POOL)
+    ]
+    await bus.append(SUBMIT, b"job", message_id="1")
+    with pytest.raises(UnknownStream):
+        await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    await bus.close()
+    nats_server.stop()
+    nats_server.start()
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    assert await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    await bus.close()
+
+
 async def test_streams_with_fewer_replicas_than_asked_for_are_named_with_the_command(
     connect: Connect, bus: Bus
 ) -> None:
@@ -85,47 +130,6 @@ async def test_a_new_pool_with_more_replicas_than_servers_is_refused(connect: Co
     with pytest.raises(BadSettings, match="EF_REPLICAS=3"):
         await (await connect(StreamLimits(replicas=3))).ensure_pool("new")
     assert await bus.pools() == (POOL,)
-
-
-@contextlib.asynccontextmanager
-async def serving(*configs: Path, **environment: str) -> AsyncIterator[str]:
-    """Servers with these files, each in a folder of its own; the URL of the first, without credentials."""
-    processes: list[asyncio.subprocess.Process] = []
-    try:
-        for config in configs:
-            config.write_text(f'{config.read_text()}\nports_file_dir: "{config.parent}"\n')
-            named = os.environ | environment | {"NATS_SERVER_NAME": config.parent.name}
-            command = (find_server(), "--config", config)
-            processes.append(await asyncio.create_subprocess_exec(*command, env=named, stderr=DEVNULL))
-        ports = await eventually(lambda: [*configs[0].parent.glob("*.ports")], "the server listens")
-        text = await eventually(lambda: ports[0].read_text(), "the server has written its port")
-        yield json.loads(text)["nats"][0]
-    finally:
-        for process in processes:
-            process.kill()
-            await process.wait()
-
-
-@contextlib.asynccontextmanager
-async def deployed(folder: Path, *, num_servers: int = 1) -> AsyncIterator[str]:
-    """The URL of a server with the files of deploy/nats, or of a cluster of them, on other ports and folders."""
-    (store,) = re.findall(r"NATS_MAX_FILE_STORE:-(\w+)}", (DEPLOY / "compose.yaml").read_text())
-    routes = [f"nats://route:t@127.0.0.1:{free_port('127.0.0.1')}" for _ in range(num_servers)]
-    environment = {f"NATS_ROUTE_{number}": route for number, route in enumerate(routes, start=1)}
-    configs: list[Path] = []
-    for number, route in enumerate(routes, start=1):
-        own = folder / f"nats-{number}"
-        own.mkdir()
-        replaced = {"/data": str(own), "0.0.0.0:6222": route.rpartition("@")[2]}
-        replaced |= dict.fromkeys(("0.0.0.0:4222", "0.0.0.0:8222"), "127.0.0.1:-1")
-        for file in (DEPLOY / "nats").iterdir():
-            text = file.read_text()
-            for old, new in replaced.items():
-                text = text.replace(old, new)
-            (own / file.name).write_text(text)
-        configs.append(own / ("single.conf" if num_servers == 1 else "cluster.conf"))
-    async with serving(*configs, NATS_TOKEN="t", NATS_MAX_FILE_STORE=store, **environment) as url:
-        yield url.replace("//", "//t@")
 
 
 async def test_an_account_that_may_store_too_little_is_refused(tmp_path: Path) -> None:

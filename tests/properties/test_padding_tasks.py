@@ -27,7 +27,7 @@ from tests.support.example_specs import examples
 INDICES = st.integers(0, (1 << 40) - 1)
 TASKS = st.lists(st.tuples(INDICES, st.binary(max_size=300)), min_size=1, max_size=30)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
-RESULT = {"index": 1, "value": b"v", "attempts": 1, "task_s": 1.0, "node_id": "n"}
+RESULT: dict[str, Any] = {"index": 1, "value": b"v", "attempts": 1, "task_s": 1.0, "node_id": "n"}
 DECODERS: tuple[Callable[[bytes], Any], ...] = (decode_bundle, decode_result)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | TEXT | st.binary(),
@@ -51,7 +51,9 @@ def results(draw: st.DrawFn) -> TaskResult:
 
 
 def is_read_or_refused(data: bytes) -> None:
-    for decode, encode in ((decode_bundle, encode_bundle), (decode_result, encode_result)):
+    codecs: tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]
+    codecs = ((decode_bundle, encode_bundle), (decode_result, encode_result))
+    for decode, encode in codecs:
         try:
             message = decode(data)
         except Undecodable as error:
