@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import ElasticJob as ElasticJob
     from elasticflow.sdk.job import InvalidJob as InvalidJob
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
-    from elasticflow.sdk.padding import map as map  # noqa: A004
+    from elasticflow.sdk.padding import map as map
     from elasticflow.sdk.script import ElasticLoader as ElasticLoader
     from elasticflow.sdk.script import Script as Script
     from elasticflow.sdk.script import TorchrunScript as TorchrunScript
@@ -105,7 +105,10 @@ _NAMES_BY_MODULE = {
     "client.client": "Client",
     "client.pool_endpoint": "Endpoint",
     "client.replies": "CheckpointReply Decision ProfileReply",
-    "errors": "LoadNotOpened MissingExtra NoAdmission NoPoolHere NotEnded TaskError Undecided UnknownJob UnknownPool UnknownQuote",
+    "errors": (
+        "LoadNotOpened MissingExtra NoAdmission NoPoolHere NotEnded TaskError Undecided UnknownJob UnknownPool "
+        "UnknownQuote"
+    ),
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",
     "shared.messages.events": (

@@ -1,0 +1,163 @@
+"""`elasticflow.map` on a real pool: results, failures, preemption by a job, and the ends of a load."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+
+import elasticflow
+from elasticflow.errors import LoadNotOpened, TaskError
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
+from elasticflow.shared.state.load import LoadPhase
+from tests.support.real_pool import POOL, RunningPool, eventually, job, running_pool
+from tests.support.user_code import task_functions
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPool]:
+    async with running_pool(tmp_path_factory.mktemp("padding"), num_nodes=1, replicas={}) as pool:
+        yield pool
+
+
+async def mapped(pool: RunningPool, function: Callable[[Any], Any], inputs: Iterable[Any], **options: Any) -> list[Any]:
+    """In another thread, as a script would."""
+
+    def run() -> list[Any]:
+        settings = {"nats_url": pool.url, "pool": POOL, "tenant": "lab", "task_s": 0.01} | options
+        return list(elasticflow.map(function, inputs, **settings))
+
+    return await asyncio.to_thread(run)
+
+
+def under_way(files: list[str]) -> bool:
+    """Whether a task of `task_functions.wait_for` waits for its file."""
+    return any(Path(f"{file}.waiting").exists() for file in files)
+
+
+def forget(files: list[str]) -> None:
+    for file in files:
+        Path(f"{file}.waiting").unlink(missing_ok=True)
+
+
+def release(files: list[str]) -> None:
+    for file in files:
+        Path(file).touch()
+
+
+async def ended(pool: RunningPool, load_id: str) -> LoadPhase:
+    state = await pool.when(lambda state: load_id in state.loads and not state.loads[load_id].live, f"{load_id} ends")
+    return state.loads[load_id].phase
+
+
+async def test_results_come_in_the_order_of_the_inputs(pool: RunningPool) -> None:
+    numbers = list(range(300))
+    assert await mapped(pool, task_functions.double, numbers, load_id="doubled") == [2 * x for x in numbers]
+    assert await ended(pool, "doubled") is LoadPhase.FINISHED
+    assert (await pool.client.state()).loads["doubled"].num_results == 300
+    assert await pool.bus.num_results(POOL, "doubled") == 0, "its results are deleted"
+
+
+async def test_a_load_without_tasks_ends_at_once(pool: RunningPool) -> None:
+    assert await mapped(pool, task_functions.double, [], load_id="empty") == []
+    assert await ended(pool, "empty") is LoadPhase.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"), [("raise", "no such sample"), ("os._exit", "exit code 4"), ("segfault", "signal 11")]
+)
+async def test_a_task_that_always_fails_is_tried_again_and_reported(pool: RunningPool, deed: str, says: str) -> None:
+    inputs = [1, 2, 3, deed, 5, 6]
+    with pytest.raises(TaskError, match=says) as raised:
+        await mapped(pool, task_functions.misbehave, inputs, max_attempts=2, load_id=f"fails-{deed[:2]}")
+    assert (raised.value.index, raised.value.attempts) == (3, 2)
+    await ended(pool, f"fails-{deed[:2]}")
+
+
+async def test_a_task_beyond_its_time_out_has_failed(pool: RunningPool, tmp_path: Path) -> None:
+    never = str(tmp_path / "never")
+    with pytest.raises(TaskError, match=r"time-out of 0\.5 s"):
+        await mapped(pool, task_functions.wait_for, [never], task_timeout_s=0.5, max_attempts=1)
+
+
+async def test_a_job_takes_the_gpus_and_the_load_ends_all_the_same(pool: RunningPool, tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{number}") for number in range(6)]
+    mapping = asyncio.create_task(mapped(pool, task_functions.wait_for, files, load_id="preempted", task_s=1.0))
+    await eventually(lambda: under_way(files), "a task is under way")
+    await pool.acknowledged(job(min_gpus=2), "job")
+    state = await pool.ended(["job"])
+    assert state.ended_jobs["job"].iteration == 100
+    assert state.loads["preempted"].num_results == 0
+    release(files)
+    assert await mapping == ["waited"] * 6
+
+
+async def test_killed_runners_executors_and_servers_lose_no_task(pool: RunningPool, tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{number}") for number in range(8)]
+    mapping = asyncio.create_task(mapped(pool, task_functions.wait_for, files, load_id="killed", task_s=1.0))
+    for victim in ("executor-node-0", "nats-server", "monitor", "admission"):
+        await eventually(lambda: under_way(files), "a task is under way")
+        pid = pool.pid(victim)
+        assert pid is not None
+        await pool.kill(victim)
+        await pool.restarted(victim, pid)
+        forget(files)
+        for runner in pool.workers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                runner.kill()
+    release(files)
+    assert await mapping == ["waited"] * 8
+    assert await ended(pool, "killed") is LoadPhase.FINISHED
+
+
+async def test_a_stopped_client_cancels_its_load(pool: RunningPool) -> None:
+    def take_one() -> int:
+        results = elasticflow.map(
+            task_functions.double,
+            range(10_000),
+            nats_url=pool.url,
+            pool=POOL,
+            tenant="lab",
+            load_id="stopped",
+            task_s=0.01,
+        )
+        first = next(results)
+        results.close()
+        return first
+
+    assert await asyncio.to_thread(take_one) == 0
+    assert await ended(pool, "stopped") is LoadPhase.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"load_id": "doubled", "task_s": 9.0}, "names another load already"),
+        ({"task_s": 0.001, "overhead_s": 60.0}, "it does not pay"),
+    ],
+)
+async def test_a_load_that_is_rejected_says_why(pool: RunningPool, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(LoadNotOpened, match=says):
+        await mapped(pool, task_functions.double, [1], **options)
+
+
+async def test_the_ledger_has_loads_and_no_task_and_replays(pool: RunningPool) -> None:
+    entries = await pool.ledger()
+    of_loads = [
+        event
+        for entry in entries
+        if not isinstance(entry.message, Unreadable)
+        for event in (entry.message.events if isinstance(entry.message, PlanDecided) else (entry.message,))
+        if getattr(event, "load_id", "") == "doubled"
+    ]
+    assert isinstance(of_loads[0], events.LoadOpened)
+    assert sum(isinstance(event, events.LoadFinished) for event in of_loads) == 1
+    assert len(of_loads) < 10
