@@ -133,7 +133,10 @@ def observe(state: State, note: object, now_s: float) -> State:
         return _with_heartbeat(state, note, now_s)
     if isinstance(note, FenceNode | NodeIsFenced):
         return _with_fence(state, note, now_s)
-    if isinstance(note, ResultsCounted) and note.load_id in state.pool.loads:
+    if isinstance(note, ResultsCounted):
+        load = state.pool.loads.get(note.load_id)
+        if load is None or not load.live:
+            return state
         return replace(state, num_results=state.num_results.set(note.load_id, note.num_results))
     return state
 

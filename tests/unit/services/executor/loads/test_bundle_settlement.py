@@ -1,0 +1,107 @@
+"""What is stored and what goes back when a bundle is settled, on the bus in memory."""
+
+import asyncio
+
+import pytest
+
+from elasticflow.services.executor.loads.bundle_queue import PulledBundle
+from elasticflow.services.executor.loads.bundle_settlement import BundleSettlement
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.load_spec import LoadSpec
+from elasticflow.shared.messages.padding_tasks import (
+    TaskBundle,
+    TaskResult,
+    decode_bundle,
+    decode_result,
+    encode_bundle,
+)
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.state.load import Load, LoadPhase
+
+POOL = "p"
+LOAD = Load(
+    load_id="a",
+    tenant="lab",
+    spec=LoadSpec(task_function="jobs.fold:fold", task_s=1.0, max_attempts=2),
+    phase=LoadPhase.OPEN,
+    useful_share=None,
+    opened_at_s=0.0,
+)
+SUBJECT = subjects.tasks(POOL, "a")
+
+
+@pytest.fixture
+async def bus() -> MemoryBus:
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    return bus
+
+
+async def pulled(bus: MemoryBus, bundle: TaskBundle | None = None) -> PulledBundle:
+    """The next bundle of the queue; first the given one is added."""
+    if bundle is not None:
+        await bus.append(SUBJECT, encode_bundle(bundle), message_id=f"first-{bundle.num_failures}")
+    (item,) = await (await bus.tasks(POOL, "a")).pull(1, 1.0)
+    return PulledBundle(LOAD, item, decode_bundle(item.data))
+
+
+async def waiting(bus: MemoryBus) -> list[TaskBundle]:
+    return [decode_bundle(item.data) for item in await (await bus.tasks(POOL, "a")).pull(9, 0.0)]
+
+
+async def results(bus: MemoryBus) -> dict[int, TaskResult]:
+    count = await bus.num_results(POOL, "a")
+    found = dict[int, TaskResult]()
+    if count:
+        async for batch in bus.results(POOL, "a"):
+            found |= {(result := decode_result(record.data)).index: result for record in batch}
+            if len(found) == count:
+                break
+    return found
+
+
+def bundle(*indices: int, num_failures: int = 0) -> TaskBundle:
+    return TaskBundle(tasks=tuple((index, b"x%d" % index) for index in indices), num_failures=num_failures)
+
+
+async def test_results_are_stored_and_nothing_goes_back(bus: MemoryBus) -> None:
+    settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0, 1)))
+    settlement.done(0, b"zero", 0.5)
+    settlement.done(1, b"one", 0.25)
+    await settlement.settle()
+    assert {index: result.value for index, result in (await results(bus)).items()} == {0: b"zero", 1: b"one"}
+    assert await waiting(bus) == []
+
+
+async def test_unfinished_tasks_go_back_together_without_a_failure(bus: MemoryBus) -> None:
+    settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0, 1, 2, num_failures=1)))
+    settlement.done(0, b"zero", 0.5)
+    await settlement.settle([1, 2])
+    assert await waiting(bus) == [bundle(1, 2, num_failures=1)]
+
+
+async def test_a_task_that_fails_is_tried_alone_until_its_last_attempt(bus: MemoryBus) -> None:
+    settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0, 1)))
+    settlement.failed(0, "boom")
+    settlement.failed(1, "bang")
+    await settlement.settle()
+    assert await results(bus) == {}
+    again = await pulled(bus)
+    assert again.bundle == bundle(0, num_failures=1)
+    settlement = BundleSettlement(bus, POOL, "n", again)
+    settlement.failed(0, "boom again", "line 1")
+    await settlement.settle()
+    result = (await results(bus))[0]
+    assert (result.value, result.error, result.traceback, result.attempts) == (None, "boom again", "line 1", 2)
+    assert await waiting(bus) == [bundle(1, num_failures=1)]
+
+
+async def test_the_first_result_of_a_task_stays(bus: MemoryBus) -> None:
+    for value in (b"first", b"second"):
+        message = TaskBundle(tasks=((7, value),))
+        await bus.append(SUBJECT, encode_bundle(message), message_id=value.decode())
+        settlement = BundleSettlement(bus, POOL, "n", await pulled(bus))
+        settlement.done(7, value, 0.1)
+        await settlement.settle()
+    assert (await results(bus))[7].value == b"first"
+    await asyncio.sleep(0)
