@@ -75,6 +75,7 @@ class Executor:
             process.settings.pool,
             node_id=node_specification.node_id,
             device=node_specification.device,
+            cpu_share=node_specification.cpu_share,
             code=code,
             fork=self._worker_manager.fork,
             logs=process.settings.data_dir.resolve() / "logs" / "loads",

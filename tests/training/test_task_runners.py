@@ -175,3 +175,10 @@ async def test_an_executor_that_was_stalled_kills_no_runner(runners: Runners) ->
     assert await all_of(outcomes) == list(range(10))
     await asyncio.sleep(0.1)
     assert await all_of(run(runner, 11)) == [11]
+
+
+async def test_a_cpu_slot_uses_its_share_of_a_core(runners: Runners) -> None:
+    runner = await runners.start("burn", cpu_share=0.25)
+    began_s = time.monotonic()
+    used_s = sum(await all_of(run(runner, *[0.02] * 20)))
+    assert time.monotonic() - began_s >= 3.0 * used_s, "three quarters of the time are left to others"

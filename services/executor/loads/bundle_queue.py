@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elasticflow.shared.errors import Retry
+from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.padding_tasks import TaskBundle, decode_bundle
 from elasticflow.shared.runtime.bus.contract import TASK_ACK_WAIT_S, Bus
@@ -51,13 +51,13 @@ class BundleQueue:
                 try:
                     queue = queue or await self._bus.tasks(self._pool, self.load.load_id)
                     await self._pull(queue)
-                except Retry as error:
+                except ElasticFlowError as error:  # also a pool without these streams
                     self._log.warning("no bundles", load_id=self.load.load_id, error=str(error))
                     await asyncio.sleep(RETRY_S)
         finally:
             await self.give_back()
             if queue is not None:
-                with contextlib.suppress(Retry):
+                with contextlib.suppress(ElasticFlowError):
                     await queue.close()
 
     async def _pull(self, queue: WorkQueue) -> None:
@@ -78,7 +78,7 @@ class BundleQueue:
     async def give_back(self) -> None:
         """Another node may have what waits here."""
         while self.ready:
-            with contextlib.suppress(Retry):
+            with contextlib.suppress(ElasticFlowError):
                 await self.ready.popleft().item.nak()
 
 
@@ -87,5 +87,5 @@ async def keep_unsettled(items: Callable[[], list[WorkItem]]) -> None:
     while True:
         await asyncio.sleep(TASK_ACK_WAIT_S / 3)
         for item in items():
-            with contextlib.suppress(Retry):
+            with contextlib.suppress(ElasticFlowError):
                 await item.in_progress()

@@ -9,11 +9,13 @@ import contextlib
 from collections.abc import Sequence
 
 from elasticflow.services.executor.loads.bundle_queue import PulledBundle
-from elasticflow.shared.errors import Retry
+from elasticflow.shared.errors import ElasticFlowError, MaybeStored
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle, encode_result
 from elasticflow.shared.runtime.bus.contract import Bus
 
+RETRY_S = 1.0  # until the tasks of a bundle that could not be settled are executed again
+MAX_TRIES = 3
 MAX_APPENDS = 64  # results on their way to the server at a time
 
 
@@ -61,13 +63,17 @@ class BundleSettlement:
             for index in self._failed:  # each alone, so that a task that ends its runner takes no other along
                 await self._append_again([index], self._num_attempts)
             await item.ack()
-        except Retry:
-            with contextlib.suppress(Retry):
-                await item.nak()
+        except ElasticFlowError:
+            with contextlib.suppress(ElasticFlowError):
+                await item.nak(RETRY_S)
 
     async def _store(self, result: TaskResult) -> None:
-        subject = subjects.result(self._pool, self._pulled.load.load_id, result.index)
-        await self._bus.append_first(subject, encode_result(result))
+        subject, data = subjects.result(self._pool, self._pulled.load.load_id, result.index), encode_result(result)
+        for _ in range(MAX_TRIES - 1):
+            with contextlib.suppress(MaybeStored):  # common in a cluster: another result is on its way
+                await self._bus.append_first(subject, data)
+                return
+        await self._bus.append_first(subject, data)
 
     async def _append_again(self, indices: Sequence[int], num_failures: int) -> None:
         bundle = TaskBundle(tasks=tuple((index, self._inputs[index]) for index in indices), num_failures=num_failures)

@@ -72,6 +72,7 @@ class LoadRunners:
         *,
         node_id: str,
         device: Literal["cpu", "cuda"],
+        cpu_share: float,
         code: CodeArchive,
         fork: Callable[[], Awaitable[ForkedProcess]],
         logs: Path,
@@ -79,6 +80,7 @@ class LoadRunners:
     ) -> None:
         self._bus, self._pool, self._node_id = bus, pool, node_id
         self._device: Literal["cpu", "cuda"] = device
+        self._cpu_share = cpu_share if device == "cpu" else 1.0
         self._code, self._fork, self._logs, self._log = code, fork, logs, log
         self._ordered = UsePaddingSlots()
         self._news = asyncio.Event()
@@ -272,6 +274,7 @@ class LoadRunners:
             code_path=code_path,
             device=self._device,
             gpu_index=slot.gpu_index,
+            cpu_share=self._cpu_share,
             memory_limit_bytes=load.spec.memory_bytes,
         )
         slot.runner = await TaskRunner.start(self._fork, order, task_timeout_s=load.spec.task_timeout_s)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, Len
+from annotated_types import Ge, Gt, Le, Len
 from pydantic import Strict, StringConstraints
 
 from elasticflow.shared.messages.limits import DurationS, Index, NumBytes, Text, Token
@@ -30,6 +30,7 @@ class RunTasks:
     function: "package.module:function"; it takes one input and returns one result.
     code_path: folder with the function's module; "" if it is importable without.
     gpu_index: number of the GPU or CPU slot on this node.
+    cpu_share: cores that a CPU slot may use.
     memory_limit_bytes: what a CPU slot's process may allocate beyond the preloaded libraries; 0: no limit.
     """
 
@@ -39,6 +40,7 @@ class RunTasks:
     code_path: str = ""
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_index: Index = 0
+    cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
     memory_limit_bytes: NumBytes = 0
 
 

@@ -39,6 +39,14 @@ def wait_for(path):
     return "waited"
 
 
+def burn(cpu_s):
+    """Uses so much CPU time, about; returns how much."""
+    began_s = time.process_time()
+    while time.process_time() - began_s < cpu_s:
+        pass
+    return time.process_time() - began_s
+
+
 def fill_memory(num_bytes):
     return len(bytearray(num_bytes))
 

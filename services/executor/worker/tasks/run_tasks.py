@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import structlog
 
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
     DeviceUnusable,
@@ -79,7 +80,7 @@ def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
         channel.send(_failure_of(error, order))
         return ExitCode.FAILED
     channel.send(RunnerReady())
-    pid = os.getpid()
+    pid, cpu_throttle = os.getpid(), CpuThrottle(order.cpu_share)
     while True:
         bundle = channel.next_bundle()
         for index, task_input in bundle.tasks:
@@ -89,6 +90,7 @@ def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
             if os.getpid() != pid:  # a process that the task has forked, and that returned from it
                 os._exit(0)
             channel.send(outcome)
+            cpu_throttle.sleep_off_excess()
             if isinstance(outcome, TaskFailed) and outcome.ends_runner:
                 return ExitCode.FAILED
 

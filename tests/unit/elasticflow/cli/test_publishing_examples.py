@@ -11,10 +11,13 @@ import pytest
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
+    CancelLoad,
+    OpenLoad,
     ProfileJob,
     QuoteDeadline,
     RequestCheckpoint,
     ReserveQuote,
+    SealLoad,
     SetGpuLimits,
     SubmitJob,
 )
@@ -36,6 +39,9 @@ def test_the_page_shows_each_command_and_a_reply() -> None:
         RequestCheckpoint,
         ReserveQuote,
         QuoteDeadline,
+        OpenLoad,
+        SealLoad,
+        CancelLoad,
         JobRejected,
     ]
 
