@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elasticflow.client.replies import Decision as Decision
     from elasticflow.client.replies import ProfileReply as ProfileReply
     from elasticflow.errors import LoadNotOpened as LoadNotOpened
+    from elasticflow.errors import LoadWasCancelled as LoadWasCancelled
     from elasticflow.errors import MissingExtra as MissingExtra
     from elasticflow.errors import NoAdmission as NoAdmission
     from elasticflow.errors import NoPoolHere as NoPoolHere
@@ -106,8 +107,8 @@ _NAMES_BY_MODULE = {
     "client.pool_endpoint": "Endpoint",
     "client.replies": "CheckpointReply Decision ProfileReply",
     "errors": (
-        "LoadNotOpened MissingExtra NoAdmission NoPoolHere NotEnded TaskError Undecided UnknownJob UnknownPool "
-        "UnknownQuote"
+        "LoadNotOpened LoadWasCancelled MissingExtra NoAdmission NoPoolHere NotEnded TaskError Undecided UnknownJob "
+        "UnknownPool UnknownQuote"
     ),
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",

@@ -78,6 +78,14 @@ class LoadNotOpened(PermanentFailure):
 
 
 @dataclass(eq=False)
+class LoadWasCancelled(PermanentFailure):
+    load_id: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "the padding load {load_id!r} was cancelled before its last result: {reason}"
+
+
+@dataclass(eq=False)
 class TaskError(PermanentFailure):
     """A task of a padding load has failed for good. task_traceback: of the last attempt, on its node."""
 

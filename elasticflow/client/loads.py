@@ -7,12 +7,13 @@ stores them, and results are passed on as they come.
 import asyncio
 import contextlib
 import pickle
+import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 from elasticflow.client.command_requests import CommandRequests, fresh_message_id
 from elasticflow.client.ledger import with_retry
-from elasticflow.errors import LoadNotOpened
+from elasticflow.errors import LoadNotOpened, LoadWasCancelled
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration
 from elasticflow.shared.errors import StorageFull
@@ -35,11 +36,13 @@ from elasticflow.shared.messages.padding_tasks import (
     encode_bundle,
     split_into_bundles,
 )
+from elasticflow.shared.state.load import LoadPhase
 
 REPLY_TIMEOUT_S = 30.0
 BUNDLE_S = 0.5  # of work in one bundle
 MAX_BUNDLE_BYTES = 1 << 20
 MAX_BUNDLE_TASKS = 1_000
+MAX_READ_BUNDLES = 4  # that wait to be stored
 FINISH_TIMEOUT_S = 10.0
 FULL_S = 0.5  # between two attempts to store a bundle in a full stream
 
@@ -73,59 +76,69 @@ class LoadRequests(CommandRequests):
     ) -> AsyncGenerator[TaskResult]:
         """Execute one task for each input; yields the result of each in the order of their ends.
 
-        The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, InvalidJob, Undecided.
+        The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, LoadWasCancelled,
+        InvalidJob, Undecided, and what the inputs raise.
         """
         opened = await self.open_load(spec, load_id=load_id, code=code)
         if not isinstance(opened, LoadOpened):
             why = opened.explanation if isinstance(opened, LoadRejected) else "a load of this name was cancelled"
             raise LoadNotOpened(load_id, why)
+        results = self._bus.results(self._pool, load_id)
         feeding = asyncio.create_task(self._feed(load_id, spec, inputs), name=f"tasks of {load_id}")
+        cancelled = asyncio.create_task(self._cancelled(load_id), name=f"cancellation of {load_id}")
+        waiting = asyncio.ensure_future(anext(results))
         num_results, is_complete = 0, False
         try:
-            results = self._bus.results(self._pool, load_id)
-            async with contextlib.aclosing(results):  # pyright: ignore[reportArgumentType]
-                waiting = asyncio.ensure_future(anext(results))
-                while not is_complete:
-                    await asyncio.wait({waiting, feeding}, return_when=asyncio.FIRST_COMPLETED)
-                    if waiting.done():
-                        for record in waiting.result():
-                            num_results += 1
-                            yield decode_result(record.data)
-                        waiting = asyncio.ensure_future(anext(results))
-                    is_complete = feeding.done() and num_results >= feeding.result()
-                    if feeding.done() and not is_complete:
-                        await asyncio.wait({waiting})
-                waiting.cancel()
-                await asyncio.wait({waiting})
+            while not is_complete:
+                pending = {waiting, cancelled} if feeding.done() else {waiting, cancelled, feeding}
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if cancelled.done():
+                    raise LoadWasCancelled(load_id, cancelled.result())
+                if waiting.done():
+                    for record in waiting.result():
+                        num_results += 1
+                        yield decode_result(record.data)
+                    waiting = asyncio.ensure_future(anext(results))
+                is_complete = feeding.done() and num_results >= feeding.result()
         finally:
-            feeding.cancel()
-            if is_complete:
-                await self._forget(load_id)
-            else:
-                command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
-                await self._publish(command, fresh_message_id(command))
+            for task in (waiting, feeding, cancelled):
+                task.cancel()
+            await asyncio.wait({waiting, feeding, cancelled})
+            await self._close(load_id, is_complete=is_complete)
 
-    async def _forget(self, load_id: str) -> None:
-        """Delete the results once the ledger has the end of the load: the monitor counts them for it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
-                async for state in states:
-                    if load_id not in state.loads or not state.loads[load_id].live:
-                        break
-        await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
+    async def _cancelled(self, load_id: str) -> str:
+        """Wait until the load is cancelled; the reason."""
+        async with contextlib.aclosing(self.states()) as states:
+            async for state in states:
+                load = state.loads.get(load_id)
+                if load is not None and load.phase is LoadPhase.CANCELLED:
+                    return load.explanation
+        raise AssertionError("the ledger is followed for ever")
+
+    async def _close(self, load_id: str, *, is_complete: bool) -> None:
+        """Delete the results once the ledger has the end of the load, for which the monitor counts them."""
+        if is_complete:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
+                    async for state in states:
+                        if load_id not in state.loads or not state.loads[load_id].live:
+                            return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
+        command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
+        await self._publish(command, fresh_message_id(command))
+        return None
 
     async def _feed(self, load_id: str, spec: LoadSpec, inputs: Iterable[Any]) -> int:
-        """Store all tasks, then seal the load. Returns their number."""
-        num_tasks = 0
-        bundles = split_into_bundles(
-            _pickled(inputs),
-            max_bytes=MAX_BUNDLE_BYTES,
-            max_tasks=min(max(int(BUNDLE_S / spec.task_s), 1), MAX_BUNDLE_TASKS),
-        )
-        for bundle in bundles:
-            await self._store(load_id, bundle)
-            num_tasks += len(bundle.tasks)
-        await self.seal_load(load_id, num_tasks)
+        """Store all tasks, then seal the load. Returns their number. Raises what the inputs raise."""
+        num_tasks, bundles = 0, _Bundles(inputs, spec)
+        try:
+            while (bundle := await bundles.next()) is not None:
+                await self._store(load_id, bundle)
+                num_tasks += len(bundle.tasks)
+        finally:
+            bundles.close()
+        sealed = await self.seal_load(load_id, num_tasks)
+        if isinstance(sealed, SealRejected):
+            raise LoadWasCancelled(load_id, sealed.explanation)
         return num_tasks
 
     async def _store(self, load_id: str, bundle: TaskBundle) -> None:
@@ -135,6 +148,47 @@ class LoadRequests(CommandRequests):
                 await with_retry(self._bus.append, subjects.tasks(self._pool, load_id), data, message_id=message_id)
                 return
             await asyncio.sleep(FULL_S)
+
+
+class _Bundles:
+    """Reads the inputs in a thread of its own: an iterator may block. A daemon, so that it never delays an exit."""
+
+    def __init__(self, inputs: Iterable[Any], spec: LoadSpec) -> None:
+        self._inputs, self._max_tasks = inputs, min(max(int(BUNDLE_S / spec.task_s), 1), MAX_BUNDLE_TASKS)
+        self._loop = asyncio.get_running_loop()
+        self._read: asyncio.Queue[TaskBundle | BaseException | None] = asyncio.Queue(MAX_READ_BUNDLES)
+        self._is_closed = False
+        threading.Thread(target=self._run, name="inputs", daemon=True).start()
+
+    async def next(self) -> TaskBundle | None:
+        """None after the last one. Raises what the inputs raise."""
+        item = await self._read.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Read no more inputs."""
+        self._is_closed = True
+        while not self._read.empty():
+            self._read.get_nowait()
+
+    def _run(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            try:
+                bundles = split_into_bundles(
+                    _pickled(self._inputs), max_bytes=MAX_BUNDLE_BYTES, max_tasks=self._max_tasks
+                )
+                for bundle in bundles:
+                    self._put(bundle)
+                    if self._is_closed:
+                        return
+                self._put(None)
+            except Exception as error:
+                self._put(error)
+
+    def _put(self, item: TaskBundle | Exception | None) -> None:
+        asyncio.run_coroutine_threadsafe(self._read.put(item), self._loop).result()
 
 
 def _pickled(inputs: Iterable[Any]) -> Iterator[Task]:

@@ -5,8 +5,9 @@ import inspect
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,9 @@ from elasticflow.shared.runtime.process.clock import fresh_id
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
-_END = object()
+MAX_RECEIVED = 1_000  # results that wait for their reader
+FULL_S = 0.02
+CLOSE_TIMEOUT_S = 15.0
 
 
 def map(
@@ -56,7 +59,7 @@ def map(
     )
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     name = load_id or f"{function.__name__[:50].replace('_', '-')}-{fresh_id()[:6]}"
-    return _in_order(_Results(endpoint, tenant, spec, code, name, inputs))
+    return _in_order(endpoint, tenant, spec, code, name, inputs)
 
 
 def _package(function: Callable[..., Any]) -> Package:
@@ -72,8 +75,10 @@ def _package(function: Callable[..., Any]) -> Package:
     return package(f"{file}:{name}")
 
 
-def _in_order(results: "_Results") -> Generator[Any]:
-    early, due = dict[int, TaskResult](), 0
+def _in_order(
+    endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package, load_id: str, inputs: Iterable[Any]
+) -> Generator[Any]:
+    results, early, due = _Results(endpoint, tenant, spec, code, load_id, inputs), dict[int, TaskResult](), 0
     try:
         for result in results:
             early[result.index] = result
@@ -87,53 +92,59 @@ def _in_order(results: "_Results") -> Generator[Any]:
 
 
 class _Results:
-    """The results of a load, from a thread with an event loop of its own."""
+    """The results of a load, from a thread with an event loop of its own. A daemon, so that it never delays an exit."""
 
     def __init__(
         self, endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package, load_id: str, inputs: Iterable[Any]
     ) -> None:
         self._arguments = endpoint, tenant, spec, code, load_id, inputs
-        self._received: queue.Queue[Any] = queue.Queue(maxsize=1_000)
-        self._closed = threading.Event()
+        self._received: queue.Queue[TaskResult | BaseException | None] = queue.Queue(MAX_RECEIVED)
+        self._closed: asyncio.Event | None = None
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"load {load_id}", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Generator[TaskResult]:
-        while (received := self._received.get()) is not _END:
+        while (received := self._received.get()) is not None:
             if isinstance(received, BaseException):
                 raise received
             yield received
 
     def close(self) -> None:
-        """Cancel what is left of the load, and wait until that is done."""
-        self._closed.set()
-        while self._thread.is_alive():
-            while not self._received.empty():
+        """Cancel what is left of the load, and wait until that is done, at most CLOSE_TIMEOUT_S."""
+        with suppress(RuntimeError):  # it has ended, with its loop
+            self._loop.call_soon_threadsafe(lambda: self._closed and self._closed.set())
+        give_up_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < give_up_s:
+            with suppress(queue.Empty):  # it may wait to pass on a last one
                 self._received.get_nowait()
-            self._thread.join(0.05)
+            self._thread.join(FULL_S)
 
     def _run(self) -> None:
+        error: BaseException | None = None
         try:
-            asyncio.run(self._receive())
-        except BaseException as error:
-            self._received.put(error)
-        self._received.put(_END)
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._receive())
+        except BaseException as raised:
+            error = raised
+        self._received.put(error)
 
     async def _receive(self) -> None:
         endpoint, tenant, spec, code, load_id, inputs = self._arguments
-        async with (
-            Client.connect(endpoint, tenant=tenant) as client,
-            aclosing(client.results_of(inputs, spec, load_id=load_id, code=code)) as results,
-        ):
-            receiving = asyncio.create_task(self._pass_on(results))
-            closing = asyncio.create_task(asyncio.to_thread(self._closed.wait))
+        self._closed = asyncio.Event()
+        async with Client.connect(endpoint, tenant=tenant) as client:
+            receiving = asyncio.create_task(self._pass_on(client.results_of(inputs, spec, load_id=load_id, code=code)))
+            closing = asyncio.create_task(self._closed.wait())
             await asyncio.wait({receiving, closing}, return_when=asyncio.FIRST_COMPLETED)
-            self._closed.set()
+            closing.cancel()
             receiving.cancel()
             await asyncio.wait({receiving})
             if not receiving.cancelled():
                 receiving.result()
 
-    async def _pass_on(self, results: Any) -> None:
-        async for result in results:
-            await asyncio.to_thread(self._received.put, result)
+    async def _pass_on(self, results: AsyncGenerator[TaskResult]) -> None:
+        async with aclosing(results):
+            async for result in results:
+                while self._received.full():  # noqa: ASYNC110 - the reader is another thread
+                    await asyncio.sleep(FULL_S)
+                self._received.put_nowait(result)

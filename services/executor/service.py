@@ -32,6 +32,8 @@ from elasticflow.shared.runtime.service.run_service import Process, host_policy
 
 DEREGISTER_TIMEOUT_S = 5.0  # for the last events, after the workers have stopped or were killed
 
+LOADS_RETRY_S = 1.0
+
 MakeLauncher = Callable[[OnEvent], Launching]
 
 
@@ -65,6 +67,7 @@ class Executor:
         code = CodeArchive(process.bus, process.settings.pool, process.settings.data_dir)
         self._worker_manager = WorkerManager(
             code,
+            gpu_left=lambda gpu_index: self._load_runners.left(gpu_index),
             make_launcher=make_launcher,
             note=self._note,
             shut_down=self._shut_down,
@@ -133,10 +136,19 @@ class Executor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._worker_manager.run(), name="worker_manager")
-                tasks.create_task(self._load_runners.run(), name="load_runners")
+                tasks.create_task(self._execute_loads(), name="load_runners")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
         except* BadSettings as refusal:
             self._end(_first(refusal))
+
+    async def _execute_loads(self) -> None:
+        """No error of padding loads ends the workers of jobs."""
+        while True:
+            try:
+                await self._load_runners.run()
+            except* Exception:
+                self._process.log.exception("LoadRunnersFailed")
+            await asyncio.sleep(LOADS_RETRY_S)
 
     def _act(self, action: Action) -> None:
         if isinstance(action, UsePaddingSlots):

@@ -24,6 +24,7 @@ SAVE_TIMEOUT_S = 10.0
 DEAD_LETTER_TIMEOUT_S = 1.0
 MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject
 COUNT_EVERY_S = 5.0  # results of padding loads; nothing is asked while there is none
+DELETE_AGAIN_S = 60.0
 COUNT_SEALED_EVERY_S = 0.5  # while the client of one may wait for its end
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
@@ -46,15 +47,28 @@ async def serve(process: Process) -> None:
 
 async def _count_results(process: Process, host: Host[State]) -> None:
     """Count the results of live padding loads, until cancelled. No task of an ended one waits any longer."""
-    bus, pool, known = process.bus, process.settings.pool, set[str]()
+    bus, pool = process.bus, process.settings.pool
+    await host.ready.wait()
+    # when to delete what is left of each load: at once, and again for what executors were still adding
+    due_s: dict[str, tuple[float, ...]] = dict.fromkeys(
+        host.folded.loads, (0.0,)
+    )  # it may have ended while no monitor ran
     while True:
-        live = {load.load_id for load in host.folded.loads.values() if load.live}
+        now_s, loads = process.clock.now_s(), host.folded.loads
+        live = {load.load_id for load in loads.values() if load.live}
+        for load_id in live:
+            due_s[load_id] = (0.0, now_s + DELETE_AGAIN_S)
         try:
             for load_id in sorted(live):
                 host.note(ResultsCounted(load_id=load_id, num_results=await bus.num_results(pool, load_id)))
-            for load_id in sorted(known - live):
-                await bus.delete_load(pool, load_id, with_results=False)
-            known = live
+            for load_id in sorted(set(due_s) - live):
+                if now_s >= due_s[load_id][0]:
+                    load = loads.get(load_id)
+                    results = load is None or load.phase is LoadPhase.CANCELLED
+                    await bus.delete_load(pool, load_id, with_results=results)
+                    due_s[load_id] = due_s[load_id][1:]
+                    if not due_s[load_id]:
+                        del due_s[load_id]
         except ElasticFlowError as error:
             process.log.warning("results not counted", error=str(error))
         is_ending = any(load.phase is LoadPhase.SEALED for load in host.folded.loads.values())

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Le
-from pydantic import Strict
+from pydantic import AllowInfNan, Strict
 
 from elasticflow.shared.messages.limits import (
+    MAX_TIME_S,
     Digest,
     DurationS,
     FunctionPath,
@@ -20,6 +21,7 @@ from elasticflow.shared.messages.limits import (
 
 MAX_TASKS = 1 << 40
 NumTasks = Annotated[int, Strict(), Ge(0), Le(MAX_TASKS)]
+TaskS = Annotated[float, Strict(), Ge(1e-6), Le(MAX_TIME_S), AllowInfNan(False)]
 NumAttempts = Annotated[int, Strict(), Ge(1), Le(100)]
 
 
@@ -29,7 +31,7 @@ class LoadSpec:
 
     task_function: FunctionPath  # "package.module:function"
     code_digest: Digest = ""  # SHA-256 of the code archive in the object store; "": importable on the nodes
-    task_s: PositiveDurationS  # computation of one task, about
+    task_s: TaskS  # computation of one task, about
     overhead_s: DurationS = 0.0  # the rest of each task
     start_stop_s: DurationS = 0.0  # start and end of a runner, once in each idle window
     memory_bytes: NumBytes = 0  # of a GPU, or of a CPU slot; 0: any

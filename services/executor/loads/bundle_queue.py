@@ -16,15 +16,17 @@ from elasticflow.shared.state.load import Load
 
 PULL_S = 30.0
 RETRY_S = 1.0
+STALE_S = TASK_ACK_WAIT_S / 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulledBundle:
-    """Until it is settled, no other node has it."""
+    """Until it is settled, no other node has it. pulled_at_s: by the clock of the event loop."""
 
     load: Load
     item: WorkItem
     bundle: TaskBundle
+    pulled_at_s: float = 0.0
 
 
 class BundleQueue:
@@ -66,7 +68,8 @@ class BundleQueue:
             return
         for item in await queue.pull(count, PULL_S):
             try:
-                self.ready.append(PulledBundle(self.load, item, decode_bundle(item.data)))
+                now_s = asyncio.get_running_loop().time()
+                self.ready.append(PulledBundle(self.load, item, decode_bundle(item.data), now_s))
             except Undecodable as error:
                 self._log.error("BundleDropped", load_id=self.load.load_id, problems=error.problems)
                 await item.term()
@@ -74,6 +77,13 @@ class BundleQueue:
                 self._on_pulled()
         if not self._num_wanted():
             await self.give_back()
+
+    def take_stale(self, now_s: float) -> list[PulledBundle]:
+        """Take out what has waited here for so long that the server may soon give it to another node."""
+        stale = list[PulledBundle]()
+        while self.ready and now_s - self.ready[0].pulled_at_s > STALE_S:
+            stale.append(self.ready.popleft())
+        return stale
 
     async def give_back(self) -> None:
         """Another node may have what waits here."""

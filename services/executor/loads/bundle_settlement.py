@@ -27,7 +27,8 @@ class BundleSettlement:
         self._inputs = dict(pulled.bundle.tasks)
         self._results = list[TaskResult]()
         self._failed = list[int]()  # to be tried again
-        self._num_attempts = pulled.bundle.num_failures + 1
+        # A delivery that could not be settled counts as well: else tasks that fail beside a full stream never end.
+        self._num_attempts = pulled.bundle.num_failures + min(pulled.item.num_delivered, pulled.load.spec.max_attempts)
 
     def done(self, index: int, value: bytes, task_s: float) -> None:
         """A task has ended well."""
@@ -66,6 +67,11 @@ class BundleSettlement:
         except ElasticFlowError:
             with contextlib.suppress(ElasticFlowError):
                 await item.nak(RETRY_S)
+
+    async def drop(self) -> None:
+        """The load has ended: nobody waits for the results."""
+        with contextlib.suppress(ElasticFlowError):
+            await self._pulled.item.ack()
 
     async def _store(self, result: TaskResult) -> None:
         subject, data = subjects.result(self._pool, self._pulled.load.load_id, result.index), encode_result(result)

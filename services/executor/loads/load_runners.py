@@ -5,6 +5,7 @@ unfinished tasks go back.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from elasticflow.services.executor.processes.code_archive import CodeArchive, Co
 from elasticflow.services.executor.processes.forked_process import ForkedProcess
 from elasticflow.services.executor.processes.task_runner import TaskRunner
 from elasticflow.shared.errors import ElasticFlowError, Retry
+from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone, TaskFailed
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.work_queue import WorkItem
@@ -38,6 +40,8 @@ from elasticflow.shared.scheduling.padding.hand_out import (
 from elasticflow.shared.state.load import Load
 
 RETRY_S = 1.0  # after a runner that could not be started
+LONGEST_PAUSE_S = 30.0  # of a GPU on which no runner starts
+LEAVING_TIMEOUT_S = 2.0  # of a job that waits for the end of a runner
 SHORTEST_TASK_S = 1e-6
 
 
@@ -52,6 +56,7 @@ class _Slot:
     is_left: bool = False
     waits: bool = False
     settling: asyncio.Task[None] | None = None
+    num_bad_starts: int = 0  # in a row
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def leave(self) -> None:
@@ -85,6 +90,7 @@ class LoadRunners:
         self._ordered = UsePaddingSlots()
         self._news = asyncio.Event()
         self._slots: dict[int, _Slot] = {}
+        self._leaving: dict[int, _Slot] = {}  # by GPU, the last one that a job took
         self._queues: dict[str, tuple[BundleQueue, asyncio.Task[None]]] = {}
         self._shares = HandOutState()
         self._unsettled: dict[int, WorkItem] = {}  # by sequence
@@ -95,15 +101,34 @@ class LoadRunners:
         """Use these GPUs for these loads from now on; does not block."""
         self._ordered = slots
         for gpu_index in set(self._slots).difference(slots.gpus):
-            self._slots.pop(gpu_index).leave()
+            slot = self._leaving[gpu_index] = self._slots.pop(gpu_index)
+            slot.leave()
+        if not slots.gpus:
+            for queue, _ in self._queues.values():
+                self._tasks.create_task(queue.give_back())
         live = {load.load_id for load in slots.loads}
         for slot in self._slots.values():
             if slot.load is not None and slot.load.load_id not in live and slot.runner is not None:
                 slot.runner.kill()
         self._news.set()
 
+    async def left(self, gpu_index: int) -> None:
+        """Wait until no runner holds memory of a GPU that was taken from it, at most LEAVING_TIMEOUT_S."""
+        slot = self._leaving.pop(gpu_index, None)
+        if slot is not None and slot.runner is not None:
+            await asyncio.wait({asyncio.ensure_future(slot.runner.ended())}, timeout=LEAVING_TIMEOUT_S)
+
     async def run(self) -> None:
-        """Carry out the orders, until cancelled."""
+        """Carry out the orders, until cancelled. It may be called again after an error: no runner is left then."""
+        self._tasks, self._shares = asyncio.TaskGroup(), HandOutState()
+        self._news.set()
+        try:
+            await self._run()
+        finally:
+            for kept in (self._slots, self._queues, self._unsettled):
+                kept.clear()
+
+    async def _run(self) -> None:
         async with self._tasks:
             self._tasks.create_task(keep_unsettled(lambda: list(self._unsettled.values())), name="bundles in progress")
             while True:
@@ -121,9 +146,9 @@ class LoadRunners:
         loads = {load.load_id: load for load in self._ordered.loads}
         for load_id in set(self._queues).difference(loads):
             _, pulling = self._queues.pop(load_id)
+            self._shares = after_closing(self._shares, load_id)
             pulling.cancel()
             await asyncio.wait({pulling})
-            self._shares = after_closing(self._shares, load_id)
         for load_id in sorted(set(loads).difference(self._queues)):
             self._open(loads[load_id])
 
@@ -175,12 +200,15 @@ class LoadRunners:
         if slot.settling is not None:
             await slot.settling
         slot.settling = self._tasks.create_task(self._settle(pulled, settlement, unfinished))
+        if slot.num_bad_starts:
+            await asyncio.sleep(min(RETRY_S * 2**slot.num_bad_starts, LONGEST_PAUSE_S))
 
     async def _settle(self, pulled: PulledBundle, settlement: BundleSettlement, unfinished: list[int]) -> None:
+        is_live = any(load.load_id == pulled.load.load_id for load in self._ordered.loads)
         try:
-            await settlement.settle(unfinished)
-        except ElasticFlowError as error:
-            self._log.error("BundleNotSettled", load_id=pulled.load.load_id, error=str(error))
+            await (settlement.settle(unfinished) if is_live or not self._ordered.loads else settlement.drop())
+        except Exception:  # the server delivers the bundle again
+            self._log.exception("BundleNotSettled", load_id=pulled.load.load_id)
         finally:
             self._unsettled.pop(pulled.item.sequence, None)
 
@@ -199,6 +227,8 @@ class LoadRunners:
 
     def _hand_out(self, slot: _Slot) -> tuple[PulledBundle, Bundle] | None:
         for queue, _ in self._queues.values():
+            for stale in queue.take_stale(self._now_s()):
+                self._tasks.create_task(_give_back(stale))
             num_waiting = sum(len(pulled.bundle.tasks) for pulled in queue.ready)
             self._shares = after_waiting(self._shares, queue.load.load_id, num_waiting)
         running_s = self._now_s() - slot.runner_since_s if slot.load is not None else 0.0
@@ -231,28 +261,35 @@ class LoadRunners:
         async for outcome in runner.run(next(self._bundle_ids), pulled.bundle.tasks):
             match outcome:
                 case TaskDone(index=index, result=result, task_s=task_s):
+                    slot.num_bad_starts = 0
                     settlement.done(index, result, task_s)
                     num_done, useful_s = num_done + 1, useful_s + task_s
                 case TaskFailed(index=index, error=error, traceback=traceback, task_s=task_s):
                     settlement.failed(index, error, traceback, task_s)
                 case RunnerEnded():
-                    unfinished = self._runner_ended(slot, outcome, settlement)
+                    unfinished = self._runner_ended(slot, runner, outcome, settlement)
         if not num_done:
             return unfinished, None
         overhead_s = max(self._now_s() - began_s - useful_s, 0.0) / num_done
         task_s = max(useful_s / num_done, SHORTEST_TASK_S)
         return unfinished, TaskCost(task_s=task_s, overhead_s=overhead_s, start_stop_s=0.0)
 
-    def _runner_ended(self, slot: _Slot, ended: RunnerEnded, settlement: BundleSettlement) -> list[int]:
+    def _runner_ended(
+        self, slot: _Slot, runner: TaskRunner, ended: RunnerEnded, settlement: BundleSettlement
+    ) -> list[int]:
         """The tasks that go back without a failure."""
         slot.runner = slot.load = None
         unfinished = [key.index for key in ended.unfinished]
         self._log.info("RunnerEnded", gpu_index=slot.gpu_index, cause=ended.cause, error=ended.error)
         if ended.cause in ("preempted", "ended", "task timed out"):
             return unfinished
-        if ended.cause in ("function unusable", "start timed out"):
+        if ended.exited.code == ExitCode.DEVICE_UNUSABLE:  # no fault of the tasks: another GPU may do
+            slot.num_bad_starts += 1
+            return unfinished
+        if not runner.was_ready:
+            slot.num_bad_starts += 1
             for index in unfinished:
-                settlement.failed(index, ended.error, ended.traceback)
+                settlement.failed(index, ended.error or _how_it_ended(ended), ended.traceback)
             return []
         if ended.under_way is not None and ended.under_way.index in unfinished:
             unfinished.remove(ended.under_way.index)
@@ -285,6 +322,11 @@ class LoadRunners:
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _give_back(pulled: PulledBundle) -> None:
+    with contextlib.suppress(ElasticFlowError):
+        await pulled.item.nak()
 
 
 def _how_it_ended(ended: RunnerEnded) -> str:

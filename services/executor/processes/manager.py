@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -51,18 +51,20 @@ class _WorkerSlot:
 
 
 class WorkerManager:
-    """note: receives local events. shut_down: called when nothing is left to do."""
+    """gpu_left: returns once nothing else uses the memory of a GPU. note: receives local events. shut_down: called when
+    nothing is left to do."""
 
     def __init__(
         self,
         code: CodeArchive,
         *,
+        gpu_left: Callable[[int], Awaitable[None]],
         make_launcher: Callable[[OnEvent], Launching],
         note: Callable[[LocalEvent], None],
         shut_down: Callable[[ShutDown], None],
         log: Any,
     ) -> None:
-        self._code = code
+        self._code, self._gpu_left = code, gpu_left
         self._launcher = make_launcher(self._on_event)
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
@@ -142,6 +144,7 @@ class WorkerManager:
         worker, assignment = action.worker, action.assignment
         try:
             code_path = await self._code.folder(assignment.spec.code_digest)
+            await self._gpu_left(assignment.gpu_index)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(assignment, code_path=code_path, lease_until_s=self._lease_until_s)
             handle = await self._launcher.launch(assignment)

@@ -82,6 +82,11 @@ class TaskRunner:
         """Bundles with a task without an outcome."""
         return len({outcomes for _, outcomes in self._pending})
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether it has loaded its function."""
+        return self._ready.done() and self._ready.result()
+
     async def ready(self) -> bool:
         """Wait until the function is loaded. False: the runner has ended before, and `ended` says how."""
         return await asyncio.shield(self._ready)
