@@ -174,7 +174,7 @@ class _Bundles:
             self._read.get_nowait()
 
     def _run(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the load has ended
             try:
                 bundles = split_into_bundles(
                     _pickled(self._inputs), max_bytes=MAX_BUNDLE_BYTES, max_tasks=self._max_tasks
@@ -188,7 +188,13 @@ class _Bundles:
                 self._put(error)
 
     def _put(self, item: TaskBundle | Exception | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._read.put(item), self._loop).result()
+        storing = self._read.put(item)
+        try:
+            stored = asyncio.run_coroutine_threadsafe(storing, self._loop)
+        except RuntimeError:
+            storing.close()
+            raise
+        stored.result()
 
 
 def _pickled(inputs: Iterable[Any]) -> Iterator[Task]:

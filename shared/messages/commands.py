@@ -146,7 +146,7 @@ class SealLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLoad:
-    """Execute no more tasks of a load; its results are kept: `LoadCancelled`, or `CancelLoadRejected`."""
+    """Execute no more tasks of a load, and delete its results: `LoadCancelled`, or `CancelLoadRejected`."""
 
     VERSION: ClassVar[int] = 1
     load_id: Token

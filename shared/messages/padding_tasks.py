@@ -103,11 +103,14 @@ def split_into_bundles(tasks: Iterable[Task], *, max_bytes: int, max_tasks: int)
         task_bytes = _MAX_TASK_HEAD_BYTES + len(data)
         if _MAX_HEAD_BYTES + task_bytes > max_bytes:
             raise TooLarge(f"task {index}", _MAX_HEAD_BYTES + task_bytes, max_bytes)
-        if len(bundle) == max_tasks or (bundle and num_bytes + task_bytes > max_bytes):
+        if bundle and num_bytes + task_bytes > max_bytes:
             yield TaskBundle(tasks=tuple(bundle))
             bundle, num_bytes = [], _MAX_HEAD_BYTES
         bundle.append((index, data))
         num_bytes += task_bytes
+        if len(bundle) == max_tasks:  # before the next task is read: that may take a while
+            yield TaskBundle(tasks=tuple(bundle))
+            bundle, num_bytes = [], _MAX_HEAD_BYTES
     if bundle:
         yield TaskBundle(tasks=tuple(bundle))
 

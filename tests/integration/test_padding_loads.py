@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 import elasticflow
-from elasticflow.errors import LoadNotOpened, TaskError
+from elasticflow.errors import LoadNotOpened, LoadWasCancelled, TaskError
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.load import LoadPhase
 from tests.support.real_pool import POOL, RunningPool, eventually, job, running_pool
-from tests.support.user_code import task_functions
+from tests.support.user_code import dies_at_import, task_functions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -147,6 +148,57 @@ async def test_a_stopped_client_cancels_its_load(pool: RunningPool) -> None:
 async def test_a_load_that_is_rejected_says_why(pool: RunningPool, options: dict[str, Any], says: str) -> None:
     with pytest.raises(LoadNotOpened, match=says):
         await mapped(pool, task_functions.double, [1], **options)
+
+
+async def test_a_module_that_ends_its_process_fails_its_tasks(pool: RunningPool) -> None:
+    with pytest.raises(TaskError, match="exit code 9"):
+        await mapped(pool, dies_at_import.double, [1, 2], max_attempts=2)
+
+
+async def test_a_load_that_somebody_cancels_ends_for_its_client(pool: RunningPool, tmp_path: Path) -> None:
+    files = [str(tmp_path / "never")]
+    mapping = asyncio.create_task(mapped(pool, task_functions.wait_for, files, load_id="cancelled"))
+    await eventually(lambda: under_way(files), "a task is under way")
+    other = asyncio.create_task(mapped(pool, task_functions.double, range(50), load_id="other"))
+    await pool.client.cancel_load("cancelled", reason="no longer needed")
+    with pytest.raises(LoadWasCancelled, match="no longer needed"):
+        await mapping
+    assert await other == [2 * x for x in range(50)]
+
+
+async def test_an_error_of_the_inputs_reaches_the_caller(pool: RunningPool) -> None:
+    def inputs() -> Iterator[int]:
+        yield 1
+        raise KeyError("no more")
+
+    with pytest.raises(KeyError, match="no more"):
+        await mapped(pool, task_functions.double, inputs(), load_id="bad-inputs")
+    assert await ended(pool, "bad-inputs") is LoadPhase.CANCELLED
+
+
+async def test_a_map_that_is_closed_while_its_inputs_block_ends(pool: RunningPool) -> None:
+    blocked = threading.Event()
+
+    def inputs() -> Iterator[int]:
+        yield 1
+        blocked.wait()
+
+    def take_one() -> int:
+        options = {"nats_url": pool.url, "pool": POOL, "tenant": "lab", "load_id": "blocked", "task_s": 1.0}
+        results = elasticflow.map(task_functions.double, inputs(), **options)
+        first = next(results)
+        results.close()
+        return first
+
+    assert await asyncio.to_thread(take_one) == 2
+    assert await ended(pool, "blocked") is LoadPhase.CANCELLED
+    blocked.set()
+
+
+async def test_a_map_that_is_never_read_opens_no_load(pool: RunningPool) -> None:
+    options = {"nats_url": pool.url, "pool": POOL, "tenant": "lab", "load_id": "unread"}
+    elasticflow.map(task_functions.double, [1], **options)
+    assert "unread" not in (await pool.client.state()).loads
 
 
 async def test_the_ledger_has_loads_and_no_task_and_replays(pool: RunningPool) -> None:

@@ -69,7 +69,7 @@ class BundleSettlement:
                 await item.nak(RETRY_S)
 
     async def drop(self) -> None:
-        """The load has ended: nobody waits for the results."""
+        """The load has ended, so its results are not stored."""
         with contextlib.suppress(ElasticFlowError):
             await self._pulled.item.ack()
 

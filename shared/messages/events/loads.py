@@ -63,7 +63,7 @@ class SealRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCancelled:
-    """No more tasks are executed; results are kept. From admission."""
+    """No more tasks are executed, and the results are deleted. From admission."""
 
     VERSION: ClassVar[int] = 1
     load_id: Token
