@@ -20,6 +20,7 @@ from elasticflow.services.executor.decisions.policy import executor_policy
 from elasticflow.services.executor.decisions.state import NodeSpecification, PoolMembership, State
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
+from elasticflow.services.executor.loads.padding_slot import RunnerSettings
 from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
@@ -76,13 +77,15 @@ class Executor:
         self._load_runners = LoadRunners(
             process.bus,
             process.settings.pool,
-            node_id=node_specification.node_id,
-            device=node_specification.device,
-            cpu_share=node_specification.cpu_share,
-            code=code,
-            fork=self._worker_manager.fork,
-            logs=process.settings.data_dir.resolve() / "logs" / "loads",
-            log=process.log,
+            RunnerSettings(
+                node_id=node_specification.node_id,
+                device=node_specification.device,
+                cpu_share=node_specification.cpu_share,
+                code=code,
+                fork=self._worker_manager.fork,
+                logs=process.settings.data_dir.resolve() / "logs" / "loads",
+                log=process.log,
+            ),
         )
 
     async def run(self) -> None:

@@ -5,7 +5,8 @@ import contextlib
 import hashlib
 
 from elasticflow.services.monitor.gauges import PoolGauges
-from elasticflow.services.monitor.model import ResultsCounted, State
+from elasticflow.services.monitor.load_results import LoadResults
+from elasticflow.services.monitor.model import State
 from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.services.monitor.policy import POLICY, with_cache
 from elasticflow.shared.errors import ElasticFlowError
@@ -18,14 +19,10 @@ from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_heade
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.load import LoadPhase
 
 SAVE_TIMEOUT_S = 10.0
 DEAD_LETTER_TIMEOUT_S = 1.0
 MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject
-COUNT_EVERY_S = 5.0  # results of padding loads; nothing is asked while there is none
-DELETE_AGAIN_S = 60.0
-COUNT_SEALED_EVERY_S = 0.5  # while the client of one may wait for its end
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
@@ -39,40 +36,10 @@ async def serve(process: Process) -> None:
             tasks.create_task(node_watch.run(host), name="node-watch")
             tasks.create_task(unreadable.dead_letter(), name="dead-letter")
             tasks.create_task(_Upkeep(process, host).run(), name="upkeep")
-            tasks.create_task(_count_results(process, host), name="results")
+            tasks.create_task(LoadResults(process, host).run(), name="results of loads")
 
     policy = with_cache(PlanningCache())
     await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)
-
-
-async def _count_results(process: Process, host: Host[State]) -> None:
-    """Count the results of live padding loads, until cancelled. No task of an ended one waits any longer."""
-    bus, pool = process.bus, process.settings.pool
-    await host.ready.wait()
-    # when to delete what is left of each load: at once, and again for what executors were still adding
-    due_s: dict[str, tuple[float, ...]] = dict.fromkeys(
-        host.folded.loads, (0.0,)
-    )  # it may have ended while no monitor ran
-    while True:
-        now_s, loads = process.clock.now_s(), host.folded.loads
-        live = {load.load_id for load in loads.values() if load.live}
-        for load_id in live:
-            due_s[load_id] = (0.0, now_s + DELETE_AGAIN_S)
-        try:
-            for load_id in sorted(live):
-                host.note(ResultsCounted(load_id=load_id, num_results=await bus.num_results(pool, load_id)))
-            for load_id in sorted(set(due_s) - live):
-                if now_s >= due_s[load_id][0]:
-                    load = loads.get(load_id)
-                    results = load is None or load.phase is LoadPhase.CANCELLED
-                    await bus.delete_load(pool, load_id, with_results=results)
-                    due_s[load_id] = due_s[load_id][1:]
-                    if not due_s[load_id]:
-                        del due_s[load_id]
-        except ElasticFlowError as error:
-            process.log.warning("results not counted", error=str(error))
-        is_ending = any(load.phase is LoadPhase.SEALED for load in host.folded.loads.values())
-        await asyncio.sleep(COUNT_SEALED_EVERY_S if is_ending else COUNT_EVERY_S)
 
 
 class _Unreadable:

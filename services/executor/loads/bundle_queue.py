@@ -78,12 +78,12 @@ class BundleQueue:
         if not self._num_wanted():
             await self.give_back()
 
-    def take_stale(self, now_s: float) -> list[PulledBundle]:
-        """Take out what has waited here for so long that the server may soon give it to another node."""
-        stale = list[PulledBundle]()
+    def num_tasks(self) -> int:
+        """Tasks that wait here. Forgets bundles that have waited so long that the server gives them to others soon."""
+        now_s = asyncio.get_running_loop().time()
         while self.ready and now_s - self.ready[0].pulled_at_s > STALE_S:
-            stale.append(self.ready.popleft())
-        return stale
+            self.ready.popleft()
+        return sum(len(pulled.bundle.tasks) for pulled in self.ready)
 
     async def give_back(self) -> None:
         """Another node may have what waits here."""

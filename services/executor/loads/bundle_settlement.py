@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 
 from elasticflow.services.executor.loads.bundle_queue import PulledBundle
-from elasticflow.shared.errors import ElasticFlowError, MaybeStored
+from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle, encode_result
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -26,9 +26,8 @@ class BundleSettlement:
         self._bus, self._pool, self._node_id, self._pulled = bus, pool, node_id, pulled
         self._inputs = dict(pulled.bundle.tasks)
         self._results = list[TaskResult]()
-        self._failed = list[int]()  # to be tried again
-        # A delivery that could not be settled counts as well: else tasks that fail beside a full stream never end.
-        self._num_attempts = pulled.bundle.num_failures + min(pulled.item.num_delivered, pulled.load.spec.max_attempts)
+        self._failed = list[TaskResult]()  # to be tried again
+        self._num_attempts = pulled.bundle.num_failures + 1
 
     def done(self, index: int, value: bytes, task_s: float) -> None:
         """A task has ended well."""
@@ -37,9 +36,6 @@ class BundleSettlement:
 
     def failed(self, index: int, error: str, traceback: str = "", task_s: float = 0.0) -> None:
         """An attempt has failed. After the last one allowed, the failure is the result."""
-        if self._num_attempts < self._pulled.load.spec.max_attempts:
-            self._failed.append(index)
-            return
         failure = TaskResult(
             index=index,
             error=error or "it failed without a message",
@@ -48,7 +44,8 @@ class BundleSettlement:
             task_s=task_s,
             node_id=self._node_id,
         )
-        self._results.append(failure)
+        is_last = self._num_attempts >= self._pulled.load.spec.max_attempts
+        (self._results if is_last else self._failed).append(failure)
 
     async def settle(self, unfinished: Sequence[int] = ()) -> None:
         """Store the results, return the tasks to try again, then acknowledge. unfinished: preempted, no failure.
@@ -61,8 +58,8 @@ class BundleSettlement:
                 await asyncio.gather(*map(self._store, self._results[first : first + MAX_APPENDS]))
             if unfinished:
                 await self._append_again(unfinished, self._pulled.bundle.num_failures)
-            for index in self._failed:  # each alone, so that a task that ends its runner takes no other along
-                await self._append_again([index], self._num_attempts)
+            for failure in self._failed:  # each alone, so that a task that ends its runner takes no other along
+                await self._try_again(failure)
             await item.ack()
         except ElasticFlowError:
             with contextlib.suppress(ElasticFlowError):
@@ -80,6 +77,13 @@ class BundleSettlement:
                 await self._bus.append_first(subject, data)
                 return
         await self._bus.append_first(subject, data)
+
+    async def _try_again(self, failure: TaskResult) -> None:
+        """Beside a full stream the failure is the result: else tasks that fail would fill the stream for ever."""
+        try:
+            await self._append_again([failure.index], self._num_attempts)
+        except StorageFull:
+            await self._store(failure)
 
     async def _append_again(self, indices: Sequence[int], num_failures: int) -> None:
         bundle = TaskBundle(tasks=tuple((index, self._inputs[index]) for index in indices), num_failures=num_failures)

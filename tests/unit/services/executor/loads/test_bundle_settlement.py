@@ -16,6 +16,7 @@ from elasticflow.shared.messages.padding_tasks import (
     encode_bundle,
 )
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.state.load import Load, LoadPhase
 
 POOL = "p"
@@ -105,3 +106,22 @@ async def test_the_first_result_of_a_task_stays(bus: MemoryBus) -> None:
         await settlement.settle()
     assert (await results(bus))[7].value == b"first"
     await asyncio.sleep(0)
+
+
+async def test_a_failure_beside_a_full_stream_is_the_result() -> None:
+    bus = MemoryBus(limits=StreamLimits(task_bytes=60))
+    await bus.ensure_pool(POOL)
+    settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0)))
+    settlement.failed(0, "boom")
+    await settlement.settle()
+    result = (await results(bus))[0]
+    assert (result.error, result.attempts) == ("boom", 1)
+    assert await waiting(bus) == []
+
+
+async def test_the_tasks_of_a_load_that_has_ended_do_not_go_back(bus: MemoryBus) -> None:
+    settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0)))
+    settlement.done(0, b"zero", 0.5)
+    await settlement.drop()
+    assert await waiting(bus) == []
+    assert await results(bus) == {}
