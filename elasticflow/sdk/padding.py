@@ -1,6 +1,7 @@
 """Padding loads for scripts and notebooks: one function called on many inputs, on GPUs that no job uses."""
 
 import asyncio
+import atexit
 import inspect
 import pickle
 import queue
@@ -103,6 +104,7 @@ class _Results:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"load {load_id}", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a script may end with a load that it has not read to its end
 
     def __iter__(self) -> Generator[TaskResult]:
         while (received := self._received.get()) is not None:
@@ -112,6 +114,7 @@ class _Results:
 
     def close(self) -> None:
         """Cancel what is left of the load, and wait until that is done, at most CLOSE_TIMEOUT_S."""
+        atexit.unregister(self.close)
         with suppress(RuntimeError):  # it has ended, with its loop
             self._loop.call_soon_threadsafe(lambda: self._closed and self._closed.set())
         give_up_s = time.monotonic() + CLOSE_TIMEOUT_S

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
@@ -199,6 +200,18 @@ async def test_a_map_that_is_never_read_opens_no_load(pool: RunningPool) -> None
     options = {"nats_url": pool.url, "pool": POOL, "tenant": "lab", "load_id": "unread"}
     elasticflow.map(task_functions.double, [1], **options)
     assert "unread" not in (await pool.client.state()).loads
+
+
+async def test_a_script_that_ends_early_cancels_its_load(pool: RunningPool) -> None:
+    script = (
+        "import elasticflow\nfrom tests.support.user_code.task_functions import double\n"
+        f"results = elasticflow.map(double, range(100_000), nats_url={pool.url!r}, pool={POOL!r}, tenant='lab', "
+        "load_id='left', task_s=0.01)\nprint(next(results), next(results))\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert (process.returncode, out) == (0, b"0 2\n")
+    assert await ended(pool, "left") is LoadPhase.CANCELLED
 
 
 async def test_the_ledger_has_loads_and_no_task_and_replays(pool: RunningPool) -> None:
