@@ -12,11 +12,13 @@ from nats.aio.client import Client
 
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.padding_tasks import (
+    ResultBatch,
     TaskBundle,
     TaskResult,
     decode_bundle,
+    decode_results,
     encode_bundle,
-    encode_result,
+    encode_results,
 )
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -41,8 +43,9 @@ async def measure_streams(
             measured = {"raw": await _raw(server.url, num_messages, input_bytes)}
             for num_tasks in tasks_per_bundle:
                 bundles = _bundles(num_messages, num_tasks, input_bytes)
-                measured[f"bundles_of_{num_tasks}"] = await _through_bus(bus, f"load-{num_tasks}", bundles)
-            measured["results"] = await _results(bus, num_messages, input_bytes)
+                of_bundles = await _through_bus(bus, f"load-{num_tasks}", bundles)
+                of_results = await _results(bus, num_messages, num_tasks, input_bytes)
+                measured[f"bundles_of_{num_tasks}"] = of_bundles | of_results
             return measured
         finally:
             await bus.close()
@@ -86,32 +89,30 @@ async def _through_bus(bus: Bus, load_id: str, bundles: list[TaskBundle]) -> dic
     return per_second | _per_second(num_tasks, publish_tasks=publishing.s, pull_and_ack_tasks=pulling.s)
 
 
-async def _results(bus: Bus, num_results: int, num_bytes: int) -> dict[str, float]:
-    """Results stored one by one, stored by 64 at once, then read."""
+async def _results(bus: Bus, num_messages: int, tasks_per_bundle: int, num_bytes: int) -> dict[str, float]:
+    """The results of bundles stored one after another, then read."""
+    load_id = f"results-{tasks_per_bundle}"
+    num_tasks = num_messages * tasks_per_bundle
     with _Stopwatch() as storing:
-        for index in range(num_results):
-            await _store(bus, index, num_bytes)
-    waiting = iter(range(num_results, 2 * num_results))
-
-    async def store_some() -> None:
-        for index in waiting:
-            await _store(bus, index, num_bytes)
-
-    with _Stopwatch() as storing_at_once:
-        await asyncio.gather(*(store_some() for _ in range(64)))
+        for first in range(0, num_tasks, tasks_per_bundle):
+            await _store(bus, load_id, range(first, first + tasks_per_bundle), num_bytes)
     num_read = 0
     with _Stopwatch() as reading:
-        async for batch in bus.results(POOL, "results"):
-            num_read += len(batch)
-            if num_read == 2 * num_results:
+        async for batch in bus.results(POOL, load_id):
+            num_read += sum(len(decode_results(record.data).results) for record in batch)
+            if num_read == num_tasks:
                 break
-    per_second = _per_second(num_results, store=storing.s, store_64_at_once=storing_at_once.s)
-    return per_second | _per_second(num_read, read=reading.s)
+    await bus.delete_load(POOL, load_id, with_results=True)
+    return _per_second(num_tasks, store_tasks=storing.s, read_tasks=reading.s)
 
 
-async def _store(bus: Bus, index: int, num_bytes: int) -> None:
-    result = TaskResult(index=index, value=bytes(num_bytes), attempts=1, task_s=0.1, node_id="node-0")
-    assert await bus.append_first(subjects.result(POOL, "results", index), encode_result(result))
+async def _store(bus: Bus, load_id: str, indices: range, num_bytes: int) -> None:
+    results = (
+        TaskResult(index=index, value=bytes(num_bytes), attempts=1, task_s=0.1, node_id="node-0") for index in indices
+    )
+    data = encode_results(ResultBatch(results=tuple(results)))
+    subject = subjects.results(POOL, load_id, indices[0], indices[-1])
+    await bus.append(subject, data, message_id=f"{load_id}-{indices[0]}")
 
 
 def _bundles(count: int, num_tasks: int, input_bytes: int) -> list[TaskBundle]:

@@ -6,13 +6,13 @@ stores them, and results are passed on as they come.
 
 import asyncio
 import contextlib
-import pickle
-import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from elasticflow.client.command_requests import CommandRequests, fresh_message_id
 from elasticflow.client.ledger import with_retry
+from elasticflow.client.result_window import ResultWindow
+from elasticflow.client.task_feed import TaskFeed
 from elasticflow.errors import LoadNotOpened, LoadWasCancelled
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration
@@ -28,21 +28,10 @@ from elasticflow.shared.messages.events import (
     SealRejected,
 )
 from elasticflow.shared.messages.load_spec import LoadSpec
-from elasticflow.shared.messages.padding_tasks import (
-    Task,
-    TaskBundle,
-    TaskResult,
-    decode_result,
-    encode_bundle,
-    split_into_bundles,
-)
+from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle
 from elasticflow.shared.state.load import LoadPhase
 
 REPLY_TIMEOUT_S = 30.0
-BUNDLE_S = 0.5  # of work in one bundle
-MAX_BUNDLE_BYTES = 1 << 20
-MAX_BUNDLE_TASKS = 1_000
-MAX_READ_BUNDLES = 4  # that wait to be stored
 FINISH_TIMEOUT_S = 10.0
 FULL_S = 0.5  # between two attempts to store a bundle in a full stream
 
@@ -77,42 +66,50 @@ class LoadRequests(CommandRequests):
         """Execute one task for each input; yields the result of each in the order of their ends.
 
         The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, LoadWasCancelled,
-        InvalidJob, Undecided, and what the inputs raise.
+        InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
         opened = await self.open_load(spec, load_id=load_id, code=code)
         if not isinstance(opened, LoadOpened):
             why = opened.explanation if isinstance(opened, LoadRejected) else "a load of this name was cancelled"
             raise LoadNotOpened(load_id, why)
+        feed, window = TaskFeed(inputs, spec.task_s), ResultWindow()
         results = self._bus.results(self._pool, load_id)
-        feeding = asyncio.create_task(self._feed(load_id, spec, inputs), name=f"tasks of {load_id}")
-        cancelled = asyncio.create_task(self._cancelled(load_id), name=f"cancellation of {load_id}")
+        feeding = asyncio.create_task(self._feed(load_id, feed, window), name=f"tasks of {load_id}")
+        following = asyncio.create_task(self._delete_read_results(load_id, window), name=f"progress of {load_id}")
         waiting = asyncio.ensure_future(anext(results))
-        num_results, is_complete = 0, False
+        is_complete = False
         try:
             while not is_complete:
-                pending = {waiting, cancelled} if feeding.done() else {waiting, cancelled, feeding}
+                pending = {waiting, following} if feeding.done() else {waiting, following, feeding}
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                if cancelled.done():
-                    raise LoadWasCancelled(load_id, cancelled.result())
+                if following.done():
+                    raise LoadWasCancelled(load_id, following.result())
                 if waiting.done():
                     for record in waiting.result():
-                        num_results += 1
-                        yield decode_result(record.data)
+                        for result in window.read(record):
+                            feed.measured(result.task_s)
+                            yield result
                     waiting = asyncio.ensure_future(anext(results))
-                is_complete = feeding.done() and num_results >= feeding.result()
+                is_complete = feeding.done() and window.num_read >= feeding.result()
         finally:
-            for task in (waiting, feeding, cancelled):
+            feed.close()
+            for task in (waiting, feeding, following):
                 task.cancel()
-            await asyncio.wait({waiting, feeding, cancelled})
+            await asyncio.wait({waiting, feeding, following})
             await self._close(load_id, is_complete=is_complete)
 
-    async def _cancelled(self, load_id: str) -> str:
-        """Wait until the load is cancelled; the reason."""
+    async def _delete_read_results(self, load_id: str, window: ResultWindow) -> str:
+        """Delete what was read and counted, until the load is cancelled; returns the reason."""
         async with contextlib.aclosing(self.states()) as states:
             async for state in states:
                 load = state.loads.get(load_id)
-                if load is not None and load.phase is LoadPhase.CANCELLED:
+                if load is None:
+                    continue
+                if load.phase is LoadPhase.CANCELLED:
                     return load.explanation
+                if (up_to := window.deletable(load.counted_to)) is not None:
+                    await with_retry(self._bus.delete_results, self._pool, load_id, up_to=up_to)
+                    window.deleted(up_to)
         raise AssertionError("the ledger is followed for ever")
 
     async def _close(self, load_id: str, *, is_complete: bool) -> None:
@@ -127,15 +124,12 @@ class LoadRequests(CommandRequests):
         await self._publish(command, fresh_message_id(command))
         return None
 
-    async def _feed(self, load_id: str, spec: LoadSpec, inputs: Iterable[Any]) -> int:
+    async def _feed(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
         """Store all tasks, then seal the load. Returns their number. Raises what the inputs raise."""
-        num_tasks, bundles = 0, _Bundles(inputs, spec)
-        try:
-            while (bundle := await bundles.next()) is not None:
-                await self._store(load_id, bundle)
-                num_tasks += len(bundle.tasks)
-        finally:
-            bundles.close()
+        num_tasks = 0
+        while (bundle := await feed.next_bundle(await window.room(num_tasks))) is not None:
+            await self._store(load_id, bundle)
+            num_tasks += len(bundle.tasks)
         sealed = await self.seal_load(load_id, num_tasks)
         if isinstance(sealed, SealRejected):
             raise LoadWasCancelled(load_id, sealed.explanation)
@@ -148,55 +142,3 @@ class LoadRequests(CommandRequests):
                 await with_retry(self._bus.append, subjects.tasks(self._pool, load_id), data, message_id=message_id)
                 return
             await asyncio.sleep(FULL_S)
-
-
-class _Bundles:
-    """Reads the inputs in a thread of its own: an iterator may block. A daemon, so that it never delays an exit."""
-
-    def __init__(self, inputs: Iterable[Any], spec: LoadSpec) -> None:
-        self._inputs, self._max_tasks = inputs, min(max(int(BUNDLE_S / spec.task_s), 1), MAX_BUNDLE_TASKS)
-        self._loop = asyncio.get_running_loop()
-        self._read: asyncio.Queue[TaskBundle | BaseException | None] = asyncio.Queue(MAX_READ_BUNDLES)
-        self._is_closed = False
-        threading.Thread(target=self._run, name="inputs", daemon=True).start()
-
-    async def next(self) -> TaskBundle | None:
-        """None after the last one. Raises what the inputs raise."""
-        item = await self._read.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def close(self) -> None:
-        """Read no more inputs."""
-        self._is_closed = True
-        while not self._read.empty():
-            self._read.get_nowait()
-
-    def _run(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so the load has ended
-            try:
-                bundles = split_into_bundles(
-                    _pickled(self._inputs), max_bytes=MAX_BUNDLE_BYTES, max_tasks=self._max_tasks
-                )
-                for bundle in bundles:
-                    self._put(bundle)
-                    if self._is_closed:
-                        return
-                self._put(None)
-            except Exception as error:
-                self._put(error)
-
-    def _put(self, item: TaskBundle | Exception | None) -> None:
-        storing = self._read.put(item)
-        try:
-            stored = asyncio.run_coroutine_threadsafe(storing, self._loop)
-        except RuntimeError:
-            storing.close()
-            raise
-        stored.result()
-
-
-def _pickled(inputs: Iterable[Any]) -> Iterator[Task]:
-    for index, task_input in enumerate(inputs):
-        yield index, pickle.dumps(task_input, pickle.HIGHEST_PROTOCOL)

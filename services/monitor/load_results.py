@@ -1,15 +1,21 @@
-"""The results of padding loads on the bus: counted while a load is live, deleted some time after its end."""
+"""The results of padding loads on the bus: counted as they are stored, deleted after the end of their load."""
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
 
 from elasticflow.services.monitor.model import ResultsCounted, State
 from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages.index_ranges import IndexSet
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process
-from elasticflow.shared.state.load import LoadPhase
+from elasticflow.shared.state.load import Load, LoadPhase
 
-COUNT_EVERY_S = 5.0  # nothing is asked while there is no load
-COUNT_SEALED_EVERY_S = 0.5  # while the client of one may wait for its end
+NOTE_EVERY_S = 0.2  # each note is a decision of the monitor
+RETRY_S = 5.0
+DELETE_EVERY_S = 5.0
 DELETE_AGAIN_S = 60.0  # tasks that executors were still adding at the end of a load
 KEEP_RESULTS_S = 3_600.0  # of a finished load whose client does not delete them
 
@@ -20,33 +26,72 @@ class LoadResults:
     def __init__(self, process: Process, host: Host[State]) -> None:
         self._bus, self._pool, self._clock, self._log = process.bus, process.settings.pool, process.clock, process.log
         self._host = host
+        self._counted: dict[str, IndexSet] = {}  # by load, also of those that the ledger does not have yet
+        self._sequence = 0  # of the last result that is counted
         self._delete_at_s: dict[str, tuple[float, ...]] = {}  # by load, also of those that are live
 
     async def run(self) -> None:
         """Until cancelled."""
         await self._host.ready.wait()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._count_all(), name="counting results")
+            tasks.create_task(self._delete_all(), name="deleting results")
+
+    # -- counting ----------------------------------------------------------------------------------------
+
+    async def _count_all(self) -> None:
+        """From the last results that the ledger counts."""
+        live = self._live()
+        self._counted = {load.load_id: IndexSet(load.counted) for load in live}
+        self._sequence = min((load.counted_to for load in live), default=0)
+        while True:
+            try:
+                results = self._bus.result_subjects(self._pool, after_sequence=self._sequence)
+                async with aclosing(results) as batches:
+                    async for batch in batches:
+                        self._count(batch)
+                        await asyncio.sleep(NOTE_EVERY_S)
+            except ElasticFlowError as error:  # e.g. a pool without this stream
+                self._log.warning("results not counted", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    def _count(self, batch: tuple[LedgerRecord, ...]) -> None:
+        touched = set[str]()
+        for record in batch:
+            if (tasks := subjects.tasks_of_results(record.subject)) is not None:
+                load_id, first, last = tasks
+                self._counted.setdefault(load_id, IndexSet()).add(first, last)
+                touched.add(load_id)
+        self._sequence = batch[-1].sequence
+        self._note(touched)
+
+    def _note(self, load_ids: Iterable[str]) -> None:
+        for load_id in sorted(load_ids):
+            counted = self._counted[load_id]
+            note = ResultsCounted(
+                load_id=load_id, num_results=len(counted), counted=counted.ranges, counted_to=self._sequence
+            )
+            self._host.note(note)
+
+    # -- deleting ----------------------------------------------------------------------------------------
+
+    async def _delete_all(self) -> None:
         now_s = self._clock.now_s()  # loads may have ended while no monitor ran
         self._delete_at_s = dict.fromkeys(self._host.folded.loads, (now_s, now_s + KEEP_RESULTS_S))
         while True:
             try:
-                await self._count()
                 await self._delete()
             except ElasticFlowError as error:
-                self._log.warning("results not counted", error=str(error))
-            is_ending = any(load.phase is LoadPhase.SEALED for load in self._host.folded.loads.values())
-            await asyncio.sleep(COUNT_SEALED_EVERY_S if is_ending else COUNT_EVERY_S)
-
-    async def _count(self) -> None:
-        now_s = self._clock.now_s()
-        for load_id in self._live():
-            self._delete_at_s[load_id] = (now_s, now_s + DELETE_AGAIN_S, now_s + KEEP_RESULTS_S)
-            num_results = await self._bus.num_results(self._pool, load_id)
-            self._host.note(ResultsCounted(load_id=load_id, num_results=num_results))
+                self._log.warning("results not deleted", error=str(error))
+            await asyncio.sleep(DELETE_EVERY_S)
 
     async def _delete(self) -> None:
         """The tasks of loads that have ended; the results at once if the load was cancelled, else at last."""
         loads, now_s = self._host.folded.loads, self._clock.now_s()
-        for load_id in sorted(set(self._delete_at_s).difference(self._live())):
+        live = {load.load_id for load in self._live()}
+        self._note(live.intersection(self._counted))  # again: the fold may not have known the load
+        self._delete_at_s |= dict.fromkeys(live, (now_s, now_s + DELETE_AGAIN_S, now_s + KEEP_RESULTS_S))
+        for load_id in sorted(set(self._delete_at_s).difference(live)):
             first_s, *later_s = self._delete_at_s[load_id]
             if now_s < first_s:
                 continue
@@ -56,6 +101,7 @@ class LoadResults:
             self._delete_at_s[load_id] = tuple(later_s)
             if not later_s:
                 del self._delete_at_s[load_id]
+                self._counted.pop(load_id, None)
 
-    def _live(self) -> list[str]:
-        return sorted(load.load_id for load in self._host.folded.loads.values() if load.live)
+    def _live(self) -> list[Load]:
+        return [load for load in self._host.folded.loads.values() if load.live]

@@ -6,6 +6,7 @@ from typing import cast
 from immutables import Map
 
 from elasticflow.shared.messages.events import NodeReported, WorkerReport
+from elasticflow.shared.messages.index_ranges import Ranges
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.policy import LedgerMessage
@@ -30,10 +31,12 @@ class HeartbeatStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsCounted:
-    """So many results of a padding load are stored."""
+    """These tasks of a padding load have results, up to a sequence of the result stream."""
 
     load_id: str
-    num_results: int
+    num_results: int = 0
+    counted: Ranges = ()
+    counted_to: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ class Progress:
 
 _NO_HEARTBEATS = cast("Map[str, LastHeartbeat]", Map())
 _NO_PROGRESS = cast("Map[str, Progress]", Map())
-_NO_COUNTS = cast("Map[str, int]", Map())
+_NO_COUNTS = cast("Map[str, ResultsCounted]", Map())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ class State:
     pool: PoolState
     heartbeats: Map[str, LastHeartbeat] = _NO_HEARTBEATS
     progress: Map[str, Progress] = _NO_PROGRESS
-    num_results: Map[str, int] = _NO_COUNTS  # by live padding load
+    counts: Map[str, ResultsCounted] = _NO_COUNTS  # by live padding load
     connected_since_s: float | None = None
     connected_at_s: float = 0.0
 
@@ -108,11 +111,11 @@ def start(pool: PoolState) -> State:
 def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
     """Fold one message of the ledger; forget reports of ended jobs and loads, and heartbeats of removed nodes."""
     pool = ledger_fold.evolve(state.pool, message, sequence)
-    progress, heartbeats, num_results = state.progress, state.heartbeats, state.num_results
+    progress, heartbeats, counts = state.progress, state.heartbeats, state.counts
     if pool.loads is not state.pool.loads:
-        for load_id in state.num_results:
+        for load_id in state.counts:
             if load_id not in pool.loads or not pool.loads[load_id].live:
-                num_results = num_results.delete(load_id)
+                counts = counts.delete(load_id)
     if pool.ended_jobs is not state.pool.ended_jobs:
         for job_id in state.progress:
             if job_id not in pool.live_jobs:
@@ -121,7 +124,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
         for node_id in state.heartbeats:
             if node_id in state.pool.nodes and node_id not in pool.nodes:
                 heartbeats = heartbeats.delete(node_id)
-    return replace(state, pool=pool, progress=progress, heartbeats=heartbeats, num_results=num_results)
+    return replace(state, pool=pool, progress=progress, heartbeats=heartbeats, counts=counts)
 
 
 def observe(state: State, note: object, now_s: float) -> State:
@@ -137,7 +140,7 @@ def observe(state: State, note: object, now_s: float) -> State:
         load = state.pool.loads.get(note.load_id)
         if load is None or not load.live:
             return state
-        return replace(state, num_results=state.num_results.set(note.load_id, note.num_results))
+        return replace(state, counts=state.counts.set(note.load_id, note))
     return state
 
 

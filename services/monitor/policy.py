@@ -11,6 +11,7 @@ from elasticflow.services.monitor.interpolated_throughput import is_in_time
 from elasticflow.services.monitor.model import (
     FenceNode,
     Progress,
+    ResultsCounted,
     State,
     evolve,
     observe,
@@ -29,6 +30,7 @@ from elasticflow.shared.messages.events import (
     NodeLost,
     ThroughputMeasured,
 )
+from elasticflow.shared.messages.limits import MAX_RANGES
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
@@ -83,13 +85,26 @@ def decide(
 def _of_loads(state: State, now_s: float) -> list[LoadReport]:
     """What was counted of live loads since the last report; the end of those that have a result of each task."""
     reports = list[LoadReport]()
-    for load_id, num_results in sorted(state.num_results.items()):
-        load = state.pool.loads[load_id]
-        if load.num_tasks is not None and num_results >= load.num_tasks:
-            reports.append(LoadFinished(load_id=load_id, num_results=num_results, at_s=now_s))
-        elif num_results > load.num_results and now_s - load.progressed_at_s >= LOAD_REPORT_EVERY_S:
-            reports.append(LoadProgressed(load_id=load_id, num_results=num_results, at_s=now_s))
+    for load_id, load in sorted(state.pool.loads.items()):
+        if not load.live:
+            continue
+        count = state.counts.get(load_id, ResultsCounted(load_id=load_id))
+        if load.num_tasks is not None and count.num_results >= load.num_tasks:
+            reports.append(LoadFinished(load_id=load_id, num_results=count.num_results, at_s=now_s))
+        elif count.num_results > load.num_results and now_s - load.progressed_at_s >= LOAD_REPORT_EVERY_S:
+            reports.append(_load_progress(count, now_s))
     return reports
+
+
+def _load_progress(count: ResultsCounted, now_s: float) -> LoadProgressed:
+    fits = len(count.counted) <= MAX_RANGES
+    return LoadProgressed(
+        load_id=count.load_id,
+        num_results=count.num_results,
+        counted=count.counted if fits else (),
+        counted_to=count.counted_to if fits else 0,
+        at_s=now_s,
+    )
 
 
 # --- nodes ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ MAX_GPUS = 1 << 17
 MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
 MAX_TEXT_LENGTH = 20_000
+MAX_RANGES = 2_000
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
@@ -40,6 +41,7 @@ NumGpus = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 PositiveGpus = Annotated[int, Strict(), Gt(0), Le(MAX_GPUS)]
 Index = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 TaskIndex = Annotated[int, Strict(), Ge(0), Lt(1 << 40)]  # of a task within its padding load
+TaskRanges = Annotated[tuple[tuple[TaskIndex, TaskIndex], ...], Len(max_length=MAX_RANGES)]  # as in `index_ranges`
 Iterations = Annotated[int, Strict(), Ge(0), Le(MAX_ITERATIONS)]
 NumBytes = Annotated[int, Strict(), Ge(0), Le(2**53)]
 PositiveIterations = Annotated[int, Strict(), Gt(0), Le(MAX_ITERATIONS)]

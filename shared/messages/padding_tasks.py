@@ -1,7 +1,7 @@
 """The messages of a padding load's tasks as bytes: bundles to executors, results back.
 
     {version, tasks: [[index, input], ...], num_failures}
-    {version, index, value, error, traceback, attempts, task_s, node_id}
+    {version, results: [{index, value, error, traceback, file_digest, attempts, task_s, node_id}, ...]}
 
 They have no envelope: thousands arrive each second, and no ledger keeps them. The rules of `envelope.codec` apply: a
 type grows by fields with defaults, and any other change needs a new VERSION. Inputs and values are bytes that only the
@@ -9,7 +9,7 @@ load's function reads.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar, TypeVar, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -18,15 +18,24 @@ from pydantic import Strict, TypeAdapter
 
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.envelope.codec import Undecodable, checked_version, unpack, validated
-from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TEXT_LENGTH, DurationS, TaskIndex, Text, Token
+from elasticflow.shared.messages.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_TEXT_LENGTH,
+    Digest,
+    DurationS,
+    TaskIndex,
+    Text,
+    Token,
+)
 
 MAX_TASKS = 10_000  # in one bundle
-_MAX_HEAD_BYTES = 64  # of an encoded bundle, beside its tasks
 _MAX_TASK_HEAD_BYTES = 15  # of an encoded task, beside its input: 1 for the pair, 9 for the index, 5 for the length
+_MAX_RESULT_HEAD_BYTES = 320  # of an encoded result, beside its value and texts
+_MAX_RESULTS_BYTES = 1 << 20  # of a batch, unless one result has more
 
 Binary = Annotated[bytes, Strict()]
 Task = tuple[TaskIndex, Binary]  # its index within the load, and the input of the function
-T = TypeVar("T", "TaskBundle", "TaskResult")
+T = TypeVar("T", "TaskBundle", "ResultBatch")
 
 _pack = cast(Callable[..., bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
 
@@ -42,33 +51,57 @@ class TaskBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """What a task returned, or how it failed. value: None if it failed; error: "" if it returned.
+    """What a task returned, or how it failed.
 
+    value: the pickled result; None if it failed, or if its result lies in a file. error: "" if it returned.
+    file_digest: SHA-256 of the file that has a large result, and its name.
     attempts: executions until this result. task_s: seconds of the last one. node_id: where that was.
     """
 
-    VERSION: ClassVar[int] = 1
     index: TaskIndex
     value: Binary | None = None
     error: Text = ""
     traceback: Text = ""
+    file_digest: Digest = ""
     attempts: Annotated[int, Strict(), Gt(0), Le(1_000_000)]
     task_s: DurationS
     node_id: Token
 
     def __post_init__(self) -> None:
-        if (self.value is None) != bool(self.error):
-            raise ValueError("must have either a value or an error")
+        if (self.value is not None) + bool(self.error) + bool(self.file_digest) != 1:
+            raise ValueError("must have either a value, or the digest of its file, or an error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultBatch:
+    """The results of consecutive tasks, in order."""
+
+    VERSION: ClassVar[int] = 1
+    results: Annotated[tuple[TaskResult, ...], Len(1, MAX_TASKS)]
+
+    def __post_init__(self) -> None:
+        first = self.results[0].index
+        if any(result.index != first + offset for offset, result in enumerate(self.results)):
+            raise ValueError("must have consecutive indices")
+
+    @property
+    def first(self) -> int:
+        return self.results[0].index
+
+    @property
+    def last(self) -> int:
+        return self.results[-1].index
 
 
 _BUNDLE = TypeAdapter(TaskBundle)
-_RESULT = TypeAdapter(TaskResult)
+_RESULTS = TypeAdapter(ResultBatch)
+_RESULT_DEFAULTS = {field.name: field.default for field in fields(TaskResult)}
 
 
 def encode_bundle(bundle: TaskBundle) -> bytes:
     """As msgpack. Raises TooLarge above MAX_MESSAGE_BYTES."""
-    fields = {"version": TaskBundle.VERSION, "tasks": bundle.tasks, "num_failures": bundle.num_failures}
-    return _bounded("TaskBundle", _pack(fields))
+    content = {"version": TaskBundle.VERSION, "tasks": bundle.tasks, "num_failures": bundle.num_failures}
+    return _bounded("TaskBundle", _pack(content))
 
 
 def decode_bundle(data: bytes) -> TaskBundle:
@@ -76,43 +109,48 @@ def decode_bundle(data: bytes) -> TaskBundle:
     return _decode(data, TaskBundle, _BUNDLE)
 
 
-def encode_result(result: TaskResult) -> bytes:
+def encode_results(batch: ResultBatch) -> bytes:
     """As msgpack. Raises TooLarge above MAX_MESSAGE_BYTES.
 
     An error of a task must reach its user: text is cut to MAX_TEXT_LENGTH, and replaced where UTF-8 cannot encode it.
     """
-    fields = {"version": TaskResult.VERSION} | asdict(result)
-    fields["error"] = result.error[:MAX_TEXT_LENGTH]
-    fields["traceback"] = result.traceback[-MAX_TEXT_LENGTH:]
-    return _bounded("TaskResult", _pack(fields, unicode_errors="replace"))
+    content = {"version": ResultBatch.VERSION, "results": [_result_fields(result) for result in batch.results]}
+    return _bounded("ResultBatch", _pack(content, unicode_errors="replace"))
 
 
-def decode_result(data: bytes) -> TaskResult:
+def _result_fields(result: TaskResult) -> dict[str, object]:
+    """Those that differ from their defaults: a batch has thousands of results, and a field of each costs bytes."""
+    content = {name: value for name, default in _RESULT_DEFAULTS.items() if (value := getattr(result, name)) != default}
+    if result.error:
+        content["error"] = result.error[:MAX_TEXT_LENGTH]
+        content["traceback"] = result.traceback[-MAX_TEXT_LENGTH:]
+    return content
+
+
+def decode_results(data: bytes) -> ResultBatch:
     """Every field checked. Raises Undecodable, naming each bad field."""
-    return _decode(data, TaskResult, _RESULT)
+    return _decode(data, ResultBatch, _RESULTS)
 
 
-def split_into_bundles(tasks: Iterable[Task], *, max_bytes: int, max_tasks: int) -> Iterator[TaskBundle]:
-    """The tasks in their order, in bundles of at most max_tasks, each at most max_bytes when encoded.
+def split_into_batches(results: Iterable[TaskResult]) -> Iterator[ResultBatch]:
+    """Results of any indices, as batches of consecutive ones that can be encoded."""
+    batch: list[TaskResult] = []
+    num_bytes = 0
+    for result in sorted(results, key=lambda result: result.index):
+        size = _MAX_RESULT_HEAD_BYTES + len(result.value or b"") + 4 * len(result.error + result.traceback)
+        follows = batch and result.index == batch[-1].index + 1 and len(batch) < MAX_TASKS
+        if batch and not (follows and num_bytes + size <= _MAX_RESULTS_BYTES):
+            yield ResultBatch(results=tuple(batch))
+            batch, num_bytes = [], 0
+        batch.append(result)
+        num_bytes += size
+    if batch:
+        yield ResultBatch(results=tuple(batch))
 
-    Reads no more tasks than the next bundle needs. Raises TooLarge for a task that fits in no bundle.
-    """
-    bundle: list[Task] = []
-    num_bytes = _MAX_HEAD_BYTES
-    for index, data in tasks:
-        task_bytes = _MAX_TASK_HEAD_BYTES + len(data)
-        if _MAX_HEAD_BYTES + task_bytes > max_bytes:
-            raise TooLarge(f"task {index}", _MAX_HEAD_BYTES + task_bytes, max_bytes)
-        if bundle and num_bytes + task_bytes > max_bytes:
-            yield TaskBundle(tasks=tuple(bundle))
-            bundle, num_bytes = [], _MAX_HEAD_BYTES
-        bundle.append((index, data))
-        num_bytes += task_bytes
-        if len(bundle) == max_tasks:  # before the next task is read: that may take a while
-            yield TaskBundle(tasks=tuple(bundle))
-            bundle, num_bytes = [], _MAX_HEAD_BYTES
-    if bundle:
-        yield TaskBundle(tasks=tuple(bundle))
+
+def encoded_task_bytes(task_input: bytes) -> int:
+    """The most that a task adds to an encoded bundle."""
+    return _MAX_TASK_HEAD_BYTES + len(task_input)
 
 
 def _bounded(name: str, data: bytes) -> bytes:
@@ -124,6 +162,6 @@ def _bounded(name: str, data: bytes) -> bytes:
 def _decode(data: bytes, message_type: type[T], adapter: TypeAdapter[T]) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
         raise Undecodable(f"message of {len(data):,} bytes is above {MAX_MESSAGE_BYTES:,}")
-    fields = unpack(data)
-    checked_version(fields.pop("version", 1), message_type)
-    return validated(adapter, fields)
+    content = unpack(data)
+    checked_version(content.pop("version", 1), message_type)
+    return validated(adapter, content)

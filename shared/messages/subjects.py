@@ -4,6 +4,9 @@ import re
 
 PLAN = "plan"
 _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+")  # as NATS clients name the subjects on which they await replies
+_RESULTS = re.compile(
+    r"ef\.results\.[A-Za-z0-9_-]+\.(?P<load_id>[A-Za-z0-9_-]+)\.(?P<first>[0-9]{1,13})-(?P<last>[0-9]{1,13})"
+)
 _MAX_INBOX_LENGTH = 256  # a server closes the connection of a client that publishes on a subject of thousands
 
 
@@ -68,14 +71,22 @@ def tasks(pool: str, load_id: str) -> str:
     return f"ef.tasks.{pool}.{load_id}"
 
 
-def result(pool: str, load_id: str, index: int) -> str:
-    """The result of one task of a padding load. Only the first one is stored."""
-    return f"ef.results.{pool}.{load_id}.{index}"
+def results(pool: str, load_id: str, first: int, last: int) -> str:
+    """The results of consecutive tasks of a padding load, both ends included. The first result of each task counts."""
+    return f"ef.results.{pool}.{load_id}.{first}-{last}"
 
 
-def every_result(pool: str, load_id: str) -> str:
-    """The results of a padding load."""
+def every_result(pool: str, load_id: str = "*") -> str:
+    """The results of one padding load, or of all."""
     return f"ef.results.{pool}.{load_id}.*"
+
+
+def tasks_of_results(subject: str) -> tuple[str, int, int] | None:
+    """The load, and the first and the last task whose results are stored on this subject; None on any other."""
+    found = _RESULTS.fullmatch(subject)
+    if found is None or int(found["first"]) > int(found["last"]):
+        return None
+    return found["load_id"], int(found["first"]), int(found["last"])
 
 
 def dead_letter(pool: str, service: str) -> str:

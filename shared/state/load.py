@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticflow.shared.messages.index_ranges import Ranges
 from elasticflow.shared.messages.load_spec import LoadSpec
 
 
@@ -17,7 +18,10 @@ class LoadPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One padding load, from its opening on. num_tasks: None until it is sealed. num_results: as last reported."""
+    """One padding load, from its opening on. num_tasks: None until it is sealed. num_results: as last reported.
+
+    counted: the tasks whose results were counted, up to the sequence counted_to of the result stream.
+    """
 
     load_id: str
     tenant: str
@@ -27,6 +31,8 @@ class Load:
     opened_at_s: float
     num_tasks: int | None = None
     num_results: int = 0
+    counted: Ranges = ()
+    counted_to: int = 0
     progressed_at_s: float = 0.0
     sealed_at_s: float | None = None
     explanation: str = ""

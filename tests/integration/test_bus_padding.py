@@ -1,4 +1,4 @@
-"""The contract of every bus: a bundle of a padding load goes to one executor, and the first result of a task counts."""
+"""The contract of every bus: a bundle of a padding load goes to one executor, and its results stay until deleted."""
 
 import asyncio
 from contextlib import aclosing
@@ -7,11 +7,12 @@ import pytest
 
 from elasticflow.shared.errors import BusClosed, StorageFull, TooLarge, UnknownStream
 from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches, Bus
 from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
-from tests.support.shared_pool import POOL, Connect, next_of
+from tests.support.shared_pool import POOL, Connect, add_result, next_of, stored_results
 
 LOAD = "load-1"
 OTHER = "load-2"
@@ -27,7 +28,11 @@ async def add_bundles(bus: Bus, load_id: str, count: int) -> list[bytes]:
 
 async def add_results(bus: Bus, load_id: str, count: int, *, start: int = 0) -> None:
     for index in range(start, start + count):
-        assert await bus.append_first(subjects.result(POOL, load_id, index), b"%d" % index)
+        await add_result(bus, load_id, index)
+
+
+async def num_stored(bus: Bus, *load_ids: str) -> list[int]:
+    return [len(await stored_results(bus, load_id)) for load_id in load_ids]
 
 
 async def take(queue: WorkQueue, count: int) -> list[WorkItem]:
@@ -97,21 +102,6 @@ async def test_bundles_of_a_dead_executor_come_back(connect: Connect, bus: Bus) 
     assert {item.num_delivered for item in items} == {2}
 
 
-async def test_the_first_of_concurrent_results_counts(connect: Connect, bus: Bus) -> None:
-    publishers = [await connect() for _ in range(8)]
-    for index in range(10):
-        subject = subjects.result(POOL, LOAD, index)
-        stored = await asyncio.gather(
-            *(publisher.append_first(subject, b"%d" % number) for number, publisher in enumerate(publishers))
-        )
-        assert sum(stored) == 1
-        async with aclosing(bus.results(POOL, LOAD, after_sequence=index)) as results:
-            (result,) = await next_of(results)
-        assert (result.subject, result.data) == (subject, b"%d" % stored.index(True))
-        assert not await bus.append_first(subject, b"late")
-    assert await bus.num_results(POOL, LOAD) == 10
-
-
 async def test_results_are_read_in_order_and_apart_from_those_of_other_loads(connect: Connect, bus: Bus) -> None:
     async with aclosing((await connect()).results(POOL, LOAD)) as results:
         for index in range(5):
@@ -121,16 +111,16 @@ async def test_results_are_read_in_order_and_apart_from_those_of_other_loads(con
         await add_results(bus, OTHER, 1, start=5)
         await add_results(bus, LOAD, 1, start=5)
         (result,) = await next_of(results)
-    assert (result.subject, result.sequence, result.data) == (subjects.result(POOL, LOAD, 5), 12, b"5")
+    assert (result.subject, result.sequence, result.data) == (subjects.results(POOL, LOAD, 5, 5), 12, b"5")
     assert result.stored_at_s > 0
     async with aclosing(bus.results(POOL, LOAD, after_sequence=8)) as results:
         assert await next_results(results, 2) == [b"4", b"5"]
-    assert [await bus.num_results(POOL, load_id) for load_id in (LOAD, OTHER, "none")] == [6, 6, 0]
+    assert await num_stored(bus, LOAD, OTHER, "none") == [6, 6, 0]
 
 
 async def test_many_results_come_in_batches(bus: Bus) -> None:
     total = 2 * MAX_BATCH + 100
-    await asyncio.gather(*(bus.append_first(subjects.result(POOL, LOAD, i), b"%d" % i) for i in range(total)))
+    await asyncio.gather(*(add_result(bus, LOAD, index) for index in range(total)))
     found: list[int] = []
     async with aclosing(bus.results(POOL, LOAD)) as results:
         while len(found) < total:
@@ -138,7 +128,28 @@ async def test_many_results_come_in_batches(bus: Bus) -> None:
             assert 1 <= len(batch) <= MAX_BATCH
             found += [stored.sequence for stored in batch]
     assert found == list(range(1, total + 1))
-    assert await bus.num_results(POOL, LOAD) == total
+
+
+async def test_the_subjects_of_all_results_come_without_data(connect: Connect, bus: Bus) -> None:
+    async with aclosing((await connect()).result_subjects(POOL, after_sequence=1)) as results:
+        for load_id in (LOAD, OTHER, LOAD):
+            await add_result(bus, load_id, 3, load_id.encode() * 1_000)
+        await add_result(bus, LOAD, 4)
+        found: list[LedgerRecord] = []
+        while len(found) < 2:
+            found += await next_of(results)
+    assert [(stored.sequence, stored.data) for stored in found] == [(2, b""), (3, b"")]
+    assert [subjects.tasks_of_results(stored.subject) for stored in found] == [(OTHER, 3, 3), (LOAD, 4, 4)]
+
+
+async def test_results_are_deleted_up_to_a_sequence(bus: Bus) -> None:
+    for index in range(4):
+        await add_results(bus, LOAD, 1, start=index)
+        await add_results(bus, OTHER, 1, start=index)
+    for _ in range(2):
+        await bus.delete_results(POOL, LOAD, up_to=4)
+    assert [(stored.sequence, stored.data) for stored in await stored_results(bus, LOAD)] == [(5, b"2"), (7, b"3")]
+    assert await num_stored(bus, OTHER) == [4]
 
 
 async def test_a_deleted_load_leaves_nothing_to_other_loads(bus: Bus) -> None:
@@ -149,10 +160,10 @@ async def test_a_deleted_load_leaves_nothing_to_other_loads(bus: Bus) -> None:
     assert len(await take(queue, 2)) == 2
     await bus.delete_load(POOL, LOAD, with_results=False)
     assert await queue.pull(4, 1.5) == []
-    assert [await bus.num_results(POOL, load_id) for load_id in (LOAD, OTHER)] == [4, 4]
+    assert await num_stored(bus, LOAD, OTHER) == [4, 4]
     for _ in range(2):
         await bus.delete_load(POOL, LOAD, with_results=True)
-    assert [await bus.num_results(POOL, load_id) for load_id in (LOAD, OTHER)] == [0, 4]
+    assert await num_stored(bus, LOAD, OTHER) == [0, 4]
     assert len(await take(await bus.tasks(POOL, OTHER), 4)) == 4
     await bus.delete_load(POOL, "never-made", with_results=True)
 
@@ -163,32 +174,32 @@ async def test_a_full_stream_refuses_tasks_and_results_until_some_leave(connect:
     subject = subjects.tasks(POOL, LOAD)
     for number in range(2):
         await bus.append(subject, bytes(4_000), message_id=str(number))
-        assert await bus.append_first(subjects.result(POOL, LOAD, number), bytes(4_000))
+        await add_result(bus, LOAD, number, bytes(4_000))
     with pytest.raises(StorageFull) as full:
         await bus.append(subject, bytes(4_000), message_id="2")
     assert full.value.subject == subject
     with pytest.raises(StorageFull):
-        await bus.append_first(subjects.result(POOL, LOAD, 2), bytes(4_000))
-    assert not await bus.append_first(subjects.result(POOL, LOAD, 1), bytes(4_000)), "known, not full"
+        await add_result(bus, LOAD, 2, bytes(4_000))
     for item in await take(await bus.tasks(POOL, LOAD), 2):
         await item.ack()
     await bus.append_event(subject, bytes(4_000), message_id="2")
     await bus.delete_load(POOL, LOAD, with_results=True)
-    assert await bus.append_first(subjects.result(POOL, OTHER, 2), bytes(4_000))
+    await add_result(bus, OTHER, 2, bytes(4_000))
 
 
 async def test_an_unknown_pool_has_no_loads(bus: Bus) -> None:
     for call in (
-        bus.append_first(subjects.result("nowhere", LOAD, 0), b""),
+        add_result(bus, LOAD, 0, pool="nowhere"),
         bus.tasks("nowhere", LOAD),
         anext(bus.results("nowhere", LOAD)),
-        bus.num_results("nowhere", LOAD),
+        anext(bus.result_subjects("nowhere", after_sequence=0)),
+        bus.delete_results("nowhere", LOAD, up_to=1),
         bus.delete_load("nowhere", LOAD, with_results=True),
     ):
         with pytest.raises(UnknownStream):
             await call
     with pytest.raises(TooLarge):
-        await bus.append_first(subjects.result(POOL, LOAD, 0), bytes(MAX_MESSAGE_BYTES + 100_000))
+        await add_result(bus, LOAD, 0, bytes(MAX_MESSAGE_BYTES + 100_000))
 
 
 async def test_a_closed_bus_ends_the_wait_for_results_and_bundles(connect: Connect, bus: Bus) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,8 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.real_pool import persistently
+from tests.support.shared_pool import add_result, stored_results
 
 POOL = "p"
 PLAN = f"ef.ledger.{POOL}.plan"
@@ -132,7 +135,7 @@ async def test_a_load_is_complete_over_kills_of_the_server(nats_server: Embedded
     sequences = [stored.sequence for stored in seen]
     assert sequences == sorted(set(sequences))
     assert {stored.data for stored in seen} == {b"%d" % index for index in range(total)}
-    assert len(seen) == await client.num_results(POOL, "load") == total
+    assert len(seen) == len(await stored_results(client, "load", pool=POOL)) == total
     for bus in buses:
         await bus.close()
 
@@ -143,18 +146,9 @@ async def execute(bus: NatsBus, enough: asyncio.Event) -> None:
     while True:
         for item in await queue.pull(4, 5.0):
             for load_id in ("other", "load"):
-                await first_result(bus, subjects.result(POOL, load_id, int(item.data)), item.data)
+                await persistently(partial(add_result, bus, load_id, int(item.data), pool=POOL))
             await item.ack()
             await asyncio.sleep(0 if enough.is_set() else 0.005)
-
-
-async def first_result(bus: NatsBus, subject: str, data: bytes) -> None:
-    while True:
-        try:
-            await bus.append_first(subject, data, timeout_s=2.0)
-            return
-        except (MaybeStored, Unavailable):
-            await asyncio.sleep(0.02)
 
 
 async def read_results(bus: NatsBus, seen: list[LedgerRecord]) -> None:

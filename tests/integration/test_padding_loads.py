@@ -19,6 +19,7 @@ from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.load import LoadPhase
 from tests.support.real_pool import POOL, RunningPool, eventually, job, running_pool
+from tests.support.shared_pool import stored_results
 from tests.support.user_code import dies_at_import, task_functions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -65,7 +66,7 @@ async def test_results_come_in_the_order_of_the_inputs(pool: RunningPool) -> Non
     assert await mapped(pool, task_functions.double, numbers, load_id="doubled") == [2 * x for x in numbers]
     assert await ended(pool, "doubled") is LoadPhase.FINISHED
     assert (await pool.client.state()).loads["doubled"].num_results == 300
-    assert await pool.bus.num_results(POOL, "doubled") == 0, "its results are deleted"
+    assert await stored_results(pool.bus, "doubled", pool=POOL) == [], "they are deleted"
 
 
 async def test_a_load_without_tasks_ends_at_once(pool: RunningPool) -> None:

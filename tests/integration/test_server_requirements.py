@@ -20,7 +20,7 @@ from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimi
 from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.deployed_server import deployed, serving
 from tests.support.real_pool import persistently
-from tests.support.shared_pool import PLAN, POOL, SUBMIT, Connect
+from tests.support.shared_pool import PLAN, POOL, SUBMIT, Connect, add_result
 
 DEFAULT_PAYLOAD_BYTES = 1 << 20  # of a nats-server without the setting
 
@@ -72,7 +72,7 @@ async def test_a_pool_of_an_older_version_gets_the_streams_of_padding_loads(conn
     sequence = await bus.append(PLAN, b"kept", message_id="1")
     await (await connect()).ensure_pool(POOL)
     await bus.append(subjects.tasks(POOL, "load"), b"", message_id="1")
-    assert await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    assert await add_result(bus, "load", 0)
     assert await bus.last_sequence(POOL) == sequence
 
 
@@ -105,13 +105,13 @@ async def test_a_pool_of_an_older_version_starts_without_storage_for_padding_loa
     ]
     await bus.append(SUBMIT, b"job", message_id="1")
     with pytest.raises(UnknownStream):
-        await bus.append_first(subjects.result(POOL, "load", 0), b"")
+        await add_result(bus, "load", 0)
     await bus.close()
     nats_server.stop()
     nats_server.start()
     bus = await connect_nats(nats_server.url, name="test")
     await bus.ensure_pool(POOL)
-    assert await bus.append_first(subjects.result(POOL, "load", 0), b"")
+    assert await add_result(bus, "load", 0)
     await bus.close()
 
 

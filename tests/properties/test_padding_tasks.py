@@ -1,8 +1,8 @@
 """Tasks and results of padding loads survive the wire, and no other bytes stop their reader."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import msgpack
@@ -15,13 +15,14 @@ from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TEXT_LENGTH
 from elasticflow.shared.messages.padding_tasks import (
     MAX_TASKS,
+    ResultBatch,
     TaskBundle,
     TaskResult,
     decode_bundle,
-    decode_result,
+    decode_results,
     encode_bundle,
-    encode_result,
-    split_into_bundles,
+    encode_results,
+    split_into_batches,
 )
 from tests.support.example_specs import examples
 
@@ -30,8 +31,8 @@ INDICES = st.integers(0, (1 << 40) - 1)
 TASKS = st.lists(st.tuples(INDICES, st.binary(max_size=300)), min_size=1, max_size=30)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 RESULT: dict[str, Any] = {"index": 1, "value": b"v", "attempts": 1, "task_s": 1.0, "node_id": "n"}
-DECODERS: tuple[Callable[[bytes], Any], ...] = (decode_bundle, decode_result)
-ENCODERS: tuple[Callable[[Any], bytes], ...] = (encode_bundle, encode_result)
+DECODERS: tuple[Callable[[bytes], Any], ...] = (decode_bundle, decode_results)
+ENCODERS: tuple[Callable[[Any], bytes], ...] = (encode_bundle, encode_results)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | TEXT | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT | st.integers(0, 9), inner, max_size=4),
@@ -41,9 +42,11 @@ PLAIN = st.recursive(
 
 @st.composite
 def results(draw: st.DrawFn) -> TaskResult:
-    outcome: dict[str, Any] = {"value": draw(st.binary())}
-    if draw(st.booleans()):
-        outcome = {"error": draw(TEXT.filter(bool)), "traceback": draw(TEXT)}
+    outcome: dict[str, Any] = draw(
+        st.sampled_from([{"file_digest": "a" * 64}])
+        | st.fixed_dictionaries({"value": st.binary()})
+        | st.fixed_dictionaries({"error": TEXT.filter(bool), "traceback": TEXT})
+    )
     return TaskResult(
         index=draw(INDICES),
         attempts=draw(st.integers(1, 1_000_000)),
@@ -51,6 +54,14 @@ def results(draw: st.DrawFn) -> TaskResult:
         node_id=draw(st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)),
         **outcome,
     )
+
+
+def batch(*results: TaskResult) -> ResultBatch:
+    return ResultBatch(results=results)
+
+
+def packed(fields: dict[str, Any]) -> bytes:
+    return pack({"version": 1, "results": [fields]})
 
 
 def is_read_or_refused(data: bytes) -> None:
@@ -71,7 +82,23 @@ def test_every_bundle_survives_the_wire(tasks: list[tuple[int, bytes]]) -> None:
 
 @given(result=results())
 def test_every_result_survives_the_wire(result: TaskResult) -> None:
-    assert decode_result(encode_result(result)) == result
+    assert decode_results(encode_results(batch(result))) == batch(result)
+
+
+@given(results=st.lists(results(), max_size=30, unique_by=lambda result: result.index % 50))
+def test_results_of_any_tasks_are_batches_of_consecutive_ones(results: list[TaskResult]) -> None:
+    results = [replace(result, index=result.index % 50) for result in results]
+    batches = list(split_into_batches(results))
+    assert [result for batch in batches for result in batch.results] == sorted(results, key=lambda r: r.index)
+    assert all(following.first > before.last + 1 for before, following in pairwise(batches))
+    assert all(decode_results(encode_results(batch)) == batch for batch in batches)
+
+
+def test_large_results_are_split_over_messages_that_fit() -> None:
+    large = [TaskResult(**RESULT | {"index": index, "value": bytes(400_000)}) for index in range(7)]
+    batches = list(split_into_batches(large))
+    assert [(batch.first, batch.last) for batch in batches] == [(0, 1), (2, 3), (4, 5), (6, 6)]
+    assert all(len(encode_results(batch)) < 1 << 20 for batch in batches)
 
 
 @examples(200)
@@ -85,7 +112,7 @@ def test_random_bytes_are_read_or_refused(data: bytes) -> None:
 def test_wrong_values_are_read_or_refused(
     data: st.DataObject, result: TaskResult, tasks: list[tuple[int, bytes]]
 ) -> None:
-    for encoded in (encode_result(result), encode_bundle(TaskBundle(tasks=tuple(tasks)))):
+    for encoded in (encode_results(batch(result)), encode_bundle(TaskBundle(tasks=tuple(tasks)))):
         fields = msgpack.unpackb(encoded)
         fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(PLAIN)
         is_read_or_refused(pack(fields))
@@ -119,24 +146,37 @@ def test_malformed_bytes_are_refused(decode: Callable[[bytes], Any], data: bytes
     ("fields", "problem"),
     [
         (RESULT | {"value": "text"}, "value"),
-        (RESULT | {"value": None}, "either a value or an error"),
-        (RESULT | {"error": "both"}, "either a value or an error"),
+        (RESULT | {"value": None}, "either a value, or"),
+        (RESULT | {"error": "both"}, "either a value, or"),
         (RESULT | {"index": -1}, "index"),
         (RESULT | {"index": True}, "index"),
         (RESULT | {"attempts": 0}, "attempts"),
         (RESULT | {"task_s": float("nan")}, "task_s"),
         (RESULT | {"node_id": "a.b"}, "node_id"),
-        (RESULT | {"version": 2}, "TaskResult 2 is newer than 1"),
-        (RESULT | {"version": "1"}, "version"),
+        (RESULT | {"file_digest": "b"}, "file_digest"),
     ],
 )
 def test_a_bad_field_of_a_result_is_named(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(Undecodable, match=problem):
-        decode_result(pack(fields))
+        decode_results(packed(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"version": 2}, "ResultBatch 2 is newer than 1"),
+        ({"version": "1"}, "version"),
+        ({"results": []}, "results"),
+        ({"results": [RESULT, RESULT]}, "consecutive"),
+    ],
+)
+def test_a_bad_batch_is_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(Undecodable, match=problem):
+        decode_results(pack({"version": 1, "results": [RESULT]} | fields))
 
 
 def test_a_field_of_a_later_writer_is_passed_over() -> None:
-    assert decode_result(pack(RESULT | {"later": 1})) == TaskResult(**RESULT)
+    assert decode_results(packed(RESULT | {"later": 1})) == batch(TaskResult(**RESULT))
     fields = {"version": 1, "tasks": [(0, b"a")], "later": 1}
     assert decode_bundle(pack(fields)) == TaskBundle(tasks=((0, b"a"),))
 
@@ -149,34 +189,13 @@ def test_a_bad_bundle_is_refused(tasks: list[Any]) -> None:
 
 def test_the_text_of_a_failed_task_always_fits() -> None:
     failed = RESULT | {"value": None, "error": "\udc80" + "e" * 30_000, "traceback": "t" * 30_000 + "end"}
-    read = decode_result(encode_result(TaskResult(**failed)))
+    (read,) = decode_results(encode_results(batch(TaskResult(**failed)))).results
     assert (len(read.error), len(read.traceback)) == (MAX_TEXT_LENGTH, MAX_TEXT_LENGTH)
     assert (read.error[:2], read.traceback[-3:]) == ("?e", "end")
 
 
 def test_a_message_above_the_bound_is_not_encoded() -> None:
     with pytest.raises(TooLarge):
-        encode_result(replace(TaskResult(**RESULT), value=bytes(MAX_MESSAGE_BYTES)))
+        encode_results(batch(replace(TaskResult(**RESULT), value=bytes(MAX_MESSAGE_BYTES))))
     with pytest.raises(TooLarge):
         encode_bundle(TaskBundle(tasks=((0, bytes(MAX_MESSAGE_BYTES)),)))
-
-
-@given(tasks=TASKS, max_bytes=st.integers(350, 2_000), max_tasks=st.integers(1, 10))
-def test_bundles_hold_all_tasks_in_order_within_both_bounds(
-    tasks: list[tuple[int, bytes]], max_bytes: int, max_tasks: int
-) -> None:
-    bundles = list(split_into_bundles(tasks, max_bytes=max_bytes, max_tasks=max_tasks))
-    assert [task for bundle in bundles for task in bundle.tasks] == tasks
-    assert all(len(encode_bundle(bundle)) <= max_bytes for bundle in bundles)
-    assert all(1 <= len(bundle.tasks) <= max_tasks for bundle in bundles)
-
-
-def test_splitting_reads_only_what_the_next_bundle_needs() -> None:
-    endless = ((index, b"") for index in itertools.count())
-    assert next(split_into_bundles(endless, max_bytes=1_000, max_tasks=3)).tasks == ((0, b""), (1, b""), (2, b""))
-    assert list(split_into_bundles([], max_bytes=1_000, max_tasks=3)) == []
-
-
-def test_a_task_that_fits_in_no_bundle_is_refused() -> None:
-    with pytest.raises(TooLarge, match="task 7"):
-        list(split_into_bundles([(7, bytes(1_000))], max_bytes=1_000, max_tasks=3))

@@ -4,19 +4,22 @@ The bundle is acknowledged last. If this executor dies before, another one execu
 first result of each task stays.
 """
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 
 from elasticflow.services.executor.loads.bundle_queue import PulledBundle
-from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull
+from elasticflow.shared.errors import ElasticFlowError, StorageFull
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle, encode_result
+from elasticflow.shared.messages.padding_tasks import (
+    TaskBundle,
+    TaskResult,
+    encode_bundle,
+    encode_results,
+    split_into_batches,
+)
 from elasticflow.shared.runtime.bus.contract import Bus
 
 RETRY_S = 1.0  # until the tasks of a bundle that could not be settled are executed again
-MAX_TRIES = 3
-MAX_APPENDS = 64  # results on their way to the server at a time
 
 
 class BundleSettlement:
@@ -54,8 +57,7 @@ class BundleSettlement:
         """
         item = self._pulled.item
         try:
-            for first in range(0, len(self._results), MAX_APPENDS):
-                await asyncio.gather(*map(self._store, self._results[first : first + MAX_APPENDS]))
+            await self._store(self._results)
             if unfinished:
                 await self._append_again(unfinished, self._pulled.bundle.num_failures)
             for failure in self._failed:  # each alone, so that a task that ends its runner takes no other along
@@ -70,20 +72,19 @@ class BundleSettlement:
         with contextlib.suppress(ElasticFlowError):
             await self._pulled.item.ack()
 
-    async def _store(self, result: TaskResult) -> None:
-        subject, data = subjects.result(self._pool, self._pulled.load.load_id, result.index), encode_result(result)
-        for _ in range(MAX_TRIES - 1):
-            with contextlib.suppress(MaybeStored):  # common in a cluster: another result is on its way
-                await self._bus.append_first(subject, data)
-                return
-        await self._bus.append_first(subject, data)
+    async def _store(self, results: Sequence[TaskResult]) -> None:
+        load_id, item = self._pulled.load.load_id, self._pulled.item
+        for batch in split_into_batches(results):
+            subject = subjects.results(self._pool, load_id, batch.first, batch.last)
+            message_id = f"results-{load_id}-{batch.first}-{batch.last}-{item.sequence}-{item.num_delivered}"
+            await self._bus.append(subject, encode_results(batch), message_id=message_id)
 
     async def _try_again(self, failure: TaskResult) -> None:
         """Beside a full stream the failure is the result: else tasks that fail would fill the stream for ever."""
         try:
             await self._append_again([failure.index], self._num_attempts)
         except StorageFull:
-            await self._store(failure)
+            await self._store([failure])
 
     async def _append_again(self, indices: Sequence[int], num_failures: int) -> None:
         bundle = TaskBundle(tasks=tuple((index, self._inputs[index]) for index in indices), num_failures=num_failures)

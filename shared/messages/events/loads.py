@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from elasticflow.shared.messages.limits import Fraction, PositiveDurationS, Text, TimeS, Token
+from elasticflow.shared.messages.limits import Fraction, PositiveDurationS, Sequence, TaskRanges, Text, TimeS, Token
 from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
 
 LoadRejectionReason = Literal["useful_share", "duplicate", "limit"]
@@ -83,11 +83,17 @@ class CancelLoadRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgressed:
-    """So many tasks have a result, successful or not; reported at most every few seconds. From the monitor."""
+    """So many tasks have a result, successful or not; reported at most every few seconds. From the monitor.
+
+    counted: these tasks; () if their ranges are too many. counted_to: the last result that was counted, as a sequence
+    of the result stream. Up to it, the client may delete results that it has read.
+    """
 
     VERSION: ClassVar[int] = 1
     load_id: Token
     num_results: NumTasks
+    counted: TaskRanges = ()
+    counted_to: Sequence = 0
     at_s: TimeS
 
 

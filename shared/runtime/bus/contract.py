@@ -152,23 +152,23 @@ class Bus(Protocol):
         """
         ...
 
-    async def append_first(self, subject: str, data: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Store permanently unless the subject has a message already; False if it has. A repeat has no effect.
-
-        Raises MaybeStored, Unavailable, StorageFull, UnknownStream, TooLarge.
-        """
-        ...
-
     def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
-        """The results of a load in the order in which they were stored, without end; batches as those of `follow`.
+        """What `append` stored on `subjects.results`, in that order and without end; batches as those of `follow`.
 
         Sequences have gaps: other loads' results lie between. Waits while no server is reachable.
         Raises UnknownStream.
         """
         ...
 
-    async def num_results(self, pool: str, load_id: str) -> int:
-        """How many results of a load are stored. Raises UnknownStream, Unavailable."""
+    def result_subjects(self, pool: str, *, after_sequence: int) -> Batches:
+        """The results of all loads as records without data, else like `results`: their subjects name the tasks."""
+        ...
+
+    async def delete_results(self, pool: str, load_id: str, *, up_to: int) -> None:
+        """Delete the results of a load up to a sequence, included. A repeat has no effect.
+
+        Raises UnknownStream, Unavailable.
+        """
         ...
 
     async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:

@@ -139,10 +139,6 @@ def task_subjects(pool: str) -> str:
     return f"ef.tasks.{pool}.*"
 
 
-def result_subjects(pool: str) -> str:
-    return f"ef.results.{pool}.*.*"
-
-
 def value_subject(bucket: str, key: str) -> str:
     """Where the newest value of a key lies: the layout of every NATS key-value client."""
     return f"$KV.{bucket}.{key}"
@@ -178,11 +174,9 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
         ),
         _stream(
             result_stream(pool),
-            [result_subjects(pool)],
+            [subjects.every_result(pool)],
             limits,
             discard="new",
-            max_msgs_per_subject=1,
-            discard_new_per_subject=True,  # the first result of a task stays, also if a client ignores `append_first`
             max_bytes=limits.result_bytes,
             max_age=limits.result_age_s * _NS,
         ),

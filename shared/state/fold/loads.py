@@ -26,16 +26,20 @@ def with_load_event(state: PoolState, event: LoadEvent) -> PoolState:
         case events.LoadProgressed():
             if load is None or not load.live or event.num_results <= load.num_results:
                 return state
-            return _with_load(state, replace(load, num_results=event.num_results, progressed_at_s=event.at_s))
+            return _with_load(state, _progressed(load, event))
         case events.LoadFinished():
             if load is None or load.phase is not LoadPhase.SEALED:
                 return state
-            finished = replace(load, phase=LoadPhase.FINISHED, num_results=event.num_results, ended_at_s=event.at_s)
+            finished = replace(
+                load, phase=LoadPhase.FINISHED, num_results=event.num_results, counted=(), ended_at_s=event.at_s
+            )
             return _without_the_oldest(_with_load(state, finished))
         case events.LoadCancelled():
             if load is None or not load.live:
                 return state
-            cancelled = replace(load, phase=LoadPhase.CANCELLED, explanation=event.reason, ended_at_s=event.at_s)
+            cancelled = replace(
+                load, phase=LoadPhase.CANCELLED, explanation=event.reason, counted=(), ended_at_s=event.at_s
+            )
             return _without_the_oldest(_with_load(state, cancelled))
         case events.LoadRejected() | events.SealRejected() | events.CancelLoadRejected():
             return state
@@ -50,6 +54,12 @@ def _opened(event: events.LoadOpened) -> Load:
         useful_share=event.useful_share,
         opened_at_s=event.at_s,
     )
+
+
+def _progressed(load: Load, event: events.LoadProgressed) -> Load:
+    """A report without ranges leaves those of an earlier one: a new monitor counts from there."""
+    load = replace(load, num_results=event.num_results, progressed_at_s=event.at_s)
+    return replace(load, counted=event.counted, counted_to=event.counted_to) if event.counted else load
 
 
 def _with_load(state: PoolState, load: Load) -> PoolState:

@@ -4,6 +4,7 @@ Time is the clock's, order is that of the calls: the same calls give the same hi
 """
 
 from elasticflow.shared.errors import UnknownStream, WrongExpectedSequence
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Message, Value
 from elasticflow.shared.runtime.bus.memory.link import Link
@@ -54,7 +55,7 @@ class MemoryBroker:
             streams.submit_stream(pool): Stream(streams.submit_subjects(pool), limits.submit_bytes),
             streams.dead_letter_stream(pool): Stream(streams.dead_letter_subjects(pool)),
             streams.task_stream(pool): Stream(streams.task_subjects(pool), limits.task_bytes),
-            streams.result_stream(pool): Stream(streams.result_subjects(pool), limits.result_bytes),
+            streams.result_stream(pool): Stream(subjects.every_result(pool), limits.result_bytes),
             streams.ledger_stream(pool): Stream(streams.ledger_subjects(pool)),
         }.items():
             self._streams.setdefault(name, kept)

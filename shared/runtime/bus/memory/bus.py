@@ -5,7 +5,8 @@ Many `MemoryBus` may share one broker, as processes share a server: closing one 
 
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -22,7 +23,6 @@ from elasticflow.shared.errors import (
     ServerTooSmall,
     TooLarge,
     Unavailable,
-    WrongExpectedSequence,
 )
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
@@ -153,30 +153,20 @@ class MemoryBus(Bus):
         self._check_open()
         return self._queue(streams.task_stream(pool), load_id, subjects.tasks(pool, load_id), ack_wait_s)
 
-    async def append_first(self, subject: str, data: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        self._check_size(subject, data)
-
-        def store() -> bool:
-            with suppress(WrongExpectedSequence):
-                self.broker.route(subject).append(subject, data, "", {}, 0, self._clock.now_s())
-                return True
-            return False
-
-        def store_twice() -> bool:
-            is_first = store()
-            if self._faults.is_duplicated():
-                self.link.send_again(store)
-            return is_first
-
-        return await self.link.call(store_twice, timeout_s, MaybeStored(subject, ""), fallible=True)
-
     def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
         return self._follow(streams.result_stream(pool), subjects.every_result(pool, load_id), after_sequence)
 
-    async def num_results(self, pool: str, load_id: str) -> int:
+    async def result_subjects(self, pool: str, *, after_sequence: int) -> Batches:
+        async with aclosing(
+            self._follow(streams.result_stream(pool), subjects.every_result(pool), after_sequence)
+        ) as batches:
+            async for batch in batches:
+                yield tuple(replace(record, data=b"") for record in batch)
+
+    async def delete_results(self, pool: str, load_id: str, *, up_to: int) -> None:
         self._check_open()
         stream, selection = streams.result_stream(pool), subjects.every_result(pool, load_id)
-        return await self._ask(lambda: sum(1 for _ in self.broker.stream(stream).matching(selection)))
+        await self._ask(lambda: self.broker.stream(stream).purge(selection, up_to=up_to))
 
     async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
         self._check_open()

@@ -111,9 +111,11 @@ class Stream:
             if message is not None and matches(pattern, message.subject):
                 yield message
 
-    def purge(self, pattern: str) -> None:
-        """Remove the messages on these subjects; their ids stay known."""
+    def purge(self, pattern: str, *, up_to: float = float("inf")) -> None:
+        """Remove the messages on these subjects up to a sequence; their ids stay known."""
         for message in list(self.matching(pattern)):
+            if message.sequence > up_to:
+                return
             self._remove(message.sequence)
             self.last_of_subject.pop(message.subject, None)
 

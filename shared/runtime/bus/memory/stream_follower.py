@@ -23,7 +23,7 @@ async def follow_stream(
 ) -> Batches:
     """See `Bus.follow`, which reads all subjects of a ledger, and `Bus.results`, which reads a selection."""
     stream = broker.stream(stream_name)
-    if selection == stream.subjects and after_sequence > stream.last_sequence:
+    if stream_name.startswith(streams.LEDGER_PREFIX) and after_sequence > stream.last_sequence:
         raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.last_sequence)
     last = after_sequence
     while True:

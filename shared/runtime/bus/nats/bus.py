@@ -128,14 +128,14 @@ class NatsBus(Bus):
     async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
         return await padding_streams.open_tasks(self._connection, pool, load_id, ack_wait_s)
 
-    async def append_first(self, subject: str, data: bytes, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        return await padding_streams.append_first(self._connection, subject, data, timeout_s)
-
     def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
         return stream_follower.follow_results(self._connection, pool, load_id, after_sequence)
 
-    async def num_results(self, pool: str, load_id: str) -> int:
-        return await padding_streams.num_results(self._connection, pool, load_id)
+    def result_subjects(self, pool: str, *, after_sequence: int) -> Batches:
+        return stream_follower.follow_result_subjects(self._connection, pool, after_sequence)
+
+    async def delete_results(self, pool: str, load_id: str, *, up_to: int) -> None:
+        await padding_streams.delete_results(self._connection, pool, load_id, up_to)
 
     async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
         await padding_streams.delete_load(self._connection, pool, load_id, with_results=with_results)

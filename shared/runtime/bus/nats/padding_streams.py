@@ -1,15 +1,13 @@
 """Tasks and results of padding loads in JetStream. `Bus` says what each function does."""
 
-from elasticflow.shared.errors import MaybeStored, WrongExpectedSequence
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.jetstream_api import check, delete_consumer, publish_acked
+from elasticflow.shared.runtime.bus.nats.jetstream_api import check, delete_consumer
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
 
 _NS = 1_000_000_000
 _UNUSED_S = 3600  # the server forgets a load's consumer that no executor has used for so long; its tasks stay
-_COUNTED_S = 1  # the same of a consumer that only counts
 
 
 async def open_tasks(connection: Connection, pool: str, load_id: str, ack_wait_s: float) -> NatsWorkQueue:
@@ -23,29 +21,8 @@ async def open_tasks(connection: Connection, pool: str, load_id: str, ack_wait_s
     )
 
 
-async def append_first(connection: Connection, subject: str, data: bytes, timeout_s: float) -> bool:
-    try:
-        await publish_acked(connection, subject, data, {}, timeout_s=timeout_s, expected=0)
-    except WrongExpectedSequence as error:
-        if error.found is None:  # in a cluster: the first one is on its way, and may get lost with the stream's leader
-            raise MaybeStored(subject, "") from None
-        return False
-    return True
-
-
-async def num_results(connection: Connection, pool: str, load_id: str) -> int:
-    """The number of messages that wait for a new consumer: the server counts faster than it lists subjects."""
-    stream = streams.result_stream(pool)
-    config = {
-        "filter_subject": subjects.every_result(pool, load_id),
-        "ack_policy": "none",
-        "inactive_threshold": _COUNTED_S * _NS,
-        "mem_storage": True,
-        "num_replicas": 1,
-    }
-    answer = await connection.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
-    check(answer, stream, connection.url)
-    return answer["num_pending"]
+async def delete_results(connection: Connection, pool: str, load_id: str, up_to: int) -> None:
+    await _purge(connection, streams.result_stream(pool), subjects.every_result(pool, load_id), seq=up_to + 1)
 
 
 async def delete_load(connection: Connection, pool: str, load_id: str, *, with_results: bool) -> None:
@@ -55,5 +32,5 @@ async def delete_load(connection: Connection, pool: str, load_id: str, *, with_r
         await _purge(connection, streams.result_stream(pool), subjects.every_result(pool, load_id))
 
 
-async def _purge(connection: Connection, stream: str, subject: str) -> None:
-    check(await connection.api(f"STREAM.PURGE.{stream}", {"filter": subject}), stream, connection.url)
+async def _purge(connection: Connection, stream: str, subject: str, **bound: int) -> None:
+    check(await connection.api(f"STREAM.PURGE.{stream}", {"filter": subject, **bound}), stream, connection.url)

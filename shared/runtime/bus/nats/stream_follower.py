@@ -36,6 +36,7 @@ class _Source:
     """What is read. selection: the subjects of which, "" for a whole ledger.
 
     token: of a message's reply subject, the number without gaps. header: with that of the last one, in a heartbeat.
+    headers_only: the server keeps the data back.
     """
 
     pool: str
@@ -43,6 +44,7 @@ class _Source:
     selection: str
     token: int
     header: str
+    headers_only: bool = False
 
 
 def follow_ledger(connection: Connection, pool: str, after_sequence: int) -> Batches:
@@ -54,6 +56,13 @@ def follow_results(connection: Connection, pool: str, load_id: str, after_sequen
     """See `Bus.results`."""
     selection = subjects.every_result(pool, load_id)
     source = _Source(pool, streams.result_stream(pool), selection, 6, "Nats-Last-Consumer")
+    return _follow(connection, source, after_sequence)
+
+
+def follow_result_subjects(connection: Connection, pool: str, after_sequence: int) -> Batches:
+    """See `Bus.result_subjects`."""
+    selection = subjects.every_result(pool)
+    source = _Source(pool, streams.result_stream(pool), selection, 6, "Nats-Last-Consumer", headers_only=True)
     return _follow(connection, source, after_sequence)
 
 
@@ -165,6 +174,7 @@ async def _create_consumer(connection: Connection, source: _Source, subject: str
         "opt_start_seq": after_sequence + 1,
         "ack_policy": "none",
         "replay_policy": "instant",
+        "headers_only": source.headers_only,
         "flow_control": True,
         "idle_heartbeat": int(_HEARTBEAT_S * _NS),
         "inactive_threshold": int(_INACTIVE_S * _NS),

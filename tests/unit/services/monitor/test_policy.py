@@ -439,16 +439,25 @@ def test_the_progress_of_a_padding_load_is_reported_now_and_then_and_its_end_onc
     monitor = Monitor(history)
 
     def counted(num_results: int, after_s: float) -> list[Any]:
-        monitor.state = POLICY.observe(monitor.state, ResultsCounted(load_id="a", num_results=num_results), NOW_S)
+        ranges = ((0, num_results - 1),) if num_results else ()
+        note = ResultsCounted(load_id="a", num_results=num_results, counted=ranges, counted_to=num_results)
+        monitor.state = POLICY.observe(monitor.state, note, NOW_S)
         decided = POLICY.decide(monitor.state, (), NOW_S + after_s)
         reports = [event for event in decided if isinstance(event, events.LoadProgressed | events.LoadFinished)]
         monitor.then(*reports)
         return reports
 
+    def progressed(num_results: int, after_s: float) -> events.LoadProgressed:
+        counted = ((0, num_results - 1),)
+        return events.LoadProgressed(
+            load_id="a", num_results=num_results, counted=counted, counted_to=num_results, at_s=NOW_S + after_s
+        )
+
     assert counted(0, 1.0) == []
-    assert counted(3, 2.0) == [events.LoadProgressed(load_id="a", num_results=3, at_s=NOW_S + 2.0)]
+    assert counted(3, 2.0) == [progressed(3, 2.0)]
     assert counted(5, 3.0) == [], "the last report is too new"
-    assert counted(5, 8.0) == [events.LoadProgressed(load_id="a", num_results=5, at_s=NOW_S + 8.0)]
+    assert counted(5, 8.0) == [progressed(5, 8.0)]
+    assert monitor.state.pool.loads["a"].counted == ((0, 4),)
     monitor.then(events.LoadSealed(load_id="a", num_tasks=6, at_s=NOW_S + 8.0))
     assert counted(6, 8.5) == [events.LoadFinished(load_id="a", num_results=6, at_s=NOW_S + 8.5)]
     assert counted(6, 20.0) == []

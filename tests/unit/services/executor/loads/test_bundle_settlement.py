@@ -1,7 +1,5 @@
 """What is stored and what goes back when a bundle is settled, on the bus in memory."""
 
-import asyncio
-
 import pytest
 
 from elasticflow.services.executor.loads.bundle_queue import PulledBundle
@@ -12,12 +10,13 @@ from elasticflow.shared.messages.padding_tasks import (
     TaskBundle,
     TaskResult,
     decode_bundle,
-    decode_result,
+    decode_results,
     encode_bundle,
 )
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.state.load import Load, LoadPhase
+from tests.support.shared_pool import stored_results
 
 POOL = "p"
 LOAD = Load(
@@ -51,14 +50,8 @@ async def waiting(bus: MemoryBus) -> list[TaskBundle]:
 
 
 async def results(bus: MemoryBus) -> dict[int, TaskResult]:
-    count = await bus.num_results(POOL, "a")
-    found = dict[int, TaskResult]()
-    if count:
-        async for batch in bus.results(POOL, "a"):
-            found |= {(result := decode_result(record.data)).index: result for record in batch}
-            if len(found) == count:
-                break
-    return found
+    stored = [decode_results(record.data) for record in await stored_results(bus, "a", pool=POOL)]
+    return {result.index: result for batch in reversed(stored) for result in batch.results}  # the first one counts
 
 
 def bundle(*indices: int, num_failures: int = 0) -> TaskBundle:
@@ -97,15 +90,13 @@ async def test_a_task_that_fails_is_tried_alone_until_its_last_attempt(bus: Memo
     assert await waiting(bus) == [bundle(1, num_failures=1)]
 
 
-async def test_the_first_result_of_a_task_stays(bus: MemoryBus) -> None:
-    for value in (b"first", b"second"):
-        message = TaskBundle(tasks=((7, value),))
-        await bus.append(SUBJECT, encode_bundle(message), message_id=value.decode())
-        settlement = BundleSettlement(bus, POOL, "n", await pulled(bus))
-        settlement.done(7, value, 0.1)
-        await settlement.settle()
-    assert (await results(bus))[7].value == b"first"
-    await asyncio.sleep(0)
+async def test_results_of_consecutive_tasks_are_one_message(bus: MemoryBus) -> None:
+    settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0, 1, 2, 5, 6)))
+    for index in (6, 0, 5, 1):
+        settlement.done(index, b"", 0.5)
+    await settlement.settle([2])
+    messages = await stored_results(bus, "a", pool=POOL)
+    assert [subjects.tasks_of_results(stored.subject) for stored in messages] == [("a", 0, 1), ("a", 5, 6)]
 
 
 async def test_a_failure_beside_a_full_stream_is_the_result() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from elasticflow.shared.errors import MaybeStored, RequestTimeout
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.messages.subjects import result, tasks
+from elasticflow.shared.messages.subjects import tasks
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.faults import Faults
@@ -170,33 +170,6 @@ async def test_maybe_stored_means_maybe() -> None:
         with pytest.raises(MaybeStored):
             await bus.append(FACT, b"", message_id=str(i))
     assert 10 < await bus.last_sequence("p") < 40
-
-
-async def test_one_result_of_each_task_is_stored_despite_faults() -> None:
-    faults = Faults(maybe_stored=0.4, duplicate=0.4, max_delay_turns=5)
-    broker = MemoryBroker()
-    buses = [MemoryBus(broker, rng=rng, faults=faults) for rng in np.random.default_rng(0).spawn(3)]
-    await buses[0].ensure_pool("p")
-    reported: list[tuple[int, int, bool]] = []
-
-    async def execute(number: int, bus: MemoryBus) -> None:
-        for index in range(30):
-            lost = 0
-            while True:
-                try:
-                    stored = await bus.append_first(result("p", "load", index), b"%d" % number)
-                    break
-                except MaybeStored:
-                    lost += 1
-            if not lost:
-                reported.append((index, number, stored))
-
-    await asyncio.gather(*(execute(number, bus) for number, bus in enumerate(buses)))
-    stored = await anext(buses[0].results("p", "load"))
-    first = {int(record.subject.rsplit(".", 1)[1]): int(record.data) for record in stored}
-    assert len(stored) == len(first) == await buses[0].num_results("p", "load") == 30
-    assert all(is_first == (first[index] == number) for index, number, is_first in reported)
-    assert {is_first for _, _, is_first in reported} == {True, False}
 
 
 async def test_a_bundle_is_stored_twice_by_a_fault_and_each_copy_is_settled() -> None:

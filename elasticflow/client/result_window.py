@@ -1,0 +1,66 @@
+"""How far the tasks of a load may run ahead of its results, so that the results of no load fill the pool's stream."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages.index_ranges import IndexSet
+from elasticflow.shared.messages.padding_tasks import TaskResult, decode_results
+
+MAX_STORED_BYTES = 32 << 20  # of the results of one load
+FIRST_TASKS = 256  # before the size of a result is known
+MAX_TASKS_AHEAD = 100_000
+
+
+class ResultWindow:
+    """The first result of each task counts, in the order of the stream. A result may be deleted once it is read."""
+
+    def __init__(self) -> None:
+        self._read = IndexSet()
+        self._stored: deque[tuple[int, int]] = deque()  # sequence and bytes of messages that are read, not deleted
+        self._read_to = 0
+        self._num_bytes_read = 0
+        self._num_bytes_deleted = 0
+        self._moved = asyncio.Event()
+
+    @property
+    def num_read(self) -> int:
+        """Tasks whose results are read."""
+        return len(self._read)
+
+    def read(self, record: LedgerRecord) -> Iterator[TaskResult]:
+        """The results in a message that count. Raises Undecodable."""
+        for result in decode_results(record.data).results:
+            if self._read.add(result.index, result.index):
+                yield result
+        self._stored.append((record.sequence, len(record.data)))
+        self._read_to = record.sequence
+        self._num_bytes_read += len(record.data)
+        self._moved.set()
+
+    def deletable(self, counted_to: int) -> int | None:
+        """Up to which sequence results may be deleted, of those that the ledger counts; None: no others than before."""
+        up_to = min(self._read_to, counted_to)
+        return up_to if self._stored and self._stored[0][0] <= up_to else None
+
+    def deleted(self, up_to: int) -> None:
+        """Results are deleted up to this sequence."""
+        while self._stored and self._stored[0][0] <= up_to:
+            self._num_bytes_deleted += self._stored.popleft()[1]
+        self._moved.set()
+
+    async def room(self, num_fed: int) -> int:
+        """Wait until more tasks may be fed; how many."""
+        while (room := self._most_fed() - num_fed) <= 0:
+            self._moved.clear()
+            await self._moved.wait()
+        return room
+
+    def _most_fed(self) -> int:
+        if not self.num_read:
+            return FIRST_TASKS
+        mean_bytes = self._num_bytes_read / self.num_read
+        stored_bytes = self._num_bytes_read - self._num_bytes_deleted
+        num_expected = int((MAX_STORED_BYTES - stored_bytes) / mean_bytes)  # of results still to come
+        return min(self.num_read + max(num_expected, 0), self._read.first_missing + MAX_TASKS_AHEAD)
