@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from elasticflow.shared.state.load import Load
+from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState
 
 
@@ -30,7 +30,7 @@ class LoadView:
     @property
     def progress(self) -> float:
         """From 0 to 1; 0 while the number of tasks is unknown."""
-        if self.phase == "finished":
+        if self.phase == LoadPhase.FINISHED:
             return 1.0  # also without tasks
         return self.num_results / self.num_tasks if self.num_tasks else 0.0
 

@@ -80,7 +80,7 @@ def suitability(windows_s: list[float], cost: TaskCost, price_ratio: float) -> S
 
 
 def lines(found: Suitability, cost: TaskCost) -> list[str]:
-    """The numbers, and the verdict."""
+    """The numbers, and whether it pays."""
     if found.median_window_s is None or found.useful_share is None:
         return ["no GPU of this pool was idle so far, so nothing is predicted; admission opens such a load"]
     median, total = duration_in_words(found.median_window_s), duration_in_words(found.idle_s)
@@ -90,7 +90,7 @@ def lines(found: Suitability, cost: TaskCost) -> list[str]:
         f"price ratio   {found.price_ratio:.3g}",
         f"cost ratio    {'-' if found.cost_ratio is None else format(found.cost_ratio, '.3g')}",
         f"best task     {_best(found, cost)}",
-        _verdict(found),
+        _conclusion(found),
     ]
 
 
@@ -104,7 +104,7 @@ def _best(found: Suitability, cost: TaskCost) -> str:
     )
 
 
-def _verdict(found: Suitability) -> str:
+def _conclusion(found: Suitability) -> str:
     if found.cost_ratio is None:
         return "it does not pay: no window is long enough for a task"
     pays = "it pays" if found.pays else "it does not pay"

@@ -64,7 +64,7 @@ def test_without_windows_admission_opens_each_load() -> None:
     assert json.loads(unknown.stdout)["useful_share"] is None
 
 
-def test_the_exit_code_is_the_verdict() -> None:
+def test_the_exit_code_says_whether_it_pays() -> None:
     task = ("--task-s", "10.9", "--overhead-s", "2.8", "--start-stop-s", "7", "--json")
     assert suits(*task, "--price-ratio", "0.1", windows_s=[60.0]).exit_code == 0
     result = suits(*task, "--price-ratio", "0.9", windows_s=[60.0])
