@@ -18,6 +18,7 @@ class _Commands(TyperGroup):
     modules: ClassVar = {
         "replay": "elasticflow.simulator.replay.command",
         "simulate": "elasticflow.simulator.trace.command",
+        "suits": "elasticflow.simulator.padding.suits_command",
     }
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -13,11 +13,13 @@ from elasticflow.cli import (
     gpu_limits,
     job_commands,
     jobs_and_nodes,
+    loads,
     logs,
     pool,
     profile,
     replay,
     submit,
+    suits,
     up,
     watch,
 )
@@ -109,6 +111,7 @@ def _add(*commands: Callable[..., None]) -> None:
 _add(up.up, pool.down, pool.configure)
 _add(submit.submit, submit.quote, profile.profile)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
+_add(loads.loads, suits.suits)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
 _add(watch.watch, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))

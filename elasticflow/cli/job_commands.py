@@ -1,4 +1,7 @@
-"""Commands about one job: `eflow cancel`, `eflow amend`, `eflow checkpoint`, `eflow explain`."""
+"""Commands about one job: `eflow cancel`, `eflow amend`, `eflow checkpoint`, `eflow explain`.
+
+`eflow cancel` and `eflow explain` take a padding load, too.
+"""
 
 import contextlib
 import math
@@ -30,17 +33,19 @@ from elasticflow.history.job_history import HistoryEntry, job_history
 from elasticflow.sdk.times import clock_time, moment_in_words
 from elasticflow.shared.messages.events import (
     AmendRejected,
+    CancelLoadRejected,
     CancelRejected,
     CheckpointRejected,
     CheckpointUpToDate,
     CheckpointWritten,
     JobAmended,
     JobCancelled,
+    LoadCancelled,
 )
 
 
 def cancel(
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    name: Annotated[str, typer.Argument(metavar="JOB|LOAD")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger.")] = "",
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
@@ -48,27 +53,35 @@ def cancel(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Stop a job and free its GPUs; its last checkpoint is kept. Exit code 1 if
-    there is nothing to cancel.
+    """Stop a job or a padding load, and free its GPUs. Exit code 1 if there is
+    nothing to cancel.
+
+    The last checkpoint of a job is kept, the results of a load are deleted. A
+    live job has precedence over a load of the same name.
 
     \b
     Examples:
       eflow cancel digits-3f9a1c
       eflow cancel digits-3f9a1c --reason "wrong learning rate"
+      eflow cancel fold-91b0c4
     """
 
-    async def ask(client: Client) -> JobCancelled | CancelRejected:
-        return await client.cancel(job_id, reason=reason)
+    async def ask(client: Client) -> JobCancelled | CancelRejected | LoadCancelled | CancelLoadRejected:
+        state = await client.state()
+        if name in state.loads and name not in state.live_jobs:
+            return await client.cancel_load(name, reason=reason)
+        return await client.cancel(name, reason=reason)
 
     answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
-    cancelled = isinstance(answer, JobCancelled)
+    cancelled = isinstance(answer, JobCancelled | LoadCancelled)
+    explanation = "" if isinstance(answer, JobCancelled | LoadCancelled) else answer.explanation
     if as_json:
-        explanation = "" if cancelled else answer.explanation
-        print_json({"job_id": job_id, "cancelled": cancelled, "explanation": explanation})
-    elif isinstance(answer, CancelRejected):
-        say_line(f"not cancelled: {job_id}: {answer.explanation}", "yellow")
+        kind = "load_id" if isinstance(answer, LoadCancelled | CancelLoadRejected) else "job_id"
+        print_json({kind: name, "cancelled": cancelled, "explanation": explanation})
+    elif cancelled:
+        say_line(f"cancelled {name}")
     else:
-        say_line(f"cancelled {job_id}")
+        say_line(f"not cancelled: {name}: {explanation}", "yellow")
     raise typer.Exit(0 if cancelled else 1)
 
 
@@ -177,7 +190,7 @@ def _show_checkpoint(answer: CheckpointReply, folder: Path | None) -> None:
 
 
 def explain(
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    name: Annotated[str, typer.Argument(metavar="JOB|LOAD")],
     file: Annotated[
         Path | None,
         typer.Option("--file", metavar="FILE", help="Read an exported ledger instead of the live one."),
@@ -190,6 +203,9 @@ def explain(
     """Explain each decision about a job: the promise and its numbers, each
     change of its GPUs with the cause, crashes, risks, and the end with its margin.
 
+    Of a padding load: its opening with the prediction, or why it was rejected,
+    its newest progress, and its end.
+
     \b
     Examples:
       eflow explain digits-3f9a1c
@@ -197,12 +213,12 @@ def explain(
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
     if file is not None:
-        entries, unknown = read_ledger(file), UnknownJob(job_id, str(file), f"eflow replay {file}")
+        entries, unknown = read_ledger(file), UnknownJob(name, str(file), f"eflow replay {file}")
     else:
         endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-        entries, unknown = run_at(endpoint, _ledger), UnknownJob(job_id, f"pool {endpoint.pool}")
+        entries, unknown = run_at(endpoint, _ledger), UnknownJob(name, f"pool {endpoint.pool}")
     records = ((stored.sequence, stored.stored_at_s, message) for stored, message in entries)
-    history = job_history(records, job_id)
+    history = job_history(records, name)
     if not history:
         raise unknown
     if as_json:

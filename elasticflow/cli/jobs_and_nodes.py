@@ -1,8 +1,6 @@
 """`eflow jobs` and `eflow nodes`: the tables that `eflow watch` shows too."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -10,12 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.terminal_output import bar, print_json, say, say_line, state_word, table
+from elasticflow.cli.terminal_output import Column, bar, print_json, say, say_line, state_word, table_of
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
-from elasticflow.shared.runtime.process.terminal import console
 
 
 def jobs(
@@ -52,14 +49,7 @@ def jobs(
 
 
 def jobs_table(views: tuple[JobView, ...], now_s: float) -> Table:
-    """All columns on a wide terminal, else the most important ones."""
-    wide = console().width >= _WIDE
-    columns = [column for column in _COLUMNS if wide or column.in_narrow]
-    return table(
-        *(column.name for column in columns),
-        right=tuple(column.name for column in columns if column.right),
-        rows=(tuple(column.cell(view, now_s) for column in columns) for view in views),
-    )
+    return table_of(_COLUMNS, views, now_s)
 
 
 def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
@@ -82,14 +72,6 @@ def limit_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    name: str
-    cell: Callable[[JobView, float], Text | str]
-    right: bool = False
-    in_narrow: bool = True
-
-
 def _time(at_s: float | None, now_s: float) -> str:
     return "-" if at_s is None else clock_time(at_s, now_s=now_s)
 
@@ -107,27 +89,26 @@ def margin_word(view: JobView) -> Text:
     return Text(duration_in_words(view.margin_s), style=style)
 
 
-_WIDE = 100  # columns of the terminal
-_COLUMNS = (
-    _Column(name="JOB", cell=lambda view, _: view.job_id),
-    _Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
-    _Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), in_narrow=False),
-    _Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True),
-    _Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
-    _Column(name="ITERATION", cell=lambda view, _: f"{view.iteration}/{view.max_iterations}", right=True),
-    _Column(
+_COLUMNS: tuple[Column[JobView], ...] = (
+    Column(name="JOB", cell=lambda view, _: view.job_id),
+    Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
+    Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), in_narrow=False),
+    Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True),
+    Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
+    Column(name="ITERATION", cell=lambda view, _: f"{view.iteration}/{view.max_iterations}", right=True),
+    Column(
         name="RATE/S",
         cell=lambda view, _: f"{view.iterations_per_s:.1f}" if view.iterations_per_s else "-",
         right=True,
     ),
-    _Column(
+    Column(
         name="FINISH",
         cell=lambda view, now_s: _time(view.expected_finish_s, now_s),
         right=True,
         in_narrow=False,
     ),
-    _Column(name="DEADLINE", cell=lambda view, now_s: _time(view.deadline_s, now_s), right=True),
-    _Column(name="MARGIN", cell=lambda view, _: margin_word(view), right=True),
+    Column(name="DEADLINE", cell=lambda view, now_s: _time(view.deadline_s, now_s), right=True),
+    Column(name="MARGIN", cell=lambda view, _: margin_word(view), right=True),
 )
 
 
@@ -141,6 +122,9 @@ def nodes(
     as_json: Json = False,
 ) -> None:
     """List the pool's nodes, and the job on each of their GPUs.
+
+    While a padding load is live, PADDING is the number of idle GPUs that its
+    tasks may use.
 
     \b
     Examples:
@@ -163,26 +147,9 @@ def nodes(
 
 
 def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
-    return table(
-        "NODE",
-        "STATE",
-        "DEVICE",
-        "FREE",
-        "GPUS",
-        "JOBS",
-        right=("FREE",),
-        rows=(
-            (
-                view.node_id,
-                alive_word(view, now_s) if view.alive else lost_word(view, now_s),
-                view.device,
-                f"{view.num_free_gpus if view.alive else 0}/{view.num_gpus}",
-                gpu_cells(view),
-                " ".join(sorted(set(view.jobs) - {""})) or "-",
-            )
-            for view in views
-        ),
-    )
+    """With a column of padding loads if they use a GPU."""
+    has_padding = any(view.num_padding_gpus for view in views)
+    return table_of((column for column in _NODE_COLUMNS if has_padding or column is not _PADDING), views, now_s)
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:
@@ -204,3 +171,19 @@ def gpu_cells(view: NodeView) -> Text:
     if not view.alive:
         return Text("x" * view.num_gpus, style="red")
     return Text("").join(Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs)
+
+
+_PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
+_NODE_COLUMNS: tuple[Column[NodeView], ...] = (
+    Column(name="NODE", cell=lambda view, _: view.node_id),
+    Column(name="STATE", cell=lambda view, now_s: alive_word(view, now_s) if view.alive else lost_word(view, now_s)),
+    Column(name="DEVICE", cell=lambda view, _: view.device),
+    Column(
+        name="FREE",
+        cell=lambda view, _: f"{view.num_free_gpus if view.alive else 0}/{view.num_gpus}",
+        right=True,
+    ),
+    _PADDING,
+    Column(name="GPUS", cell=lambda view, _: gpu_cells(view)),
+    Column(name="JOBS", cell=lambda view, _: " ".join(sorted(set(view.jobs) - {""})) or "-"),
+)

@@ -2,15 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, Generic, TypeVar
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from elasticflow.shared.runtime.process.terminal import console
+
+View = TypeVar("View")
 
 STYLES = {
     "undecided": "cyan",
@@ -22,10 +24,25 @@ STYLES = {
     "finished": "bright_black",
     "measured": "bright_black",
     "admitted": "green",
+    "open": "cyan",
+    "sealed": "green",
     "rejected": "red",
     "failed": "red",
     "cancelled": "bright_black",
 }
+
+
+_WIDE = 100  # columns of the terminal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Generic[View]):
+    """A column of a table of views. cell: of a view, at now_s. in_narrow: a narrow terminal shows it too."""
+
+    name: str
+    cell: Callable[[View, float], Text | str]
+    right: bool = False
+    in_narrow: bool = True
 
 
 def say(shown: RenderableType) -> None:
@@ -70,6 +87,17 @@ def table(*columns: str, rows: Iterable[tuple[RenderableType | None, ...]], righ
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def table_of(columns: Iterable[Column[View]], views: Iterable[View], now_s: float) -> Table:
+    """A row for each view: all columns on a wide terminal, else the most important ones."""
+    wide = console().width >= _WIDE
+    shown = [column for column in columns if wide or column.in_narrow]
+    return table(
+        *(column.name for column in shown),
+        right=tuple(column.name for column in shown if column.right),
+        rows=(tuple(column.cell(view, now_s) for column in shown) for view in views),
+    )
 
 
 def state_word(word: str) -> Text:

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
+from elasticflow.cli.loads import loads_table
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_counted
+from elasticflow.history.load_views import LoadView, load_views
 from elasticflow.history.pool_views import JobView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.runtime.process.terminal import console
@@ -32,8 +34,8 @@ def watch(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Watch nodes and jobs: phase, GPUs, progress, speed, finish and margin.
-    Ctrl-C ends the command.
+    """Watch nodes, jobs and padding loads: phase, GPUs, progress, speed, finish
+    and margin. Ctrl-C ends the command.
 
     In a pipe it prints one line for each change; with --json one JSON value a
     line, the whole pool each time.
@@ -81,10 +83,13 @@ async def _draw(client: Client) -> None:
 
 async def _lines(client: Client) -> None:
     seen: dict[str, tuple[object, ...]] = {}
+    seen_loads: dict[str, tuple[object, ...]] = {}
     async with contextlib.aclosing(client.states()) as states:
         async for state in states:
             now_s = client.now_s()
             for line in changes(seen, job_views(state, now_s, ended=True), now_s):
+                say_line(line)
+            for line in load_changes(seen_loads, load_views(state, ended=True), now_s):
                 say_line(line)
 
 
@@ -95,6 +100,7 @@ async def _values(client: Client, once: bool) -> None:
                 {
                     "sequence": state.sequence,
                     "jobs": list(job_views(state, client.now_s(), ended=True)),
+                    "loads": list(load_views(state, ended=True)),
                     "nodes": list(node_views(state)),
                 }
             )
@@ -103,7 +109,7 @@ async def _values(client: Client, once: bool) -> None:
 
 
 def picture(state: PoolState, now_s: float) -> Group:
-    """The whole pool: a headline, nodes, jobs."""
+    """The whole pool: a headline, nodes, jobs, and padding loads if any is live."""
     views = tuple(
         view
         for view in job_views(state, now_s, ended=True)
@@ -116,7 +122,10 @@ def picture(state: PoolState, now_s: float) -> Group:
         f"{len(state.ended_jobs)} ended   ledger at {state.sequence}",
     )
     jobs = jobs_table(views, now_s) if views else Text("no jobs now", style="bright_black")
-    return Group(headline, Text(), nodes_table(present_nodes(node_views(state), now_s), now_s), Text(), jobs)
+    nodes = nodes_table(present_nodes(node_views(state), now_s), now_s)
+    live_loads = load_views(state)
+    loads = (Text(), loads_table(live_loads, now_s)) if live_loads else ()
+    return Group(headline, Text(), nodes, Text(), jobs, *loads)
 
 
 def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now_s: float) -> Iterator[str]:
@@ -144,3 +153,13 @@ def change_line(view: JobView, now_s: float) -> str:
     if view.explanation:
         words.append(view.explanation)
     return "  ".join(words)
+
+
+def load_changes(seen: dict[str, tuple[object, ...]], views: tuple[LoadView, ...], now_s: float) -> Iterator[str]:
+    """As `changes`, for padding loads: "18:03:01  fold-91b0c4  sealed  120/300 tasks"."""
+    for view in views:
+        mark = (view.phase, int(view.progress * _STEPS))
+        if seen.get(view.load_id) != mark:
+            seen[view.load_id] = mark
+            words = (clock_time(view.ended_at_s or now_s), view.load_id, view.phase, f"{view.tasks_in_words} tasks")
+            yield "  ".join(words if not view.explanation else (*words, view.explanation))

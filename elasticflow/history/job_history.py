@@ -1,4 +1,4 @@
-"""The history of one job: each decision about it as a sentence with numbers, and its causes. Pure.
+"""The history of one job or padding load: each decision about it as a sentence with numbers, and its causes. Pure.
 
 The ledger is folded message by message. The states before and after a decision show what it changed.
 """
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from elasticflow.history.event_text import cause_in_words, event_text, placed_in_words
 from elasticflow.history.formatting import gpus_counted, schedule_in_words, speeds_in_words
+from elasticflow.history.load_text import load_text
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
@@ -18,7 +19,7 @@ from elasticflow.shared.state.pool import PoolState
 _PROBE = "no other job needs them, and its throughput on so many is unknown"
 _PROFILING_RUN = "enough GPUs are free for its profiling run"
 _PLANNED = "the planned shares change at this time"
-_REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__)
+_REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__, events.LoadProgressed.__name__)
 
 Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
 
@@ -33,9 +34,9 @@ class HistoryEntry:
     text: str
 
 
-def job_history(entries: Iterable[Entry], job_id: str) -> tuple[HistoryEntry, ...]:
-    """All decisions and events about the job; () if the ledger does not contain it."""
-    builder = _HistoryBuilder(job_id)
+def job_history(entries: Iterable[Entry], name: str) -> tuple[HistoryEntry, ...]:
+    """All decisions and events about the job or padding load of this name; () if the ledger contains neither."""
+    builder = _HistoryBuilder(name)
     for sequence, at_s, message in entries:
         builder.fold(sequence, at_s, message)
     return tuple(builder.history)
@@ -44,9 +45,9 @@ def job_history(entries: Iterable[Entry], job_id: str) -> tuple[HistoryEntry, ..
 class _HistoryBuilder:
     """Folds the ledger, and collects the events since the last allocation: the causes of the next one."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, name: str) -> None:
         self.history: list[HistoryEntry] = []
-        self._job_id = job_id
+        self._name = name
         self._state = PoolState()
         self._causes: list[tuple[int, str]] = []
 
@@ -61,7 +62,7 @@ class _HistoryBuilder:
             if text:
                 self._append(HistoryEntry(sequence=sequence, at_s=at_s, type=type(event).__name__, text=text))
             if self._state.scheduling_event_sequence == sequence:
-                cause = cause_in_words(event, self._job_id)
+                cause = cause_in_words(event, self._name)
                 self._causes += [(sequence, cause)] if cause else []
         if isinstance(message, PlanDecided) and message.service == "allocator":
             self._causes = [(at, cause) for at, cause in self._causes if at > based_on]
@@ -78,7 +79,9 @@ class _HistoryBuilder:
         self.history.append(entry)
 
     def _sentence(self, event: Event, before: PoolState, based_on: int) -> str:
-        old, new = before.job(self._job_id), self._state.job(self._job_id)
+        if isinstance(event, LoadEvent):
+            return load_text(event, self._state.loads.get(self._name)) if event.load_id == self._name else ""
+        old, new = before.job(self._name), self._state.job(self._name)
         if new is None:
             return ""
         match event:
@@ -86,24 +89,24 @@ class _HistoryBuilder:
                 held = old.num_gpus if old else 0
                 begins_profiling_run = new.phase is Phase.PROFILING and not held
                 otherwise = _PROFILING_RUN if begins_profiling_run else _PLANNED
-                why = _PROBE if event.probes == self._job_id else self._because(based_on) or otherwise
+                why = _PROBE if event.probes == self._name else self._because(based_on) or otherwise
                 return _allocated(held, new.num_gpus, why)
             case events.PlacementDecided():
-                mine = next((p for p in event.placements if p.job_id == self._job_id), None)
+                mine = next((p for p in event.placements if p.job_id == self._name), None)
                 if mine is None:
                     return ""
-                return placed_in_words(mine, self._job_id in event.migrated, new)
+                return placed_in_words(mine, self._name in event.migrated, new)
             case events.ThroughputMeasured() if _is_profile_of(new, event.profile_key):
                 how = "in a profiling run" if event.source == "profile" else f"by {event.job_id} while it trained"
                 return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}"
             case events.ProfileCompleted() if _is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
-            case events.JobAdmitted() if self._job_id in event.replanned:
-                share = schedule_in_words(event.replanned[self._job_id])
+            case events.JobAdmitted() if self._name in event.replanned:
+                share = schedule_in_words(event.replanned[self._name])
                 return f"replanned so that {event.job_id} is admitted, still in time: {share}"
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
                 return f"{event.node_id} was lost ({event.reason}) with workers of this job"
-            case _ if getattr(event, "job_id", "") == self._job_id:
+            case _ if getattr(event, "job_id", "") == self._name:
                 return event_text(event, old, new, self._state)
             case _:
                 return ""

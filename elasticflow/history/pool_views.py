@@ -7,6 +7,7 @@ from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
+from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, largest_level
 
@@ -51,7 +52,7 @@ class JobView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
-    slow."""
+    slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load."""
 
     node_id: str
     alive: bool
@@ -61,6 +62,7 @@ class NodeView:
     since_s: float
     left: bool = False
     slow_until_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    num_padding_gpus: int = 0
 
     @property
     def num_free_gpus(self) -> int:
@@ -141,6 +143,7 @@ def _by_age(job: Job) -> tuple[float, str]:
 
 def node_views(state: PoolState) -> tuple[NodeView, ...]:
     """All nodes, by node id."""
+    has_loads = any(load.live for load in state.loads.values())
     holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
     return tuple(
         NodeView(
@@ -152,9 +155,14 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             since_s=node.since_s,
             left=node.left,
             slow_until_s={slow.gpu_index: slow.since_s + state.config.slow_gpu_s for slow in node.slow_gpus},
+            num_padding_gpus=_num_idle_gpus(state, node.node_id) if has_loads else 0,
         )
         for _, node in sorted(state.nodes.items())
     )
+
+
+def _num_idle_gpus(state: PoolState, node_id: str) -> int:
+    return sum(since_s < CARRIES_A_JOB for since_s in state.idle_since_s.get(node_id, ()))
 
 
 def present_nodes(views: tuple[NodeView, ...], now_s: float) -> tuple[NodeView, ...]:

@@ -17,7 +17,7 @@ from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
-from elasticflow.shared.state.idle_windows import IdleWindows
+from elasticflow.shared.state.idle_windows import CARRIES_A_JOB, IdleWindows
 from elasticflow.shared.state.job import NO_SPEEDS, Job, Phase, SpeedStatistics
 from elasticflow.shared.state.load import Load
 
@@ -189,6 +189,11 @@ class PoolState:
         """The sequence of the decision on the command at this position; None if it has none, or a very old one."""
         decided = self.decided_commands.get(position.sequence % MAX_DECIDED_COMMANDS)
         return decided[2] if decided is not None and decided[:2] == position else None
+
+    def idle_windows_at(self, now_s: float) -> list[float]:
+        """The lengths in seconds of the newest idle windows, and of those that have not ended, until now_s."""
+        open_s = (now_s - since_s for node in self.idle_since_s.values() for since_s in node if since_s < CARRIES_A_JOB)
+        return [*self.idle_windows.newest_s, *(length_s for length_s in open_s if length_s > 0.0)]
 
     def quotes_at(self, now_s: float) -> list[QuoteReservation]:
         """The reservations in force at now_s, the first to expire first."""

@@ -3,8 +3,6 @@
 Source: PaddingTorch, section 3.2: a load pays where the useful share of idle windows exceeds the price ratio.
 """
 
-import numpy as np
-
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
 from elasticflow.shared.messages.events import (
@@ -17,13 +15,10 @@ from elasticflow.shared.messages.events import (
     SealRejected,
 )
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
-from elasticflow.shared.scheduling.padding.task_length import best_task_s
-from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
+from elasticflow.shared.scheduling.padding.task_length import best_task_s_by_quantiles
 from elasticflow.shared.state.load import LoadPhase
-from elasticflow.shared.state.pool import PoolState
 
 MAX_LIVE_LOADS = 64  # of one tenant at a time
-MAX_WINDOWS = 64  # quantiles of the idle windows: the best length of a task takes a candidate for each task of each
 
 
 def open_load(session: AdmissionSession, command: OpenLoad) -> AdmissionSession:
@@ -40,7 +35,7 @@ def open_load(session: AdmissionSession, command: OpenLoad) -> AdmissionSession:
             f"tenant {command.tenant} has {num_live} open loads, which is the limit; wait until one ends, or cancel one"
         )
         return _rejected(session, command, "limit", why)
-    spec, windows_s = command.spec, idle_windows_s(state, session.now_s)
+    spec, windows_s = command.spec, state.idle_windows_at(session.now_s)
     cost = TaskCost(task_s=spec.task_s, overhead_s=spec.overhead_s, start_stop_s=spec.start_stop_s)
     share = useful_share(windows_s, cost) if windows_s else None
     if share is not None and share <= state.config.padding_price_ratio:
@@ -79,12 +74,6 @@ def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSess
     return session.with_event(LoadCancelled(load_id=load.load_id, reason=command.reason, at_s=now_s))
 
 
-def idle_windows_s(state: PoolState, now_s: float) -> list[float]:
-    """The lengths of the newest idle windows, and of those that have not ended, until now."""
-    open_s = (now_s - since_s for node in state.idle_since_s.values() for since_s in node if since_s < CARRIES_A_JOB)
-    return [*state.idle_windows.newest_s, *(length_s for length_s in open_s if length_s > 0.0)]
-
-
 def _rejected_share(
     session: AdmissionSession, command: OpenLoad, share: float, windows_s: list[float]
 ) -> AdmissionSession:
@@ -100,16 +89,15 @@ def _rejected_share(
 
 def _paying_task_s(windows_s: list[float], overhead_s: float, start_stop_s: float, price_ratio: float) -> float | None:
     """The best length of a task; None if not even that pays."""
-    sample_s = np.quantile(windows_s, np.linspace(0.0, 1.0, min(len(windows_s), MAX_WINDOWS)))
-    if overhead_s <= 0.0 or sample_s.max() <= overhead_s + start_stop_s:
+    best_s = best_task_s_by_quantiles(windows_s, overhead_s, start_stop_s)
+    if best_s is None:
         return None
-    best_s = best_task_s(sample_s, overhead_s, start_stop_s)
     cost = TaskCost(task_s=best_s, overhead_s=overhead_s, start_stop_s=start_stop_s)
     return best_s if useful_share(windows_s, cost) > price_ratio else None
 
 
 def _no_such_load(tenant: str) -> str:
-    return f"tenant {tenant} has no such load; list them with `eflow events`"
+    return f"tenant {tenant} has no such load; `eflow loads --all` lists them"
 
 
 def _rejected(

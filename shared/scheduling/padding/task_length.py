@@ -1,7 +1,8 @@
 """The length of a task of a padding load with the greatest useful share of idle windows.
 
 Long tasks lose more to preemption, short ones more to the overhead that each task pays. `best_task_s` chooses for
-windows that were observed, `best_task_s_exponential` for windows of exponential length of which the mean is known.
+windows that were observed, `best_task_s_by_quantiles` for a long history of them, `best_task_s_exponential` for windows
+of exponential length of which the mean is known.
 
 Axes: W = windows longer than the start and end of a runner; C = candidates.
 Source: the cost model of PaddingTorch, section 3.2. The optimum is derived here, not in the paper.
@@ -21,6 +22,7 @@ from elasticflow.shared.scheduling.padding.cost_model import (
 )
 
 _NUM_FIRST_CANDIDATES = 64
+_MAX_QUANTILES = 64  # `best_task_s` values a candidate for each task of each window
 
 
 def best_task_s(windows_s: Windows, overhead_s: float, start_stop_s: float) -> float:
@@ -53,6 +55,18 @@ def best_task_s(windows_s: Windows, overhead_s: float, start_stop_s: float) -> f
     length_s_C: Floats = np.sort(np.repeat(usable_s_W, num_tasks_W) / number_C)[::-1]
     useful_s_C = (length_s_C - overhead_s) * rank_C  # as many whole tasks fit as there are points from here on up
     return float(length_s_C[np.argmax(useful_s_C)] - overhead_s)
+
+
+def best_task_s_by_quantiles(windows_s: Windows, overhead_s: float, start_stop_s: float) -> float | None:
+    """`best_task_s` of 64 quantiles of the windows; None without overhead, or if every window is too short for it.
+
+    Raises ValueError without windows, or if a window is not positive and finite.
+    """
+    windows_s_W = checked_windows(windows_s)
+    sample_s = np.quantile(windows_s_W, np.linspace(0.0, 1.0, min(windows_s_W.size, _MAX_QUANTILES)))
+    if overhead_s <= 0.0 or sample_s.max() <= overhead_s + start_stop_s:
+        return None
+    return best_task_s(sample_s, overhead_s, start_stop_s)
 
 
 def useful_share_exponential(mean_window_s: float, cost: TaskCost) -> float:

@@ -37,6 +37,8 @@ COMMANDS = (
     ("events", "export"),
     ("replay",),
     ("explain",),
+    ("loads",),
+    ("suits",),
 )
 JOB_FILE = """
 from elasticflow import ElasticJob
@@ -87,6 +89,8 @@ def test_each_command_is_listed_with_one_unbroken_sentence() -> None:
     [
         ("jobs",),
         ("nodes",),
+        ("loads",),
+        ("suits", "--task", "1s"),
         ("watch",),
         ("explain", "j"),
         ("events",),

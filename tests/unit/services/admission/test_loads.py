@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.admission.commands.loads import MAX_LIVE_LOADS, idle_windows_s
+from elasticflow.services.admission.commands.loads import MAX_LIVE_LOADS
 from elasticflow.services.admission.policy import POLICY, replies
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelLoad, Command, OpenLoad, SealLoad
@@ -39,7 +39,7 @@ def said(history: History, command: Command, now_s: float = AFTER_S) -> Any:
 
 def test_a_load_that_pays_is_opened_with_the_share_that_the_idle_windows_predict() -> None:
     history = pool(2)
-    assert idle_windows_s(history.state, AFTER_S) == [60.0, 60.0]
+    assert history.state.idle_windows_at(AFTER_S) == [60.0, 60.0]
     opened = said(history, opening())
     assert isinstance(opened, events.LoadOpened)
     assert opened.useful_share == pytest.approx(3 * 10.9 / 60.0)
@@ -47,7 +47,7 @@ def test_a_load_that_pays_is_opened_with_the_share_that_the_idle_windows_predict
 
 def test_ended_windows_and_open_ones_count() -> None:
     history = pool(2).then(admitted(), placed(10, "node-0:0"), finished(10))
-    assert sorted(idle_windows_s(history.state, AFTER_S)) == [10.0, 10.0, 60.0]
+    assert sorted(history.state.idle_windows_at(AFTER_S)) == [10.0, 10.0, 60.0]
 
 
 def test_without_idle_windows_a_load_is_opened() -> None:

@@ -1,0 +1,63 @@
+"""Padding loads of a folded pool as rows of plain values, for tables and JSON. Pure."""
+
+from dataclasses import dataclass
+
+from elasticflow.shared.state.load import Load, LoadPhase
+from elasticflow.shared.state.pool import PoolState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadView:
+    """One padding load in numbers. Times are seconds since 1970.
+
+    useful_share: the part of idle windows that admission predicted; None: there were none.
+    num_tasks: None until the load is sealed. explanation: why it was cancelled.
+    """
+
+    load_id: str
+    tenant: str
+    phase: str  # open, sealed, finished or cancelled
+    task_function: str
+    task_s: float
+    overhead_s: float
+    useful_share: float | None
+    num_results: int
+    num_tasks: int | None
+    opened_at_s: float
+    ended_at_s: float | None
+    explanation: str
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1; 0 while the number of tasks is unknown."""
+        if self.phase == LoadPhase.FINISHED:
+            return 1.0  # also without tasks
+        return self.num_results / self.num_tasks if self.num_tasks else 0.0
+
+    @property
+    def tasks_in_words(self) -> str:
+        """Results of tasks, as "1,200/5,000"; "0/?" before the load is sealed."""
+        return f"{self.num_results:,}/{'?' if self.num_tasks is None else format(self.num_tasks, ',')}"
+
+
+def load_views(state: PoolState, *, ended: bool = False) -> tuple[LoadView, ...]:
+    """Loads in the order of their openings. ended: include loads that have ended."""
+    loads = (load for load in state.loads.values() if ended or load.live)
+    return tuple(_load_view(load) for load in sorted(loads, key=lambda load: (load.opened_at_s, load.load_id)))
+
+
+def _load_view(load: Load) -> LoadView:
+    return LoadView(
+        load_id=load.load_id,
+        tenant=load.tenant,
+        phase=load.phase.value,
+        task_function=load.spec.task_function,
+        task_s=load.spec.task_s,
+        overhead_s=load.spec.overhead_s,
+        useful_share=load.useful_share,
+        num_results=load.num_results,
+        num_tasks=load.num_tasks,
+        opened_at_s=load.opened_at_s,
+        ended_at_s=load.ended_at_s,
+        explanation=load.explanation,
+    )
