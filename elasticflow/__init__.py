@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import Condition as Condition
     from elasticflow.sdk.job import ElasticJob as ElasticJob
     from elasticflow.sdk.job import InvalidJob as InvalidJob
+    from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
     from elasticflow.sdk.padding import map as map
+    from elasticflow.sdk.padding_executor import PaddingExecutor as PaddingExecutor
     from elasticflow.sdk.script import ElasticLoader as ElasticLoader
     from elasticflow.sdk.script import Script as Script
     from elasticflow.sdk.script import TorchrunScript as TorchrunScript
@@ -99,8 +101,10 @@ __version__ = "0.1.0"
 _NAMES_BY_MODULE = {
     "sdk.job": "Condition ElasticJob InvalidJob",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
+    "sdk.joblib_registration": "register_joblib",
     "sdk.packaging": "PackagingFailed",
     "sdk.padding": "map",
+    "sdk.padding_executor": "PaddingExecutor",
     "sdk.times": "Duration Moment",
     "sdk.synchronous": "amend cancel checkpoint jobs profile quote release reserve scale submit wait",
     "client.client": "Client",

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,8 @@ def suits(
     if windows is not None:
         config, windows_s = PoolConfig(), []  # the simulator reads the file
     else:
-        config, windows_s = run(_config_and_windows, nats_url=nats_url, pool=pool, data_dir=data_dir)
+        least_open_s = sum(time_s or 0.0 for time_s in times_s.values())
+        config, windows_s = run(_config_and_windows(least_open_s), nats_url=nats_url, pool=pool, data_dir=data_dir)
     arguments = [
         *(word for option, time_s in times_s.items() for word in (option, str(time_s or 0.0))),
         *("--price-ratio", str(config.padding_price_ratio if price_ratio is None else price_ratio)),
@@ -73,7 +75,11 @@ def suits(
     raise typer.Exit(simulator.returncode)
 
 
-async def _config_and_windows(client: Client) -> tuple[PoolConfig, list[float]]:
-    """The pool's configuration, and the lengths of its idle windows in seconds."""
-    state = await client.state()
-    return state.config, state.idle_windows_at(client.now_s())
+def _config_and_windows(least_open_s: float) -> Callable[[Client], Awaitable[tuple[PoolConfig, list[float]]]]:
+    """The pool's configuration, and the lengths of its idle windows in seconds, as admission takes them."""
+
+    async def ask(client: Client) -> tuple[PoolConfig, list[float]]:
+        state = await client.state()
+        return state.config, state.idle_windows_at(client.now_s(), least_open_s=least_open_s)
+
+    return ask

@@ -190,10 +190,13 @@ class PoolState:
         decided = self.decided_commands.get(position.sequence % MAX_DECIDED_COMMANDS)
         return decided[2] if decided is not None and decided[:2] == position else None
 
-    def idle_windows_at(self, now_s: float) -> list[float]:
-        """The lengths in seconds of the newest idle windows, and of those that have not ended, until now_s."""
+    def idle_windows_at(self, now_s: float, *, least_open_s: float) -> list[float]:
+        """The lengths in seconds of the newest idle windows, and of those that have not ended, until now_s.
+
+        Of the latter only those of at least least_open_s: a shorter one may still grow to any length.
+        """
         open_s = (now_s - since_s for node in self.idle_since_s.values() for since_s in node if since_s < CARRIES_A_JOB)
-        return [*self.idle_windows.newest_s, *(length_s for length_s in open_s if length_s > 0.0)]
+        return [*self.idle_windows.newest_s, *(length_s for length_s in open_s if length_s >= least_open_s > 0.0)]
 
     def quotes_at(self, now_s: float) -> list[QuoteReservation]:
         """The reservations in force at now_s, the first to expire first."""

@@ -35,8 +35,9 @@ def open_load(session: AdmissionSession, command: OpenLoad) -> AdmissionSession:
             f"tenant {command.tenant} has {num_live} open loads, which is the limit; wait until one ends, or cancel one"
         )
         return _rejected(session, command, "limit", why)
-    spec, windows_s = command.spec, state.idle_windows_at(session.now_s)
+    spec = command.spec
     cost = TaskCost(task_s=spec.task_s, overhead_s=spec.overhead_s, start_stop_s=spec.start_stop_s)
+    windows_s = state.idle_windows_at(session.now_s, least_open_s=cost.least_window_s)
     share = useful_share(windows_s, cost) if windows_s else None
     if share is not None and share <= state.config.padding_price_ratio:
         return _rejected_share(session, command, share, windows_s)

@@ -46,6 +46,11 @@ class TaskCost:
         """Seconds from the start of one task to the start of the next one (e + c)."""
         return self.task_s + self.overhead_s
 
+    @property
+    def least_window_s(self) -> float:
+        """Seconds of a window that holds one task (phi + e + c)."""
+        return self.start_stop_s + self.with_overhead_s
+
 
 def whole_tasks(window_s: float, cost: TaskCost) -> int:
     """The tasks that end within a window of `window_s` seconds (r): the greatest r with phi + r (e + c) <= delta.

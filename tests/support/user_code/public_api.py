@@ -1,6 +1,8 @@
 """A user's script that calls the whole public API. No test runs it: pyright checks it in strict mode."""
 
+import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_never
 
@@ -79,6 +81,12 @@ def wait(job_id: str) -> elasticflow.JobView | None:
     except (elasticflow.UnknownJob, elasticflow.ElasticFlowError):
         return None
     return ended if ended in elasticflow.jobs() else None
+
+
+def call_functions() -> list[float]:
+    with elasticflow.PaddingExecutor(task_s=0.5, tenant="lab") as executor:
+        future: Future[float] = executor.submit(math.sqrt, 4.0)
+        return [future.result(), *elasticflow.map(math.sqrt, [1.0, 9.0])]
 
 
 async def connect(job: ElasticJob) -> elasticflow.Decision:

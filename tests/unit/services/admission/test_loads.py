@@ -39,7 +39,7 @@ def said(history: History, command: Command, now_s: float = AFTER_S) -> Any:
 
 def test_a_load_that_pays_is_opened_with_the_share_that_the_idle_windows_predict() -> None:
     history = pool(2)
-    assert history.state.idle_windows_at(AFTER_S) == [60.0, 60.0]
+    assert history.state.idle_windows_at(AFTER_S, least_open_s=1.0) == [60.0, 60.0]
     opened = said(history, opening())
     assert isinstance(opened, events.LoadOpened)
     assert opened.useful_share == pytest.approx(3 * 10.9 / 60.0)
@@ -47,7 +47,11 @@ def test_a_load_that_pays_is_opened_with_the_share_that_the_idle_windows_predict
 
 def test_ended_windows_and_open_ones_count() -> None:
     history = pool(2).then(admitted(), placed(10, "node-0:0"), finished(10))
-    assert sorted(history.state.idle_windows_at(AFTER_S)) == [10.0, 10.0, 60.0]
+    assert sorted(history.state.idle_windows_at(AFTER_S, least_open_s=1.0)) == [10.0, 10.0, 60.0]
+
+
+def test_an_open_window_that_is_shorter_than_a_task_says_nothing() -> None:
+    assert said(pool(2), opening(replace(IMAGES, overhead_s=61.0))).useful_share is None
 
 
 def test_without_idle_windows_a_load_is_opened() -> None:
