@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.sdk.times import duration_in_words
-from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
+from elasticflow.shared.scheduling.padding.cost_model import TaskCost, highest_useful_share, useful_share
 from elasticflow.shared.scheduling.padding.task_length import best_task_s_by_quantiles
 from elasticflow.simulator.padding.windows import read_windows
 from elasticflow.simulator.trace.command_inputs import reporting_errors
@@ -60,7 +60,7 @@ def suits(
 
 
 def suitability(windows_s: list[float], cost: TaskCost, price_ratio: float) -> Suitability:
-    """Without windows, admission opens each load."""
+    """Without windows, admission opens each load that would pay in an endless one."""
     share = useful_share(windows_s, cost) if windows_s else None
     best_s = best_task_s_by_quantiles(windows_s, cost.overhead_s, cost.start_stop_s) if windows_s else None
     best = None
@@ -73,7 +73,7 @@ def suitability(windows_s: list[float], cost: TaskCost, price_ratio: float) -> S
         useful_share=share,
         price_ratio=price_ratio,
         cost_ratio=price_ratio / share if share else None,
-        pays=share is None or share > price_ratio,
+        pays=(highest_useful_share(cost) if share is None else share) > price_ratio,
         best_task_s=best_s,
         best_useful_share=None if best is None else useful_share(windows_s, best),
     )
@@ -82,7 +82,7 @@ def suitability(windows_s: list[float], cost: TaskCost, price_ratio: float) -> S
 def lines(found: Suitability, cost: TaskCost) -> list[str]:
     """The numbers, and whether it pays."""
     if found.median_window_s is None or found.useful_share is None:
-        return ["no GPU of this pool was idle so far, so nothing is predicted; admission opens such a load"]
+        return [_conclusion_without_windows(found, cost)]
     median, total = duration_in_words(found.median_window_s), duration_in_words(found.idle_s)
     return [
         f"idle windows  {found.num_windows:,}, median {median}, {total} in all",
@@ -101,6 +101,15 @@ def _best(found: Suitability, cost: TaskCost) -> str:
         "none: each window is shorter than the overhead"
         if cost.overhead_s
         else "as short as possible, because tasks have no overhead"
+    )
+
+
+def _conclusion_without_windows(found: Suitability, cost: TaskCost) -> str:
+    unknown = "no GPU of this pool was idle for the time of a task so far"
+    if found.pays:
+        return f"{unknown}, so nothing is predicted; admission opens such a load"
+    return (
+        f"it does not pay: its tasks are useful for {highest_useful_share(cost):.1%} of their time at most; {unknown}"
     )
 
 

@@ -14,7 +14,7 @@ from elasticflow.shared.messages.events import (
     LoadSealed,
     SealRejected,
 )
-from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
+from elasticflow.shared.scheduling.padding.cost_model import TaskCost, highest_useful_share, useful_share
 from elasticflow.shared.scheduling.padding.task_length import best_task_s_by_quantiles
 from elasticflow.shared.state.load import LoadPhase
 
@@ -39,7 +39,7 @@ def open_load(session: AdmissionSession, command: OpenLoad) -> AdmissionSession:
     cost = TaskCost(task_s=spec.task_s, overhead_s=spec.overhead_s, start_stop_s=spec.start_stop_s)
     windows_s = state.idle_windows_at(session.now_s, least_open_s=cost.least_window_s)
     share = useful_share(windows_s, cost) if windows_s else None
-    if share is not None and share <= state.config.padding_price_ratio:
+    if (highest_useful_share(cost) if share is None else share) <= state.config.padding_price_ratio:
         return _rejected_share(session, command, share, windows_s)
     opened = LoadOpened(
         load_id=command.load_id, tenant=command.tenant, spec=spec, useful_share=share, at_s=session.now_s
@@ -76,13 +76,20 @@ def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSess
 
 
 def _rejected_share(
-    session: AdmissionSession, command: OpenLoad, share: float, windows_s: list[float]
+    session: AdmissionSession, command: OpenLoad, share: float | None, windows_s: list[float]
 ) -> AdmissionSession:
+    """share: None without windows, where not even an endless one would pay."""
     spec, ratio = command.spec, session.state.config.padding_price_ratio
-    best_s = _paying_task_s(windows_s, spec.overhead_s, spec.start_stop_s, ratio)
-    advice = f"tasks of {best_s:.3g} s would" if best_s is not None else "with this overhead no length of a task would"
+    used = f"less than {ratio:.0%} of any" if share is None else f"{share:.1%} of the"
+    best_s = _paying_task_s(windows_s, spec.overhead_s, spec.start_stop_s, ratio) if windows_s else None
+    if best_s is not None:
+        advice = f"tasks of {best_s:.3g} s would"
+    elif share is None:
+        advice = f"its overhead of {spec.overhead_s:.3g} s is too long for it: put more work into each task"
+    else:
+        advice = "with this overhead no length of a task would"
     why = (
-        f"tasks of {spec.task_s:.3g} s would use {share:.1%} of the idle GPU time of this pool, and padding GPU time "
+        f"tasks of {spec.task_s:.3g} s would use {used} idle GPU time of this pool, and padding GPU time "
         f"costs {ratio:.0%} of ordinary GPU time, so it does not pay; {advice}"
     )
     return _rejected(session, command, "useful_share", why, share, best_s)

@@ -51,11 +51,11 @@ def test_ended_windows_and_open_ones_count() -> None:
 
 
 def test_an_open_window_that_is_shorter_than_a_task_says_nothing() -> None:
-    assert said(pool(2), opening(replace(IMAGES, overhead_s=61.0))).useful_share is None
+    assert said(pool(2), opening(replace(PROTEINS, task_s=61.0))).useful_share is None
 
 
 def test_without_idle_windows_a_load_is_opened() -> None:
-    assert said(pool(), opening(IMAGES)).useful_share is None
+    assert said(pool(), opening(PROTEINS)).useful_share is None
 
 
 def test_a_load_that_does_not_pay_is_rejected_with_the_task_that_would() -> None:
@@ -72,9 +72,17 @@ def test_a_load_that_does_not_pay_is_rejected_with_the_task_that_would() -> None
 
 
 def test_a_load_that_fits_no_window_is_rejected_without_advice() -> None:
-    rejected = said(pool(2), opening(replace(PROTEINS, overhead_s=90.0)))
+    history = pool(2).then(admitted(), placed(10, "node-0:0"), finished(10))
+    rejected = said(history, opening(replace(PROTEINS, overhead_s=90.0)))
     assert (rejected.useful_share, rejected.best_task_s) == (0.0, None)
     assert "no length of a task would" in rejected.explanation
+
+
+def test_a_load_that_would_pay_in_no_window_is_rejected_before_there_is_one() -> None:
+    rejected = said(pool(), opening(IMAGES))
+    assert (rejected.useful_share, rejected.best_task_s) == (None, None)
+    assert "less than 10% of any idle GPU time" in rejected.explanation
+    assert "its overhead of 0.9 s is too long for it" in rejected.explanation
 
 
 def test_the_price_ratio_is_the_pools() -> None:

@@ -58,8 +58,12 @@ def test_without_windows_admission_opens_each_load() -> None:
     result = suits("--task-s", "1", "--price-ratio", "0.1", windows_s=[])
     assert result.exit_code == 0
     assert result.stdout == (
-        "no GPU of this pool was idle so far, so nothing is predicted; admission opens such a load\n"
+        "no GPU of this pool was idle for the time of a task so far, so nothing is predicted; "
+        "admission opens such a load\n"
     )
+    never = suits("--task-s", "1", "--overhead-s", "60", "--price-ratio", "0.1", windows_s=[])
+    assert never.exit_code == 1
+    assert never.stdout.startswith("it does not pay: its tasks are useful for 1.6% of their time at most")
     unknown = suits("--task-s", "1", "--price-ratio", "0.1", "--json", windows_s=[])
     assert json.loads(unknown.stdout)["useful_share"] is None
 
