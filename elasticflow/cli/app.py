@@ -18,6 +18,7 @@ from elasticflow.cli import (
     profile,
     replay,
     submit,
+    train,
     up,
     watch,
 )
@@ -107,7 +108,7 @@ def _add(*commands: Callable[..., None]) -> None:
 
 
 _add(up.up, pool.down, pool.configure)
-_add(submit.submit, submit.quote, profile.profile)
+_add(submit.submit, submit.quote, profile.profile, train.train)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
 _add(watch.watch, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.worker_protocol.training_tasks import FromManag
 from elasticflow.shared.runtime.process.run_module import module_command
 
 _MODULE = "elasticflow.services.executor.worker.training_tasks"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as workers have it: the same bits
 _STOP_TIMEOUT_S = 60.0  # for a checkpoint
 _READ_BYTES = 1 << 16
 
@@ -27,6 +28,7 @@ class TrainingManager:
 
     def __init__(self, process: asyncio.subprocess.Process, channel: socket.socket) -> None:
         self._process, self._channel = process, channel
+        self._ending = asyncio.create_task(self._end_messages(), name="end of the training manager")
 
     @classmethod
     async def start(cls, assignment: Assignment, log_file: Path) -> "TrainingManager":
@@ -38,7 +40,7 @@ class TrainingManager:
                 *module_command(_MODULE, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | _ONE_THREAD,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches only this process
             )
         manager = cls(process, ours)
@@ -69,12 +71,16 @@ class TrainingManager:
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
                     while await self._receive():
                         pass
-                    await self._process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await self._process.wait()
+            await self._ending
             self._channel.close()
+
+    async def _end_messages(self) -> None:
+        """After those that it has sent. Its processes that read data may survive it, and hold the channel open."""
+        await self._process.wait()
+        self._channel.shutdown(socket.SHUT_RD)
 
     async def _send(self, message: WriteLog | Assignment | StopAtBoundary) -> None:
         await asyncio.get_running_loop().sock_sendall(self._channel, encode_frame(message))
