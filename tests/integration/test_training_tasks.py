@@ -1,6 +1,10 @@
 """`elasticflow.train` on a real pool: the bits of an ordinary run, whatever happens to runners and manager."""
 
 import asyncio
+import contextlib
+import json
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +15,20 @@ import pytest_asyncio
 
 import elasticflow
 from benchmarks.engine.sensitive import digest
+from elasticflow.client import training_load
 from elasticflow.errors import LoadNotOpened, ManagerEnded, TrainingRefused
+from elasticflow.sdk.submission import submission_of
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointWritten, Finished, Progressed
 from elasticflow.shared.state.load import LoadPhase
+from elasticflow.shared.state.pool import PoolState
 from tests.support.real_pool import POOL, RunningPool, children, eventually, job, running_pool
+from tests.support.task_runners import USER_CODE
 from tests.support.user_code.training_functions import Sparse, Stateful
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ITERATIONS = 30
+ITERATIONS = 40
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,8 +37,10 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
         yield pool
 
 
-def stateful() -> Stateful:
-    return Stateful().set_hyperparameter(global_batch_size=21).term_condition(max_iterations=ITERATIONS)
+def stateful(**hyperparameters: Any) -> Stateful:
+    return (
+        Stateful().set_hyperparameter(global_batch_size=21, **hyperparameters).term_condition(max_iterations=ITERATIONS)
+    )
 
 
 def digest_in(folder: Path) -> str:
@@ -42,7 +52,7 @@ def digest_in(folder: Path) -> str:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(pool: RunningPool) -> str:
     """Digest of the final state of an ordinary run."""
-    ready = elasticflow.sdk.submission.submission_of(stateful().set_job_class("best_effort"))
+    ready = submission_of(stateful().set_job_class("best_effort"))
     await pool.client.post(ready.spec, job_id="ordinary", code=ready.code)
     state = await pool.ended(["ordinary"])
     assert state.ended_jobs["ordinary"].iteration == ITERATIONS
@@ -67,17 +77,25 @@ class Run:
 
 
 async def test_runners_that_are_preempted_or_killed_do_not_change_the_bits(
-    pool: RunningPool, expected: str, tmp_path: Path
+    pool: RunningPool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(pool, stateful(), tmp_path)
+    monkeypatch.setattr(training_load, "MAX_TASKS_OF_A_LOAD", 150)  # so that there are several loads
+    slow_down = tmp_path / "slow"
+    slow_down.touch()
+    run = Run(pool, stateful(slow_down=str(slow_down)), tmp_path / "run")
     await run.until(lambda message: isinstance(message, Progressed) and message.iteration > 3, "it trains")
     await pool.acknowledged(job(min_gpus=2, max_iterations=10), "preempts")
     await pool.ended(["preempts"])
+    await eventually(pool.workers, "a runner is back")
     for runner in pool.workers():
-        runner.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            runner.kill()
+    assert not run.result.done()
+    slow_down.unlink()
     assert (await run.result).iteration == ITERATIONS
-    assert digest_in(tmp_path) == expected
+    assert digest_in(tmp_path / "run") == expected
     state = await pool.client.state()
+    assert len(state.loads) > 1
     assert {load.phase for load in state.loads.values()} == {LoadPhase.FINISHED}
 
 
@@ -108,3 +126,45 @@ async def test_a_job_that_no_task_can_compute_is_refused(pool: RunningPool, tmp_
 async def test_a_load_that_does_not_pay_is_rejected(pool: RunningPool, tmp_path: Path) -> None:
     with pytest.raises(LoadNotOpened, match="it does not pay"):
         await Run(pool, stateful(), tmp_path, task_s=0.001, overhead_s=60.0).result
+
+
+async def command(pool: RunningPool, folder: Path, *more: str) -> asyncio.subprocess.Process:
+    """`eflow train` in a process of its own."""
+    target = f"{USER_CODE}/training_functions.py:Stateful"
+    options = ["--batch", "21", "--iterations", f"{ITERATIONS}", "--task", "0.5s", "--overhead", "0s", "--json", *more]
+    where = ["--nats-url", pool.url, "--pool", POOL, "--tenant", "lab", "--checkpoint", str(folder)]
+    arguments = ("-m", "elasticflow", "train", target, *options, *where)
+    return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+
+
+async def test_a_command_that_is_interrupted_or_killed_continues(
+    pool: RunningPool, expected: str, tmp_path: Path
+) -> None:
+    slow_down, folder = tmp_path / "slow", tmp_path / "run"
+    slow_down.touch()
+    slowly = ("--checkpoint-every", "0.1s", "--set", f"slow_down={slow_down}")
+    first = await command(pool, folder, *slowly)
+    await eventually(lambda: list(folder.glob("*.ckpt")), "a checkpoint")
+    first.send_signal(signal.SIGINT)
+    assert await first.wait() == 130
+    assert loads_in(await pool.client.state(), LoadPhase.CANCELLED)
+    assert not loads_in(await pool.client.state(), LoadPhase.OPEN)
+    before = iteration_in(folder)
+    second = await command(pool, folder, *slowly)
+    await eventually(lambda: iteration_in(folder) > before, "another checkpoint")
+    assert loads_in(await pool.client.state(), LoadPhase.OPEN)
+    second.kill()
+    await second.wait()
+    third = await command(pool, folder)
+    output, _ = await third.communicate()
+    assert json.loads(output)["iteration"] == ITERATIONS
+    assert digest_in(folder) == expected
+    assert not loads_in(await pool.client.state(), LoadPhase.OPEN)
+
+
+def loads_in(state: PoolState, phase: LoadPhase) -> list[str]:
+    return [load_id for load_id, load in state.loads.items() if load.phase is phase]
+
+
+def iteration_in(folder: Path) -> int:
+    return CheckpointStore(folder, generation=1000).newest_iteration()
