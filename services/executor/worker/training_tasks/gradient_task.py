@@ -111,16 +111,25 @@ class _Session:
         host, _, port = address.rpartition(":")
         connected = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
         self._connection = TensorConnection(connected, secret, is_manager=False, timeout_s=_TIMEOUT_S)
+        try:
+            self._trainer = self._compatible_trainer()
+        except BaseException:
+            self.close()
+            raise
+        self._step = 0  # whose parameters the model has; steps count from 1
+
+    def _compatible_trainer(self) -> VirtualNodeTrainer:
+        """Raises TrainingFailed if it differs from the manager's."""
         job, _ = self._connection.receive()
         spec = TypeAdapter(JobSpec).validate_json(job["spec"])
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-        # the folder of the load's code is where this module was imported from, or before it
-        self._trainer = VirtualNodeTrainer(spec, sys.path[0], job["micro_batch_size"], device)
-        self._connection.send({"digest": self._trainer.digest})
+        # sys.path[0]: the folder of the load's code, from which the runner has imported this module or tried to
+        trainer = VirtualNodeTrainer(spec, sys.path[0], job["micro_batch_size"], device)
+        self._connection.send({"digest": trainer.digest})
         reply, _ = self._connection.receive()
         if reply["refusal"]:
             raise TrainingFailed(reply["refusal"])
-        self._step = 0  # whose parameters the model has; steps count from 1
+        return trainer
 
     def compute(self, step: int, virtual_node: int) -> bool:
         self._connection.send({"step": step, "virtual_node": virtual_node, "has_parameters": step == self._step})

@@ -3,6 +3,7 @@
 One thread serves each runner. A task is begun with a request on a connection, and is abandoned with the connection.
 """
 
+import contextlib
 import math
 import secrets
 import socket
@@ -97,8 +98,8 @@ class TaskServer:
     def _serve(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         """One runner, until it is gone."""
         try:
-            with sock:
-                connection = TensorConnection(sock, self.secret, is_manager=True, timeout_s=_GREETING_TIMEOUT_S)
+            connection = TensorConnection(sock, self.secret, is_manager=True, timeout_s=_GREETING_TIMEOUT_S)
+            with contextlib.closing(connection):
                 connection.wait_without_timeout()
                 self._serve_tasks(connection)
         except OSError as error:

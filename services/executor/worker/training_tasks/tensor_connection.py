@@ -27,7 +27,7 @@ _unpack = cast(Callable[..., Any], msgpack.unpackb)
 
 
 class TensorConnection:
-    """secret: hexadecimal digits. timeout_s: of each wait for bytes.
+    """secret: hexadecimal digits. timeout_s: of each wait for bytes. Owns the socket.
 
     Raises OSError in all operations: ConnectionError if the other end is gone or does not know the secret.
     """
@@ -39,7 +39,11 @@ class TensorConnection:
         self._reader = cast(BinaryIO, sock.makefile("rb", buffering=_BUFFER_BYTES))
         self._writer = sock.makefile("wb", buffering=_BUFFER_BYTES)
         sock.settimeout(timeout_s)
-        self._authenticate(bytes.fromhex(secret), is_manager)
+        try:
+            self._authenticate(bytes.fromhex(secret), is_manager)
+        except BaseException:
+            self.close()
+            raise
 
     def wait_without_timeout(self) -> None:
         """From now on: the other end may be idle."""
@@ -62,9 +66,10 @@ class TensorConnection:
         return fields, [self._read_tensor(shape, getattr(torch, dtype)) for shape, dtype in kinds]
 
     def close(self) -> None:
-        """Callable from any thread; ends a wait of another one."""
+        """No other thread uses it."""
+        self._reader.close()
         with contextlib.suppress(OSError):  # the other end has closed it
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._writer.close()
         self._socket.close()
 
     def _read_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
