@@ -1,6 +1,7 @@
 """`eflow train`: a job as tasks of a padding load, managed from this machine."""
 
 from contextlib import nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,13 @@ from elasticflow.shared.runtime.process.terminal import console
 _ESTIMATES = "Estimates for admission"
 
 
+class Device(StrEnum):
+    """Devices as a command line spells them."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 def train(
     target: Target,
     checkpoint: Annotated[
@@ -42,6 +50,9 @@ def train(
     micro_batch: Annotated[
         int, typer.Option("--micro-batch", metavar="N", min=0, help="Most samples of one forward pass. 0: no limit.")
     ] = 0,
+    device: Annotated[Device, typer.Option("--device", help="Of the manager: for the optimizer, and to evaluate.")] = (
+        Device.CPU
+    ),
     address: Annotated[
         str,
         typer.Option("--address", metavar="HOST", help="This machine for the nodes. Default: as NATS sees it."),
@@ -77,6 +88,7 @@ def train(
     options = TrainingOptions(
         checkpoint_every_s=duration_of(checkpoint_every, "--checkpoint-every") or 0.0,
         micro_batch_size=micro_batch,
+        device=device.value,
         advertise_host=address,
         task_s=duration_of(task, "--task"),
         overhead_s=duration_of(overhead, "--overhead"),

@@ -11,6 +11,7 @@ import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from elasticflow.client.client import Client
 from elasticflow.client.training_manager import TrainingManager
@@ -39,13 +40,15 @@ TrainingProgress = Started | Progressed | CheckpointWritten
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
     """checkpoint_every_s: seconds between two checkpoints. micro_batch_size: the most samples of one forward pass; 0: a
-    whole virtual node. advertise_host: this machine's address for the nodes; "": that on the route to NATS.
+    whole virtual node. device: of the manager. advertise_host: this machine's address for the nodes; "": that on the
+    route to NATS.
 
     task_s, overhead_s: of one task, about; None: as the manager measures it. memory_bytes: of a GPU or slot; 0: any.
     """
 
     checkpoint_every_s: float = 30.0
     micro_batch_size: int = 0
+    device: Literal["cpu", "cuda"] = "cpu"
     advertise_host: str = ""
     task_s: float | None = None
     overhead_s: float | None = None

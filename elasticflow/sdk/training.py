@@ -82,6 +82,7 @@ def train_submission(
             spec=ready.spec,
             checkpoint_dir=str(Path(checkpoint_dir).absolute()),
             code_path=_extracted(ready.code, code_folder),
+            device=options.device,
             advertise_host=options.advertise_host or reachable_host(endpoint.nats_url),
             micro_batch_size=options.micro_batch_size,
             checkpoint_every_s=options.checkpoint_every_s,

@@ -85,9 +85,9 @@ async def training(spec: Any, checkpoint_dir: Path, **more: Any) -> AsyncIterato
         await manager.stop()
 
 
-async def result_of(made: Training, runners: Runners, num_runners: int) -> Finished | Failed | None:
+async def result_of(made: Training, runners: Runners, num_runners: int, **more: Any) -> Finished | Failed | None:
     """Execute all tasks with so many runners."""
-    started = [await runners.start(FUNCTION) for _ in range(num_runners)]
+    started = [await runners.start(FUNCTION, **more) for _ in range(num_runners)]
     serving = [asyncio.create_task(made.serve(runner)) for runner in started]
     try:
         async with asyncio.timeout(WAIT_S):

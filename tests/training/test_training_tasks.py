@@ -88,6 +88,14 @@ async def test_examples_with_convolutions_and_attention(node, runners, job, tmp_
     assert (digest_in(tmp_path), dict(finished.metrics)) == expected
 
 
+@pytest.mark.gpu
+async def test_a_manager_and_runners_on_a_gpu_give_the_bits_of_a_worker_on_it(node, runners, stateful, tmp_path):
+    expected = await ordinary_run(node, stateful, device="cuda")
+    async with training(stateful, tmp_path, device="cuda") as made:
+        finished = await result_of(made, runners, 2, device="cuda")
+    assert (digest_in(tmp_path), dict(finished.metrics)) == expected
+
+
 @pytest.mark.parametrize(
     ("function", "error"),
     [

@@ -53,7 +53,7 @@ def compute(task: GradientTask) -> bool:
 
 
 class VirtualNodeTrainer:
-    """Computes what a virtual node adds to a step. device: claimed by this process."""
+    """Computes what a virtual node adds to a step. device: that this process has claimed."""
 
     def __init__(self, spec: JobSpec, code_path: str, micro_batch_size: int, device: torch.device) -> None:
         self._spec, self._device = spec, device
@@ -108,9 +108,7 @@ class _Session:
     """Of this runner with one manager."""
 
     def __init__(self, address: str, secret: str) -> None:
-        host, _, port = address.rpartition(":")
-        connected = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
-        self._connection = TensorConnection(connected, secret, is_manager=False, timeout_s=_TIMEOUT_S)
+        self._connection = TensorConnection(_connected(address), secret, is_manager=False, timeout_s=_TIMEOUT_S)
         try:
             self._trainer = self._compatible_trainer()
         except BaseException:
@@ -146,3 +144,14 @@ class _Session:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
+    except OSError as error:
+        raise ConnectionError(
+            f"this node cannot reach the training manager at {address} ({error}): open its machine to connections from "
+            "the nodes, or name another address of it with --address"
+        ) from None

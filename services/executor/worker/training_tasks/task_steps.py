@@ -119,7 +119,9 @@ class ManagerSteps(BitwiseSteps):
             last = self._virtual_nodes.micro_batches(virtual_node)[-1]
             gradients = zip(self._trained, contribution.gradients, strict=True)
             self._gradients.push(last, [None if theirs is None else _laid_out(theirs, p) for p, theirs in gradients])
-        self._buffers.replace_changes([each for contribution in self._contributions for each in contribution.changed])
+        device = self._trained[0].device
+        changed = [each for contribution in self._contributions for each in contribution.changed]
+        self._buffers.replace_changes([{i: value.to(device) for i, value in each.items()} for each in changed])
         return super()._summed_gradients()
 
 
