@@ -23,7 +23,6 @@ from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress
 from elasticflow.sdk.submission import load, with_code
 from elasticflow.sdk.training import train_submission
-from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointWritten, Progressed
 from elasticflow.shared.runtime.process.terminal import console
 
 _ESTIMATES = "Estimates for admission"
@@ -96,20 +95,15 @@ def train(
     job, code = load(target)
     submission = SubmissionOptions(target=target, batch=batch, iterations=iterations, settings=tuple(setting or ()))
     ready = with_code(submission.apply(job).set_job_class("padding"), code)
-    progress = None if as_json else _progress()
-    shown = progress and progress.add_task("", total=ready.spec.max_iterations)
+    bar = None if as_json else _progress_bar()
+    shown = bar and bar.add_task("", total=ready.spec.max_iterations)
 
-    def show(message: TrainingProgress) -> None:
-        if progress is None or shown is None:
-            return
-        if isinstance(message, Progressed):
-            metrics = " ".join(f"{metric} {value:.4g}" for metric, value in message.metrics.items())
-            progress.update(shown, completed=message.iteration, description=metrics)
-        elif not isinstance(message, CheckpointWritten):
-            progress.update(shown, completed=message.iteration)
+    def show(progress: TrainingProgress) -> None:
+        if bar is not None and shown is not None:
+            bar.update(shown, completed=progress.iteration, description=_in_words(progress))
 
-    with progress or nullcontext():
-        finished = train_submission(
+    with bar or nullcontext():
+        trained = train_submission(
             ready,
             checkpoint,
             options=options,
@@ -120,13 +114,16 @@ def train(
             data_dir=data_dir,
         )
     if as_json:
-        print_json(finished)
-        return
-    metrics = "".join(f", {metric} {value:.4g}" for metric, value in finished.metrics.items())
-    say_line(f"trained {finished.iteration} iterations{metrics}; the state is in {checkpoint}", "green")
+        print_json(trained)
+    else:
+        say_line(f"trained {trained.iteration} iterations; the state is in {checkpoint}; {_in_words(trained)}", "green")
 
 
-def _progress() -> Progress:
+def _progress_bar() -> Progress:
     return Progress(
         BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"), console=console()
     )
+
+
+def _in_words(progress: TrainingProgress) -> str:
+    return " ".join(f"{metric} {value:.4g}" for metric, value in progress.metrics.items())

@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import itertools
 import queue
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from elasticflow.client.client import Client
+from elasticflow.client.loads import BUNDLE_S
 from elasticflow.client.training_manager import TrainingManager
 from elasticflow.errors import ManagerEnded, TaskError, TrainingRefused
 from elasticflow.sdk.packaging import Package
@@ -34,7 +35,14 @@ MAX_TASKS_OF_A_LOAD = 20_000
 LOG_NAME = "manager.log"
 _LOAD_NAME = "load"  # a file with the id of the load, so that the next start cancels what a crash has left
 
-TrainingProgress = Started | Progressed | CheckpointWritten
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProgress:
+    """Iterations done and their last metrics; checkpoint_iteration: those that the newest checkpoint holds."""
+
+    iteration: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    checkpoint_iteration: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +72,7 @@ async def train_in_tasks(
     name: str,
     options: TrainingOptions,
     on_progress: Callable[[TrainingProgress], None],
-) -> Finished:
+) -> TrainingProgress:
     """Train to the end, from the newest checkpoint in the assignment's folder. If cancelled, write a checkpoint first.
 
     name: of the loads, which get a number each. Raises LoadNotOpened, LoadWasCancelled, TaskError, TrainingRefused,
@@ -78,11 +86,11 @@ async def train_in_tasks(
     manager = await TrainingManager.start(assignment, folder / LOG_NAME)
     try:
         training = _Training(client, manager, assignment, code, name, options, on_progress)
-        finished = await training.run()
+        trained = await training.run()
     finally:
         await manager.stop()
     left.unlink(missing_ok=True)
-    return finished
+    return trained
 
 
 class _Training:
@@ -102,7 +110,7 @@ class _Training:
         self._is_ready: asyncio.Future[ManagerReady] = asyncio.get_running_loop().create_future()
         self._is_over = False
 
-    async def run(self) -> Finished:
+    async def run(self) -> TrainingProgress:
         following = asyncio.create_task(self._follow(), name="training manager")
         executing = asyncio.create_task(self._execute(), name="training tasks")
         try:
@@ -117,8 +125,9 @@ class _Training:
             await asyncio.wait({following, executing})
             self._due.put(None)  # a thread may wait for the next input
 
-    async def _follow(self) -> Finished:
+    async def _follow(self) -> TrainingProgress:
         ready: ManagerReady | None = None
+        progress = TrainingProgress()
         async for message in self._manager.messages():
             match message:
                 case ManagerReady():
@@ -128,8 +137,15 @@ class _Training:
                     assert ready is not None
                     for virtual_node in virtual_nodes:
                         self._due.put(GradientTask(ready.address, ready.secret, step, virtual_node))
-                case Started() | Progressed() | CheckpointWritten():
-                    self._on_progress(message)
+                case Started(iteration=iteration):
+                    progress = TrainingProgress(iteration=iteration, checkpoint_iteration=iteration)
+                    self._on_progress(progress)
+                case Progressed(iteration=iteration, metrics=metrics):
+                    progress = replace(progress, iteration=iteration, metrics=metrics)
+                    self._on_progress(progress)
+                case CheckpointWritten(iteration=iteration):
+                    progress = replace(progress, checkpoint_iteration=iteration)
+                    self._on_progress(progress)
                 case Failed(error=error, traceback=traceback):
                     raise TrainingRefused(error, traceback)
                 case Interrupted(micro_batch_size=size) if size:
@@ -137,9 +153,9 @@ class _Training:
                         f"a forward pass of {size} samples exceeds the memory of the manager: give --micro-batch a "
                         "smaller number of samples"
                     )
-                case Finished():
+                case Finished(iteration=iteration, metrics=metrics):
                     self._due.put(None)
-                    return message
+                    return replace(progress, iteration=iteration, metrics=metrics)
                 case _:
                     pass
         raise ManagerEnded(str(Path(self._assignment.checkpoint_dir) / LOG_NAME))
@@ -168,11 +184,16 @@ class _Training:
 
     def _load_spec(self, ready: ManagerReady) -> LoadSpec:
         options = self._options
+        task_s = ready.task_s if options.task_s is None else options.task_s
+        overhead_s = ready.overhead_s if options.overhead_s is None else options.overhead_s
+        # One runner executes a whole bundle. With tasks of a bundle's length, a step spreads over all idle GPUs; the
+        # ratio of both times, by which admission judges, stays.
+        scale = max(1.0, BUNDLE_S / task_s)
         return LoadSpec(
             task_function=TASK_FUNCTION,
             code_digest=self._code.code_digest if self._code else "",
-            task_s=ready.task_s if options.task_s is None else options.task_s,
-            overhead_s=ready.overhead_s if options.overhead_s is None else options.overhead_s,
+            task_s=scale * task_s,
+            overhead_s=scale * overhead_s,
             start_stop_s=ready.start_stop_s,
             memory_bytes=options.memory_bytes,
             task_timeout_s=options.task_timeout_s,

@@ -16,7 +16,6 @@ from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.submission import Submission, submission_of
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
-from elasticflow.shared.messages.worker_protocol.from_worker import Finished
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.reachable_host import reachable_host
@@ -38,7 +37,7 @@ def train(
     nats_url: str = "",
     pool: str = "",
     data_dir: Path | None = None,
-) -> Finished:
+) -> TrainingProgress:
     """Train the job on idle GPUs of the pool, with this machine as its manager; the same bits as with its own GPUs.
 
     checkpoint_dir: the training continues from the newest checkpoint in it. Returns after the last iteration. Raises
@@ -66,7 +65,7 @@ def train_submission(
     nats_url: str,
     pool: str,
     data_dir: Path | None,
-) -> Finished:
+) -> TrainingProgress:
     """As `train`, for a job with its code."""
     require_extra("train", "a training manager")
     if ready.spec.entry in (SCRIPT, TORCHRUN):
@@ -88,7 +87,7 @@ def train_submission(
             checkpoint_every_s=options.checkpoint_every_s,
         )
 
-        async def run() -> Finished:
+        async def run() -> TrainingProgress:
             async with Client.connect(endpoint, tenant=tenant) as client:
                 return await train_in_tasks(
                     client, assignment, ready.code, name=name, options=options, on_progress=on_progress

@@ -16,10 +16,10 @@ import pytest_asyncio
 import elasticflow
 from benchmarks.engine.sensitive import digest
 from elasticflow.client import training_load
+from elasticflow.client.training_load import TrainingProgress
 from elasticflow.errors import LoadNotOpened, ManagerEnded, TrainingRefused
 from elasticflow.sdk.submission import submission_of
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
-from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointWritten, Finished, Progressed
 from elasticflow.shared.state.load import LoadPhase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.real_pool import POOL, RunningPool, children, eventually, job, running_pool
@@ -63,12 +63,14 @@ class Run:
     """One call of `train` in another thread, and what it has reported."""
 
     def __init__(self, pool: RunningPool, job: Any, folder: Path, **options: Any) -> None:
-        self.progress: list[Any] = []
+        self.progress: list[TrainingProgress] = []
         self._settings = {"nats_url": pool.url, "pool": POOL, "tenant": "lab"}
         options = elasticflow.TrainingOptions(**{"task_s": 0.5, "overhead_s": 0.0} | options)
-        self.result: asyncio.Task[Finished] = asyncio.create_task(asyncio.to_thread(self._train, job, folder, options))
+        self.result: asyncio.Task[TrainingProgress] = asyncio.create_task(
+            asyncio.to_thread(self._train, job, folder, options)
+        )
 
-    def _train(self, job: Any, folder: Path, options: Any) -> Finished:
+    def _train(self, job: Any, folder: Path, options: Any) -> TrainingProgress:
         return elasticflow.train(job, folder, options=options, on_progress=self.progress.append, **self._settings)
 
     async def until(self, holds: Callable[[Any], bool], what: str) -> None:
@@ -83,7 +85,7 @@ async def test_runners_that_are_preempted_or_killed_do_not_change_the_bits(
     slow_down = tmp_path / "slow"
     slow_down.touch()
     run = Run(pool, stateful(slow_down=str(slow_down)), tmp_path / "run")
-    await run.until(lambda message: isinstance(message, Progressed) and message.iteration > 3, "it trains")
+    await run.until(lambda progress: progress.iteration > 3, "it trains")
     await pool.acknowledged(job(min_gpus=2, max_iterations=10), "preempts")
     await pool.ended(["preempts"])
     await eventually(pool.workers, "a runner is back")
@@ -101,7 +103,7 @@ async def test_runners_that_are_preempted_or_killed_do_not_change_the_bits(
 
 async def test_a_killed_manager_continues_from_its_checkpoint(pool: RunningPool, expected: str, tmp_path: Path) -> None:
     run = Run(pool, stateful(), tmp_path, checkpoint_every_s=0.01)
-    await run.until(lambda message: isinstance(message, CheckpointWritten) and message.iteration > 3, "a checkpoint")
+    await run.until(lambda progress: progress.checkpoint_iteration > 3, "a checkpoint")
     manager_of_this_process().kill()
     with pytest.raises(ManagerEnded):
         await run.result
@@ -131,7 +133,7 @@ async def test_a_load_that_does_not_pay_is_rejected(pool: RunningPool, tmp_path:
 async def command(pool: RunningPool, folder: Path, *more: str) -> asyncio.subprocess.Process:
     """`eflow train` in a process of its own."""
     target = f"{USER_CODE}/training_functions.py:Stateful"
-    options = ["--batch", "21", "--iterations", f"{ITERATIONS}", "--task", "0.5s", "--overhead", "0s", "--json", *more]
+    options = ["--batch", "21", "--iterations", f"{ITERATIONS}", "--json", *more]
     where = ["--nats-url", pool.url, "--pool", POOL, "--tenant", "lab", "--checkpoint", str(folder)]
     arguments = ("-m", "elasticflow", "train", target, *options, *where)
     return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
