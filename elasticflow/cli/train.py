@@ -1,6 +1,5 @@
 """`eflow train`: a job as tasks of a padding load, managed from this machine."""
 
-from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -95,14 +94,13 @@ def train(
     job, code = load(target)
     submission = SubmissionOptions(target=target, batch=batch, iterations=iterations, settings=tuple(setting or ()))
     ready = with_code(submission.apply(job).set_job_class("padding"), code)
-    bar = None if as_json else _progress_bar()
-    shown = bar and bar.add_task("", total=ready.spec.max_iterations)
+    bar = _progress_bar(disable=as_json)
+    shown = bar.add_task("", total=ready.spec.max_iterations)
 
     def show(progress: TrainingProgress) -> None:
-        if bar is not None and shown is not None:
-            bar.update(shown, completed=progress.iteration, description=_in_words(progress))
+        bar.update(shown, completed=progress.iteration, description=_in_words(progress))
 
-    with bar or nullcontext():
+    with bar:
         trained = train_submission(
             ready,
             checkpoint,
@@ -119,10 +117,11 @@ def train(
         say_line(f"trained {trained.iteration} iterations; the state is in {checkpoint}; {_in_words(trained)}", "green")
 
 
-def _progress_bar() -> Progress:
-    return Progress(
-        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"), console=console()
-    )
+def _progress_bar(*, disable: bool) -> Progress:
+    """On a terminal only, while the command runs."""
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+    terminal = console()
+    return Progress(*columns, console=terminal, transient=True, disable=disable or not terminal.is_terminal)
 
 
 def _in_words(progress: TrainingProgress) -> str:

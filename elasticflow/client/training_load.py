@@ -7,6 +7,7 @@ results of a load until its end, so a long training is several loads, one after 
 import asyncio
 import contextlib
 import itertools
+import pickle
 import queue
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,9 @@ from elasticflow.client.client import Client
 from elasticflow.client.loads import BUNDLE_S
 from elasticflow.client.training_manager import TrainingManager
 from elasticflow.errors import ManagerEnded, TaskError, TrainingRefused
+from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
+from elasticflow.shared.messages.limits import MAX_BATCH
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
@@ -52,6 +55,7 @@ class TrainingOptions:
     route to NATS.
 
     task_s, overhead_s: of one task, about; None: as the manager measures it. memory_bytes: of a GPU or slot; 0: any.
+    Raises InvalidJob.
     """
 
     checkpoint_every_s: float = 30.0
@@ -62,6 +66,12 @@ class TrainingOptions:
     overhead_s: float | None = None
     memory_bytes: int = 0
     task_timeout_s: float = 3_600.0
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint_every_s > 0:
+            raise InvalidJob(f"checkpoint_every_s: must be above 0, not {self.checkpoint_every_s}")
+        if not 0 <= self.micro_batch_size <= MAX_BATCH:
+            raise InvalidJob(f"micro_batch_size: must be from 0 to {MAX_BATCH} samples, not {self.micro_batch_size}")
 
 
 async def train_in_tasks(
@@ -171,6 +181,8 @@ class _Training:
                 async for result in results:
                     if result.value is None:
                         raise TaskError(result.index, result.attempts, result.error, result.traceback)
+                    if isinstance(reason := pickle.loads(result.value), str):
+                        raise TrainingRefused(reason)
             if self._is_over:
                 return
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +25,7 @@ from elasticflow.shared.state.load import LoadPhase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.real_pool import POOL, RunningPool, children, eventually, job, running_pool
 from tests.support.task_runners import USER_CODE
-from tests.support.user_code.training_functions import Sparse, Stateful
+from tests.support.user_code.training_functions import ChangesBuffersLateOnce, Points, Sparse, Stateful
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -118,11 +119,19 @@ def manager_of_this_process() -> psutil.Process:
     return manager
 
 
-async def test_a_job_that_no_task_can_compute_is_refused(pool: RunningPool, tmp_path: Path) -> None:
-    with pytest.raises(TrainingRefused, match="the model has sparse gradients"):
-        await Run(
-            pool, Sparse().set_hyperparameter(global_batch_size=16).term_condition(max_iterations=3), tmp_path
-        ).result
+@pytest.mark.parametrize(
+    ("job_class", "says"),
+    [
+        (Sparse, "the model has sparse gradients"),  # found by the manager
+        (ChangesBuffersLateOnce, "changes the model's buffers after backward()"),  # found by a runner
+    ],
+)
+async def test_a_job_that_no_task_can_compute_is_refused(
+    pool: RunningPool, tmp_path: Path, job_class: type[Points], says: str
+) -> None:
+    refused = job_class().set_hyperparameter(global_batch_size=16).term_condition(max_iterations=3)
+    with pytest.raises(TrainingRefused, match=re.escape(says)):
+        await Run(pool, refused, tmp_path).result
 
 
 async def test_a_load_that_does_not_pay_is_rejected(pool: RunningPool, tmp_path: Path) -> None:

@@ -359,6 +359,13 @@ class ChangesBuffersLate(Points):
         return loss
 
 
+class ChangesBuffersLateOnce(ChangesBuffersLate):
+    """Not in the task that the manager measures."""
+
+    def train(self, batch, model, optimizer):
+        return super().train(batch, model, optimizer) if self.iteration else Points.train(self, batch, model, optimizer)
+
+
 class DiskFull(Points):
     """hyperparameters: failures: the number of checkpoints that the disk rejects."""
 

@@ -1,7 +1,7 @@
 """The task function of a training load, as runners call it: the gradient of one virtual node at one step's parameters.
 
 A runner keeps the objects of the job, its connection to the manager and the parameters of the last step from task to
-task. The gradient goes to the manager on that connection; the result of the task says only whether it counted.
+task. The gradient goes to the manager on that connection; the result of the task says only whether it counts.
 """
 
 import socket
@@ -40,13 +40,20 @@ _TIMEOUT_S = 60.0  # for a reply of the manager
 _sessions: dict[str, "_Session"] = {}  # of this process, by the secret of the manager: at most one
 
 
-def compute(task: GradientTask) -> bool:
-    """Returns whether the gradient counts. Raises OSError if the manager is gone, and what the user's code raises."""
-    session = _sessions.pop(task.secret, None) or _Session(task.address, task.secret)
+def compute(task: GradientTask) -> bool | str:
+    """Returns whether the gradient counts, or why no runner can compute it.
+
+    Raises ConnectionError if the manager is gone, and what the user's code raises.
+    """
+    session = None
     try:
+        session = _sessions.pop(task.secret, None) or _Session(task.address, task.secret)
         counts = session.compute(task.step, task.virtual_node)
-    except BaseException:  # its connection may be within a message
-        session.close()
+    except BaseException as error:  # the connection may be within a message
+        if session is not None:
+            session.close()
+        if isinstance(error, TrainingFailed):
+            return str(error)
         raise
     _sessions[task.secret] = session
     return counts
