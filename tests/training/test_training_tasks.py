@@ -1,5 +1,8 @@
 """Training as tasks of a padding load: the same bits as an ordinary run of the same job."""
 
+import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +11,11 @@ import pytest
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.processes.bundle_outcomes import RunnerEnded
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
-from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished, Started
 from examples.digits import Digits
 from examples.text import Text
-from tests.support.task_runners import Runners
-from tests.support.training_in_tasks import result_of, training
+from tests.support.task_runners import WAIT_S, Runners, until
+from tests.support.training_in_tasks import FUNCTION, result_of, training
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -69,6 +72,37 @@ async def test_a_runner_that_ends_within_a_task_does_not_change_the_bits(node, r
         finished = await result_of(made, runners, 2)
     assert any(isinstance(result, RunnerEnded) for result in made.results)
     assert (digest_in(tmp_path / "run"), dict(finished.metrics)) == expected
+
+
+async def test_a_runner_that_is_stuck_delays_no_step(node, runners, stateful, tmp_path):
+    """Its task is duplicated, whether it has begun it or not."""
+    expected = await ordinary_run(node, stateful)
+    async with training(stateful, tmp_path) as made:
+        stuck, other = [await runners.start(FUNCTION) for _ in range(2)]
+        serving = [asyncio.create_task(made.serve(runner)) for runner in (stuck, other)]
+        following = asyncio.create_task(made.follow())
+        await until(lambda: made.results.count(True) > 8)
+        os.kill(stuck.pid, signal.SIGSTOP)
+        async with asyncio.timeout(WAIT_S):
+            finished = await following
+        for task in serving:
+            task.cancel()
+        await asyncio.wait(serving)
+    assert (digest_in(tmp_path), dict(finished.metrics)) == expected
+
+
+async def test_workers_and_managers_continue_from_each_others_checkpoints(node, runners, stateful):
+    expected = await ordinary_run(node, stateful)
+    job_id = node.new_job_id()
+    begin, middle = (replace(stateful, max_iterations=until) for until in (7, 14))
+    await (await node.launch(begin, job_id=job_id, num_workers=2)).ended()
+    async with training(middle, node.checkpoints_of(job_id)) as made:
+        assert (await result_of(made, runners, 2)).iteration == 14
+    workers = await node.launch(stateful, job_id=job_id, generation=3)
+    assert (await workers.first(Started)).iteration == 14
+    finished = await workers.first(Finished)
+    await workers.ended()
+    assert (digest_in(node.checkpoints_of(job_id)), dict(finished.metrics)) == expected
 
 
 async def test_micro_batches_are_those_of_an_ordinary_run(node, runners, spec_of, tmp_path):

@@ -1,15 +1,16 @@
 """Which tasks of one step are under way, which are done, and which to hand out a second time. Pure.
 
-A task is one virtual node. The load hands out each once, and again after a preemption. A task of a slow runner would
-delay the whole step, so an idle runner gets a duplicate of it. The first result of a virtual node counts.
+A task is one virtual node. The load hands out each once, and again after a preemption. The task of a slow or stuck
+runner would delay the whole step, so an idle runner gets a duplicate of it. The first result of a virtual node counts.
 """
 # pyright: strict
 
 
 class StepTasks:
-    """The tasks of one step. count: its virtual nodes."""
+    """The tasks of one step. count: its virtual nodes. now_s: when they become due."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, now_s: float) -> None:
+        self._due_s = now_s
         self._open = set(range(count))  # without a result
         self._repeated = set[int]()
         self._began_s: dict[int, list[float]] = {}  # of the executions under way, by virtual node
@@ -42,12 +43,11 @@ class StepTasks:
     def duplicates(self, *, num_idle: int, least_s: float, now_s: float) -> tuple[int, ...]:
         """The tasks to hand out a second time now, the longest under way first; each at most once.
 
-        None before all tasks without a result are under way. num_idle: runners without a task. least_s: a task is
-        duplicated only after so many seconds.
+        num_idle: runners that wait although tasks are missing. A task that none has begun counts from the beginning of
+        the step: it is with a runner that is stuck or gone. least_s: a task is duplicated only after so many seconds.
         """
-        if not self._open <= self._began_s.keys():
-            return ()
-        late = [v for v in self._open - self._repeated if self._began_s[v][0] <= now_s - least_s]
-        chosen = sorted(late, key=lambda v: (self._began_s[v][0], v))[:num_idle]
+        since_s = {v: self._began_s.get(v, [self._due_s])[0] for v in self._open - self._repeated}
+        late = [v for v in since_s if since_s[v] <= now_s - least_s]
+        chosen = sorted(late, key=lambda v: (since_s[v], v))[:num_idle]
         self._repeated.update(chosen)
         return tuple(chosen)

@@ -27,6 +27,7 @@ from elasticflow.services.executor.worker.training_tasks.tensor_connection impor
 
 _GREETING_TIMEOUT_S = 10.0
 _POLL_S = 0.1
+_IDLE_S = 0.1
 _LATE = 1.5  # times the median duration: a task that takes longer is duplicated
 _LOOPBACK = "127.0.0.1"
 
@@ -54,9 +55,9 @@ class TaskServer:
         self._changed = threading.Condition()
         self._step, self._iteration = 0, 0
         self._tensors: Sequence[torch.Tensor] = ()
-        self._tasks = StepTasks(0)
+        self._tasks = StepTasks(0, 0.0)
         self._contributions: dict[int, Contribution] = {}
-        self._idle = set[TensorConnection]()
+        self._idle_since_s: dict[TensorConnection, float] = {}
         self._durations_s: deque[float] = deque(maxlen=100)
         self.secret = secrets.token_hex(32)
         self._listener = socket.create_server((_LOOPBACK if host == _LOOPBACK else "", 0))
@@ -68,7 +69,7 @@ class TaskServer:
         with self._changed:
             self._step += 1
             self._iteration, self._tensors = iteration, tensors
-            self._tasks, self._contributions = StepTasks(self._num_tasks), {}
+            self._tasks, self._contributions = StepTasks(self._num_tasks, time.monotonic()), {}
         self._announce(self._step, range(self._num_tasks))
 
     def contributions(self) -> Sequence[Contribution]:
@@ -77,9 +78,7 @@ class TaskServer:
             with self._changed:
                 if self._tasks.is_done:
                     return [self._contributions[virtual_node] for virtual_node in range(self._num_tasks)]
-                late = self._tasks.duplicates(
-                    num_idle=len(self._idle), least_s=_LATE * self._usual_s(), now_s=time.monotonic()
-                )
+                late = self._late_tasks(time.monotonic())
                 if not late:
                     self._changed.wait(_POLL_S)
             if late:
@@ -87,8 +86,11 @@ class TaskServer:
             if self._stop_requested():
                 raise PeerLost("a stop is requested while tasks of this step are under way")
 
-    def _usual_s(self) -> float:
-        return statistics.median(self._durations_s) if self._durations_s else math.inf
+    def _late_tasks(self, now_s: float) -> Sequence[int]:
+        """To hand out a second time. A runner is idle after a time in which the load would give it a task."""
+        usual_s = statistics.median(self._durations_s) if self._durations_s else math.inf
+        num_idle = sum(since_s <= now_s - _IDLE_S for since_s in self._idle_since_s.values())
+        return self._tasks.duplicates(num_idle=num_idle, least_s=_LATE * usual_s, now_s=now_s)
 
     def _accept(self) -> None:
         while True:
@@ -114,12 +116,13 @@ class TaskServer:
             return
         try:
             while True:
-                self._set_idle(connection)
+                with self._changed:
+                    self._idle_since_s[connection] = time.monotonic()
                 request, _ = connection.receive()
                 self._serve_task(connection, **request)
         finally:
             with self._changed:
-                self._idle.discard(connection)
+                self._idle_since_s.pop(connection, None)
 
     def _refusal(self, digest: CompatibilityDigest) -> str:
         try:
@@ -128,17 +131,12 @@ class TaskServer:
             return str(error)
         return ""
 
-    def _set_idle(self, connection: TensorConnection) -> None:
-        with self._changed:
-            self._idle.add(connection)
-            self._changed.notify()
-
     def _serve_task(self, connection: TensorConnection, *, step: int, virtual_node: int, has_parameters: bool) -> None:
         began_s = time.monotonic()
         with self._changed:
             tasks, tensors, iteration = self._tasks, self._tensors, self._iteration
             is_wanted = step == self._step and tasks.begin(virtual_node, began_s)
-            self._idle.discard(connection)
+            del self._idle_since_s[connection]
         if not is_wanted:
             return connection.send({"is_wanted": False})
         try:
