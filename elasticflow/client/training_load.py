@@ -36,6 +36,7 @@ from elasticflow.shared.messages.worker_protocol.training_tasks import GradientT
 TASK_FUNCTION = "elasticflow.services.executor.worker.training_tasks.gradient_task:compute"
 MAX_TASKS_OF_A_LOAD = 20_000
 LOG_NAME = "manager.log"
+_END_S = 1.0  # from the failure of a task to the end of the manager that it could not reach
 _LOAD_NAME = "load"  # a file with the id of the load, so that the next start cancels what a crash has left
 
 
@@ -122,7 +123,7 @@ class _Training:
 
     async def run(self) -> TrainingProgress:
         following = asyncio.create_task(self._follow(), name="training manager")
-        executing = asyncio.create_task(self._execute(), name="training tasks")
+        executing = asyncio.create_task(self._execute(following), name="training tasks")
         try:
             await asyncio.wait({following, executing}, return_when=asyncio.FIRST_EXCEPTION)
             for task in (following, executing):
@@ -170,7 +171,7 @@ class _Training:
                     pass
         raise ManagerEnded(str(Path(self._assignment.checkpoint_dir) / LOG_NAME))
 
-    async def _execute(self) -> None:
+    async def _execute(self, following: asyncio.Task[TrainingProgress]) -> None:
         """One load after another, to the end of the training."""
         spec = self._load_spec(await self._is_ready)
         for number in itertools.count(1):
@@ -179,9 +180,9 @@ class _Training:
             results = self._client.results_of(self._inputs(), spec, load_id=load_id, code=self._code)
             async with contextlib.aclosing(results):
                 async for result in results:
-                    if result.value is None:
+                    if result.value is None and not await _has_finished(following):
                         raise TaskError(result.index, result.attempts, result.error, result.traceback)
-                    if isinstance(reason := pickle.loads(result.value), str):
+                    if result.value and isinstance(reason := pickle.loads(result.value), str):
                         raise TrainingRefused(reason)
             if self._is_over:
                 return
@@ -211,3 +212,9 @@ class _Training:
             task_timeout_s=options.task_timeout_s,
             description=f"gradients of {self._assignment.spec.training_function}",
         )
+
+
+async def _has_finished(following: asyncio.Task[TrainingProgress]) -> bool:
+    """Whether a task has failed only because the manager had finished. Raises what else has ended the manager."""
+    await asyncio.wait({following}, timeout=_END_S)
+    return following.done() and bool(following.result())

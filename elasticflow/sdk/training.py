@@ -1,6 +1,5 @@
 """Training as tasks of a padding load: an ordinary job on GPUs that no job needs, managed from this machine."""
 
-import asyncio
 import copy
 import io
 import tempfile
@@ -14,6 +13,7 @@ from elasticflow.client.training_load import TrainingOptions, TrainingProgress, 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.submission import Submission, submission_of
+from elasticflow.sdk.synchronous import with_client
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -87,13 +87,12 @@ def train_submission(
             checkpoint_every_s=options.checkpoint_every_s,
         )
 
-        async def run() -> TrainingProgress:
-            async with Client.connect(endpoint, tenant=tenant) as client:
-                return await train_in_tasks(
-                    client, assignment, ready.code, name=name, options=options, on_progress=on_progress
-                )
+        async def trained(client: Client) -> TrainingProgress:
+            return await train_in_tasks(
+                client, assignment, ready.code, name=name, options=options, on_progress=on_progress
+            )
 
-        return asyncio.run(run())
+        return with_client(endpoint, tenant, trained)
 
 
 def _extracted(code: Package | None, folder: str) -> str:
