@@ -4,16 +4,13 @@ All functions find the pool alike: nats_url, else NATS_URL, else the pool that `
 nearest `.eflow`. All raise NoPoolHere, UnknownPool, Unavailable, BadCredentials.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
 
 from elasticflow.client.client import REPLY_TIMEOUT_S, Client
-from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
+from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.history.pool_views import JobView, job_view, job_views
+from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import profilable, quotable, submission_of
 from elasticflow.sdk.times import Duration, Moment
@@ -29,8 +26,6 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
-
-T = TypeVar("T")
 
 
 def submit(
@@ -199,23 +194,3 @@ def wait(
         return job_view(await client.wait(job_id, timeout=timeout), client.now_s())
 
     return with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", ended)
-
-
-def with_client(endpoint: Endpoint, tenant: str, call: Callable[[Client], Awaitable[T]]) -> T:
-    """Connect to the pool, make the call, and disconnect."""
-
-    async def connected() -> T:
-        async with Client.connect(endpoint, tenant=tenant) as client:
-            return await call(client)
-
-    return _blocking(connected())
-
-
-def _blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, in another thread if this one runs an event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()

@@ -10,10 +10,10 @@ from pathlib import Path
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress, train_in_tasks
+from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.submission import Submission, submission_of
-from elasticflow.sdk.synchronous import with_client
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
