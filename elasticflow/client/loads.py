@@ -12,7 +12,7 @@ from typing import Any
 from elasticflow.client.command_requests import CommandRequests, fresh_message_id
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.result_window import ResultWindow
-from elasticflow.client.task_feed import TaskFeed
+from elasticflow.client.task_feed import MAX_BUNDLE_TASKS, TaskFeed
 from elasticflow.errors import LoadNotOpened, LoadWasCancelled
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration
@@ -61,10 +61,17 @@ class LoadRequests(CommandRequests):
         return await self._reply_to(command, (LoadCancelled, CancelLoadRejected), timeout)
 
     async def results_of(
-        self, inputs: Iterable[Any], spec: LoadSpec, *, load_id: str, code: Package | None = None
+        self,
+        inputs: Iterable[Any],
+        spec: LoadSpec,
+        *,
+        load_id: str,
+        code: Package | None = None,
+        max_bundle_tasks: int = MAX_BUNDLE_TASKS,
     ) -> AsyncGenerator[TaskResult]:
         """Execute one task for each input; yields the result of each in the order of their ends.
 
+        max_bundle_tasks: one runner executes the tasks of a bundle. By default they take about half a second.
         The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, LoadWasCancelled,
         InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
@@ -72,7 +79,7 @@ class LoadRequests(CommandRequests):
         if not isinstance(opened, LoadOpened):
             why = opened.explanation if isinstance(opened, LoadRejected) else "a load of this name was cancelled"
             raise LoadNotOpened(load_id, why)
-        feed, window = TaskFeed(inputs, spec.task_s), ResultWindow()
+        feed, window = TaskFeed(inputs, spec.task_s, max_bundle_tasks), ResultWindow()
         results = self._bus.results(self._pool, load_id)
         feeding = asyncio.create_task(self._feed(load_id, feed, window), name=f"tasks of {load_id}")
         following = asyncio.create_task(self._delete_read_results(load_id, window), name=f"progress of {load_id}")
