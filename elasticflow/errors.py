@@ -98,6 +98,18 @@ class TaskError(PermanentFailure):
 
 
 @dataclass(eq=False)
+class ResultFileUnusable(PermanentFailure):
+    """The file with a large result of a task cannot be read here."""
+
+    index: int
+    digest: str
+    node_id: str
+    why: str
+
+    MESSAGE: ClassVar[str] = "the result of task {index} is the file {digest:.12} that node {node_id} wrote: {why}"
+
+
+@dataclass(eq=False)
 class TrainingRefused(PermanentFailure):
     """The training as tasks of a padding load cannot continue; the reason tells the user what to change."""
 
