@@ -114,7 +114,7 @@ class LoadRunners:
             num_waiting=0,
             cost=TaskCost(task_s=spec.task_s, overhead_s=spec.overhead_s, start_stop_s=spec.start_stop_s),
         )
-        self._shares = after_opening(self._shares, active, weight=1.0)
+        self._shares = after_opening(self._shares, active, weight=self._ordered.weights.get(load.tenant, 1.0))
         queue = BundleQueue(
             self._bus, self._pool, load, num_wanted=self._num_wanted, on_pulled=self._pulled, log=self._log
         )
