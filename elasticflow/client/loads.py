@@ -152,7 +152,7 @@ class LoadRequests(CommandRequests):
     async def _feed(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
         """Store all tasks, then seal the load. Returns their number. Raises what the inputs raise."""
         num_tasks, client_id = 0, fresh_id()
-        while (bundle := await feed.next_bundle(await window.room(num_tasks))) is not None:
+        while (bundle := await feed.next_bundle(await window.feedable(num_tasks))) is not None:
             await self._store(load_id, bundle, f"tasks-{load_id}-{client_id}-{bundle.tasks[0][0]}")
             num_tasks += len(bundle.tasks)
         sealed = await self.seal_load(load_id, num_tasks)
