@@ -65,6 +65,8 @@ def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(args)
     if origin is tuple and args[1:] == (...,):
         return _tuples(_of(args[0]))
+    if origin is tuple:
+        return st.tuples(*map(_of, args))
     if origin is Mapping:
         return st.dictionaries(_of(args[0]), _of(args[1]), max_size=MAX_ITEMS)
     if hint is type(None):
