@@ -68,10 +68,7 @@ class LoadRequests(CommandRequests):
         The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, LoadWasCancelled,
         InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
-        opened = await self.open_load(spec, load_id=load_id, code=code)
-        if not isinstance(opened, LoadOpened):
-            why = opened.explanation if isinstance(opened, LoadRejected) else "a load of this name was cancelled"
-            raise LoadNotOpened(load_id, why)
+        await self._open(spec, load_id, code)
         feed, window = TaskFeed(inputs, spec.task_s), ResultWindow()
         results = self._bus.results(self._pool, load_id)
         feeding = asyncio.create_task(self._feed(load_id, feed, window), name=f"tasks of {load_id}")
@@ -98,6 +95,12 @@ class LoadRequests(CommandRequests):
             await asyncio.wait({waiting, feeding, following})
             await self._close(load_id, is_complete=is_complete)
 
+    async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> None:
+        opened = await self.open_load(spec, load_id=load_id, code=code)
+        if not isinstance(opened, LoadOpened):
+            why = opened.explanation if isinstance(opened, LoadRejected) else "a load of this name was cancelled"
+            raise LoadNotOpened(load_id, why)
+
     async def _delete_read_results(self, load_id: str, window: ResultWindow) -> str:
         """Delete what was read and counted, until the load is cancelled; returns the reason."""
         async with contextlib.aclosing(self.states()) as states:
@@ -120,12 +123,17 @@ class LoadRequests(CommandRequests):
                     async for state in states:
                         if load_id not in state.loads or not state.loads[load_id].live:
                             return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
-        command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
-        await self._publish(command, fresh_message_id(command))
+        await self._abandon(load_id)
         return None
 
+    async def _abandon(self, load_id: str) -> None:
+        """Cancel the load without waiting for the reply."""
+        command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
+        await self._publish(command, fresh_message_id(command))
+
     async def _feed(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
-        """Store all tasks, then seal the load. Returns their number. Raises what the inputs raise."""
+        """Store all tasks, or those whose results may be stored, then seal the load. Returns their number. Raises what the inputs
+        raise."""
         num_tasks = 0
         while (bundle := await feed.next_bundle(await window.room(num_tasks))) is not None:
             await self._store(load_id, bundle)

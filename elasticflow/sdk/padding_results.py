@@ -6,7 +6,7 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -22,20 +22,35 @@ FULL_S = 0.02
 CLOSE_TIMEOUT_S = 15.0
 
 
-def value_of(result: TaskResult) -> Any:
-    """What the task returned. Raises TaskError if it failed for good."""
+def pickled_value_of(result: TaskResult) -> bytes:
+    """What the task returned, as its runner pickled it. Raises TaskError if it failed for good."""
     if result.value is None:
         raise TaskError(result.index, result.attempts, result.error, result.traceback)
-    return pickle.loads(result.value)
+    return result.value
 
 
-class LoadResults:
-    """The results of a load, from a thread with an event loop of its own. A daemon, so that it never delays an exit."""
+def value_of(result: TaskResult) -> Any:
+    """What the task returned. Raises TaskError if it failed for good."""
+    return pickle.loads(pickled_value_of(result))
+
+
+def in_order(results: Iterable[TaskResult]) -> Generator[TaskResult]:
+    """The results of a load in the order of its tasks; those that are early wait."""
+    early, due = dict[int, TaskResult](), 0
+    for result in results:
+        early[result.index] = result
+        while (next_one := early.pop(due, None)) is not None:
+            yield next_one
+            due += 1
+
+
+class ReceivedResults:
+    """Results of one load, from a thread with an event loop of its own. A daemon, so that it never delays an exit."""
 
     def __init__(
-        self, endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package | None, load_id: str, inputs: Iterable[Any]
+        self, endpoint: Endpoint, tenant: str, load_id: str, results_of: Callable[[Client], AsyncGenerator[TaskResult]]
     ) -> None:
-        self._arguments = endpoint, tenant, spec, code, load_id, inputs
+        self._endpoint, self._tenant, self._results_of = endpoint, tenant, results_of
         self._received: queue.Queue[TaskResult | BaseException | None] = queue.Queue(MAX_RECEIVED)
         self._closed: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -50,7 +65,7 @@ class LoadResults:
             yield received
 
     def close(self) -> None:
-        """Cancel what is left of the load, and wait until that is done, at most CLOSE_TIMEOUT_S."""
+        """Receive no more, and wait until the client has disconnected, at most CLOSE_TIMEOUT_S."""
         atexit.unregister(self.close)
         with suppress(RuntimeError):  # it has ended, with its loop
             self._loop.call_soon_threadsafe(lambda: self._closed and self._closed.set())
@@ -72,10 +87,9 @@ class LoadResults:
         self._received.put(error)
 
     async def _receive(self) -> None:
-        endpoint, tenant, spec, code, load_id, inputs = self._arguments
         self._closed = asyncio.Event()
-        async with Client.connect(endpoint, tenant=tenant) as client:
-            receiving = asyncio.create_task(self._pass_on(client.results_of(inputs, spec, load_id=load_id, code=code)))
+        async with Client.connect(self._endpoint, tenant=self._tenant) as client:
+            receiving = asyncio.create_task(self._pass_on(self._results_of(client)))
             closing = asyncio.create_task(self._closed.wait())
             await asyncio.wait({receiving, closing}, return_when=asyncio.FIRST_COMPLETED)
             closing.cancel()
@@ -90,3 +104,14 @@ class LoadResults:
                 while self._received.full():  # noqa: ASYNC110 - the reader is another thread
                     await asyncio.sleep(FULL_S)
                 self._received.put_nowait(result)
+
+
+class LoadResults(ReceivedResults):
+    """The results of a load that it opens; closed before the last one, it cancels the load."""
+
+    def __init__(
+        self, endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package | None, load_id: str, inputs: Iterable[Any]
+    ) -> None:
+        super().__init__(
+            endpoint, tenant, load_id, lambda client: client.results_of(inputs, spec, load_id=load_id, code=code)
+        )
