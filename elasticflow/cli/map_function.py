@@ -93,7 +93,7 @@ def map(
         result_output(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going) as output,
         closing(LoadResults(endpoint, tenant, spec, code, load_id, lines)) as results,
     ):
-        output.write_all(in_order(results), lambda: lines.num_read)
+        output.write_all(in_order(results), results.pickled_value_of, lambda: lines.num_read)
     raise typer.Exit(1 if output.num_failed else 0)
 
 

@@ -1,6 +1,7 @@
 """The results of a padding load on stdout or in files, and its progress on stderr."""
 
 import json
+import pickle
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -13,10 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from elasticflow.cli.command_options import remember_json
 from elasticflow.cli.terminal_output import note
-from elasticflow.errors import NotPrintable, TaskError
-from elasticflow.sdk.padding_results import pickled_value_of, value_of
+from elasticflow.errors import NotPrintable, ResultFileUnusable, TaskError
 from elasticflow.shared.messages.padding_tasks import TaskResult
 
+PickledValueOf = Callable[[TaskResult], bytes]  # raises TaskError, ResultFileUnusable
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", show_default=False, help="Write the results there. Default: stdout."),
@@ -54,22 +55,24 @@ class ResultOutput:
         self._out, self._as_json, self._pickle_dir, self._keep_going = out, as_json, pickle_dir, keep_going
         self.num_failed = self.num_unprinted = 0
 
-    def write_all(self, results: Iterable[TaskResult], num_expected: Callable[[], int]) -> None:
-        """Each result as soon as it is there. Raises TaskError, NotPrintable unless keep_going."""
+    def write_all(
+        self, results: Iterable[TaskResult], pickled_value_of: PickledValueOf, num_expected: Callable[[], int]
+    ) -> None:
+        """Each result as soon as it is there. Raises TaskError, NotPrintable, ResultFileUnusable unless keep_going."""
         with _progress(num_expected, is_shown=not self._out.isatty()) as advance:
             for result in results:
-                self._write(result)
+                self._write(result, pickled_value_of)
                 advance()
 
-    def _write(self, result: TaskResult) -> None:
+    def _write(self, result: TaskResult, pickled_value_of: PickledValueOf) -> None:
         fields: dict[str, Any] = {"index": result.index}
         try:
-            text = self._value_as_json(result)
-        except (TaskError, NotPrintable) as error:
+            text = self._value_as_json(result.index, pickled_value_of(result))
+        except (TaskError, NotPrintable, ResultFileUnusable) as error:
             if not self._keep_going:
                 raise
             self.num_failed += 1
-            self.num_unprinted += isinstance(error, NotPrintable)
+            self.num_unprinted += not isinstance(error, TaskError)
             note(f"eflow: {error}")
             if not self._as_json:
                 return
@@ -78,11 +81,11 @@ class ResultOutput:
             line = f'{{"index": {result.index}, "value": {text}}}' if self._as_json else text
         print(line, file=self._out, flush=True)
 
-    def _value_as_json(self, result: TaskResult) -> str:
+    def _value_as_json(self, index: int, pickled: bytes) -> str:
         if self._pickle_dir is None:
-            return _as_json(result)
-        file = self._pickle_dir / f"{result.index}.pickle"
-        file.write_bytes(pickled_value_of(result))
+            return _as_json(index, pickled)
+        file = self._pickle_dir / f"{index}.pickle"
+        file.write_bytes(pickled)
         return json.dumps(str(file))
 
 
@@ -100,16 +103,14 @@ def result_output(
         yield ResultOutput(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going)
 
 
-def _as_json(result: TaskResult) -> str:
-    """Raises TaskError, NotPrintable. Unpickling calls code of the load's tenant, which may raise anything."""
+def _as_json(index: int, pickled: bytes) -> str:
+    """Raises NotPrintable. Unpickling calls code of the load's tenant, which may raise anything."""
     try:
-        return json.dumps(value_of(result), allow_nan=False)
-    except TaskError:
-        raise
+        return json.dumps(pickle.loads(pickled), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise NotPrintable(result.index, str(error)) from None
+        raise NotPrintable(index, str(error)) from None
     except Exception as error:
-        raise NotPrintable(result.index, f"unpickling failed: {type(error).__name__}: {error}") from None
+        raise NotPrintable(index, f"unpickling failed: {type(error).__name__}: {error}") from None
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def results(
         result_output(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going) as output,
         closing(ReceivedResults(endpoint, "", load_id, lambda client: client.stored_results(load_id))) as stored,
     ):
-        output.write_all(stored if as_completed else in_order(stored), lambda: num_tasks)
+        output.write_all(stored if as_completed else in_order(stored), stored.pickled_value_of, lambda: num_tasks)
     if not (keep or output.num_unprinted):
         run_at(endpoint, lambda client: client.delete_stored_results(load_id))
     raise typer.Exit(1 if output.num_failed else 0)

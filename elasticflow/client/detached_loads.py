@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.loads import LoadRequests
+from elasticflow.client.result_values import delete_result_files
 from elasticflow.client.result_window import ResultWindow
 from elasticflow.client.task_feed import TaskFeed
 from elasticflow.errors import LoadWasCancelled, ResultsGone, UnknownLoad
@@ -44,6 +45,7 @@ class DetachedLoads(LoadRequests):
         feeding = asyncio.create_task(self._feed(load_id, feed, window), name=f"tasks of {load_id}")
         following = asyncio.create_task(self._delete_read_results(load_id, window), name=f"end of {load_id}")
         measuring = asyncio.create_task(self._measure(load_id, feed, window), name=f"results of {load_id}")
+        holding = asyncio.create_task(self.hold_load(load_id), name=f"lease of {load_id}")
         is_sent = False
         try:
             await asyncio.wait({feeding, following, measuring}, return_when=asyncio.FIRST_COMPLETED)
@@ -54,9 +56,9 @@ class DetachedLoads(LoadRequests):
             return SentLoad(load_id=load_id, num_tasks=num_tasks, is_whole=not feed.has_tasks)
         finally:
             feed.close()
-            for task in (feeding, following, measuring):
+            for task in (feeding, following, measuring, holding):
                 task.cancel()
-            await asyncio.wait({feeding, following, measuring})
+            await asyncio.wait({feeding, following, measuring, holding})
             if not is_sent:
                 await self._abandon(load_id)
 
@@ -85,8 +87,9 @@ class DetachedLoads(LoadRequests):
             await asyncio.wait({waiting, finishing})
 
     async def delete_stored_results(self, load_id: str) -> None:
-        """Of a load that has ended. A repeat has no effect."""
+        """Of a load that has ended, with the files of large ones. A repeat has no effect."""
         await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
+        delete_result_files(load_id, self.endpoint.data_dir)
 
     async def _finished(self, load_id: str) -> int:
         """Wait until the load has finished; the number of its tasks. Raises UnknownLoad, LoadWasCancelled."""

@@ -55,14 +55,14 @@ class ResultWindow:
             self._num_bytes_deleted += self._stored.popleft()[1]
         self._moved.set()
 
-    async def room(self, num_fed: int) -> int:
-        """Wait until more tasks may be fed; how many. 0: the results that are kept leave room for no others."""
-        while (room := self._most_fed() - num_fed) <= 0:
+    async def feedable(self, num_fed: int) -> int:
+        """Wait until more tasks may be fed; how many. 0: the results that are kept leave no space for others."""
+        while (feedable := self._most_fed() - num_fed) <= 0:
             if self._keeps_results and self.num_read and num_fed >= self._most_stored():
                 return 0
             self._moved.clear()
             await self._moved.wait()
-        return room
+        return feedable
 
     def _most_fed(self) -> int:
         if not self.num_read:
@@ -70,7 +70,7 @@ class ResultWindow:
         return min(self._most_stored(), self._read.first_missing + MAX_TASKS_AHEAD)
 
     def _most_stored(self) -> int:
-        """Tasks whose results have room, with those that are deleted; further ones may be as large as the mean."""
+        """Tasks whose results fit, with those that are deleted; further ones may be as large as the mean."""
         mean_bytes = self._num_bytes_read / self.num_read
         stored_bytes = self._num_bytes_read - self._num_bytes_deleted
         num_expected = int((MAX_STORED_BYTES - stored_bytes) / mean_bytes)

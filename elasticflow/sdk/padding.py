@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.padding_code import load_name, named_code
-from elasticflow.sdk.padding_results import LoadResults, in_order, value_of
+from elasticflow.sdk.padding_results import LoadResults, in_order
 from elasticflow.shared.messages.load_spec import LoadSpec
 
 Input = TypeVar("Input")
@@ -56,4 +56,4 @@ def _in_order(
 ) -> Generator[Any]:
     with closing(LoadResults(endpoint, tenant, spec, code, load_id, inputs)) as results:
         for result in in_order(results):
-            yield value_of(result)
+            yield results.value_of(result)

@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.errors import TaskError
+from elasticflow.client.result_values import delete_result_files, pickled_value_of
 from elasticflow.sdk.packaging import Package
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
@@ -20,18 +20,6 @@ from elasticflow.shared.messages.padding_tasks import TaskResult
 MAX_RECEIVED = 1_000  # results that wait for their reader
 FULL_S = 0.02
 CLOSE_TIMEOUT_S = 15.0
-
-
-def pickled_value_of(result: TaskResult) -> bytes:
-    """What the task returned, as its runner pickled it. Raises TaskError if it failed for good."""
-    if result.value is None:
-        raise TaskError(result.index, result.attempts, result.error, result.traceback)
-    return result.value
-
-
-def value_of(result: TaskResult) -> Any:
-    """What the task returned. Raises TaskError if it failed for good."""
-    return pickle.loads(pickled_value_of(result))
 
 
 def in_order(results: Iterable[TaskResult]) -> Generator[TaskResult]:
@@ -50,7 +38,7 @@ class ReceivedResults:
     def __init__(
         self, endpoint: Endpoint, tenant: str, load_id: str, results_of: Callable[[Client], AsyncGenerator[TaskResult]]
     ) -> None:
-        self._endpoint, self._tenant, self._results_of = endpoint, tenant, results_of
+        self._endpoint, self._tenant, self._load_id, self._results_of = endpoint, tenant, load_id, results_of
         self._received: queue.Queue[TaskResult | BaseException | None] = queue.Queue(MAX_RECEIVED)
         self._closed: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -63,6 +51,14 @@ class ReceivedResults:
             if isinstance(received, BaseException):
                 raise received
             yield received
+
+    def value_of(self, result: TaskResult) -> Any:
+        """What the task returned. Raises TaskError if it failed for good, ResultFileUnusable."""
+        return pickle.loads(self.pickled_value_of(result))
+
+    def pickled_value_of(self, result: TaskResult) -> bytes:
+        """The same as its runner pickled it."""
+        return pickled_value_of(result, self._load_id, self._endpoint.data_dir)
 
     def close(self) -> None:
         """Receive no more, and wait until the client has disconnected, at most CLOSE_TIMEOUT_S."""
@@ -107,7 +103,10 @@ class ReceivedResults:
 
 
 class LoadResults(ReceivedResults):
-    """The results of a load that it opens; closed before the last one, it cancels the load."""
+    """The results of a load that it opens; closed before the last one, it cancels the load.
+
+    `close` is called once no value is needed any more: it deletes the files of large results.
+    """
 
     def __init__(
         self, endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package | None, load_id: str, inputs: Iterable[Any]
@@ -115,3 +114,7 @@ class LoadResults(ReceivedResults):
         super().__init__(
             endpoint, tenant, load_id, lambda client: client.results_of(inputs, spec, load_id=load_id, code=code)
         )
+
+    def close(self) -> None:
+        super().close()
+        delete_result_files(self._load_id, self._endpoint.data_dir)

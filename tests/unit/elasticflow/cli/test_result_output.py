@@ -11,6 +11,7 @@ import typer
 
 from elasticflow.cli.map_function import InputLines, parse_size
 from elasticflow.cli.result_output import ResultOutput
+from elasticflow.client.result_values import pickled_value_of
 from elasticflow.errors import BadInputLine, NotLoadable, NotPrintable, TaskError
 from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.padding_tasks import TaskResult
@@ -27,7 +28,7 @@ def failed(index: int) -> TaskResult:
 def printed(*results: TaskResult, as_json: bool = False, keep_going: bool = False) -> tuple[list[str], ResultOutput]:
     out = io.StringIO()
     output = ResultOutput(out, as_json=as_json, pickle_dir=None, keep_going=keep_going)
-    output.write_all(results, lambda: len(results))
+    output.write_all(results, lambda result: pickled_value_of(result, "load", None), lambda: len(results))
     return out.getvalue().splitlines(), output
 
 
