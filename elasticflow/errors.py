@@ -86,6 +86,50 @@ class LoadWasCancelled(PermanentFailure):
 
 
 @dataclass(eq=False)
+class UnknownLoad(PermanentFailure):
+    load_id: str
+    pool: str
+
+    MESSAGE: ClassVar[str] = "unknown padding load {load_id!r} in pool {pool}; `eflow loads --all` lists its loads"
+
+
+@dataclass(eq=False)
+class ResultsGone(PermanentFailure):
+    load_id: str
+    num_missing: int
+    num_tasks: int
+
+    MESSAGE: ClassVar[str] = (
+        "{num_missing} of {num_tasks} results of the padding load {load_id!r} are not stored: results are deleted once "
+        "they are read, or an hour after the end of their load; map its inputs again"
+    )
+
+
+@dataclass(eq=False)
+class NotPrintable(PermanentFailure):
+    """index: of the task whose result cannot be printed."""
+
+    index: int
+    reason: str
+
+    MESSAGE: ClassVar[str] = (
+        "the result of task {index} cannot be printed as JSON: {reason}; return plain values, "
+        "or write each result to a file with --pickle DIR"
+    )
+
+
+@dataclass(eq=False)
+class BadInputLine(PermanentFailure):
+    source: str
+    line: int
+    reason: str
+
+    MESSAGE: ClassVar[str] = (
+        "line {line} of {source} is not JSON: {reason}; correct it, or leave out --json-lines to pass lines as text"
+    )
+
+
+@dataclass(eq=False)
 class TaskError(PermanentFailure):
     """A task of a padding load has failed for good. task_traceback: of the last attempt, on its node."""
 

@@ -15,9 +15,11 @@ from elasticflow.cli import (
     jobs_and_nodes,
     loads,
     logs,
+    map_function,
     pool,
     profile,
     replay,
+    results,
     submit,
     suits,
     train,
@@ -26,7 +28,16 @@ from elasticflow.cli import (
 )
 from elasticflow.cli.command_options import AS_JSON
 from elasticflow.cli.terminal_output import note, print_json
-from elasticflow.errors import UnknownJob, UnknownQuote
+from elasticflow.errors import (
+    LoadNotOpened,
+    LoadWasCancelled,
+    NotPrintable,
+    ResultsGone,
+    TaskError,
+    UnknownJob,
+    UnknownLoad,
+    UnknownQuote,
+)
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import PackagingFailed
 from elasticflow.shared.errors import ElasticFlowError
@@ -39,6 +50,10 @@ NEGATIVE = 1  # a rejection, or the answer is no
 CANNOT = 2  # wrong usage, or no connection
 INTERRUPTED = 130  # as shells report Ctrl-C
 
+_NEGATIVE_ERRORS = (
+    *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad),
+    *(LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
+)
 _EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
 
 
@@ -55,7 +70,7 @@ class _Eflow(TyperGroup):
             raise typer.Exit(0) from None
         except _EXPECTED as error:
             note(f"eflow: {error}")
-            if not isinstance(error, InvalidJob | UnknownJob | UnknownQuote):
+            if not isinstance(error, _NEGATIVE_ERRORS):
                 raise typer.Exit(CANNOT) from None
             if ctx.meta.get(AS_JSON):  # a program reads this answer, too
                 print_json({"error": str(error)})
@@ -112,7 +127,7 @@ def _add(*commands: Callable[..., None]) -> None:
 _add(up.up, pool.down, pool.configure)
 _add(submit.submit, submit.quote, profile.profile, train.train)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
-_add(loads.loads, suits.suits)
+_add(map_function.map, results.results, loads.loads, suits.suits)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
 _add(watch.watch, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))

@@ -66,14 +66,14 @@ Tenant = Annotated[
 ]
 
 
-def _remember(context: typer.Context, as_json: bool) -> bool:
+def remember_json(context: typer.Context, as_json: bool) -> bool:
     """Keep the option for the handler that prints a failure of the command."""
     context.meta[AS_JSON] = as_json
     return as_json
 
 
 AS_JSON = "as_json"  # key in a context's meta
-Json = Annotated[bool, typer.Option("--json", callback=_remember, help="Print one JSON value instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", callback=remember_json, help="Print one JSON value instead of a table.")]
 
 
 def where_words(context: typer.Context) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import get_args
 
 from elasticflow.client.command_requests import check, fresh_job_id, fresh_message_id
+from elasticflow.client.detached_loads import DetachedLoads
 from elasticflow.client.ledger import with_retry
-from elasticflow.client.loads import LoadRequests
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.errors import NoAdmission, UnknownPool, UnknownQuote
@@ -53,7 +53,7 @@ REPLY_TIMEOUT_S = 30.0
 CHECKPOINT_TIMEOUT_S = 300.0  # a large checkpoint takes minutes
 
 
-class Client(LoadRequests):
+class Client(DetachedLoads):
     """One pool, over one connection; made by `Client.connect`."""
 
     @classmethod

@@ -145,12 +145,19 @@ class LoadRequests(CommandRequests):
                     async for state in states:
                         if load_id not in state.loads or not state.loads[load_id].live:
                             return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
-        command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
-        await self._publish(command, fresh_message_id(command))
+        await self._abandon(load_id)
         return None
 
+    async def _abandon(self, load_id: str) -> None:
+        """Cancel the load without waiting for the reply."""
+        command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
+        await self._publish(command, fresh_message_id(command))
+
     async def _feed(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
-        """Store all tasks, then seal the load. Returns their number. Raises what the inputs raise."""
+        """Store all tasks that the window takes, then seal the load. Returns their number.
+
+        Raises what the inputs raise.
+        """
         num_tasks, client_id = 0, fresh_id()
         while (bundle := await feed.next_bundle(await window.feedable(num_tasks))) is not None:
             await self._store(load_id, bundle, f"tasks-{load_id}-{client_id}-{bundle.tasks[0][0]}")

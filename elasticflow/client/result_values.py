@@ -11,14 +11,19 @@ from elasticflow.shared.messages.padding_tasks import TaskResult
 
 
 def value_of(result: TaskResult, load_id: str, data_dir: Path | None) -> Any:
-    """What the task returned; runs code of its pickle. data_dir: of the pool, None if it is unknown.
+    """What the task returned; runs code of its pickle. Raises as `pickled_value_of`."""
+    return pickle.loads(pickled_value_of(result, load_id, data_dir))
+
+
+def pickled_value_of(result: TaskResult, load_id: str, data_dir: Path | None) -> bytes:
+    """What the task returned, as its runner pickled it. data_dir: of the pool, None if it is unknown.
 
     Raises TaskError if it failed for good, ResultFileUnusable.
     """
     if result.error:
         raise TaskError(result.index, result.attempts, result.error, result.traceback)
     if result.value is not None:
-        return pickle.loads(result.value)
+        return result.value
     if data_dir is None:
         why = "the pool's data folder is not known here: give it as data_dir (--data-dir, EF_DATA_DIR)"
         raise ResultFileUnusable(result.index, result.file_digest, result.node_id, why)
@@ -30,7 +35,7 @@ def value_of(result: TaskResult, load_id: str, data_dir: Path | None) -> Any:
         raise ResultFileUnusable(result.index, result.file_digest, result.node_id, why) from None
     if hashlib.sha256(pickled).hexdigest() != result.file_digest:
         raise ResultFileUnusable(result.index, result.file_digest, result.node_id, f"{file} is damaged")
-    return pickle.loads(pickled)
+    return pickled
 
 
 def delete_result_files(load_id: str, data_dir: Path | None) -> None:

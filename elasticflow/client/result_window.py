@@ -14,9 +14,13 @@ MAX_TASKS_AHEAD = 100_000
 
 
 class ResultWindow:
-    """The first result of each task counts, in the order of the stream. A result may be deleted once it is read."""
+    """The first result of each task counts, in the order of the stream. A result may be deleted once it is read.
 
-    def __init__(self) -> None:
+    keeps_results: they are read for their sizes only, and another client deletes them later.
+    """
+
+    def __init__(self, *, keeps_results: bool = False) -> None:
+        self._keeps_results = keeps_results
         self._read = IndexSet()
         self._stored: deque[tuple[int, int]] = deque()  # sequence and bytes of messages that are read, not deleted
         self._read_to = 0
@@ -42,7 +46,8 @@ class ResultWindow:
     def deletable(self, counted_to: int) -> int | None:
         """Up to which sequence results may be deleted, of those that the ledger counts; None: no others than before."""
         up_to = min(self._read_to, counted_to)
-        return up_to if self._stored and self._stored[0][0] <= up_to else None
+        is_read = self._stored and self._stored[0][0] <= up_to
+        return up_to if is_read and not self._keeps_results else None
 
     def deleted(self, up_to: int) -> None:
         """Results are deleted up to this sequence."""
@@ -51,8 +56,10 @@ class ResultWindow:
         self._moved.set()
 
     async def feedable(self, num_fed: int) -> int:
-        """Wait until more tasks may be fed; how many."""
+        """Wait until more tasks may be fed; how many. 0: the results that are kept leave no space for others."""
         while (feedable := self._most_fed() - num_fed) <= 0:
+            if self._keeps_results and self.num_read and num_fed >= self._most_stored():
+                return 0
             self._moved.clear()
             await self._moved.wait()
         return feedable
@@ -60,7 +67,11 @@ class ResultWindow:
     def _most_fed(self) -> int:
         if not self.num_read:
             return FIRST_TASKS
+        return min(self._most_stored(), self._read.first_missing + MAX_TASKS_AHEAD)
+
+    def _most_stored(self) -> int:
+        """Tasks whose results fit, with those that are deleted; further ones may be as large as the mean."""
         mean_bytes = self._num_bytes_read / self.num_read
         stored_bytes = self._num_bytes_read - self._num_bytes_deleted
-        num_expected = int((MAX_STORED_BYTES - stored_bytes) / mean_bytes)  # of results still to come
-        return min(self.num_read + max(num_expected, 0), self._read.first_missing + MAX_TASKS_AHEAD)
+        num_expected = int((MAX_STORED_BYTES - stored_bytes) / mean_bytes)
+        return self.num_read + max(num_expected, 0)

@@ -41,8 +41,16 @@ class TaskFeed:
         """A task took so long: bundles follow the running mean."""
         self._task_s = max(self._task_s + 0.1 * (task_s - self._task_s), _LEAST_TASK_S)
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether tasks are read that no bundle has."""
+        return bool(self._tasks)
+
     async def next_bundle(self, most: int) -> TaskBundle | None:
-        """At most so many tasks; None after the last one. Raises what the inputs raise, TooLarge."""
+        """At most so many tasks; None after the last one, or if none is wanted.
+
+        Raises what the inputs raise, TooLarge.
+        """
         most = min(max(int(BUNDLE_S / self._task_s), 1), self._max_bundle_tasks, most)
         while not (self._tasks or self._has_ended):
             self._news.clear()

@@ -1,15 +1,15 @@
 """Padding loads for scripts and notebooks: one function called on many inputs, on GPUs that no job uses."""
 
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.padding_code import load_name, named_code
-from elasticflow.sdk.padding_results import LoadResults
+from elasticflow.sdk.padding_results import LoadResults, in_order
 from elasticflow.shared.messages.load_spec import LoadSpec
-from elasticflow.shared.messages.padding_tasks import TaskResult
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
@@ -54,12 +54,6 @@ def map(
 def _in_order(
     endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package | None, load_id: str, inputs: Iterable[Any]
 ) -> Generator[Any]:
-    results, early, due = LoadResults(endpoint, tenant, spec, code, load_id, inputs), dict[int, TaskResult](), 0
-    try:
-        for result in results:
-            early[result.index] = result
-            while (next_one := early.pop(due, None)) is not None:
-                yield results.value_of(next_one)
-                due += 1
-    finally:
-        results.close()
+    with closing(LoadResults(endpoint, tenant, spec, code, load_id, inputs)) as results:
+        for result in in_order(results):
+            yield results.value_of(result)

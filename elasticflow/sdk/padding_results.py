@@ -2,16 +2,17 @@
 
 import asyncio
 import atexit
+import pickle
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing, suppress
 from typing import Any
 
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.client.result_values import delete_result_files, value_of
+from elasticflow.client.result_values import delete_result_files, pickled_value_of
 from elasticflow.sdk.packaging import Package
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
@@ -21,16 +22,23 @@ FULL_S = 0.02
 CLOSE_TIMEOUT_S = 15.0
 
 
-class LoadResults:
-    """The results of a load, from a thread with an event loop of its own. A daemon, so that it never delays an exit.
+def in_order(results: Iterable[TaskResult]) -> Generator[TaskResult]:
+    """The results of a load in the order of its tasks; those that are early wait."""
+    early, due = dict[int, TaskResult](), 0
+    for result in results:
+        early[result.index] = result
+        while (next_one := early.pop(due, None)) is not None:
+            yield next_one
+            due += 1
 
-    `close` is called once no value is needed any more: it deletes the files of large results.
-    """
+
+class ReceivedResults:
+    """Results of one load, from a thread with an event loop of its own. A daemon, so that it never delays an exit."""
 
     def __init__(
-        self, endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package | None, load_id: str, inputs: Iterable[Any]
+        self, endpoint: Endpoint, tenant: str, load_id: str, results_of: Callable[[Client], AsyncGenerator[TaskResult]]
     ) -> None:
-        self._arguments = endpoint, tenant, spec, code, load_id, inputs
+        self._endpoint, self._tenant, self._load_id, self._results_of = endpoint, tenant, load_id, results_of
         self._received: queue.Queue[TaskResult | BaseException | None] = queue.Queue(MAX_RECEIVED)
         self._closed: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
@@ -46,11 +54,14 @@ class LoadResults:
 
     def value_of(self, result: TaskResult) -> Any:
         """What the task returned. Raises TaskError if it failed for good, ResultFileUnusable."""
-        endpoint, _, _, _, load_id, _ = self._arguments
-        return value_of(result, load_id, endpoint.data_dir)
+        return pickle.loads(self.pickled_value_of(result))
+
+    def pickled_value_of(self, result: TaskResult) -> bytes:
+        """The same as its runner pickled it."""
+        return pickled_value_of(result, self._load_id, self._endpoint.data_dir)
 
     def close(self) -> None:
-        """Cancel what is left of the load, and wait until that is done, at most CLOSE_TIMEOUT_S."""
+        """Receive no more, and wait until the client has disconnected, at most CLOSE_TIMEOUT_S."""
         atexit.unregister(self.close)
         with suppress(RuntimeError):  # it has ended, with its loop
             self._loop.call_soon_threadsafe(lambda: self._closed and self._closed.set())
@@ -59,8 +70,6 @@ class LoadResults:
             with suppress(queue.Empty):  # it may wait to pass on a last one
                 self._received.get_nowait()
             self._thread.join(FULL_S)
-        endpoint, _, _, _, load_id, _ = self._arguments
-        delete_result_files(load_id, endpoint.data_dir)
         with suppress(queue.Full):  # a reader in another thread may wait for the next one
             self._received.put_nowait(None)
 
@@ -74,10 +83,9 @@ class LoadResults:
         self._received.put(error)
 
     async def _receive(self) -> None:
-        endpoint, tenant, spec, code, load_id, inputs = self._arguments
         self._closed = asyncio.Event()
-        async with Client.connect(endpoint, tenant=tenant) as client:
-            receiving = asyncio.create_task(self._pass_on(client.results_of(inputs, spec, load_id=load_id, code=code)))
+        async with Client.connect(self._endpoint, tenant=self._tenant) as client:
+            receiving = asyncio.create_task(self._pass_on(self._results_of(client)))
             closing = asyncio.create_task(self._closed.wait())
             await asyncio.wait({receiving, closing}, return_when=asyncio.FIRST_COMPLETED)
             closing.cancel()
@@ -92,3 +100,21 @@ class LoadResults:
                 while self._received.full():  # noqa: ASYNC110 - the reader is another thread
                     await asyncio.sleep(FULL_S)
                 self._received.put_nowait(result)
+
+
+class LoadResults(ReceivedResults):
+    """The results of a load that it opens; closed before the last one, it cancels the load.
+
+    `close` is called once no value is needed any more: it deletes the files of large results.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package | None, load_id: str, inputs: Iterable[Any]
+    ) -> None:
+        super().__init__(
+            endpoint, tenant, load_id, lambda client: client.results_of(inputs, spec, load_id=load_id, code=code)
+        )
+
+    def close(self) -> None:
+        super().close()
+        delete_result_files(self._load_id, self._endpoint.data_dir)

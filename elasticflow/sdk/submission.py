@@ -1,13 +1,14 @@
-"""From a job, class or file of a user to what is submitted: a specification and its code."""
+"""From a job, class, function or file of a user to what is submitted: a specification and its code."""
 
 import copy
 import importlib
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from elasticflow.errors import NotLoadable
 from elasticflow.sdk.job import ElasticJob
@@ -58,39 +59,58 @@ def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Packag
     A file is packaged; a module must be importable on the nodes. The user's module is imported in this process
     unless it is a script. arguments: of a script. Raises NotLoadable.
     """
-    try:
-        code = package(target) if ".py" in target else None
-    except PackagingFailed as error:
-        raise NotLoadable(target, str(error)) from None
+    code = _packaged(target)
     training_function = code.training_function if code else target
     entry = training_function.partition(":")[2]
     if entry in (SCRIPT, TORCHRUN):
         return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
     if arguments:
         raise NotLoadable(target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE")
-    if code is not None:
-        sys.path.insert(0, str(_import_root(target, code)))
-    job_class = _imported(target, training_function)
+    job_class = _found(target, code, "file and a class, like train.py:Digits, or package.module:Digits")
+    if not isinstance(job_class, type) or not issubclass(job_class, ElasticJob):
+        raise NotLoadable(target, f"{entry} is not a subclass of ElasticJob")
     try:
         return job_class(), code
     except Exception as error:
         raise NotLoadable(target, f"creating a {job_class.__name__} failed: {_in_a_line(error)}") from error
 
 
-def _imported(target: str, training_function: str) -> type[ElasticJob]:
-    module_name, separator, class_name = training_function.partition(":")
-    if not separator or not class_name:
-        raise NotLoadable(target, "name a file and a class, like train.py:Digits, or package.module:Digits")
+def load_function(target: str) -> Callable[[Any], Any]:
+    """The function that a command line names: "proteins.py:fold", or "package.module:fold".
+
+    Its module is imported in this process. Raises NotLoadable.
+    """
+    wanted = "file and a function, like proteins.py:fold, or package.module:fold"
+    code = _packaged(target) if ".py:" in target else None
+    found = _found(target, code, wanted)
+    if not callable(found):
+        raise NotLoadable(target, f"{target.rpartition(':')[2]} is not a function")
+    return found
+
+
+def _packaged(target: str) -> Package | None:
+    """The code of a file; None for a module."""
+    try:
+        return package(target) if ".py" in target else None
+    except PackagingFailed as error:
+        raise NotLoadable(target, str(error)) from None
+
+
+def _found(target: str, code: Package | None, wanted: str) -> Any:
+    """The class or function of this name, in its module, which is imported. wanted: what the target must name."""
+    module_name, _, name = (code.training_function if code else target).partition(":")
+    if not name or module_name.endswith(".py"):
+        raise NotLoadable(target, f"name a {wanted}")
+    if code is not None:
+        sys.path.insert(0, str(_import_root(target, code)))
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         reason = f"importing {module_name} failed: {_in_a_line(error)}{_missing_init(target, error)}"
         raise NotLoadable(target, reason) from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type) or not issubclass(found, ElasticJob):
-        what = f"has no class {class_name}" if found is None else f"{class_name} is not a subclass of ElasticJob"
-        raise NotLoadable(target, f"{module_name} {what}")
-    return found
+    if not hasattr(module, name):
+        raise NotLoadable(target, f"{module_name} has no {name}")
+    return getattr(module, name)
 
 
 def _missing_init(target: str, error: Exception) -> str:

@@ -39,6 +39,8 @@ COMMANDS = (
     ("explain",),
     ("loads",),
     ("suits",),
+    ("map",),
+    ("results",),
 )
 JOB_FILE = """
 from elasticflow import ElasticJob
@@ -91,6 +93,8 @@ def test_each_command_is_listed_with_one_unbroken_sentence() -> None:
         ("nodes",),
         ("loads",),
         ("suits", "--task", "1s"),
+        ("map", "json:loads"),
+        ("results", "l"),
         ("watch",),
         ("explain", "j"),
         ("events",),
@@ -113,7 +117,7 @@ def test_without_a_pool_every_command_names_eflow_up(command: tuple[str, ...]) -
         ("import not_a_module_anywhere", "user_a.py:Net", 2, "No module named 'not_a_module_anywhere'"),
         ("1 / 0", "user_b.py:Net", 2, "ZeroDivisionError"),
         ("class Net: ...", "user_c.py:Net", 2, "Net is not a subclass of ElasticJob"),
-        ("x = 1", "user_d.py:Net", 2, "has no class Net"),
+        ("x = 1", "user_d.py:Net", 2, "user_d has no Net"),
         ("x = (", "user_e.py:Net", 2, "SyntaxError"),
         (JOB_FILE.format(name="Net", batch=0), "user_f.py", 1, "global_batch_size"),
         (JOB_FILE.format(name="Net", batch='"big"'), "user_g.py", 1, "global_batch_size"),

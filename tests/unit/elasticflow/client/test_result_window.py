@@ -58,3 +58,11 @@ async def test_no_task_runs_far_ahead_of_the_first_that_has_no_result() -> None:
     assert await is_full(window, MAX_TASKS_AHEAD)
     read(window, record(2, 0))
     assert await window.feedable(MAX_TASKS_AHEAD) <= 1_001
+
+
+async def test_results_that_are_kept_leave_no_space_in_the_end() -> None:
+    window = ResultWindow(keeps_results=True)
+    read(window, record(1, 0, value=bytes(MAX_STORED_BYTES // 100)))
+    assert await window.feedable(2) in (96, 97, 98)
+    assert await window.feedable(100) == 0, "it does not wait: no result is deleted"
+    assert window.deletable(counted_to=1) is None

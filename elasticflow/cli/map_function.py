@@ -1,0 +1,153 @@
+"""`eflow map`: one function on each line of a file, as tasks of a padding load."""
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+
+from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant, duration_of, run_at
+from elasticflow.cli.result_output import KeepGoing, Out, PickleDir, WithIndices, result_output
+from elasticflow.cli.terminal_output import note, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.detached_loads import SentLoad
+from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.client.result_window import MAX_STORED_BYTES
+from elasticflow.errors import BadInputLine
+from elasticflow.sdk.padding_code import load_name, named_code
+from elasticflow.sdk.padding_results import LoadResults, in_order
+from elasticflow.sdk.submission import load_function
+from elasticflow.shared.messages.load_spec import LoadSpec
+
+_STDIN = "-"
+_SIZE = re.compile(r"(\d+)([KMGT]i)?B?")
+
+
+def map(
+    target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION|MODULE:FUNCTION", help="A function of one argument.")],
+    inputs: Annotated[str, typer.Argument(metavar="INPUTS", help="File of lines; - is standard input.")] = _STDIN,
+    json_lines: Annotated[bool, typer.Option("--json-lines", help="Parse each line as JSON. Default: text.")] = False,
+    task: Annotated[str, typer.Option("--task", metavar="TIME", help="Seconds of one call, about: 0.5s, 2m.")] = "1s",
+    overhead: Annotated[str, typer.Option("--overhead", metavar="TIME", help="The rest of each task.")] = "0s",
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Of a GPU or CPU slot: 512MiB, 8GiB; 0 is any.")
+    ] = "0",
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="A longer call has failed.")] = "1h",
+    attempts: Annotated[int, typer.Option("--attempts", min=1, max=100, help="Calls that fail, of one input.")] = 3,
+    name: Annotated[str, typer.Option("--name", metavar="ID", help="Id of the load. Default: a fresh one.")] = "",
+    out: Out = None,
+    pickle_dir: PickleDir = None,
+    keep_going: KeepGoing = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Send all inputs and print the load's id; see `eflow results`.")
+    ] = False,
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: WithIndices = False,
+) -> None:
+    """Call a function on each line of a file, on GPUs that no job needs, and
+    print each result as a line of JSON, in the order of the inputs.
+
+    Lines are read as they are needed, and results are printed as they come.
+    The code of the function is sent; results are unpickled here. A call may be
+    executed twice. The first task that fails for good ends the load, and
+    Ctrl-C cancels it. Exit code 1 if a task failed.
+
+    With --detach, the results are kept until an hour after the end of the load.
+
+    \b
+    Examples:
+      eflow map proteins.py:fold sequences.txt --task 10s > structures.jsonl
+      find . -name '*.jpg' | eflow map images.py:describe --keep-going
+      eflow map model.py:score --json-lines < samples.jsonl | jq .score
+      eflow map proteins.py:fold sequences.txt --detach --name fold-1
+    """
+    if detach and (out is not None or pickle_dir is not None or keep_going):
+        raise typer.BadParameter("`eflow results` has --out, --pickle and --keep-going", param_hint="--detach")
+    function = load_function(target)
+    task_function, code = named_code(function)
+    spec = LoadSpec(
+        task_function=task_function,
+        code_digest=code.code_digest if code is not None else "",
+        task_s=duration_of(task, "--task") or 0.0,
+        overhead_s=duration_of(overhead, "--overhead") or 0.0,
+        memory_bytes=parse_size(memory),
+        task_timeout_s=duration_of(timeout, "--timeout") or 0.0,
+        max_attempts=attempts,
+    )
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    load_id = name or load_name(task_function.partition(":")[2])
+    lines = InputLines(inputs, json_lines=json_lines)
+
+    async def send(client: Client) -> SentLoad:
+        return await client.send_load(lines, spec, load_id=load_id, code=code)
+
+    if detach:
+        _show_sent(run_at(endpoint, send, tenant=tenant), as_json=as_json)
+        return
+    with (
+        result_output(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going) as output,
+        closing(LoadResults(endpoint, tenant, spec, code, load_id, lines)) as results,
+    ):
+        output.write_all(in_order(results), results.pickled_value_of, lambda: lines.num_read)
+    raise typer.Exit(1 if output.num_failed else 0)
+
+
+class InputLines:
+    """The inputs, read lazily: text without its newline, or the JSON value of each line. num_read: lines so far.
+
+    Raises OSError at once, and BadInputLine at a line that is not JSON.
+    """
+
+    def __init__(self, source: str, *, json_lines: bool) -> None:
+        self._source, self._json_lines = source, json_lines
+        self.num_read = 0
+        # A file object of its own: at the exit, Python waits for the lock of sys.stdin, which a blocked reader holds.
+        self._file = open(  # noqa: SIM115 - the thread that reads it closes it
+            0 if source == _STDIN else source,
+            encoding="utf-8",
+            errors="surrogateescape",  # names of files need not be UTF-8
+            newline="\n",
+            closefd=source != _STDIN,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._lines()
+
+    def _lines(self) -> Generator[Any]:
+        with self._file as lines:
+            for line in lines:
+                self.num_read += 1
+                text = line.removesuffix("\n")
+                yield self._parsed(text) if self._json_lines else text
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            source = "standard input" if self._source == _STDIN else self._source
+            raise BadInputLine(source, self.num_read, str(error)) from None
+
+
+def _show_sent(sent: SentLoad, *, as_json: bool) -> None:
+    if as_json:
+        print_json(sent)
+    else:
+        say_line(sent.load_id)
+    if not sent.is_whole:
+        note(
+            f"eflow: only the first {sent.num_tasks:,} inputs were sent, because the results of a detached load may "
+            f"have {MAX_STORED_BYTES >> 20} MiB; map the others after `eflow results {sent.load_id}`"
+        )
+        raise typer.Exit(1)
+
+
+def parse_size(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write 512MiB or 8GiB", param_hint="--memory")
+    return int(found[1]) << 10 * ("KMGT".index(found[2][0]) + 1 if found[2] else 0)

@@ -1,0 +1,234 @@
+"""`eflow map` and `eflow results` as processes on a real pool: results, failures, interruption, detached loads."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from elasticflow.client.result_window import FIRST_TASKS
+from elasticflow.shared.state.load import LoadPhase
+from tests.support.real_pool import POOL, RunningPool, running_pool
+from tests.support.shared_pool import stored_results
+from tests.support.terminal_user import ROOT, Ran
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WAIT_S = 120.0  # far above the usual time
+FUNCTIONS = """
+def echo(value):
+    if value == "bad":
+        raise ValueError("no such sample")
+    return {1} if value == "set" else value
+
+def large(_):
+    return "x" * 200_000
+"""
+
+
+class MapUser:
+    """Runs `eflow` in a folder with functions.py, with lines on its standard input."""
+
+    def __init__(self, pool: RunningPool, folder: Path) -> None:
+        self.pool, self.folder = pool, folder
+
+    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
+        where = {"NATS_URL": self.pool.url, "EF_POOL": POOL, "PYTHONPATH": str(ROOT)}
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "elasticflow", *arguments),
+            cwd=self.folder,
+            env=os.environ | where,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def eflow(self, *arguments: str, lines: str = "") -> Ran:
+        process = await self.start(*arguments)
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate(lines.encode(errors="surrogateescape"))
+        assert process.returncode is not None
+        return Ran(status=process.returncode, out=out.decode(), err=err.decode())
+
+    async def phase_at_end(self, load_id: str) -> LoadPhase:
+        state = await self.pool.when(
+            lambda state: load_id in state.loads and not state.loads[load_id].live, f"{load_id} ends"
+        )
+        return state.loads[load_id].phase
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def user(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MapUser]:
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "functions.py").write_text(FUNCTIONS)
+    async with running_pool(tmp_path_factory.mktemp("pool"), num_nodes=1, replicas={}) as pool:
+        yield MapUser(pool, folder)
+
+
+@contextlib.asynccontextmanager
+async def typing(user: MapUser, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command with a standard input that stays open."""
+    process = await user.start(*arguments)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def type_line(process: asyncio.subprocess.Process, line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + b"\n")
+    await process.stdin.drain()
+
+
+async def printed_line(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout is not None
+    return (await process.stdout.readline()).removesuffix(b"\n")
+
+
+async def test_results_are_printed_in_the_order_of_the_lines(user: MapUser) -> None:
+    lines = [f"line {number}" for number in range(200)]
+    ran = await user.eflow("map", "functions.py:echo", "--task", "0.01s", lines="\n".join(lines))
+    assert (ran.status, ran.err) == (0, "")
+    assert [json.loads(line) for line in ran.out.splitlines()] == lines
+
+
+async def test_lines_of_json_go_to_an_installed_function_and_results_to_a_file(user: MapUser) -> None:
+    (user.folder / "in.jsonl").write_text('[1, 2]\n"three"\n')
+    ran = await user.eflow("map", "builtins:len", "in.jsonl", "--json-lines", "--json", "--out", "out.jsonl")
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
+    written = [json.loads(line) for line in (user.folder / "out.jsonl").read_text().splitlines()]
+    assert written == [{"index": 0, "value": 2}, {"index": 1, "value": 5}]
+
+
+async def test_an_empty_input_prints_nothing(user: MapUser) -> None:
+    ran = await user.eflow("map", "functions.py:echo", "--name", "empty")
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
+    assert await user.phase_at_end("empty") is LoadPhase.FINISHED
+
+
+async def test_lines_that_are_not_utf8_come_back(user: MapUser) -> None:
+    ran = await user.eflow("map", "functions.py:echo", lines="caf\udce9\r\n")
+    assert json.loads(ran.out) == "caf\udce9\r"
+
+
+async def test_a_failed_task_ends_the_load(user: MapUser) -> None:
+    async with typing(user, "map", "functions.py:echo", "--attempts", "2", "--name", "bad") as process:
+        await type_line(process, b"a\nbad\nc")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert await process.wait() == 1
+        assert await process.stdout.read() == b'"a"\n'
+        message = (await process.stderr.read()).decode()
+    assert message.startswith("eflow: task 1 failed 2 times, at last with: ValueError: no such sample\n")
+    assert await user.phase_at_end("bad") is LoadPhase.CANCELLED
+
+
+async def test_failed_tasks_and_unprintable_results_are_reported_and_the_load_goes_on(user: MapUser) -> None:
+    arguments = ("map", "functions.py:echo", "--attempts", "1", "--keep-going")
+    ran = await user.eflow(*arguments, lines="a\nbad\nset\nd\n")
+    assert (ran.status, ran.out) == (1, '"a"\n"d"\n')
+    assert "task 1 failed 1 times" in ran.err
+    assert "the result of task 2 cannot be printed as JSON: Object of type set" in ran.err
+    printed = (await user.eflow(*arguments, "--json", lines="bad\na\n")).out.splitlines()
+    assert [json.loads(line) for line in printed] == [
+        {"index": 0, "error": "ValueError: no such sample"},
+        {"index": 1, "value": "a"},
+    ]
+
+
+async def test_results_that_json_cannot_hold_are_written_to_files(user: MapUser) -> None:
+    ran = await user.eflow("map", "functions.py:echo", "--pickle", "values", lines="set\n")
+    assert (ran.status, ran.out) == (0, '"values/0.pickle"\n')
+    assert pickle.loads((user.folder / "values" / "0.pickle").read_bytes()) == {1}
+
+
+async def test_a_line_that_is_not_json_is_named(user: MapUser) -> None:
+    ran = await user.eflow("map", "functions.py:echo", "--json-lines", "--name", "broken", lines="1\n2\n{\n")
+    assert ran.status == 2
+    assert ran.err.startswith("eflow: line 3 of standard input is not JSON: ")
+    assert await user.phase_at_end("broken") is LoadPhase.CANCELLED
+
+
+async def test_results_appear_while_the_input_is_open_and_ctrl_c_cancels(user: MapUser) -> None:
+    async with typing(user, "map", "functions.py:echo", "--name", "typed") as process:
+        for word in (b"first", b"second"):
+            await type_line(process, word)
+            assert json.loads(await printed_line(process)) == word.decode()
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+        assert process.stderr is not None
+        assert await process.stderr.read() == b""
+    assert await user.phase_at_end("typed") is LoadPhase.CANCELLED
+
+
+async def test_a_reader_that_stops_ends_an_endless_input(user: MapUser) -> None:
+    async with typing(user, "map", "functions.py:echo", "--task", "0.001s", "--name", "endless") as process:
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1_000):
+                process.stdin.write(b"y\n" * 1_000)
+                await process.stdin.drain()
+                if await printed_line(process) == b'"y"':
+                    break
+        process.stdout._transport.close()  # type: ignore[union-attr] - as `head` does
+        assert await process.wait() == 0
+    assert await user.phase_at_end("endless") is LoadPhase.CANCELLED
+
+
+async def test_a_detached_load_is_read_later_and_then_deleted(user: MapUser) -> None:
+    sent = await user.eflow("map", "functions.py:echo", "--detach", "--name", "later", lines="a\nb\nc\n")
+    assert (sent.status, sent.out, sent.err) == (0, "later\n", "")
+    kept = await user.eflow("results", "later", "--keep", "--as-completed", "--json")
+    values = {line["index"]: line["value"] for line in map(json.loads, kept.out.splitlines())}
+    assert (kept.status, values) == (0, {0: "a", 1: "b", 2: "c"})
+    read = await user.eflow("results", "later")
+    assert (read.status, read.out) == (0, '"a"\n"b"\n"c"\n')
+    again = await user.eflow("results", "later")
+    assert (again.status, again.out) == (1, "")
+    assert "3 of 3 results of the padding load 'later' are not stored" in again.err
+    assert await stored_results(user.pool.bus, "later", pool=POOL) == []
+
+
+async def test_unprintable_results_of_a_detached_load_are_not_deleted(user: MapUser) -> None:
+    await user.eflow("map", "functions.py:echo", "--detach", "--name", "sets", lines="set\na\n")
+    assert (await user.eflow("results", "sets", "--keep-going")).status == 1
+    pickled = await user.eflow("results", "sets", "--pickle", "sets")
+    assert (pickled.status, pickled.out.splitlines()) == (0, ['"sets/0.pickle"', '"sets/1.pickle"'])
+
+
+async def test_a_detached_load_has_at_most_the_results_that_may_be_stored(user: MapUser) -> None:
+    lines = "line\n" * (FIRST_TASKS + 50)
+    sent = await user.eflow("map", "functions.py:large", "--detach", "--task", "0.01s", "--name", "much", lines=lines)
+    assert (sent.status, sent.out) == (1, "much\n")
+    assert f"only the first {FIRST_TASKS} inputs were sent" in sent.err
+    read = await user.eflow("results", "much", "--out", "much.jsonl")
+    assert read.status == 0
+    assert len((user.folder / "much.jsonl").read_text().splitlines()) == FIRST_TASKS
+
+
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+async def test_a_rejected_load_says_why(user: MapUser, detach: tuple[str, ...]) -> None:
+    ran = await user.eflow("map", "functions.py:echo", "--task", "1s", "--overhead", "2h", *detach)
+    assert (ran.status, ran.out) == (1, "")
+    assert "it does not pay" in ran.err
+
+
+async def test_unknown_and_cancelled_loads_have_no_results(user: MapUser) -> None:
+    unknown = await user.eflow("results", "nothing")
+    assert (unknown.status, unknown.err.splitlines()) == (
+        1,
+        [f"eflow: unknown padding load 'nothing' in pool {POOL}; `eflow loads --all` lists its loads"],
+    )
+    cancelled = await user.eflow("results", "bad")
+    assert (cancelled.status, "was cancelled before its last result" in cancelled.err) == (1, True)
