@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from elasticflow.client.replies import CheckpointReply as CheckpointReply
     from elasticflow.client.replies import Decision as Decision
     from elasticflow.client.replies import ProfileReply as ProfileReply
+    from elasticflow.client.training_load import TrainingOptions as TrainingOptions
+    from elasticflow.client.training_load import TrainingProgress as TrainingProgress
     from elasticflow.errors import LoadNotOpened as LoadNotOpened
     from elasticflow.errors import LoadWasCancelled as LoadWasCancelled
+    from elasticflow.errors import ManagerEnded as ManagerEnded
     from elasticflow.errors import MissingExtra as MissingExtra
     from elasticflow.errors import NoAdmission as NoAdmission
     from elasticflow.errors import NoPoolHere as NoPoolHere
     from elasticflow.errors import NotEnded as NotEnded
     from elasticflow.errors import TaskError as TaskError
+    from elasticflow.errors import TrainingRefused as TrainingRefused
     from elasticflow.errors import Undecided as Undecided
     from elasticflow.errors import UnknownJob as UnknownJob
     from elasticflow.errors import UnknownPool as UnknownPool
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from elasticflow.sdk.synchronous import wait as wait
     from elasticflow.sdk.times import Duration as Duration
     from elasticflow.sdk.times import Moment as Moment
+    from elasticflow.sdk.training import train as train
     from elasticflow.shared.errors import BadCredentials as BadCredentials
     from elasticflow.shared.errors import ElasticFlowError as ElasticFlowError
     from elasticflow.shared.errors import PermanentFailure as PermanentFailure
@@ -106,13 +111,15 @@ _NAMES_BY_MODULE = {
     "sdk.padding": "map",
     "sdk.padding_executor": "PaddingExecutor",
     "sdk.times": "Duration Moment",
+    "sdk.training": "train",
     "sdk.synchronous": "amend cancel checkpoint jobs profile quote release reserve scale submit wait",
     "client.client": "Client",
     "client.pool_endpoint": "Endpoint",
     "client.replies": "CheckpointReply Decision ProfileReply",
+    "client.training_load": "TrainingOptions TrainingProgress",
     "errors": (
-        "LoadNotOpened LoadWasCancelled MissingExtra NoAdmission NoPoolHere NotEnded TaskError Undecided UnknownJob "
-        "UnknownPool UnknownQuote"
+        "LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra NoAdmission NoPoolHere NotEnded TaskError "
+        "TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
     ),
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",

@@ -98,6 +98,40 @@ class TaskError(PermanentFailure):
 
 
 @dataclass(eq=False)
+class ResultFileUnusable(PermanentFailure):
+    """The file with a large result of a task cannot be read here."""
+
+    index: int
+    digest: str
+    node_id: str
+    why: str
+
+    MESSAGE: ClassVar[str] = "the result of task {index} is the file {digest:.12} that node {node_id} wrote: {why}"
+
+
+@dataclass(eq=False)
+class TrainingRefused(PermanentFailure):
+    """The training as tasks of a padding load cannot continue; the reason tells the user what to change."""
+
+    reason: str
+    manager_traceback: str = ""
+
+    MESSAGE: ClassVar[str] = "{reason}"
+
+
+@dataclass(eq=False)
+class ManagerEnded(Retry):
+    """log_file: of the training manager, on this machine."""
+
+    log_file: str
+
+    MESSAGE: ClassVar[str] = (
+        "the training manager has ended without a result; see {log_file}, then repeat the command to continue from the "
+        "newest checkpoint"
+    )
+
+
+@dataclass(eq=False)
 class NotEnded(Retry):
     job_id: str
     timeout_s: float

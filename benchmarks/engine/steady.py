@@ -29,7 +29,7 @@ from benchmarks.engine.models import MODES, PLAIN, Trained
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
-from elasticflow.services.executor.worker.steps.worker_setup import set_up
+from elasticflow.services.executor.worker.steps.worker_setup import set_up, worker_engine
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker, RendezvousListening
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
@@ -192,7 +192,7 @@ def _engine_step(
     ours, theirs = socket.socketpair()
     threading.Thread(target=_executor, args=(ours, store, job_class.__name__, rank), daemon=True).start()
     channel = Channel(theirs)
-    trainer, _ = set_up(assignment, channel, Telemetry(channel))
+    trainer, _ = set_up(assignment, channel, Telemetry(channel), worker_engine)
     return lambda: trainer.step(stop=False)
 
 

@@ -20,6 +20,7 @@ from elasticflow.cli import (
     replay,
     submit,
     suits,
+    train,
     up,
     watch,
 )
@@ -109,7 +110,7 @@ def _add(*commands: Callable[..., None]) -> None:
 
 
 _add(up.up, pool.down, pool.configure)
-_add(submit.submit, submit.quote, profile.profile)
+_add(submit.submit, submit.quote, profile.profile, train.train)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
 _add(loads.loads, suits.suits)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)

@@ -32,19 +32,32 @@ def loads(
     """
 
     async def look(client: Client) -> tuple[tuple[LoadView, ...], float]:
-        return load_views(await client.state(), ended=everything), client.now_s()
+        now_s = client.now_s()
+        return load_views(await client.state(), now_s, ended=everything), now_s
 
     views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if as_json:
         print_json(list(views))
     elif views:
         say(loads_table(views, now_s))
+        for line in starving_lines(views):
+            say_line(line, "yellow")
     else:
         say_line("no padding loads" if everything else "no padding loads now (`eflow loads --all` shows ended ones)")
 
 
 def loads_table(views: tuple[LoadView, ...], now_s: float) -> Table:
     return table_of(_COLUMNS, views, now_s)
+
+
+def starving_lines(views: tuple[LoadView, ...]) -> list[str]:
+    """For each load whose tasks fit no idle window, what to do."""
+    return [
+        f"{view.load_id} starves: a task takes {duration_in_words(view.task_s + view.overhead_s)}, and the longest "
+        f"idle window lasted {duration_in_words(view.longest_window_s)}; `eflow suits` names a length that would fit"
+        for view in views
+        if view.starves and view.longest_window_s is not None
+    ]
 
 
 _COLUMNS: tuple[Column[LoadView], ...] = (

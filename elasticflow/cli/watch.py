@@ -12,7 +12,7 @@ from rich.text import Text
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
-from elasticflow.cli.loads import loads_table
+from elasticflow.cli.loads import loads_table, starving_lines
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_counted
@@ -89,18 +89,19 @@ async def _lines(client: Client) -> None:
             now_s = client.now_s()
             for line in changes(seen, job_views(state, now_s, ended=True), now_s):
                 say_line(line)
-            for line in load_changes(seen_loads, load_views(state, ended=True), now_s):
+            for line in load_changes(seen_loads, load_views(state, now_s, ended=True), now_s):
                 say_line(line)
 
 
 async def _values(client: Client, once: bool) -> None:
     async with contextlib.aclosing(client.states()) as states:
         async for state in states:
+            now_s = client.now_s()
             print_json(
                 {
                     "sequence": state.sequence,
-                    "jobs": list(job_views(state, client.now_s(), ended=True)),
-                    "loads": list(load_views(state, ended=True)),
+                    "jobs": list(job_views(state, now_s, ended=True)),
+                    "loads": list(load_views(state, now_s, ended=True)),
                     "nodes": list(node_views(state)),
                 }
             )
@@ -123,8 +124,8 @@ def picture(state: PoolState, now_s: float) -> Group:
     )
     jobs = jobs_table(views, now_s) if views else Text("no jobs now", style="bright_black")
     nodes = nodes_table(present_nodes(node_views(state), now_s), now_s)
-    live_loads = load_views(state)
-    loads = (Text(), loads_table(live_loads, now_s)) if live_loads else ()
+    live_loads = load_views(state, now_s)
+    loads = (Text(), loads_table(live_loads, now_s), *map(Text, starving_lines(live_loads))) if live_loads else ()
     return Group(headline, Text(), nodes, Text(), jobs, *loads)
 
 

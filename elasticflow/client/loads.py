@@ -12,11 +12,11 @@ from typing import Any
 from elasticflow.client.command_requests import CommandRequests, fresh_message_id
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.result_window import ResultWindow
-from elasticflow.client.task_feed import TaskFeed
+from elasticflow.client.task_feed import MAX_BUNDLE_TASKS, TaskFeed
 from elasticflow.errors import LoadNotOpened, LoadWasCancelled
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration
-from elasticflow.shared.errors import StorageFull
+from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull, Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
 from elasticflow.shared.messages.events import (
@@ -29,11 +29,13 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle
+from elasticflow.shared.runtime.bus.load_lease import RENEW_EVERY_S, renew_load_lease
+from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.load import LoadPhase
 
 REPLY_TIMEOUT_S = 30.0
 FINISH_TIMEOUT_S = 10.0
-FULL_S = 0.5  # between two attempts to store a bundle in a full stream
+RETRY_S = 0.5  # between two attempts to store a bundle: the stream is full, or no server is there
 
 
 class LoadRequests(CommandRequests):
@@ -61,21 +63,26 @@ class LoadRequests(CommandRequests):
         return await self._reply_to(command, (LoadCancelled, CancelLoadRejected), timeout)
 
     async def results_of(
-        self, inputs: Iterable[Any], spec: LoadSpec, *, load_id: str, code: Package | None = None
+        self,
+        inputs: Iterable[Any],
+        spec: LoadSpec,
+        *,
+        load_id: str,
+        code: Package | None = None,
+        max_bundle_tasks: int = MAX_BUNDLE_TASKS,
     ) -> AsyncGenerator[TaskResult]:
         """Execute one task for each input; yields the result of each in the order of their ends.
 
+        max_bundle_tasks: one runner executes the tasks of a bundle. By default they take about half a second.
         The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, LoadWasCancelled,
         InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
-        opened = await self.open_load(spec, load_id=load_id, code=code)
-        if not isinstance(opened, LoadOpened):
-            why = opened.explanation if isinstance(opened, LoadRejected) else "a load of this name was cancelled"
-            raise LoadNotOpened(load_id, why)
-        feed, window = TaskFeed(inputs, spec.task_s), ResultWindow()
+        await self._open(spec, load_id, code)
+        feed, window = TaskFeed(inputs, spec.task_s, max_bundle_tasks), ResultWindow()
         results = self._bus.results(self._pool, load_id)
         feeding = asyncio.create_task(self._feed(load_id, feed, window), name=f"tasks of {load_id}")
         following = asyncio.create_task(self._delete_read_results(load_id, window), name=f"progress of {load_id}")
+        holding = asyncio.create_task(self.hold_load(load_id), name=f"lease of {load_id}")
         waiting = asyncio.ensure_future(anext(results))
         is_complete = False
         try:
@@ -93,10 +100,27 @@ class LoadRequests(CommandRequests):
                 is_complete = feeding.done() and window.num_read >= feeding.result()
         finally:
             feed.close()
-            for task in (waiting, feeding, following):
+            for task in (waiting, feeding, following, holding):
                 task.cancel()
-            await asyncio.wait({waiting, feeding, following})
+            await asyncio.wait({waiting, feeding, following, holding})
             await self._close(load_id, is_complete=is_complete)
+
+    async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> None:
+        """Raises LoadNotOpened, also for a load that another client has used: it may have deleted results."""
+        opened = await self.open_load(spec, load_id=load_id, code=code)
+        if isinstance(opened, LoadRejected):
+            raise LoadNotOpened(load_id, opened.explanation)
+        load = (await self.state()).loads.get(load_id)
+        if load is None or load.phase is not LoadPhase.OPEN or load.num_results:
+            was = "cancelled" if isinstance(opened, LoadCancelled) else "used"
+            raise LoadNotOpened(load_id, f"a load of this name was {was} before: choose another one")
+
+    async def hold_load(self, load_id: str) -> None:
+        """Keep the lease of an open load, until cancelled."""
+        while True:
+            with contextlib.suppress(ElasticFlowError):  # the lease outlasts several attempts
+                await renew_load_lease(self._bus, self._pool, load_id)
+            await asyncio.sleep(RENEW_EVERY_S)
 
     async def _delete_read_results(self, load_id: str, window: ResultWindow) -> str:
         """Delete what was read and counted, until the load is cancelled; returns the reason."""
@@ -108,8 +132,9 @@ class LoadRequests(CommandRequests):
                 if load.phase is LoadPhase.CANCELLED:
                     return load.explanation
                 if (up_to := window.deletable(load.counted_to)) is not None:
-                    await with_retry(self._bus.delete_results, self._pool, load_id, up_to=up_to)
-                    window.deleted(up_to)
+                    with contextlib.suppress(Unavailable):  # after the next report
+                        await self._bus.delete_results(self._pool, load_id, up_to=up_to)
+                        window.deleted(up_to)
         raise AssertionError("the ledger is followed for ever")
 
     async def _close(self, load_id: str, *, is_complete: bool) -> None:
@@ -126,19 +151,20 @@ class LoadRequests(CommandRequests):
 
     async def _feed(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
         """Store all tasks, then seal the load. Returns their number. Raises what the inputs raise."""
-        num_tasks = 0
-        while (bundle := await feed.next_bundle(await window.room(num_tasks))) is not None:
-            await self._store(load_id, bundle)
+        num_tasks, client_id = 0, fresh_id()
+        while (bundle := await feed.next_bundle(await window.feedable(num_tasks))) is not None:
+            await self._store(load_id, bundle, f"tasks-{load_id}-{client_id}-{bundle.tasks[0][0]}")
             num_tasks += len(bundle.tasks)
         sealed = await self.seal_load(load_id, num_tasks)
         if isinstance(sealed, SealRejected):
             raise LoadWasCancelled(load_id, sealed.explanation)
         return num_tasks
 
-    async def _store(self, load_id: str, bundle: TaskBundle) -> None:
-        data, message_id = encode_bundle(bundle), f"tasks-{load_id}-{bundle.tasks[0][0]}"
+    async def _store(self, load_id: str, bundle: TaskBundle, message_id: str) -> None:
+        """However long it takes."""
+        data = encode_bundle(bundle)
         while True:
-            with contextlib.suppress(StorageFull):
-                await with_retry(self._bus.append, subjects.tasks(self._pool, load_id), data, message_id=message_id)
+            with contextlib.suppress(StorageFull, Unavailable, MaybeStored):
+                await self._bus.append(subjects.tasks(self._pool, load_id), data, message_id=message_id)
                 return
-            await asyncio.sleep(FULL_S)
+            await asyncio.sleep(RETRY_S)

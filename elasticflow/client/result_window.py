@@ -50,12 +50,12 @@ class ResultWindow:
             self._num_bytes_deleted += self._stored.popleft()[1]
         self._moved.set()
 
-    async def room(self, num_fed: int) -> int:
+    async def feedable(self, num_fed: int) -> int:
         """Wait until more tasks may be fed; how many."""
-        while (room := self._most_fed() - num_fed) <= 0:
+        while (feedable := self._most_fed() - num_fed) <= 0:
             self._moved.clear()
             await self._moved.wait()
-        return room
+        return feedable
 
     def _most_fed(self) -> int:
         if not self.num_read:

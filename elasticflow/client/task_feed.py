@@ -15,6 +15,7 @@ BUNDLE_S = 0.5  # of work in one bundle
 MAX_BUNDLE_TASKS = 1_000
 MAX_BUNDLE_BYTES = 1 << 20
 LINGER_S = 0.02  # that a task waits for its bundle to fill
+_LEAST_TASK_S = 1e-6
 _MAX_READ_TASKS = 4 * MAX_BUNDLE_TASKS
 _MAX_READ_BYTES = 4 * MAX_BUNDLE_BYTES
 
@@ -24,8 +25,8 @@ assert MAX_BUNDLE_TASKS <= MAX_TASKS
 class TaskFeed:
     """Made on the event loop that takes the bundles. Reads a few bundles ahead, so its memory is bounded."""
 
-    def __init__(self, inputs: Iterable[Any], task_s: float) -> None:
-        self._inputs, self._task_s = inputs, task_s
+    def __init__(self, inputs: Iterable[Any], task_s: float, max_bundle_tasks: int = MAX_BUNDLE_TASKS) -> None:
+        self._inputs, self._task_s, self._max_bundle_tasks = inputs, task_s, max_bundle_tasks
         self._loop = asyncio.get_running_loop()
         self._changed = threading.Condition()
         self._tasks: deque[Task] = deque()
@@ -38,11 +39,11 @@ class TaskFeed:
 
     def measured(self, task_s: float) -> None:
         """A task took so long: bundles follow the running mean."""
-        self._task_s += 0.1 * (task_s - self._task_s)
+        self._task_s = max(self._task_s + 0.1 * (task_s - self._task_s), _LEAST_TASK_S)
 
     async def next_bundle(self, most: int) -> TaskBundle | None:
         """At most so many tasks; None after the last one. Raises what the inputs raise, TooLarge."""
-        most = min(max(int(BUNDLE_S / max(self._task_s, BUNDLE_S / MAX_BUNDLE_TASKS)), 1), most)
+        most = min(max(int(BUNDLE_S / self._task_s), 1), self._max_bundle_tasks, most)
         while not (self._tasks or self._has_ended):
             self._news.clear()
             self._is_waited_for = True

@@ -12,6 +12,8 @@ class LoadView:
 
     useful_share: the part of idle windows that admission predicted; None: there were none.
     num_tasks: None until the load is sealed. explanation: why it was cancelled.
+    starves: it is live, and a task takes longer than any idle window of the pool so far, of which longest_window_s is
+    the longest. None: there was none.
     """
 
     load_id: str
@@ -26,6 +28,8 @@ class LoadView:
     opened_at_s: float
     ended_at_s: float | None
     explanation: str
+    starves: bool
+    longest_window_s: float | None
 
     @property
     def progress(self) -> float:
@@ -40,13 +44,17 @@ class LoadView:
         return f"{self.num_results:,}/{'?' if self.num_tasks is None else format(self.num_tasks, ',')}"
 
 
-def load_views(state: PoolState, *, ended: bool = False) -> tuple[LoadView, ...]:
+def load_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[LoadView, ...]:
     """Loads in the order of their openings. ended: include loads that have ended."""
     loads = (load for load in state.loads.values() if ended or load.live)
-    return tuple(_load_view(load) for load in sorted(loads, key=lambda load: (load.opened_at_s, load.load_id)))
+    longest_s = max(state.idle_windows_at(now_s, least_open_s=1e-6), default=None)
+    in_order = sorted(loads, key=lambda load: (load.opened_at_s, load.load_id))
+    return tuple(_load_view(load, longest_s, has_windows=bool(state.idle_windows.newest_s)) for load in in_order)
 
 
-def _load_view(load: Load) -> LoadView:
+def _load_view(load: Load, longest_window_s: float | None, *, has_windows: bool) -> LoadView:
+    spec = load.spec
+    least_window_s = spec.start_stop_s + spec.task_s + spec.overhead_s
     return LoadView(
         load_id=load.load_id,
         tenant=load.tenant,
@@ -60,4 +68,6 @@ def _load_view(load: Load) -> LoadView:
         opened_at_s=load.opened_at_s,
         ended_at_s=load.ended_at_s,
         explanation=load.explanation,
+        starves=load.live and has_windows and longest_window_s is not None and longest_window_s < least_window_s,
+        longest_window_s=longest_window_s,
     )

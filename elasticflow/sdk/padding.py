@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.padding_code import load_name, named_code
-from elasticflow.sdk.padding_results import LoadResults, value_of
+from elasticflow.sdk.padding_results import LoadResults
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
 
@@ -59,7 +59,7 @@ def _in_order(
         for result in results:
             early[result.index] = result
             while (next_one := early.pop(due, None)) is not None:
-                yield value_of(next_one)
+                yield results.value_of(next_one)
                 due += 1
     finally:
         results.close()

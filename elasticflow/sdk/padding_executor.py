@@ -17,7 +17,7 @@ from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.errors import LoadWasCancelled
 from elasticflow.sdk.padding_calls import Call, call
 from elasticflow.sdk.padding_code import PickledCalls, load_name
-from elasticflow.sdk.padding_results import LoadResults, value_of
+from elasticflow.sdk.padding_results import LoadResults
 from elasticflow.shared.messages.load_spec import LoadSpec
 
 Arguments = ParamSpec("Arguments")
@@ -183,11 +183,12 @@ class _ExecutorLoad:
                 with self._changed:
                     future = self._sent.pop(result.index)
                 try:
-                    future.set_result(value_of(result))
+                    future.set_result(self._results.value_of(result))
                 except BaseException as raised:  # also what unpickling raises
                     future.set_exception(raised)
         except BaseException as raised:
             error = raised
+        self._results.close()
         with self._changed:
             waiting = [future for future, _ in self._waiting if future.set_running_or_notify_cancel()]
             left = [*self._sent.values(), *waiting]

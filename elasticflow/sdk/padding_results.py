@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import pickle
 import queue
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.errors import TaskError
+from elasticflow.client.result_values import delete_result_files, value_of
 from elasticflow.sdk.packaging import Package
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
@@ -22,15 +21,11 @@ FULL_S = 0.02
 CLOSE_TIMEOUT_S = 15.0
 
 
-def value_of(result: TaskResult) -> Any:
-    """What the task returned. Raises TaskError if it failed for good."""
-    if result.value is None:
-        raise TaskError(result.index, result.attempts, result.error, result.traceback)
-    return pickle.loads(result.value)
-
-
 class LoadResults:
-    """The results of a load, from a thread with an event loop of its own. A daemon, so that it never delays an exit."""
+    """The results of a load, from a thread with an event loop of its own. A daemon, so that it never delays an exit.
+
+    `close` is called once no value is needed any more: it deletes the files of large results.
+    """
 
     def __init__(
         self, endpoint: Endpoint, tenant: str, spec: LoadSpec, code: Package | None, load_id: str, inputs: Iterable[Any]
@@ -49,6 +44,11 @@ class LoadResults:
                 raise received
             yield received
 
+    def value_of(self, result: TaskResult) -> Any:
+        """What the task returned. Raises TaskError if it failed for good, ResultFileUnusable."""
+        endpoint, _, _, _, load_id, _ = self._arguments
+        return value_of(result, load_id, endpoint.data_dir)
+
     def close(self) -> None:
         """Cancel what is left of the load, and wait until that is done, at most CLOSE_TIMEOUT_S."""
         atexit.unregister(self.close)
@@ -59,6 +59,8 @@ class LoadResults:
             with suppress(queue.Empty):  # it may wait to pass on a last one
                 self._received.get_nowait()
             self._thread.join(FULL_S)
+        endpoint, _, _, _, load_id, _ = self._arguments
+        delete_result_files(load_id, endpoint.data_dir)
         with suppress(queue.Full):  # a reader in another thread may wait for the next one
             self._received.put_nowait(None)
 

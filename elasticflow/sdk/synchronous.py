@@ -4,16 +4,13 @@ All functions find the pool alike: nats_url, else NATS_URL, else the pool that `
 nearest `.eflow`. All raise NoPoolHere, UnknownPool, Unavailable, BadCredentials.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
 
 from elasticflow.client.client import REPLY_TIMEOUT_S, Client
-from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
+from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.history.pool_views import JobView, job_view, job_views
+from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import profilable, quotable, submission_of
 from elasticflow.sdk.times import Duration, Moment
@@ -29,8 +26,6 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
-
-T = TypeVar("T")
 
 
 def submit(
@@ -50,7 +45,7 @@ def submit(
     """
     ready = submission_of(job)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(
+    return with_client(
         endpoint,
         tenant,
         lambda client: client.submit(ready.spec, job_id=job_id, code=ready.code, timeout=timeout),
@@ -63,7 +58,7 @@ def quote(
     """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
     ready = submission_of(quotable(job))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(endpoint, tenant, lambda client: client.quote(ready.spec))
+    return with_client(endpoint, tenant, lambda client: client.quote(ready.spec))
 
 
 def profile(
@@ -73,7 +68,7 @@ def profile(
     profiling run. Submits no job. Raises InvalidJob, Undecided."""
     ready = profilable(submission_of(quotable(job)))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(endpoint, tenant, lambda client: client.profile(ready.spec, code=ready.code))
+    return with_client(endpoint, tenant, lambda client: client.profile(ready.spec, code=ready.code))
 
 
 def reserve(
@@ -93,7 +88,7 @@ def reserve(
     """
     ready = submission_of(quotable(job))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(endpoint, tenant, lambda client: client.reserve(ready.spec, duration=duration, job_id=job_id))
+    return with_client(endpoint, tenant, lambda client: client.reserve(ready.spec, duration=duration, job_id=job_id))
 
 
 def amend(
@@ -112,7 +107,7 @@ def amend(
     If that breaks a promise, admission rejects it and the existing promise is unchanged. Raises InvalidJob, Undecided.
     """
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(
+    return with_client(
         endpoint,
         tenant,
         lambda client: client.amend(job_id, deadline=deadline, within=within, max_iterations=max_iterations),
@@ -136,7 +131,7 @@ def scale(
     Admission rejects limits that break a promise, and offers a number of GPUs. Raises InvalidJob, Undecided.
     """
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(
+    return with_client(
         endpoint,
         tenant,
         lambda client: client.scale(job_id, min_gpus=min_gpus, max_gpus=max_gpus, until=until, duration=duration),
@@ -148,7 +143,7 @@ def release(
 ) -> GpuLimitsCleared | GpuLimitsRejected:
     """Clear a job's GPU limits. Raises Undecided."""
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(endpoint, tenant, lambda client: client.release(job_id))
+    return with_client(endpoint, tenant, lambda client: client.release(job_id))
 
 
 def checkpoint(
@@ -157,7 +152,7 @@ def checkpoint(
     """Write a checkpoint of a job now: `CheckpointWritten` once it is complete on the disk. If the job does not train:
     `CheckpointUpToDate`, its newest checkpoint."""
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(endpoint, tenant, lambda client: client.checkpoint(job_id))
+    return with_client(endpoint, tenant, lambda client: client.checkpoint(job_id))
 
 
 def cancel(
@@ -171,7 +166,7 @@ def cancel(
 ) -> JobCancelled | CancelRejected:
     """Stop a job and free its GPUs; its last checkpoint is kept. Raises Undecided."""
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return _with_client(endpoint, tenant, lambda client: client.cancel(job_id, reason=reason))
+    return with_client(endpoint, tenant, lambda client: client.cancel(job_id, reason=reason))
 
 
 def jobs(
@@ -182,7 +177,7 @@ def jobs(
     async def look(client: Client) -> tuple[JobView, ...]:
         return job_views(await client.state(), client.now_s(), ended=ended)
 
-    return _with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", look)
+    return with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", look)
 
 
 def wait(
@@ -198,22 +193,4 @@ def wait(
     async def ended(client: Client) -> JobView:
         return job_view(await client.wait(job_id, timeout=timeout), client.now_s())
 
-    return _with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", ended)
-
-
-def _with_client(endpoint: Endpoint, tenant: str, call: Callable[[Client], Awaitable[T]]) -> T:
-    async def connected() -> T:
-        async with Client.connect(endpoint, tenant=tenant) as client:
-            return await call(client)
-
-    return _blocking(connected())
-
-
-def _blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, in another thread if this one runs an event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+    return with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", ended)

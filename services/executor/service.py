@@ -84,6 +84,8 @@ class Executor:
                 code=code,
                 fork=self._worker_manager.fork,
                 logs=process.settings.data_dir.resolve() / "logs" / "loads",
+                results=process.settings.data_dir.resolve() / "results",
+                clock=process.clock,
                 log=process.log,
             ),
         )

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from elasticflow.shared.messages.limits import MAX_GPUS
 from elasticflow.shared.runtime.process.local_hardware import CPU_SLOTS_PART_OF_CORES, num_cores, visible_gpus
+from elasticflow.shared.runtime.process.reachable_host import reachable_host
 from elasticflow.shared.runtime.process.settings import Reader
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
 
 
 def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
@@ -24,21 +22,6 @@ def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
     packages = {path.read_text() for path in system.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
     numa_nodes = [path for path in system.glob("node/node[0-9]*/cpulist") if path.read_text().strip()]
     return max(1, min(len(packages), len(numa_nodes)))
-
-
-def reachable_host(nats_url: str) -> str:
-    """This machine's address on the route to NATS; loopback if NATS runs here, because then all nodes do."""
-    first = nats_url.split(",")[0].strip()
-    parts = urlsplit(first if "://" in first else f"nats://{first}")
-    nats_host = parts.hostname or ""
-    if nats_host in _LOOPBACK:
-        return "127.0.0.1"
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((nats_host, parts.port or 4222))  # sends nothing, only selects the route
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostname()
 
 
 def _token(name: str) -> str:

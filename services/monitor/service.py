@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 
+from elasticflow.services.monitor.abandoned_loads import AbandonedLoads
 from elasticflow.services.monitor.gauges import PoolGauges
 from elasticflow.services.monitor.load_results import LoadResults
 from elasticflow.services.monitor.model import State
@@ -37,6 +38,7 @@ async def serve(process: Process) -> None:
             tasks.create_task(unreadable.dead_letter(), name="dead-letter")
             tasks.create_task(_Upkeep(process, host).run(), name="upkeep")
             tasks.create_task(LoadResults(process, host).run(), name="results of loads")
+            tasks.create_task(AbandonedLoads(process, host).run(), name="abandoned loads")
 
     policy = with_cache(PlanningCache())
     await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)

@@ -24,6 +24,7 @@ from elasticflow.shared.messages.timeouts import FailureTimeouts
 DAY_S = 86_400.0
 MAX_WINDOW_S = 31 * DAY_S
 
+Weight = Annotated[float, Strict(), Gt(0), Le(1e6)]
 GpuHours = Annotated[float, Strict(), Gt(0), Le(1e9)]
 
 
@@ -76,6 +77,8 @@ class PoolConfig:
     slow_gpu_s: DurationS = 600.0
     # the price of padding GPU time over that of ordinary GPU time; loads with a lower useful share are rejected
     padding_price_ratio: Fraction = 0.1
+    # tenants share idle GPUs in proportion to these weights; 1 unless given
+    padding_weights: Mapping[Token, Weight] = field(default_factory=dict[str, float])
     stop_free: bool = False  # running workers switch to the next generation without a stop if they can
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import elasticflow
-from elasticflow.errors import LoadNotOpened, LoadWasCancelled, TaskError
+from elasticflow.errors import LoadNotOpened, LoadWasCancelled, ResultFileUnusable, TaskError
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
@@ -201,6 +201,18 @@ async def test_a_map_that_is_never_read_opens_no_load(pool: RunningPool) -> None
     options = {"nats_url": pool.url, "pool": POOL, "tenant": "lab", "load_id": "unread"}
     elasticflow.map(task_functions.double, [1], **options)
     assert "unread" not in (await pool.client.state()).loads
+
+
+async def test_a_large_result_is_a_file_until_it_is_read(pool: RunningPool) -> None:
+    sizes = [10, 700_000, 2_000_000]
+    options = {"load_id": "large", "data_dir": pool.data_dir}
+    assert await mapped(pool, task_functions.make_result, sizes, **options) == [bytes(size) for size in sizes]
+    assert not (pool.data_dir / "results" / "large").exists()
+
+
+async def test_a_large_result_needs_the_data_folder(pool: RunningPool) -> None:
+    with pytest.raises(ResultFileUnusable, match=r"task 0 is the file .* data folder is not known here"):
+        await mapped(pool, task_functions.make_result, [700_000], load_id="nowhere")
 
 
 async def test_a_script_that_ends_early_cancels_its_load(pool: RunningPool) -> None:

@@ -3,7 +3,8 @@
 Each action concerns one worker process, the runners of padding loads, or the executor itself.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
@@ -100,10 +101,14 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsePaddingSlots:
-    """Execute tasks of these padding loads on these GPUs of the node, and on no other one: end runners there now."""
+    """Execute tasks of these padding loads on these GPUs of the node, and on no other one: end runners there now.
+
+    weights: of tenants, where not 1.
+    """
 
     gpus: tuple[int, ...] = ()
     loads: tuple[Load, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 NO_PADDING_SLOTS = UsePaddingSlots()

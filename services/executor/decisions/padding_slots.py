@@ -19,4 +19,4 @@ def padding_slots(state: State) -> UsePaddingSlots:
     used = {worker.gpu.gpu_index for worker in state.running}
     since_s_G = state.pool.idle_since_s.get(state.node_id, ())
     idle = (gpu for gpu, since_s in enumerate(since_s_G) if since_s < CARRIES_A_JOB and gpu not in used)
-    return UsePaddingSlots(gpus=tuple(idle), loads=loads)
+    return UsePaddingSlots(gpus=tuple(idle), loads=loads, weights=state.pool.config.padding_weights)

@@ -17,6 +17,7 @@ from elasticflow.shared.messages.padding_tasks import (
     encode_results,
     split_into_batches,
 )
+from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
 from elasticflow.shared.runtime.bus.contract import Bus
 
 RETRY_S = 1.0  # until the tasks of a bundle that could not be settled are executed again
@@ -32,9 +33,16 @@ class BundleSettlement:
         self._failed = list[TaskResult]()  # to be tried again
         self._num_attempts = pulled.bundle.num_failures + 1
 
-    def done(self, index: int, value: bytes, task_s: float) -> None:
+    def done(self, outcome: TaskDone) -> None:
         """A task has ended well."""
-        done = TaskResult(index=index, value=value, attempts=self._num_attempts, task_s=task_s, node_id=self._node_id)
+        done = TaskResult(
+            index=outcome.index,
+            value=None if outcome.file_digest else outcome.result,
+            file_digest=outcome.file_digest,
+            attempts=self._num_attempts,
+            task_s=outcome.task_s,
+            node_id=self._node_id,
+        )
         self._results.append(done)
 
     def failed(self, index: int, error: str, traceback: str = "", task_s: float = 0.0) -> None:

@@ -12,6 +12,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import NO_
 from elasticflow.services.executor.loads.bundle_queue import BundleQueue, PulledBundle, keep_unsettled
 from elasticflow.services.executor.loads.bundle_settlement import BundleSettlement
 from elasticflow.services.executor.loads.padding_slot import RETRY_S, PaddingSlot, RunnerSettings
+from elasticflow.services.executor.loads.result_files import delete_old_results
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.work_queue import WorkItem
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
@@ -96,6 +97,8 @@ class LoadRunners:
             self._shares = after_closing(self._shares, load_id)
             pulling.cancel()
             await asyncio.wait({pulling})
+            now_s = self._settings.clock.now_s()
+            await asyncio.to_thread(delete_old_results, self._settings.results, loads.keys(), now_s)
         for load_id in sorted(set(loads).difference(self._queues)):
             self._open(loads[load_id])
         if not self._ordered.gpus:
@@ -111,7 +114,7 @@ class LoadRunners:
             num_waiting=0,
             cost=TaskCost(task_s=spec.task_s, overhead_s=spec.overhead_s, start_stop_s=spec.start_stop_s),
         )
-        self._shares = after_opening(self._shares, active, weight=1.0)
+        self._shares = after_opening(self._shares, active, weight=self._ordered.weights.get(load.tenant, 1.0))
         queue = BundleQueue(
             self._bus, self._pool, load, num_wanted=self._num_wanted, on_pulled=self._pulled, log=self._log
         )

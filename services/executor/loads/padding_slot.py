@@ -15,6 +15,7 @@ from elasticflow.services.executor.processes.task_runner import TaskRunner
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone, TaskFailed
+from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
 from elasticflow.shared.state.load import Load
 
@@ -25,8 +26,8 @@ SHORTEST_TASK_S = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSettings:
-    """What all runners of a node share. fork: a process of the fork server, `Launcher.fork`. logs: the folder for the
-    output of tasks. cpu_share: cores that a CPU slot may use."""
+    """What all runners of a node share. fork: a process of the fork server, `Launcher.fork`. logs, results: the
+    folders for the output of tasks and for large results. cpu_share: cores that a CPU slot may use."""
 
     node_id: str
     device: Literal["cpu", "cuda"]
@@ -34,6 +35,8 @@ class RunnerSettings:
     code: CodeArchive
     fork: Callable[[], Awaitable[ForkedProcess]]
     logs: Path
+    results: Path
+    clock: Clock
     log: Any
 
 
@@ -94,9 +97,9 @@ class PaddingSlot:
             return [index for index, _ in pulled.bundle.tasks], None
         async for outcome in runner.run(bundle_id, pulled.bundle.tasks):
             match outcome:
-                case TaskDone(index=index, result=result, task_s=task_s):
+                case TaskDone(task_s=task_s):
                     self._num_bad_starts = 0
-                    settlement.done(index, result, task_s)
+                    settlement.done(outcome)
                     num_done, useful_s = num_done + 1, useful_s + task_s
                 case TaskFailed(index=index, error=error, traceback=traceback, task_s=task_s):
                     settlement.failed(index, error, traceback, task_s)
@@ -144,6 +147,7 @@ class PaddingSlot:
             gpu_index=self.gpu_index,
             cpu_share=settings.cpu_share if settings.device == "cpu" else 1.0,
             memory_limit_bytes=spec.memory_bytes,
+            results_folder=str(settings.results / load.load_id),
         )
         runner = await TaskRunner.start(settings.fork, order, task_timeout_s=spec.task_timeout_s)
         self._runner, self.load, self._runner_since_s = runner, load, self._now_s()

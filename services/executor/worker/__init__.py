@@ -32,6 +32,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         step_agreement.py       what all workers agree on in each step; whether their states differ
         job_state.py            what a checkpoint or a state transfer carries; the step boundary to roll back to
         training_function.py    the interface of the user's class, and its import
+        job_objects.py          the model, data and optimizer that it makes
         user_code_checks.py     what user code must return and do
         repeatability_check.py  whether a step depends on declared state only
         stragglers.py           which worker is persistently slow (pure)
@@ -48,6 +49,15 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         run_tasks.py            from the first message to the end: bundles one after another
         task_function.py        the function's import, and one call of it
         memory_limit.py         what tasks on a CPU slot may allocate
+    training_tasks/   a training whose gradients are tasks of a padding load
+        __main__.py             the manager's process, which a client starts
+        manager.py              a worker that lets runners compute its gradients
+        task_server.py          parameters out, gradients in, for one step after another
+        step_tasks.py           which tasks are under way, done, and handed out twice (pure)
+        task_steps.py           the runner's half of a step and the manager's
+        gradient_task.py        the task function: what one virtual node adds to a step
+        contribution_message.py   it as the fields and tensors of a message
+        tensor_connection.py    the TCP connection between runner and manager
     data/         samples
         dataset.py              recognizes the user's data set
         sample_order.py         (seed, iteration, virtual node) -> samples (pure)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import Strict, StringConstraints
 
-from elasticflow.shared.messages.limits import DurationS, Index, NumBytes, Text, Token
+from elasticflow.shared.messages.limits import Digest, DurationS, Index, NumBytes, Text, Token
 from elasticflow.shared.messages.limits import Sequence as BundleId
 
 MAX_TASK_BYTES = 512 * 1024  # of an input, of a result, and of the inputs in one frame
@@ -32,6 +32,7 @@ class RunTasks:
     gpu_index: number of the GPU or CPU slot on this node.
     cpu_share: cores that a CPU slot may use.
     memory_limit_bytes: what a CPU slot's process may allocate beyond the preloaded libraries; 0: no limit.
+    results_folder: where results above MAX_TASK_BYTES are stored as files; "": they fail their tasks.
     """
 
     load_id: Token
@@ -42,6 +43,7 @@ class RunTasks:
     gpu_index: Index = 0
     cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
     memory_limit_bytes: NumBytes = 0
+    results_folder: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,15 @@ class RunnerFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDone:
-    """task_s: seconds for reading the input, calling the function and writing the result."""
+    """task_s: seconds for reading the input, calling the function and writing the result.
+
+    file_digest: SHA-256 of the file that has the result, instead of `result`.
+    """
 
     bundle_id: BundleId
     index: TaskIndex
     result: Payload
+    file_digest: Digest = ""
     task_s: DurationS
 
 

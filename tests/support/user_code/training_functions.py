@@ -345,6 +345,27 @@ class TwoBackwards(Points):
         return penalty
 
 
+class ChangesBuffersLate(Points):
+    """As an average of the parameters after each step would."""
+
+    def init_model(self):
+        model = super().init_model()
+        model.register_buffer("average", torch.zeros(()))
+        return model
+
+    def train(self, batch, model, optimizer):
+        loss = super().train(batch, model, optimizer)
+        model.average += 1
+        return loss
+
+
+class ChangesBuffersLateOnce(ChangesBuffersLate):
+    """Not in the task that the manager measures."""
+
+    def train(self, batch, model, optimizer):
+        return super().train(batch, model, optimizer) if self.iteration else Points.train(self, batch, model, optimizer)
+
+
 class DiskFull(Points):
     """hyperparameters: failures: the number of checkpoints that the disk rejects."""
 

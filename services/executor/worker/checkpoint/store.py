@@ -120,9 +120,12 @@ class CheckpointStore:
         names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted((_Entry(int(m[1]), int(m[2]), m[3]) for m in names if m), reverse=True)
 
+    def newest_generation(self) -> int:
+        """According to file names; 0 if there is none."""
+        return max((entry.generation for entry in self._entries()), default=0)
+
     def _refuse_if_superseded(self) -> None:
-        newer = max((entry.generation for entry in self._entries()), default=0)
-        if newer > self._generation:
+        if (newer := self.newest_generation()) > self._generation:
             raise Superseded(self._generation, newer)
 
 

@@ -102,13 +102,13 @@ class _StatePayload:
         self._small = [each.index for each in placeholders if each.num_bytes <= _SMALL_BYTES]
         self._small_bytes = _concatenated(self._tensors, self._small)
         large = [self._tensors[each.index] for each in placeholders if each.num_bytes > _SMALL_BYTES]
-        self.pieces = [self._small_bytes, *map(_bytes_of, large)]
+        self.pieces = [self._small_bytes, *map(bytes_of, large)]
 
     def unpack(self) -> Any:
         """The state, once all pieces have arrived."""
         position = 0
         for i in self._small:
-            into = _bytes_of(self._tensors[i])
+            into = bytes_of(self._tensors[i])
             into.copy_(self._small_bytes[position : position + into.numel()])
             position += into.numel()
         return unflatten(self._structure, self._tensors)
@@ -130,9 +130,9 @@ def _allocate(placeholders: Sequence[TensorPlaceholder], destinations: Sequence[
 
 
 def _concatenated(tensors: Sequence[torch.Tensor], small: Sequence[int]) -> torch.Tensor:
-    return torch.cat([_bytes_of(tensors[i]) for i in small]) if small else torch.empty(0, dtype=torch.uint8)
+    return torch.cat([bytes_of(tensors[i]) for i in small]) if small else torch.empty(0, dtype=torch.uint8)
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """A view of the same memory."""
     return tensor.detach().reshape(-1).view(torch.uint8)

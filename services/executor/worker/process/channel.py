@@ -34,6 +34,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     WriteCheckpoint,
     WriteLog,
 )
+from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 
@@ -59,7 +60,7 @@ class Channel:
         self._poll_interval_s = FailureTimeouts().poll_interval_s
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
-    def send(self, message: FromWorker) -> None:
+    def send(self, message: FromWorker | FromManager) -> None:
         """Callable from any thread. Ends this process if the executor is gone."""
         try:
             with self._writing:

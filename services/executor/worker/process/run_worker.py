@@ -36,6 +36,15 @@ def run_worker(sock: socket.socket, received: bytes) -> NoReturn:
 
     received: the bytes that were already read from the channel.
     """
+    run_assignment(sock, received, training_loop.run)
+
+
+def run_assignment(
+    sock: socket.socket,
+    received: bytes,
+    run: Callable[[Assignment, Channel, training_loop.RunInNewThread], None],
+) -> NoReturn:
+    """As `run_worker`, with another kind of training."""
     channel = Channel(sock, received)
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
     # A forked reader process inherits connections, but not their threads: collecting one of them would crash it.
@@ -44,7 +53,7 @@ def run_worker(sock: socket.socket, received: bytes) -> NoReturn:
     def elsewhere(work: Callable[[], None]) -> None:
         threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
 
-    _end_with(lambda: training_loop.run(_assigned(channel), channel, elsewhere), channel)
+    _end_with(lambda: run(_assigned(channel), channel, elsewhere), channel)
 
 
 def _assigned(channel: Channel) -> Assignment:

@@ -22,6 +22,7 @@ from elasticflow.services.executor.worker.steps.step_agreement import Generation
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.tree_reduce import Tensors, TensorSum
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import MakeScheduler
+from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"
@@ -41,12 +42,14 @@ class BitwiseSteps:
         cpu_throttle: CpuThrottle,
         stopwatch: Stopwatch,
         make_scheduler: MakeScheduler,
+        computed: Sequence[MicroBatch] | None = None,
     ) -> None:
+        """computed: the micro-batches of which this process calls train(), if not those of the member."""
         self.model = model
         self._job_seed = job_seed
         self._cpu_throttle = cpu_throttle
         self._stopwatch = stopwatch
-        self._all_parameters = _parameters(model, optimizer)
+        self._all_parameters = parameters_of(model, optimizer)
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
         self._iteration = 0
         self._num_synchronizations = 0
@@ -60,7 +63,7 @@ class BitwiseSteps:
         self._step_of_optimizer = optimizer.step
         torch.autograd.backward = self._backward  # Tensor.backward calls it, too
         optimizer.step = self._synchronized(optimizer.step)
-        self.computed = members.computed
+        self.computed = members.computed if computed is None else tuple(computed)
         self._group = members.group
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
@@ -118,17 +121,24 @@ class BitwiseSteps:
             self._stopwatch.lap()
         if point == _BACKWARD:
             self._cpu_throttle.sleep_off_excess()
-            self._shared.share(
-                self._trained,
-                self._gradients.finish(self._trained),
-                before=self._gradients_before,
-                num_calls=self._scheduler.num_resumed,
-            )
-            self._gradients_before = []
+            self._share(self._summed_gradients())
         else:
             self._shared.clear()
-            self._combine_changed_buffers()
-            self._step_of_optimizer()
+            self._finish_step()
+
+    def _summed_gradients(self) -> Tensors:
+        """After the backward pass of all calls: the gradient of the global batch."""
+        return self._gradients.finish(self._trained)
+
+    def _share(self, gradients: Tensors) -> None:
+        num_calls = self._scheduler.num_resumed
+        self._shared.share(self._trained, gradients, before=self._gradients_before, num_calls=num_calls)
+        self._gradients_before = []
+
+    def _finish_step(self) -> None:
+        """All calls have requested the optimizer's step."""
+        self._combine_changed_buffers()
+        self._step_of_optimizer()
 
     def _combine_changed_buffers(self) -> None:
         """Before the first permanent change: from here on only buffers that train() changes later need the peers."""
@@ -149,16 +159,9 @@ class BitwiseSteps:
             self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
             self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
         before = [parameter.grad for parameter in self._trained]
-        micro_batch = self.computed[running]
-        partial_sum = None if self._is_hooked else self._gradients.take_partial_sum(micro_batch)
-        for parameter, gradient in zip(self._trained, partial_sum or repeat(None), strict=False):
-            parameter.grad = gradient  # autograd adds to it, while the addend is in the cache
         self._in_backward = True
         try:
-            weighted = _weighted(tensors, grad_tensors, micro_batch.weight)
-            self._backward_of_torch(tensors, weighted, *args, **kwargs)
-            with torch.no_grad():
-                self._gradients.push(micro_batch, [_dense_gradient(p) for p in self._trained])
+            self._add_gradients(self.computed[running], tensors, grad_tensors, *args, **kwargs)
         finally:
             self._in_backward = False
             for parameter, gradient in zip(self._trained, before, strict=True):
@@ -166,6 +169,18 @@ class BitwiseSteps:
         if running == 0:
             self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]
         self._scheduler.synchronize(_BACKWARD)
+
+    def _add_gradients(
+        self, micro_batch: MicroBatch, tensors: Any, grad_tensors: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """torch's backward pass, and the sum of its gradients with those of the calls before."""
+        partial_sum = None if self._is_hooked else self._gradients.take_partial_sum(micro_batch)
+        for parameter, gradient in zip(self._trained, partial_sum or repeat(None), strict=False):
+            parameter.grad = gradient  # autograd adds to it, while the addend is in the cache
+        weighted = _weighted(tensors, grad_tensors, micro_batch.weight)
+        self._backward_of_torch(tensors, weighted, *args, **kwargs)
+        with torch.no_grad():
+            self._gradients.push(micro_batch, [_dense_gradient(p) for p in self._trained])
 
     def _synchronized(self, step: Callable[..., Any]) -> Any:
         @wraps(step)  # torch's schedules look for their mark on it
@@ -186,7 +201,7 @@ class BitwiseSteps:
             self._scheduler.synchronize(_STEP)
 
 
-def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """All parameters of the model, then those that only the optimizer has, each once."""
     groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return list({id(p): p for p in (*model.parameters(), *groups)}.values())

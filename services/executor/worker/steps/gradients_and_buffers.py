@@ -60,13 +60,9 @@ class Buffers:
     """The buffers of one model, on which several micro-batches work alternately."""
 
     def __init__(self, model: nn.Module, computed: Sequence[MicroBatch]) -> None:
-        found = {
-            id(buffer): (module, name, buffer)
-            for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        }
-        self._owners = [(module, name) for module, name, _ in found.values()]
-        self._working = [buffer for _, _, buffer in found.values()]
+        owned = _owned_buffers(model)
+        self._owners = [(module, name) for module, name, _ in owned]
+        self._working = [buffer for _, _, buffer in owned]
         self._common = [buffer.detach().clone() for buffer in self._working]
         self._versions = [buffer._version for buffer in self._working]
         self._computed = computed
@@ -93,6 +89,15 @@ class Buffers:
     def changes(self) -> list[list[float]]:
         """For each micro-batch computed here and each buffer: 1 if it was changed, else 0."""
         return [[float(i in changed) for i in range(len(self._working))] for changed in self._changed]
+
+    def changed_values(self) -> list[dict[int, torch.Tensor]]:
+        """For each micro-batch computed here: the buffers that it has changed, by index."""
+        return [dict(changed) for changed in self._changed]
+
+    def replace_changes(self, changed: Sequence[dict[int, torch.Tensor]]) -> None:
+        """For each micro-batch: what another process has found, in place of what was found here."""
+        self.activate(None)
+        self._changed = [dict(each) for each in changed]
 
     def combine(self, indices: Sequence[int], summed: TensorSum) -> None:
         """A collective if indices is not empty: give all workers the same buffers.
@@ -127,6 +132,20 @@ class Buffers:
         for i in indices:
             self._working[i].copy_(changed.get(i, self._common[i]))
             self._versions[i] = self._working[i]._version
+
+
+def buffers_of(model: nn.Module) -> list[torch.Tensor]:
+    """Each once, those outside of the state_dict too."""
+    return [buffer for _, _, buffer in _owned_buffers(model)]
+
+
+def _owned_buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    found = {
+        id(buffer): (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+    return list(found.values())
 
 
 def _weighted(value: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:

@@ -16,12 +16,25 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
+from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.training_step import Trainer
 
 _ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 
+_LONG_ITERATIONS = 100  # one more is far less than the margin of a promise
+
 log = structlog.get_logger()
+
+
+def needs_repeatability_check(trainer: Trainer) -> bool:
+    """Whether no profiling run may have checked this code: a job with a model name may have a known speed.
+
+    A script keeps state of a step that cannot be rolled back, and a short job's promise has no time for another step.
+    """
+    if isinstance(trainer.function, ElasticScript) or trainer.spec.max_iterations < _LONG_ITERATIONS:
+        return False
+    return trainer.iteration == 0 and bool(trainer.spec.model_name)
 
 
 def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:

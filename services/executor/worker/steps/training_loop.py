@@ -27,9 +27,12 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.scripts.script_environment import in_job_folder
-from elasticflow.services.executor.worker.steps.repeatability_check import run_first_step_twice
+from elasticflow.services.executor.worker.steps.repeatability_check import (
+    needs_repeatability_check,
+    run_first_step_twice,
+)
 from elasticflow.services.executor.worker.steps.training_step import Trainer
-from elasticflow.services.executor.worker.steps.worker_setup import set_up
+from elasticflow.services.executor.worker.steps.worker_setup import MakeEngine, set_up, worker_engine
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Interrupted, Profiled, Started
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -37,7 +40,6 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 log = structlog.get_logger()
 
 _MIN_MEASURED_ITERATIONS = 3
-_LONG_ITERATIONS = 100  # one more is far less than the margin of a promise
 _RANK_DELAY_S = 0.1  # between two survivors that would write the same checkpoint
 
 RunInNewThread = Callable[[Callable[[], None]], None]  # the process ends when the work does
@@ -55,13 +57,15 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
             speed = _profile(assignment, channel, telemetry)
         else:
             speed = None
-            _train(assignment, channel, telemetry, run_in_new_thread)
+            train(assignment, channel, telemetry, run_in_new_thread)
     if speed is not None:  # the files of the profiling run are deleted: the executor may kill it now
         channel.send(speed)
 
 
-def _begin(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tuple[Trainer, StateTransfer | None]:
-    trainer, transfer = set_up(assignment, channel, telemetry)
+def _begin(
+    assignment: Assignment, channel: Channel, telemetry: Telemetry, make_engine: MakeEngine = worker_engine
+) -> tuple[Trainer, StateTransfer | None]:
+    trainer, transfer = set_up(assignment, channel, telemetry, make_engine)
     channel.begin_training()
     if transfer is None:
         channel.send(Started(iteration=trainer.iteration))
@@ -82,11 +86,21 @@ def _profile(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> 
         return None
 
 
-def _train(assignment: Assignment, channel: Channel, telemetry: Telemetry, run_in_new_thread: RunInNewThread) -> None:
+def train(
+    assignment: Assignment,
+    channel: Channel,
+    telemetry: Telemetry,
+    run_in_new_thread: RunInNewThread,
+    *,
+    make_engine: MakeEngine = worker_engine,
+    is_profiled: bool = True,
+) -> None:
+    """is_profiled: whether jobs like this one are profiled before, which checks their code."""
     began_s = time.monotonic()
-    trainer, transfer = _begin(assignment, channel, telemetry)
+    trainer, transfer = _begin(assignment, channel, telemetry, make_engine)
     switcher = GenerationSwitcher(trainer, channel, transfer, began_s=began_s)
-    loop = _TrainingLoop(trainer, channel, switcher, transfer is None and _needs_repeatability_check(trainer))
+    is_unchecked = needs_repeatability_check(trainer) if is_profiled else trainer.iteration == 0
+    loop = _TrainingLoop(trainer, channel, switcher, transfer is None and is_unchecked)
 
     def resume(lost: PeerLost) -> None:
         run_in_new_thread(partial(loop.resume_in_new_thread, lost))
@@ -177,16 +191,6 @@ class _TrainingLoop:
         if self.switcher.has_left:
             log.info("left_at_boundary", iteration=self.trainer.iteration)
         return self.switcher.has_left
-
-
-def _needs_repeatability_check(trainer: Trainer) -> bool:
-    """Whether no profiling run may have checked this code: a job with a model name may have a known speed.
-
-    A script keeps state of a step that cannot be rolled back, and a short job's promise has no time for another step.
-    """
-    if isinstance(trainer.function, ElasticScript) or trainer.spec.max_iterations < _LONG_ITERATIONS:
-        return False
-    return trainer.iteration == 0 and bool(trainer.spec.model_name)
 
 
 def _stop(trainer: Trainer, writer: CheckpointWriter) -> None:

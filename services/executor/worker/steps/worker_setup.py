@@ -4,15 +4,12 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
-from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
-from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
-from elasticflow.services.executor.worker.data.sample_readers import reader_of
+from elasticflow.services.executor.worker.data.dataset import DataSet
 from elasticflow.services.executor.worker.elastic.compatibility_digest import compatibility_digest
 from elasticflow.services.executor.worker.elastic.groups import release_later
 from elasticflow.services.executor.worker.elastic.rendezvous import (
@@ -39,7 +36,7 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS, BitwiseSteps
 from elasticflow.services.executor.worker.steps.fast import FastSteps
-from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import (
     Stateful,
@@ -49,7 +46,6 @@ from elasticflow.services.executor.worker.steps.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.steps.training_step import StepEngine, Trainer
-from elasticflow.services.executor.worker.steps.user_code_checks import require_model, require_optimizer
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import (
     LockstepScheduler,
     SequentialScheduler,
@@ -60,7 +56,21 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 _POLL_S = 0.2  # for a checkpoint that the shared storage may not show yet
 
 
-def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tuple[Trainer, StateTransfer | None]:
+class MakeEngine(Protocol):
+    def __call__(
+        self,
+        objects: JobObjects,
+        device: torch.device,
+        cpu_throttle: CpuThrottle,
+        stopwatch: Stopwatch,
+        assignment: Assignment,
+        members: GenerationMembers,
+    ) -> StepEngine: ...
+
+
+def set_up(
+    assignment: Assignment, channel: Channel, telemetry: Telemetry, make_engine: MakeEngine
+) -> tuple[Trainer, StateTransfer | None]:
     """Build model, data and optimizer, join the rendezvous, and load the state of the job.
 
     The state comes from training workers if this worker joins some, else from the checkpoint.
@@ -75,22 +85,11 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         if spec.entry == SCRIPT
         else load_training_function(spec, assignment.code_path)
     )
-    seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
-    with in_users_code("while the model and the data set were made"):
-        model = require_model(function.init_model()).to(device)
-        dataset = recognize(function.init_dataset())
-        optimizer = require_optimizer(function.init_optimizer(model))
-    order = sample_order(dataset, function, spec)
+    objects = make_job_objects(function, spec, device)
+    model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset
     _check_world_size(assignment.world_size, spec)
     virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size, assignment.micro_batch_size)
-    read_ahead = ReadAhead(
-        reader_of(dataset, order, function.collate),
-        order,
-        num_processes=function.data_workers,
-        device=device,
-        cpu_throttle=cpu_throttle,
-    )
-
+    read_ahead = objects.read_ahead(device, cpu_throttle, num_processes=function.data_workers)
     digest = compatibility_digest(function, spec, model, optimizer, dataset.samples_digest)
     result = join_rendezvous(specification, digest, channel, store, transfer_state=assignment.rendezvous_size > 0)
     members = GenerationMembers(result.training_group, virtual_nodes)
@@ -130,7 +129,7 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
         telemetry=telemetry,
         stopwatch=stopwatch,
         members=members,
-        make_engine=partial(_step_engine, function, model, optimizer, device, cpu_throttle, stopwatch, spec),
+        make_engine=partial(make_engine, objects, device, cpu_throttle, stopwatch, assignment),
         iteration=state["iteration"],
         metrics=dict(state["metrics"]),
         metric_names=state.get("metric_names"),
@@ -140,31 +139,31 @@ def set_up(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> tu
     return trainer, transfer
 
 
-def _step_engine(
-    function: Any,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+def worker_engine(
+    objects: JobObjects,
     device: torch.device,
     cpu_throttle: CpuThrottle,
     stopwatch: Stopwatch,
-    spec: JobSpec,
+    assignment: Assignment,
     members: GenerationMembers,
 ) -> StepEngine:
+    """That of a worker, which computes its block of virtual nodes by itself."""
+    function, model = objects.function, objects.model
     if function.reproducible == "fast" and not members.virtual_nodes.are_cut:
         return FastSteps(
             model,
             members=members,
             device=device,
-            job_seed=spec.seed,
+            job_seed=assignment.spec.seed,
             find_unused_parameters=function.find_unused_parameters,
             cpu_throttle=cpu_throttle,
             stopwatch=stopwatch,
         )
     return BitwiseSteps(
         model,
-        optimizer,
+        objects.optimizer,
         members=members,
-        job_seed=spec.seed,
+        job_seed=assignment.spec.seed,
         cpu_throttle=cpu_throttle,
         stopwatch=stopwatch,
         make_scheduler=partial(SequentialScheduler, points=SYNC_POINTS)

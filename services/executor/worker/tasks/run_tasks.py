@@ -89,7 +89,12 @@ def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
         bundle = channel.next_bundle()
         for index, task_input in bundle.tasks:
             outcome = execute(
-                function, bundle.bundle_id, index, task_input, memory_limit_bytes=order.memory_limit_bytes
+                function,
+                bundle.bundle_id,
+                index,
+                task_input,
+                memory_limit_bytes=order.memory_limit_bytes,
+                results_folder=order.results_folder,
             )
             if os.getpid() != pid:  # a process that the task has forked, and that returned from it
                 os._exit(0)

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from elasticflow.services.executor.worker.process.device import DeviceLost, is_device_lost, is_out_of_memory
 from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
 from elasticflow.services.executor.worker.tasks.memory_limit import memory_advice
+from elasticflow.services.executor.worker.tasks.result_file import write_result_file
 from elasticflow.shared.errors import Stop
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES, TaskDone, TaskFailed, too_large
 
@@ -51,12 +53,24 @@ def load_task_function(path: str, code_path: str) -> TaskFunction:
 
 
 def execute(
-    function: TaskFunction, bundle_id: int, index: int, task_input: bytes, *, memory_limit_bytes: int
+    function: TaskFunction,
+    bundle_id: int,
+    index: int,
+    task_input: bytes,
+    *,
+    memory_limit_bytes: int,
+    results_folder: str,
 ) -> TaskDone | TaskFailed:
-    """Call the function once. memory_limit_bytes: for the error; 0: no limit. Raises SystemExit, DeviceLost."""
+    """Call the function once. memory_limit_bytes: for the error; 0: no limit. results_folder: for large results.
+
+    Raises SystemExit, DeviceLost.
+    """
     began_s = time.perf_counter()
+    file_digest = ""
     try:
         result = pickle.dumps(function(pickle.loads(task_input)), pickle.HIGHEST_PROTOCOL)
+        if len(result) > MAX_TASK_BYTES and results_folder:
+            file_digest, result = write_result_file(Path(results_folder), result), b""
     except SystemExit:
         raise
     except BaseException as error:
@@ -80,7 +94,7 @@ def execute(
     if len(result) > MAX_TASK_BYTES:
         message = too_large("result", len(result))
         return TaskFailed(bundle_id=bundle_id, index=index, error=message, task_s=task_s)
-    return TaskDone(bundle_id=bundle_id, index=index, result=result, task_s=task_s)
+    return TaskDone(bundle_id=bundle_id, index=index, result=result, file_digest=file_digest, task_s=task_s)
 
 
 def message_of(error: BaseException) -> str:

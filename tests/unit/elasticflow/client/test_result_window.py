@@ -1,4 +1,4 @@
-"""The tasks of a load run ahead of its results only as far as the results have room."""
+"""The tasks of a load run ahead of its results by a bounded size of results."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def read(window: ResultWindow, stored: LedgerRecord) -> list[int]:
 
 
 async def is_full(window: ResultWindow, num_fed: int) -> bool:
-    waiting = asyncio.create_task(window.room(num_fed))
+    waiting = asyncio.create_task(window.feedable(num_fed))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     waiting.cancel()
@@ -34,21 +34,21 @@ def test_the_first_result_of_each_task_counts() -> None:
 
 async def test_a_few_tasks_may_be_fed_before_the_first_result() -> None:
     window = ResultWindow()
-    assert await window.room(0) == FIRST_TASKS
+    assert await window.feedable(0) == FIRST_TASKS
     assert await is_full(window, FIRST_TASKS)
     read(window, record(1, 0))
     assert not await is_full(window, FIRST_TASKS)
 
 
-async def test_results_that_are_not_deleted_take_room() -> None:
+async def test_results_that_are_not_deleted_take_space() -> None:
     window, half = ResultWindow(), bytes(MAX_STORED_BYTES // 20)
     for index in range(10):
         read(window, record(index + 1, index, value=half))
-    assert 8 <= await window.room(10) <= 10
+    assert 8 <= await window.feedable(10) <= 10
     assert window.deletable(counted_to=0) is None
     assert window.deletable(counted_to=4) == 4
     window.deleted(4)
-    assert 12 <= await window.room(10) <= 14
+    assert 12 <= await window.feedable(10) <= 14
     assert window.deletable(counted_to=99) == 10, "nothing is deleted that was not read"
 
 
@@ -57,4 +57,4 @@ async def test_no_task_runs_far_ahead_of_the_first_that_has_no_result() -> None:
     read(window, record(1, *range(1, 1_001)))
     assert await is_full(window, MAX_TASKS_AHEAD)
     read(window, record(2, 0))
-    assert await window.room(MAX_TASKS_AHEAD) <= 1_001
+    assert await window.feedable(MAX_TASKS_AHEAD) <= 1_001

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from elasticflow.cli.jobs_and_nodes import nodes_table
-from elasticflow.cli.loads import loads_table
+from elasticflow.cli.loads import loads_table, starving_lines
 from elasticflow.cli.watch import load_changes, picture
 from elasticflow.history.job_history import job_history
 from elasticflow.history.load_views import load_views
@@ -64,22 +64,22 @@ def shown(table: RenderableType) -> str:
 
 def test_the_number_of_tasks_is_unknown_until_the_load_is_sealed() -> None:
     history = pool(2).then(opened(), progressed(7))
-    (view,) = load_views(history.state)
+    (view,) = load_views(history.state, NOW_S)
     assert (view.phase, view.tasks_in_words, view.progress) == ("open", "7/?", 0.0)
-    (view,) = load_views(history.then(sealed(), progressed(1_250)).state)
+    (view,) = load_views(history.then(sealed(), progressed(1_250)).state, NOW_S)
     assert (view.phase, view.tasks_in_words, view.progress) == ("sealed", "1,250/5,000", 0.25)
     assert view.useful_share == 0.545
 
 
 def test_a_load_without_tasks_that_finished_is_complete() -> None:
-    (view,) = load_views(pool(2).then(opened(), sealed(0), finished(0)).state, ended=True)
+    (view,) = load_views(pool(2).then(opened(), sealed(0), finished(0)).state, NOW_S, ended=True)
     assert (view.phase, view.progress, view.ended_at_s) == ("finished", 1.0, NOW_S + 90.0)
 
 
 def test_loads_stand_in_the_order_of_their_openings_and_ended_ones_on_request() -> None:
     history = pool(2).then(opened("b"), opened("a", NOW_S + 1.0), opened("c", NOW_S + 2.0), cancelled("b"))
-    assert [view.load_id for view in load_views(history.state)] == ["a", "c"]
-    views = load_views(history.state, ended=True)
+    assert [view.load_id for view in load_views(history.state, NOW_S)] == ["a", "c"]
+    views = load_views(history.state, NOW_S, ended=True)
     assert [view.load_id for view in views] == ["b", "a", "c"]
     assert views[0].explanation == "wrong model"
 
@@ -88,7 +88,7 @@ def test_a_pipe_gets_a_line_for_each_change_of_a_load() -> None:
     seen: dict[str, tuple[object, ...]] = {}
 
     def lines(history: History) -> list[str]:
-        views = load_views(history.state, ended=True)
+        views = load_views(history.state, NOW_S, ended=True)
         return [line.partition("  ")[2] for line in load_changes(seen, views, NOW_S)]
 
     history = pool(2).then(opened())
@@ -97,6 +97,17 @@ def test_a_pipe_gets_a_line_for_each_change_of_a_load() -> None:
     assert lines(history.then(sealed())) == ["fold  sealed  0/5,000 tasks"]
     assert lines(history.then(progressed(100))) == [], "less than a tenth"
     assert lines(history.then(cancelled())) == ["fold  cancelled  100/5,000 tasks  wrong model"]
+
+
+def test_a_load_whose_tasks_fit_no_idle_window_starves() -> None:
+    history = pool(2).then(opened())
+    (view,) = load_views(history.state, NOW_S + 5.0)
+    assert not view.starves, "the first window may last for long"
+    history.then(admitted(), placed(10, "node-0:0", "node-0:1"))
+    (view,) = load_views(history.state, NOW_S + 99.0)
+    assert (view.starves, view.longest_window_s) == (True, 10.0)
+    (line,) = starving_lines((view,))
+    assert line.startswith("fold starves: a task takes 13.7s, and the longest idle window lasted 10.0s")
 
 
 def test_only_while_a_load_is_live_idle_gpus_are_for_padding() -> None:
@@ -120,7 +131,7 @@ def test_the_nodes_have_a_column_of_padding_only_while_a_load_is_live() -> None:
 
 def test_a_narrow_terminal_shows_the_most_important_columns_whole(width: int) -> None:
     history = pool(2).then(opened(), sealed(), progressed(1_250), finished())
-    text = shown(loads_table(load_views(history.state, ended=True), NOW_S + 100.0))
+    text = shown(loads_table(load_views(history.state, NOW_S, ended=True), NOW_S + 100.0))
     assert "…" not in text
     assert ("proteins:fold" in text, "lab" in text) == (width == 160, width == 160)
     assert [word in text for word in ("finished", "5,000/5,000", "54.5%", "1m 40s")] == [True] * 4

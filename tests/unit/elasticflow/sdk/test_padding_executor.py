@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elasticflow import LoadNotOpened, LoadWasCancelled, PackagingFailed, PaddingExecutor, TaskError
+from elasticflow.client.result_values import value_of
 from elasticflow.sdk import padding_executor
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
@@ -52,6 +53,9 @@ class LocalResults:
             result = outcome(index, lambda data=task_input: padding_executor.call(data))
             yield replace(result, value=b"not a pickle") if index == self._loads.unreadable else result
         self._loads.ended.set()
+
+    def value_of(self, result: TaskResult) -> Any:
+        return value_of(result, "load", None)
 
     def close(self) -> None:
         self._is_closed = True

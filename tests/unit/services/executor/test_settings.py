@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.executor.settings import ExecutorSettings, num_cores, num_sockets, reachable_host
+from elasticflow.services.executor.settings import ExecutorSettings, num_cores, num_sockets
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.process.local_hardware import visible_gpus
+from elasticflow.shared.runtime.process.reachable_host import reachable_host
 
 LOCAL = "nats://token@127.0.0.1:4222"
 

@@ -1,5 +1,6 @@
 """Given this pool and these workers, padding loads may use these GPUs of the node."""
 
+from dataclasses import replace
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
@@ -43,6 +44,13 @@ def test_idle_gpus_serve_live_loads() -> None:
     assert node.state.padding_slots.loads[0].num_tasks == 9
     node.ledger(events.LoadFinished(load_id="proteins", num_results=9, at_s=NOW_S))
     assert node.state.padding_slots == NO_PADDING_SLOTS
+
+
+def test_tenants_have_the_weights_of_the_pools_configuration() -> None:
+    node = ExecutorNode().training().ledger(OPENED)
+    config = replace(node.state.pool.config, padding_weights={"lab": 2.0})
+    node.ledger(events.PoolConfigured(config=config, at_s=NOW_S))
+    assert node.state.padding_slots.weights == {"lab": 2.0}
 
 
 def test_a_placement_ends_runners_before_its_workers_start() -> None:

@@ -1,5 +1,7 @@
 """What is stored and what goes back when a bundle is settled, on the bus in memory."""
 
+from dataclasses import replace
+
 import pytest
 
 from elasticflow.services.executor.loads.bundle_queue import PulledBundle
@@ -13,6 +15,7 @@ from elasticflow.shared.messages.padding_tasks import (
     decode_results,
     encode_bundle,
 )
+from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.state.load import Load, LoadPhase
@@ -54,22 +57,34 @@ async def results(bus: MemoryBus) -> dict[int, TaskResult]:
     return {result.index: result for batch in reversed(stored) for result in batch.results}  # the first one counts
 
 
+def done(index: int, value: bytes) -> TaskDone:
+    return TaskDone(bundle_id=1, index=index, result=value, task_s=0.5)
+
+
 def bundle(*indices: int, num_failures: int = 0) -> TaskBundle:
     return TaskBundle(tasks=tuple((index, b"x%d" % index) for index in indices), num_failures=num_failures)
 
 
 async def test_results_are_stored_and_nothing_goes_back(bus: MemoryBus) -> None:
     settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0, 1)))
-    settlement.done(0, b"zero", 0.5)
-    settlement.done(1, b"one", 0.25)
+    settlement.done(done(0, b"zero"))
+    settlement.done(done(1, b"one"))
     await settlement.settle()
     assert {index: result.value for index, result in (await results(bus)).items()} == {0: b"zero", 1: b"one"}
     assert await waiting(bus) == []
 
 
+async def test_a_large_result_is_the_digest_of_its_file(bus: MemoryBus) -> None:
+    settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0)))
+    settlement.done(replace(done(0, b""), file_digest="a" * 64))
+    await settlement.settle()
+    result = (await results(bus))[0]
+    assert (result.value, result.file_digest) == (None, "a" * 64)
+
+
 async def test_unfinished_tasks_go_back_together_without_a_failure(bus: MemoryBus) -> None:
     settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0, 1, 2, num_failures=1)))
-    settlement.done(0, b"zero", 0.5)
+    settlement.done(done(0, b"zero"))
     await settlement.settle([1, 2])
     assert await waiting(bus) == [bundle(1, 2, num_failures=1)]
 
@@ -93,7 +108,7 @@ async def test_a_task_that_fails_is_tried_alone_until_its_last_attempt(bus: Memo
 async def test_results_of_consecutive_tasks_are_one_message(bus: MemoryBus) -> None:
     settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0, 1, 2, 5, 6)))
     for index in (6, 0, 5, 1):
-        settlement.done(index, b"", 0.5)
+        settlement.done(done(index, b""))
     await settlement.settle([2])
     messages = await stored_results(bus, "a", pool=POOL)
     assert [subjects.tasks_of_results(stored.subject) for stored in messages] == [("a", 0, 1), ("a", 5, 6)]
@@ -112,7 +127,7 @@ async def test_a_failure_beside_a_full_stream_is_the_result() -> None:
 
 async def test_the_tasks_of_a_load_that_has_ended_do_not_go_back(bus: MemoryBus) -> None:
     settlement = BundleSettlement(bus, POOL, "n", await pulled(bus, bundle(0)))
-    settlement.done(0, b"zero", 0.5)
+    settlement.done(done(0, b"zero"))
     await settlement.drop()
     assert await waiting(bus) == []
     assert await results(bus) == {}

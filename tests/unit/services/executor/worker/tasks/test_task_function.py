@@ -1,5 +1,6 @@
 """One call of a padding load's function on pickled bytes, and the function's import."""
 
+import hashlib
 import pickle
 import sys
 from collections.abc import Iterator
@@ -24,16 +25,18 @@ number = 3
 """
 
 
-def call(function: Any, task_input: bytes = pickle.dumps(1), memory_limit_bytes: int = 0) -> TaskDone | TaskFailed:
-    outcome = execute(function, 7, 3, task_input, memory_limit_bytes=memory_limit_bytes)
+def call(
+    function: Any, task_input: bytes = pickle.dumps(1), memory_limit_bytes: int = 0, results_folder: str = ""
+) -> TaskDone | TaskFailed:
+    outcome = execute(function, 7, 3, task_input, memory_limit_bytes=memory_limit_bytes, results_folder=results_folder)
     assert (outcome.bundle_id, outcome.index) == (7, 3)
     assert outcome.task_s >= 0
     encode_frame(outcome)
     return outcome
 
 
-def failure(function: Any, task_input: bytes = pickle.dumps(1), memory_limit_bytes: int = 0) -> TaskFailed:
-    outcome = call(function, task_input, memory_limit_bytes)
+def failure(function: Any, task_input: bytes = pickle.dumps(1), **options: Any) -> TaskFailed:
+    outcome = call(function, task_input, **options)
     assert isinstance(outcome, TaskFailed)
     return outcome
 
@@ -80,8 +83,24 @@ def test_an_input_that_is_no_pickle_fails_the_task() -> None:
     assert "UnpicklingError" in failure(lambda x: x, b"garbage").error
 
 
-def test_a_result_above_the_limit_fails_the_task() -> None:
+def test_a_result_above_the_limit_fails_the_task_without_a_folder() -> None:
     assert "its result has" in failure(lambda _: bytes(MAX_TASK_BYTES)).error
+
+
+def test_a_result_above_the_limit_is_a_file_named_by_its_content(tmp_path: Path) -> None:
+    outcomes = [call(lambda _: bytes(MAX_TASK_BYTES), results_folder=str(tmp_path / "load")) for _ in range(2)]
+    (file,) = (tmp_path / "load").iterdir()
+    for outcome in outcomes:
+        assert isinstance(outcome, TaskDone)
+        assert (outcome.result, outcome.file_digest) == (b"", file.name)
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
+    assert pickle.loads(file.read_bytes()) == bytes(MAX_TASK_BYTES)
+
+
+def test_a_result_file_that_cannot_be_written_fails_the_task(tmp_path: Path) -> None:
+    (tmp_path / "load").touch()
+    assert "FileExistsError" in failure(lambda _: bytes(MAX_TASK_BYTES), results_folder=str(tmp_path / "load")).error
+    assert [file.name for file in tmp_path.iterdir()] == ["load"]
 
 
 def test_an_exceeded_memory_limit_is_named() -> None:

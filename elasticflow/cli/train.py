@@ -1,0 +1,128 @@
+"""`eflow train`: a job as tasks of a padding load, managed from this machine."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from elasticflow.cli.command_options import (
+    DataDir,
+    Json,
+    NatsUrl,
+    NumIterations,
+    Pool,
+    SubmissionOptions,
+    Tenant,
+    duration_of,
+)
+from elasticflow.cli.submit import Batch, Settings, Target
+from elasticflow.cli.terminal_output import print_json, say_line
+from elasticflow.client.training_load import TrainingOptions, TrainingProgress
+from elasticflow.sdk.submission import load, with_code
+from elasticflow.sdk.training import train_submission
+from elasticflow.shared.runtime.process.terminal import console
+
+_ESTIMATES = "Estimates for admission"
+
+
+class Device(StrEnum):
+    """Devices as a command line spells them."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def train(
+    target: Target,
+    checkpoint: Annotated[
+        Path, typer.Option("--checkpoint", metavar="DIR", help="Folder of checkpoints; continues from the newest one.")
+    ],
+    checkpoint_every: Annotated[
+        str, typer.Option("--checkpoint-every", metavar="TIME", help="Time between two checkpoints, like 30s, 10m.")
+    ] = "30s",
+    batch: Batch = None,
+    iterations: NumIterations = None,
+    setting: Settings = None,
+    micro_batch: Annotated[
+        int, typer.Option("--micro-batch", metavar="N", min=0, help="Most samples of one forward pass. 0: no limit.")
+    ] = 0,
+    device: Annotated[Device, typer.Option("--device", help="Of the manager: for the optimizer, and to evaluate.")] = (
+        Device.CPU
+    ),
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="HOST", help="This machine for the nodes. Default: as NATS sees it."),
+    ] = "",
+    task: Annotated[
+        str,
+        typer.Option("--task", metavar="TIME", rich_help_panel=_ESTIMATES, help="Of one task. Default: measured here."),
+    ] = "",
+    overhead: Annotated[
+        str,
+        typer.Option(
+            "--overhead", metavar="TIME", rich_help_panel=_ESTIMATES, help="Of one task. Default: by its bytes."
+        ),
+    ] = "",
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Train a job on idle GPUs as tasks of a padding load, with this machine as
+    its manager.
+
+    One task is the gradient of one virtual node. The result has the same bits
+    as that of an ordinary run, however often tasks are preempted. Ctrl-C writes
+    a checkpoint; the same command continues from it.
+
+    \b
+    Examples:
+      eflow train train.py --checkpoint run-1
+      eflow train train.py:Digits --checkpoint run-2 --iterations 900 --batch 256
+    """
+    options = TrainingOptions(
+        checkpoint_every_s=duration_of(checkpoint_every, "--checkpoint-every") or 0.0,
+        micro_batch_size=micro_batch,
+        device=device.value,
+        advertise_host=address,
+        task_s=duration_of(task, "--task"),
+        overhead_s=duration_of(overhead, "--overhead"),
+    )
+    job, code = load(target)
+    submission = SubmissionOptions(target=target, batch=batch, iterations=iterations, settings=tuple(setting or ()))
+    ready = with_code(submission.apply(job).set_job_class("padding"), code)
+    bar = _progress_bar(disable=as_json)
+    shown = bar.add_task("", total=ready.spec.max_iterations)
+
+    def show(progress: TrainingProgress) -> None:
+        bar.update(shown, completed=progress.iteration, description=_in_words(progress))
+
+    with bar:
+        trained = train_submission(
+            ready,
+            checkpoint,
+            options=options,
+            on_progress=show,
+            tenant=tenant,
+            nats_url=nats_url,
+            pool=pool,
+            data_dir=data_dir,
+        )
+    if as_json:
+        print_json(trained)
+    else:
+        say_line(f"trained {trained.iteration} iterations; the state is in {checkpoint}; {_in_words(trained)}", "green")
+
+
+def _progress_bar(*, disable: bool) -> Progress:
+    """On a terminal only, while the command runs."""
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+    terminal = console()
+    return Progress(*columns, console=terminal, transient=True, disable=disable or not terminal.is_terminal)
+
+
+def _in_words(progress: TrainingProgress) -> str:
+    return " ".join(f"{metric} {value:.4g}" for metric, value in progress.metrics.items())

@@ -1,0 +1,43 @@
+"""What the tasks of a padding load returned: a value in its message, or in a file of the pool's data folder."""
+
+import hashlib
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+from elasticflow.errors import ResultFileUnusable, TaskError
+from elasticflow.shared.messages.padding_tasks import TaskResult
+
+
+def value_of(result: TaskResult, load_id: str, data_dir: Path | None) -> Any:
+    """What the task returned; runs code of its pickle. data_dir: of the pool, None if it is unknown.
+
+    Raises TaskError if it failed for good, ResultFileUnusable.
+    """
+    if result.error:
+        raise TaskError(result.index, result.attempts, result.error, result.traceback)
+    if result.value is not None:
+        return pickle.loads(result.value)
+    if data_dir is None:
+        why = "the pool's data folder is not known here: give it as data_dir (--data-dir, EF_DATA_DIR)"
+        raise ResultFileUnusable(result.index, result.file_digest, result.node_id, why)
+    file = _folder(data_dir, load_id) / result.file_digest
+    try:
+        pickled = file.read_bytes()
+    except OSError as error:
+        why = f"{file}: {error.strerror}; all nodes and this machine must share the data folder"
+        raise ResultFileUnusable(result.index, result.file_digest, result.node_id, why) from None
+    if hashlib.sha256(pickled).hexdigest() != result.file_digest:
+        raise ResultFileUnusable(result.index, result.file_digest, result.node_id, f"{file} is damaged")
+    return pickle.loads(pickled)
+
+
+def delete_result_files(load_id: str, data_dir: Path | None) -> None:
+    """Delete what `value_of` has read, once no result of the load is needed."""
+    if data_dir is not None:
+        shutil.rmtree(_folder(data_dir, load_id), ignore_errors=True)
+
+
+def _folder(data_dir: Path, load_id: str) -> Path:
+    return data_dir / "results" / load_id

@@ -1,0 +1,47 @@
+"""The objects of a job that its user's class makes, the same in every process that computes for the job."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
+from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
+from elasticflow.services.executor.worker.data.sample_order import SampleOrder
+from elasticflow.services.executor.worker.data.sample_readers import reader_of
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
+from elasticflow.services.executor.worker.steps.user_code_checks import require_model, require_optimizer
+from elasticflow.shared.messages.job_spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobObjects:
+    """With the initial weights."""
+
+    function: TrainingFunction
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    dataset: DataSet
+    order: SampleOrder
+
+    def read_ahead(self, device: torch.device, cpu_throttle: CpuThrottle, *, num_processes: int) -> ReadAhead:
+        return ReadAhead(
+            reader_of(self.dataset, self.order, self.function.collate),
+            self.order,
+            num_processes=num_processes,
+            device=device,
+            cpu_throttle=cpu_throttle,
+        )
+
+
+def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
+    """Raises TrainingFailed, and what the user's code raises."""
+    seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
+    with in_users_code("while the model and the data set were made"):
+        model = require_model(function.init_model()).to(device)
+        dataset = recognize(function.init_dataset())
+        optimizer = require_optimizer(function.init_optimizer(model))
+    order = sample_order(dataset, function, spec)
+    return JobObjects(function=function, model=model, optimizer=optimizer, dataset=dataset, order=order)

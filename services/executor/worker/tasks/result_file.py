@@ -1,0 +1,29 @@
+"""Large results of padding tasks: files in the data folder of the pool, named by their content."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from elasticflow.services.executor.worker.checkpoint.store import rename_durably
+
+
+def write_result_file(folder: Path, result: bytes) -> str:
+    """Store the result unless an equal one is there; its SHA-256, the name of its file. Raises OSError.
+
+    A file of this name is complete: it is written under another one, and renamed.
+    """
+    digest = hashlib.sha256(result).hexdigest()
+    if (folder / digest).exists():
+        return digest
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{digest}.{os.getpid()}.unfinished"
+    try:
+        with unfinished.open("wb") as file:
+            file.write(result)
+            file.flush()
+            os.fsync(file.fileno())
+        rename_durably(unfinished, folder / digest)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return digest

@@ -1,0 +1,155 @@
+"""The manager's end of its connections to runners: parameters out, gradients in, for one step after another.
+
+One thread serves each runner. A task is begun with a request on a connection, and is abandoned with the connection.
+"""
+
+import contextlib
+import math
+import secrets
+import socket
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+import torch
+
+from elasticflow.services.executor.worker.elastic.compatibility_digest import CompatibilityDigest, require_compatible
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.training_tasks.contribution_message import contribution_in
+from elasticflow.services.executor.worker.training_tasks.step_tasks import StepTasks
+from elasticflow.services.executor.worker.training_tasks.task_steps import Contribution
+from elasticflow.services.executor.worker.training_tasks.tensor_connection import TensorConnection
+
+_GREETING_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_IDLE_S = 0.1
+_LATE = 1.5  # times the median duration: a task that takes longer is duplicated
+_LOOPBACK = "127.0.0.1"
+
+log = structlog.get_logger()
+
+
+class TaskServer:
+    """job: fields that describe the job to a runner. announce: takes the number of a step and the tasks that are due.
+
+    host: this machine's address on the network of the runners. stop_requested: asked while the server waits.
+    """
+
+    def __init__(
+        self,
+        job: dict[str, Any],
+        digest: CompatibilityDigest,
+        num_tasks: int,
+        *,
+        host: str,
+        announce: Callable[[int, Sequence[int]], None],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._job, self._digest, self._num_tasks = job, digest, num_tasks
+        self._announce, self._stop_requested = announce, stop_requested
+        self._changed = threading.Condition()
+        self._step, self._iteration = 0, 0
+        self._tensors: Sequence[torch.Tensor] = ()
+        self._tasks = StepTasks(0, 0.0)
+        self._contributions: dict[int, Contribution] = {}
+        self._idle_since_s: dict[TensorConnection, float] = {}
+        self._durations_s: deque[float] = deque(maxlen=100)
+        self.secret = secrets.token_hex(32)
+        self._listener = socket.create_server((_LOOPBACK if host == _LOOPBACK else "", 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="runners", daemon=True).start()
+
+    def begin(self, iteration: int, tensors: Sequence[torch.Tensor]) -> None:
+        """All tasks of the next step are due. tensors: unchanged until the last contribution."""
+        with self._changed:
+            self._step += 1
+            self._iteration, self._tensors = iteration, tensors
+            self._tasks, self._contributions = StepTasks(self._num_tasks, time.monotonic()), {}
+        self._announce(self._step, range(self._num_tasks))
+
+    def contributions(self) -> Sequence[Contribution]:
+        """Wait for one of each virtual node. Raises PeerLost if a stop is requested before."""
+        while True:
+            with self._changed:
+                if self._tasks.is_done:
+                    return [self._contributions[virtual_node] for virtual_node in range(self._num_tasks)]
+                late = self._late_tasks(time.monotonic())
+                if not late:
+                    self._changed.wait(_POLL_S)
+            if late:
+                self._announce(self._step, late)
+            if self._stop_requested():
+                raise PeerLost("a stop is requested while tasks of this step are under way")
+
+    def _late_tasks(self, now_s: float) -> Sequence[int]:
+        """To hand out a second time. A runner is idle after a time in which the load would give it a task."""
+        usual_s = statistics.median(self._durations_s) if self._durations_s else math.inf
+        num_idle = sum(since_s <= now_s - _IDLE_S for since_s in self._idle_since_s.values())
+        return self._tasks.duplicates(num_idle=num_idle, least_s=_LATE * usual_s, now_s=now_s)
+
+    def _accept(self) -> None:
+        while True:
+            sock, peer = self._listener.accept()
+            threading.Thread(target=self._serve, args=(sock, peer), name=f"runner {peer[0]}", daemon=True).start()
+
+    def _serve(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        """One runner, until it is gone."""
+        try:
+            connection = TensorConnection(sock, self.secret, is_manager=True, timeout_s=_GREETING_TIMEOUT_S)
+            with contextlib.closing(connection):
+                connection.wait_without_timeout()
+                self._serve_tasks(connection)
+        except OSError as error:
+            log.info("runner_left", peer=peer[0], reason=str(error))
+
+    def _serve_tasks(self, connection: TensorConnection) -> None:
+        connection.send(self._job)
+        greeting, _ = connection.receive()
+        refusal = self._refusal(greeting["digest"])
+        connection.send({"refusal": refusal})
+        if refusal:
+            return
+        try:
+            while True:
+                with self._changed:
+                    self._idle_since_s[connection] = time.monotonic()
+                request, _ = connection.receive()
+                self._serve_task(connection, **request)
+        finally:
+            with self._changed:
+                self._idle_since_s.pop(connection, None)
+
+    def _refusal(self, digest: CompatibilityDigest) -> str:
+        try:
+            require_compatible(digest, self._digest)
+        except TrainingFailed as error:
+            return str(error)
+        return ""
+
+    def _serve_task(self, connection: TensorConnection, *, step: int, virtual_node: int, has_parameters: bool) -> None:
+        began_s = time.monotonic()
+        with self._changed:
+            tasks, tensors, iteration = self._tasks, self._tensors, self._iteration
+            is_wanted = step == self._step and tasks.begin(virtual_node, began_s)
+            del self._idle_since_s[connection]
+        if not is_wanted:
+            return connection.send({"is_wanted": False})
+        try:
+            connection.send({"is_wanted": True, "iteration": iteration}, () if has_parameters else tensors)
+            contribution = contribution_in(*connection.receive())
+        except BaseException:
+            with self._changed:
+                tasks.abandon(virtual_node)
+            raise
+        with self._changed:
+            counts = tasks.finish(virtual_node) and tasks is self._tasks
+            if counts:
+                self._contributions[virtual_node] = contribution
+                self._durations_s.append(time.monotonic() - began_s)
+                self._changed.notify()
+        return connection.send({"counts": counts})
