@@ -118,7 +118,7 @@ async def _show(client: Client, performance: Performance, console: Console) -> N
                 else:
                     state = performance.last
                     jobs = changes(seen, job_views(state, now_s, ended=True), now_s)
-                    loads = load_changes(seen_loads, load_views(state, ended=True), now_s)
+                    loads = load_changes(seen_loads, load_views(state, now_s, ended=True), now_s)
                     for line in (*jobs, *loads):
                         console.print(line, highlight=False, soft_wrap=True)
             await asyncio.sleep(_REDRAW_S)

@@ -9,7 +9,6 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from elasticflow.history.load_views import load_views
 from elasticflow.history.pool_views import padding_gpus, promised_finish_s
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
@@ -148,7 +147,9 @@ def num_gpus_taken(performance: Performance) -> int:
     """How often a job took a GPU that the padding load could use."""
     states = [state for _, state in performance.history]
     return sum(
-        len(padding_gpus(before) - padding_gpus(after)) for before, after in pairwise(states) if load_views(after)
+        len(padding_gpus(before) - padding_gpus(after))
+        for before, after in pairwise(states)
+        if LOAD_ID in after.loads and after.loads[LOAD_ID].live
     )
 
 
