@@ -1,5 +1,6 @@
 """Jobs, nodes and throughput profiles of a folded pool as rows of plain values, for tables and JSON. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -143,7 +144,7 @@ def _by_age(job: Job) -> tuple[float, str]:
 
 def node_views(state: PoolState) -> tuple[NodeView, ...]:
     """All nodes, by node id."""
-    has_loads = any(load.live for load in state.loads.values())
+    num_padding_gpus = Counter(gpu.node_id for gpu in padding_gpus(state))
     holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
     return tuple(
         NodeView(
@@ -155,14 +156,22 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             since_s=node.since_s,
             left=node.left,
             slow_until_s={slow.gpu_index: slow.since_s + state.config.slow_gpu_s for slow in node.slow_gpus},
-            num_padding_gpus=_num_idle_gpus(state, node.node_id) if has_loads else 0,
+            num_padding_gpus=num_padding_gpus[node.node_id],
         )
         for _, node in sorted(state.nodes.items())
     )
 
 
-def _num_idle_gpus(state: PoolState, node_id: str) -> int:
-    return sum(since_s < CARRIES_A_JOB for since_s in state.idle_since_s.get(node_id, ()))
+def padding_gpus(state: PoolState) -> frozenset[GpuId]:
+    """The idle GPUs that padding loads may use; none without a live load."""
+    if not any(load.live for load in state.loads.values()):
+        return frozenset()
+    return frozenset(
+        GpuId(node_id, gpu_index)
+        for node_id, since_s_G in state.idle_since_s.items()
+        for gpu_index, since_s in enumerate(since_s_G)
+        if since_s < CARRIES_A_JOB
+    )
 
 
 def present_nodes(views: tuple[NodeView, ...], now_s: float) -> tuple[NodeView, ...]:

@@ -1,4 +1,4 @@
-"""Runs the demo: start a pool, submit the jobs, record the pool until the last job has ended."""
+"""Runs the demo: start a pool, submit a padding load and the jobs, record the pool until all have ended."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from elasticflow.cli.watch import changes, picture
+from elasticflow.cli.watch import changes, load_changes, picture
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import write_ledger
 from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.history.load_views import load_views
 from elasticflow.history.pool_views import job_views
 from elasticflow.local.supervisor import Supervisor
 from elasticflow.local.up_plan import UpPlan
@@ -19,6 +20,7 @@ from elasticflow.shared.messages.events import JobRejected
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.pool import PoolState
 from examples.demo.cast import Entrance
+from examples.demo.padding import PaddingLoad
 
 _REDRAW_S = 0.5
 _TAKING_S = 3.0
@@ -27,10 +29,11 @@ _OFFERS = ("counter-offer", "second-offer", "third-offer")  # counter-offers, un
 
 @dataclass
 class Performance:
-    """What the report needs: the start, and the pool after every change."""
+    """What the report needs: the start, the pool after every change, and the results of the padding load."""
 
     began_at_s: float = 0.0
     history: list[tuple[float, PoolState]] = field(default_factory=list)
+    task_results: list[int | BaseException] = field(default_factory=list)
 
     @property
     def last(self) -> PoolState:
@@ -50,7 +53,8 @@ async def perform(entrances: tuple[Entrance, ...], plan: UpPlan, console: Consol
         endpoint = Endpoint(nats_url=healthy.result(), pool=plan.pool)
         async with Client.connect(endpoint) as client:
             performance.began_at_s = client.now_s()
-            await _play(client, entrances, performance, console)
+            with contextlib.closing(PaddingLoad(endpoint)) as load:
+                await _play(client, entrances, load, performance, console)
             await write_ledger(client, ledger)
     finally:
         up.cancel()
@@ -59,7 +63,9 @@ async def perform(entrances: tuple[Entrance, ...], plan: UpPlan, console: Consol
     return performance
 
 
-async def _play(client: Client, entrances: tuple[Entrance, ...], performance: Performance, console: Console) -> None:
+async def _play(
+    client: Client, entrances: tuple[Entrance, ...], load: PaddingLoad, performance: Performance, console: Console
+) -> None:
     async def follow() -> None:
         async with contextlib.aclosing(client.states()) as states:
             async for state in states:
@@ -71,6 +77,7 @@ async def _play(client: Client, entrances: tuple[Entrance, ...], performance: Pe
         job_ids = [job_id for done in await asyncio.gather(*entering) for job_id in done]
         for job_id in job_ids:
             await client.wait(job_id)
+        performance.task_results = await load.results()
         await asyncio.sleep(2 * _REDRAW_S)  # the last events arrive, the last picture is drawn
         for task in looking:
             task.cancel()
@@ -101,6 +108,7 @@ def _with_deadline(spec: JobSpec, deadline_s: float) -> JobSpec:
 async def _show(client: Client, performance: Performance, console: Console) -> None:
     """On a terminal a picture that is updated in place, else a line for each change."""
     seen: dict[str, tuple[object, ...]] = {}
+    seen_loads: dict[str, tuple[object, ...]] = {}
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
         while True:
             if performance.history:
@@ -108,6 +116,9 @@ async def _show(client: Client, performance: Performance, console: Console) -> N
                 if live is not None:
                     live.update(picture(performance.last, now_s), refresh=True)
                 else:
-                    for line in changes(seen, job_views(performance.last, now_s, ended=True), now_s):
+                    state = performance.last
+                    jobs = changes(seen, job_views(state, now_s, ended=True), now_s)
+                    loads = load_changes(seen_loads, load_views(state, now_s, ended=True), now_s)
+                    for line in (*jobs, *loads):
                         console.print(line, highlight=False, soft_wrap=True)
             await asyncio.sleep(_REDRAW_S)

@@ -1,17 +1,21 @@
-"""The results of the jobs: a table for the terminal, the same as JSON, and a picture of GPUs over time."""
+"""The results of the jobs and of the padding load: a table, JSON, and a picture of GPUs over time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from elasticflow.history.pool_views import promised_finish_s
+from elasticflow.history.pool_views import padding_gpus, promised_finish_s
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.load import LoadPhase
+from examples.demo.padding import LOAD_ID, NUM_TASKS
 from examples.demo.performance import Performance
+from examples.pi import estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +119,50 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
+def load_is_complete(performance: Performance) -> bool:
+    """Each task of the padding load has its result, and the ledger counts as many."""
+    load = performance.last.loads.get(LOAD_ID)
+    if load is None or load.phase is not LoadPhase.FINISHED:
+        return False
+    return load.num_results == len(_counts(performance)) == NUM_TASKS
+
+
+def load_line(performance: Performance) -> str:
+    """The padding load in one line, with the first error if a task has one."""
+    counts = _counts(performance)
+    words = [
+        f"padding load {LOAD_ID}: {len(counts)} of {NUM_TASKS} tasks have their result",
+        f"jobs took {num_gpus_taken(performance)} GPUs from it",
+        *([f"pi is about {estimate(counts):.3f}"] if counts else []),
+        *[str(result) for result in performance.task_results if isinstance(result, BaseException)][:1],
+    ]
+    return "; ".join(words)
+
+
+def _counts(performance: Performance) -> list[int]:
+    return [result for result in performance.task_results if isinstance(result, int)]
+
+
+def num_gpus_taken(performance: Performance) -> int:
+    """How often a job took a GPU that the padding load could use."""
+    states = [state for _, state in performance.history]
+    return sum(
+        len(padding_gpus(before) - padding_gpus(after))
+        for before, after in pairwise(states)
+        if LOAD_ID in after.loads and after.loads[LOAD_ID].live
+    )
+
+
+def padding_gpus_over_time(performance: Performance) -> list[int]:
+    """Idle GPUs that the padding load may use, at every change of the pool."""
+    return [len(padding_gpus(state)) for _, state in performance.history]
+
+
+_HATCHED: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.7", "hatch": "///", "linewidth": 0.0}
+
+
 def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> None:
-    """GPUs over time, stacked by job; a mark in the job's colour shows its deadline."""
+    """GPUs over time, stacked by job, idle ones that padding may use on top; dotted lines show the jobs' deadlines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -125,9 +171,12 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
     drawn = [row for row in all_rows if row.gpus]
     times = [at_s - performance.began_at_s for at_s, _ in performance.history]
     layers: list[list[int]] = [[n for _, n in gpus_over_time(row.job_id, performance)] for row in drawn]
+    of_jobs = [sum(layer) for layer in zip(*layers, strict=True)]
+    with_padding = list(map(sum, zip(of_jobs, padding_gpus_over_time(performance), strict=True)))
     figure, axes = pyplot.subplots(figsize=(11, 5), constrained_layout=True)
     colours = [pyplot.get_cmap("tab10")(index) for index in range(10)]
     axes.stackplot(times, *layers, labels=[row.job_id for row in drawn], colors=colours, step="post", alpha=0.85)
+    axes.fill_between(times, of_jobs, with_padding, step="post", label="padding load, on idle GPUs", **_HATCHED)
     for colour, row in zip(colours, drawn, strict=False):
         if row.deadline_s is not None:
             axes.axvline(row.deadline_s, color=colour, linestyle=":", linewidth=1.5)
@@ -135,7 +184,7 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
         title="GPUs over time by job (dotted: its deadline)",
         xlabel="seconds after the start",
         ylabel="GPUs",
-        ylim=(0, performance.last.num_gpus or max(map(sum, zip(*layers, strict=True)), default=1)),
+        ylim=(0, performance.last.num_gpus or max(with_padding, default=1)),
     )
     axes.set_xlim(left=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from elasticflow.history.pool_views import NodeView, node_views
 from elasticflow.shared.messages.event_summary import gpus_in_words, summary
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
@@ -47,7 +48,7 @@ def as_object(state: PoolState, at_s: float, job_id: str | None = None) -> dict[
         "num_gpus": state.num_gpus,
         "num_gpus_placed": sum(len(job.gpus) for job in state.live_jobs.values()),
         "jobs": [_job(state, job) for job in shown if job_id in (None, job.job_id)],
-        "nodes": [_node(state, node_id) for node_id in sorted(state.nodes)],
+        "nodes": [_node(state, view) for view in node_views(state)],
         "curves": {
             key: {
                 "iterations_per_s": {str(n): curve.iterations_per_s[n] for n in sorted(curve.iterations_per_s)},
@@ -102,16 +103,15 @@ def margin_s(state: PoolState, job: Job) -> float | None:
     return job.deadline_s - job.progressed_at_s - (job.spec.max_iterations - job.iteration) / speed
 
 
-def _node(state: PoolState, node_id: str) -> dict[str, Any]:
-    node = state.nodes[node_id]
-    held = [gpu for job in state.live_jobs.values() for gpu in job.gpus if gpu.node_id == node_id]
+def _node(state: PoolState, node: NodeView) -> dict[str, Any]:
     return {
-        "node_id": node_id,
-        "incarnation": node.incarnation,
+        "node_id": node.node_id,
+        "incarnation": state.nodes[node.node_id].incarnation,
         "alive": node.alive,
         "device": node.device,
         "num_gpus": node.num_gpus,
-        "num_gpus_placed": len(held),
+        "num_gpus_placed": node.num_gpus - node.num_free_gpus,
+        "num_padding_gpus": node.num_padding_gpus,
         "since_s": node.since_s,
     }
 
@@ -172,7 +172,8 @@ def _jobs_table(shown: Mapping[str, Any]) -> Table:
 
 def _nodes_table(shown: Mapping[str, Any]) -> Table:
     table = plain_table("NODE", "INCARNATION", "STATE", "DEVICE")
-    table.add_column("GPUS PLACED", justify="right")
+    for name in ("GPUS PLACED", "PADDING"):
+        table.add_column(name, justify="right")
     for node in shown["nodes"]:
         table.add_row(
             escape(node["node_id"]),
@@ -180,6 +181,7 @@ def _nodes_table(shown: Mapping[str, Any]) -> Table:
             "[green]alive[/]" if node["alive"] else "[red]lost[/]",
             node["device"],
             f"{node['num_gpus_placed']}/{node['num_gpus']}",
+            str(node["num_padding_gpus"] or "-"),
         )
     return table
 

@@ -14,10 +14,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.commands import Command, SubmitJob
+from elasticflow.shared.messages.commands import Command, OpenLoad, SubmitJob
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
+from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
@@ -224,6 +225,16 @@ def test_the_state_as_tables_and_as_json(file: Path) -> None:
     assert [job["job_id"] for job in state["jobs"]] == ["one"]
     assert state["num_gpus"] == 8
     assert state["jobs"][0]["gpus"]
+
+
+def test_nodes_show_the_idle_gpus_of_padding_while_a_load_is_live(recording: Recording) -> None:
+    assert [node["num_padding_gpus"] for node in as_object(recording.state, NOW_S)["nodes"]] == [0, 0]
+    load = LoadSpec(task_function="proteins:fold", task_s=0.5)
+    recording.decide("admission", OpenLoad(load_id="fold", tenant="lab", spec=load))
+    nodes = as_object(recording.state, NOW_S)["nodes"]
+    num_idle = [node["num_gpus"] - node["num_gpus_placed"] for node in nodes]
+    assert [node["num_padding_gpus"] for node in nodes] == num_idle
+    assert 0 < sum(num_idle) < 8, "the job has GPUs, too"
 
 
 def test_every_phase_has_its_colour(recording: Recording) -> None:
