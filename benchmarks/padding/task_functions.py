@@ -22,3 +22,9 @@ def hold_memory(num_bytes: int) -> None:
     _held.append(torch.from_numpy(np.ones(num_bytes, dtype=np.uint8)))
     print("holding", flush=True)
     time.sleep(3600.0)
+
+
+def draw(seed: int) -> float:
+    """A random number of this seed, after 4 ms."""
+    time.sleep(0.004)
+    return float(np.random.default_rng(seed).normal())
