@@ -6,24 +6,21 @@ another load: that one gets no more tasks, and stays open until it is cancelled.
 
 import asyncio
 import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 import psutil
 
-import elasticflow
+from benchmarks.padding.loaded_pool import loaded_pool, mapped
+from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.task_functions import draw
 from elasticflow.shared.messages.events import LoadFinished
 from elasticflow.shared.state.load import LoadPhase
 from elasticflow.simulator.replay.recorded_ledger import Entry
 from tests.support.random_kills import kill_one
-from tests.support.real_pool import POOL, RunningPool, eventually, persistently, running_pool
+from tests.support.real_pool import POOL, RunningPool, eventually, persistently
 
 VICTIMS = (
     "runner",
@@ -36,8 +33,7 @@ VICTIMS = (
     "client",
 )
 LONGEST_PAUSE_S = 0.3  # between the release of tasks and the kill
-MAX_ATTEMPTS = 100  # a killed runner counts as a failure of its task
-TASK_S = 0.004
+TASKS = {"task_s": 0.004, "max_attempts": 100}  # a killed runner counts as a failure of its task
 _CLIENT = """
 import threading
 import elasticflow
@@ -47,30 +43,27 @@ def inputs():
     yield from range(20)
     threading.Event().wait()
 
-for _ in elasticflow.map(draw, inputs(), nats_url={url!r}, pool={pool!r}, tenant="lab", load_id={load_id!r}, task_s=0.1):
+pool = {{"nats_url": {url!r}, "pool": {pool!r}, "tenant": "lab"}}
+for _ in elasticflow.map(draw, inputs(), load_id={load_id!r}, task_s=0.1, **pool):
     print("has a result", flush=True)
 """
 
 
-async def measure_kills(*, num_kills: int, num_tasks: int, seed: int) -> dict[str, Any]:
+async def measure_kills(*, num_kills: int, num_tasks: int, seed: int) -> Measured:
     """Kill so many processes while so many tasks are executed on two nodes, after a quiet run of the same tasks.
 
     The seed chooses victims and moments.
     """
-    with tempfile.TemporaryDirectory(prefix="ef-bench-") as folder:
-        async with running_pool(Path(folder), num_nodes=2, replicas={}) as pool:
-            began_s = time.perf_counter()
-            expected = await asyncio.to_thread(_results, pool, "quiet", range(num_tasks))
-            quiet_s = time.perf_counter() - began_s
-            kills = Kills(pool, num_tasks, seed)
-            async with asyncio.TaskGroup() as tasks:
-                mapping = tasks.create_task(asyncio.to_thread(_results, pool, "killed", kills.inputs()))
-                tasks.create_task(kills.play(num_kills))
-            killed_s = time.perf_counter() - began_s - quiet_s
-            cancelled = await _cancel_all(pool, kills.orphaned_load_ids)
-            await pool.when(lambda state: not state.loads["killed"].live, "the load ends")
-            entries = await pool.ledger()
-    results = mapping.result()
+    async with loaded_pool(num_nodes=2) as pool:
+        expected, quiet_s = await mapped(pool, draw, range(num_tasks), load_id="quiet", **TASKS)
+        kills = Kills(pool, num_tasks, seed)
+        async with asyncio.TaskGroup() as tasks:
+            mapping = tasks.create_task(mapped(pool, draw, kills.inputs(), load_id="killed", **TASKS))
+            tasks.create_task(kills.play(num_kills))
+        results, killed_s = mapping.result()
+        cancelled = await _cancel_all(pool, kills.orphaned_load_ids)
+        await pool.when(lambda state: not state.loads["killed"].live, "the load ends")
+        entries = await pool.ledger()
     return {
         "seed": seed,
         "kills": dict(sorted(kills.counts.items())),
@@ -102,21 +95,21 @@ class Kills:
     async def play(self, num_kills: int) -> None:
         """Each victim once, in random order, and again."""
         try:
-            for number, inputs in enumerate(np.array_split(np.arange(self._num_tasks), num_kills)):
-                if number % len(VICTIMS) == 0:
-                    victims = self._rng.permutation(VICTIMS)
+            shares = np.array_split(np.arange(self._num_tasks), num_kills)
+            for inputs, victim in zip(shares, self._victims(), strict=False):
                 for seed in inputs:
                     self._released.put(int(seed))
                 await asyncio.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
-                victim = str(victims[number % len(VICTIMS)])
-                await self._kill(victim)
+                await (self._kill_client() if victim == "client" else self._kill(victim))
                 self.counts[victim] += 1
         finally:
             self._released.put(None)
 
+    def _victims(self) -> Iterator[str]:
+        while True:
+            yield from map(str, self._rng.permutation(VICTIMS))
+
     async def _kill(self, victim: str) -> None:
-        if victim == "client":
-            return await self._kill_client()
         orphans = await kill_one(self._pool, victim, self._rng)
         await eventually(lambda: not psutil.wait_procs(orphans, timeout=0)[1], f"nothing survives {victim}")
 
@@ -132,11 +125,6 @@ class Kills:
         self.orphaned_load_ids.append(load_id)
 
 
-def _results(pool: RunningPool, load_id: str, inputs: Iterable[int]) -> list[float]:
-    options = {"nats_url": pool.url, "pool": POOL, "tenant": "lab", "load_id": load_id, "task_s": TASK_S}
-    return list(elasticflow.map(draw, inputs, max_attempts=MAX_ATTEMPTS, **options))
-
-
 async def _cancel_all(pool: RunningPool, load_ids: list[str]) -> int:
     """How many of them were open before."""
     loads = (await persistently(pool.client.state)).loads
@@ -150,3 +138,13 @@ async def _cancel_all(pool: RunningPool, load_ids: list[str]) -> int:
 
 def _num_finished(entries: tuple[Entry, ...], load_id: str) -> int:
     return sum(isinstance(entry.message, LoadFinished) and entry.message.load_id == load_id for entry in entries)
+
+
+def rows(measured: Measured) -> list[Row]:
+    num_kills = sum(measured["kills"].values())
+    what = f"{num_kills} kills while {measured['tasks']:,} tasks are executed"
+    missing = measured["tasks"] - measured["results"]
+    found = f"{missing} results missing, {measured['different_results']} different"
+    beside = f"{measured['killed_s']:.0f} s, without kills {measured['quiet_s']:.0f} s"
+    ends = f"{measured['finished_events']} end in the ledger"
+    return [Row(what, found, "none", beside), Row("the load in the ledger", ends, "1", f"seed {measured['seed']}")]

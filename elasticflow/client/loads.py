@@ -113,15 +113,18 @@ class LoadRequests(CommandRequests):
         raise AssertionError("the ledger is followed for ever")
 
     async def _close(self, load_id: str, *, is_complete: bool) -> None:
-        """Delete the results once the ledger has the end of the load, for which the monitor counts them."""
-        if is_complete:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
-                    async for state in states:
-                        if load_id not in state.loads or not state.loads[load_id].live:
-                            return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
-        command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
-        await self._publish(command, fresh_message_id(command))
+        """Cancel the load, unless it is complete: then delete its results once the ledger has its end.
+
+        The monitor counts the results for that end. If it is away, it reports the end and deletes them later.
+        """
+        if not is_complete:
+            command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
+            return await self._publish(command, fresh_message_id(command))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
+                async for state in states:
+                    if load_id not in state.loads or not state.loads[load_id].live:
+                        return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
         return None
 
     async def _feed(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:

@@ -1,7 +1,7 @@
 """Kill -9 at random moments while a padding load is executed: each result arrives once, equal to that of a quiet run.
 
-EF_FAULT_SEEDS=20 runs twenty seeds instead of one, and EF_FAULT_FIRST_SEED=7 begins with the seventh: a failure names its
-seed. `python -m benchmarks.padding --only kills --kills 1000 --tasks 10000` is the long version.
+EF_FAULT_SEEDS=20 runs twenty seeds instead of one, and EF_FAULT_FIRST_SEED=7 begins with the seventh: a failure names
+its seed. `python -m benchmarks.padding --only kills --kills 1000 --tasks 10000` is the long version.
 """
 
 import os
