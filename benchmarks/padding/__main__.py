@@ -1,9 +1,10 @@
-"""`python -m benchmarks.padding`: the times of runners beside their goals and the operating system's own times."""
+"""`python -m benchmarks.padding`: padding loads beside their goals and the operating system's own times."""
 
 import asyncio
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,71 +12,76 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.padding.runners import (
-    measure_gaps,
-    measure_preemption,
-    measure_start,
-    measure_throughput,
-    running_launcher,
-)
+from benchmarks.padding import beside_jobs, fairness, kills, placements, preempted, runners, whole_loads
+from benchmarks.padding.parts import Options, Part
 from elasticflow.shared.runtime.process.logs import configure_logs
 
-_GIB = 1 << 30
+PARTS: Mapping[str, Part] = {
+    "runners": Part(lambda options: runners.measure_runners(scale=options.scale), runners.rows),
+    "whole_loads": Part(
+        lambda options: whole_loads.measure_whole_loads(
+            num_empty_tasks=options.scaled(20_000), num_tasks=options.scaled(400)
+        ),
+        whole_loads.rows,
+    ),
+    "beside_jobs": Part(
+        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(12), round_s=3.0), beside_jobs.rows
+    ),
+    "preempted": Part(
+        lambda options: preempted.measure_preempted(num_tasks=options.scaled(80)),
+        preempted.rows,
+    ),
+    "placements": Part(lambda options: placements.measure_placements(num_rounds=options.scaled(20)), placements.rows),
+    "fairness": Part(
+        lambda options: fairness.measure_fairness(num_windows=options.scaled(5), window_s=10.0), fairness.rows
+    ),
+    "kills": Part(
+        lambda options: kills.measure_kills(num_kills=options.num_kills, num_tasks=options.num_tasks, seed=0),
+        kills.rows,
+    ),
+}
+
+
+_TABLE_WIDTH = 140
 
 
 def main(
+    only: Annotated[str, typer.Option(help="Run these parts, separated by commas.")] = ",".join(PARTS),
     quick: Annotated[bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")] = False,
+    num_kills: Annotated[int, typer.Option("--kills", min=1, help="Kill so many processes in the part `kills`.")] = 16,
+    num_tasks: Annotated[int, typer.Option("--tasks", min=1, help="Execute so many tasks in the part `kills`.")] = 600,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
-    """Measure runners on this machine: real processes on CPU slots."""
+    """Measure padding loads on this machine: real processes on CPU slots."""
     configure_logs(level="error")
-    result = asyncio.run(_measure(0.1 if quick else 1.0))
+    options = Options(scale=0.1 if quick else 1.0, num_kills=num_kills, num_tasks=num_tasks)
+    result = asyncio.run(_measure(only.split(","), options))
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")
     if as_json:
         print(text)
     else:
-        Console().print(_table(result))
+        Console(width=_TABLE_WIDTH).print(_table(result))
         print(text)
 
 
-async def _measure(scale: float) -> dict[str, Any]:
-    async with running_launcher() as runners:
-        return {
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-            "start": await measure_start(runners, num_rounds=int(200 * scale)),
-            "gaps": await measure_gaps(runners, num_bundles=int(1000 * scale)),
-            "throughput": await measure_throughput(runners, num_bundles=int(1000 * scale)),
-            "preemption": await measure_preemption(runners, num_rounds=int(200 * scale), num_bytes=1),
-            "preemption_1_gib": await measure_preemption(runners, num_rounds=int(50 * scale), num_bytes=_GIB),
-        }
+async def _measure(names: list[str], options: Options) -> dict[str, Any]:
+    """load_average: of the last minute, before the first part and after the last one."""
+    before = os.getloadavg()[0]
+    result = {name: await PARTS[name].measure(options) for name in names}
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return {"machine": machine, "load_average": [before, os.getloadavg()[0]], **result}
 
 
 def _table(result: dict[str, Any]) -> Table:
-    start, gaps = result["start"], result["gaps"]
-    table = Table(title=f"Runners of padding loads, {result['machine']}")
+    table = Table(title=f"Padding loads, {result['machine']}")
     for column in ("what", "measured", "goal", "beside it, in the same run"):
         table.add_column(column)
-    for percentile, goal in (("p50", "<= 300 ms"), ("p99", "")):
-        beside = f"python -c pass: {start['python_c_pass_ms'][percentile]:.1f} ms"
-        table.add_row(f"start, {percentile}", f"{start['start_ms'][percentile]:.1f} ms", goal, beside)
-    for where in ("within", "between"):
-        gap = gaps[f"{where}_ms"]
-        beside = f"p99 {gap['p99'] * 1e3:.0f} µs"
-        table.add_row(f"gap {where} bundles, p50", f"{gap['p50'] * 1e3:.0f} µs", "<= 1,000 µs", beside)
-    rate = f"{result['throughput']['tasks_per_s']:,.0f}/s"
-    table.add_row("empty tasks in bundles of 100", rate, ">= 5,000/s", "")
-    for key, what in (("preemption", "preemption"), ("preemption_1_gib", "preemption, 1 GiB of memory")):
-        measured = result[key]
-        for percentile, goal in (("p50", "<= 10 ms"), ("p99", "<= 50 ms")):
-            beside = (
-                f"SIGKILL of sleep: {measured['sigkill_and_waitpid_ms'][percentile]:.1f} ms, "
-                f"of an unused fork: {measured['unused_fork_ms'][percentile]:.1f} ms"
-            )
-            goal = goal if key == "preemption" else ""
-            table.add_row(f"{what}, {percentile}", f"{measured['preempt_ms'][percentile]:.1f} ms", goal, beside)
+    for name in filter(result.__contains__, PARTS):
+        for row in PARTS[name].rows(result[name]):
+            table.add_row(*row)
     return table
 
 

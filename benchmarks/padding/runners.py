@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
+from benchmarks.padding.parts import Measured, Row
 from benchmarks.scheduling.timing import spread_ms
 from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.services.executor.processes.task_runner import MAX_BUNDLES, TaskRunner
@@ -20,6 +20,7 @@ from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, T
 _ROOT = Path(__file__).parents[2]
 _BUNDLE_SIZE = 100
 _NOTHING = pickle.dumps(None)
+_GIB = 1 << 30
 
 
 class Runners:
@@ -62,7 +63,19 @@ async def running_launcher() -> AsyncIterator[Runners]:
             await launcher.close()
 
 
-async def measure_start(runners: Runners, *, num_rounds: int) -> dict[str, Any]:
+async def measure_runners(*, scale: float) -> Measured:
+    """All measurements below. scale: of the work."""
+    async with running_launcher() as runners:
+        return {
+            "start": await measure_start(runners, num_rounds=int(200 * scale)),
+            "gaps": await measure_gaps(runners, num_bundles=int(1000 * scale)),
+            "throughput": await measure_throughput(runners, num_bundles=int(1000 * scale)),
+            "preemption": await measure_preemption(runners, num_rounds=int(200 * scale), num_bytes=1),
+            "preemption_1_gib": await measure_preemption(runners, num_rounds=int(50 * scale), num_bytes=_GIB),
+        }
+
+
+async def measure_start(runners: Runners, *, num_rounds: int) -> Measured:
     """From the call of `start` to the loaded function, beside a new Python interpreter that does nothing."""
     starts_s, interpreters_s = list[float](), list[float]()
     for _ in range(num_rounds):
@@ -75,7 +88,7 @@ async def measure_start(runners: Runners, *, num_rounds: int) -> dict[str, Any]:
     return {"rounds": num_rounds, "start_ms": spread_ms(starts_s), "python_c_pass_ms": spread_ms(interpreters_s)}
 
 
-async def measure_gaps(runners: Runners, *, num_bundles: int) -> dict[str, Any]:
+async def measure_gaps(runners: Runners, *, num_bundles: int) -> Measured:
     """Between the end of a task and the start of the next one, within and between bundles of 100 tasks."""
     runner = await runners.start("times")
     assert await runner.ready()
@@ -89,7 +102,7 @@ async def measure_gaps(runners: Runners, *, num_bundles: int) -> dict[str, Any]:
     return {"bundles": num_bundles, "within_ms": spread_ms(gaps_s), "between_ms": spread_ms(between_s)}
 
 
-async def measure_throughput(runners: Runners, *, num_bundles: int) -> dict[str, Any]:
+async def measure_throughput(runners: Runners, *, num_bundles: int) -> Measured:
     """Empty tasks per second of one runner, from the first bundle that is sent to the last outcome."""
     runner = await runners.start("nothing")
     assert await runner.ready()
@@ -102,7 +115,7 @@ async def measure_throughput(runners: Runners, *, num_bundles: int) -> dict[str,
     return {"tasks": num_tasks, "tasks_per_s": num_tasks / took_s}
 
 
-async def measure_preemption(runners: Runners, *, num_rounds: int, num_bytes: int) -> dict[str, Any]:
+async def measure_preemption(runners: Runners, *, num_rounds: int, num_bytes: int) -> Measured:
     """From the call of `preempt` during a task to the reaped process group.
 
     Beside it: a killed `sleep`, and a killed fork of the same server that has done nothing, which shows what the kernel
@@ -118,7 +131,7 @@ async def measure_preemption(runners: Runners, *, num_rounds: int, num_bytes: in
         ended = await runner.preempt()
         preempted_s.append(time.perf_counter() - began_s)
         assert len(ended.unfinished) == 1
-        killed_s.append(_kill_and_wait_s())
+        killed_s.append(kill_and_wait_s())
         unused_s.append(await runners.kill_unused_s())
     return {
         "rounds": num_rounds,
@@ -136,7 +149,7 @@ def _interpreter_s() -> float:
     return time.perf_counter() - began_s
 
 
-def _kill_and_wait_s() -> float:
+def kill_and_wait_s() -> float:
     """Seconds from the SIGKILL of a sleeping process until it is reaped."""
     with subprocess.Popen(["sleep", "3600"]) as process:
         time.sleep(0.005)  # it has called exec, and sleeps
@@ -156,3 +169,24 @@ async def _outcomes(runner: TaskRunner, num_bundles: int) -> AsyncIterator[TaskD
             yield outcome
         if bundle_id + MAX_BUNDLES < num_bundles:
             waiting.append(runner.run(bundle_id + MAX_BUNDLES, tasks))
+
+
+def rows(measured: Measured) -> Iterator[Row]:
+    start, gaps = measured["start"], measured["gaps"]
+    for percentile, goal in (("p50", "<= 300 ms"), ("p99", "")):
+        beside = f"python -c pass: {start['python_c_pass_ms'][percentile]:.1f} ms"
+        yield Row(f"start, {percentile}", f"{start['start_ms'][percentile]:.1f} ms", goal, beside)
+    for where in ("within", "between"):
+        gap = gaps[f"{where}_ms"]
+        beside = f"p99 {gap['p99'] * 1e3:.0f} µs"
+        yield Row(f"gap {where} bundles, p50", f"{gap['p50'] * 1e3:.0f} µs", "<= 1,000 µs", beside)
+    yield Row("empty tasks in bundles of 100", f"{measured['throughput']['tasks_per_s']:,.0f}/s", ">= 5,000/s")
+    for key, what in (("preemption", "preemption"), ("preemption_1_gib", "preemption, 1 GiB of memory")):
+        times = measured[key]
+        for percentile, goal in (("p50", "<= 10 ms"), ("p99", "<= 50 ms")):
+            beside = (
+                f"SIGKILL of sleep: {times['sigkill_and_waitpid_ms'][percentile]:.1f} ms, "
+                f"of an unused fork: {times['unused_fork_ms'][percentile]:.1f} ms"
+            )
+            goal = goal if key == "preemption" else ""
+            yield Row(f"{what}, {percentile}", f"{times['preempt_ms'][percentile]:.1f} ms", goal, beside)

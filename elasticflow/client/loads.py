@@ -138,14 +138,17 @@ class LoadRequests(CommandRequests):
         raise AssertionError("the ledger is followed for ever")
 
     async def _close(self, load_id: str, *, is_complete: bool) -> None:
-        """Delete the results once the ledger has the end of the load, for which the monitor counts them."""
-        if is_complete:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
-                    async for state in states:
-                        if load_id not in state.loads or not state.loads[load_id].live:
-                            return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
-        await self._abandon(load_id)
+        """Cancel the load, unless it is complete: then delete its results once the ledger has its end.
+
+        The monitor counts the results for that end. If it is away, it reports the end and deletes them later.
+        """
+        if not is_complete:
+            return await self._abandon(load_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
+                async for state in states:
+                    if load_id not in state.loads or not state.loads[load_id].live:
+                        return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
         return None
 
     async def _abandon(self, load_id: str) -> None:

@@ -5,7 +5,6 @@ the seventh: a failure names its seed, and the seed repeats its kills.
 """
 
 import asyncio
-import contextlib
 import os
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from tests.support.fault_evidence import assert_sound, iterations_trained
+from tests.support.random_kills import kill_one
 from tests.support.real_pool import RunningPool, eventually, job, persistently, running_pool
 
 FIRST_SEED = int(os.environ.get("EF_FAULT_FIRST_SEED", "0"))
@@ -91,17 +91,3 @@ async def kill_each(pool: RunningPool, seed: int) -> None:
         await eventually(
             lambda orphans=orphans: not psutil.wait_procs(orphans, timeout=0)[1], f"nothing survives {victim}"
         )
-
-
-async def kill_one(pool: RunningPool, victim: str, rng: np.random.Generator) -> list[psutil.Process]:
-    """What the victim had started, which has to follow it."""
-    if victim not in ("worker", "another worker", "fork server"):
-        return await pool.kill(victim)
-    look = pool.fork_servers if victim == "fork server" else pool.workers
-    while True:
-        candidates = await eventually(look, f"there is a {victim}")
-        process = candidates[rng.integers(len(candidates))]
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
-            orphans = process.children(recursive=True)
-            process.kill()
-            return orphans

@@ -1,5 +1,12 @@
 """The measurements of padding loads run, with little work, and name their numbers. No time is asserted."""
 
+import pytest
+
+from benchmarks.padding.__main__ import PARTS
+from benchmarks.padding.beside_jobs import measure_beside_jobs
+from benchmarks.padding.fairness import measure_fairness
+from benchmarks.padding.placements import measure_placements
+from benchmarks.padding.preempted import measure_preempted
 from benchmarks.padding.runners import (
     measure_gaps,
     measure_preemption,
@@ -8,6 +15,7 @@ from benchmarks.padding.runners import (
     running_launcher,
 )
 from benchmarks.padding.streams import measure_streams
+from benchmarks.padding.whole_loads import measure_whole_loads
 
 
 async def test_every_measurement_of_runners_has_numbers() -> None:
@@ -30,3 +38,39 @@ async def test_the_streams_are_measured() -> None:
     assert all(per_s > 0 for numbers in measured.values() for per_s in numbers.values())
     tens = measured["bundles_of_10"]
     assert round(tens["pull_and_ack_tasks_per_s"] / tens["pull_and_ack_per_s"]) == 10
+
+
+async def test_whole_loads_are_measured() -> None:
+    measured = await measure_whole_loads(num_empty_tasks=50, num_tasks=4, task_s=0.01)
+    assert min(measured["empty_tasks_per_s"], measured["raw_messages_per_s"]) > 0
+    assert 0 < measured["useful_share"] <= 1
+    assert len(list(PARTS["whole_loads"].rows(measured))) == 2
+
+
+async def test_steps_beside_a_load_are_measured() -> None:
+    measured = await measure_beside_jobs(num_rounds=1, round_s=0.3)
+    assert min(measured["step_ms_without_load"], measured["step_ms_with_load"]) > 0
+    assert measured["ratio"] == pytest.approx(measured["step_ms_with_load"] / measured["step_ms_without_load"])
+    assert list(PARTS["beside_jobs"].rows(measured))
+
+
+async def test_a_load_on_slots_that_jobs_take_is_measured() -> None:
+    (measured,) = await measure_preempted(num_tasks=12, windows_s=(3.0,))
+    assert min(measured["exclusive_s"], measured["preempted_s"]) > 0
+    assert measured["windows"] >= 1
+    assert 0 < measured["useful_share"] <= 1
+    assert len(list(PARTS["preempted"].rows([measured]))) == 2
+
+
+async def test_times_from_a_placement_on_are_measured() -> None:
+    measured = await measure_placements(num_rounds=1)
+    for what in ("runner_gone_ms", "first_step_without_load_ms", "first_step_with_load_ms"):
+        assert measured[what]["p50"] > 0, what
+    assert len(list(PARTS["placements"].rows(measured))) == 4
+
+
+async def test_three_tenants_share_the_slots() -> None:
+    measured = await measure_fairness(num_windows=2, window_s=2.0)
+    assert all(sum(gpu_s) > 0 for gpu_s in measured["gpu_s"].values())
+    assert 1 / 3 <= measured["least_jain"] <= 1.0 + 1e-9
+    assert list(PARTS["fairness"].rows(measured))

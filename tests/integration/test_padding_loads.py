@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 import elasticflow
+from elasticflow.client import loads
 from elasticflow.errors import LoadNotOpened, LoadWasCancelled, ResultFileUnusable, TaskError
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
@@ -119,6 +120,19 @@ async def test_killed_runners_executors_and_servers_lose_no_task(pool: RunningPo
     release(files)
     assert await mapping == ["waited"] * 8
     assert await ended(pool, "killed") is LoadPhase.FINISHED
+
+
+async def test_a_complete_load_finishes_although_the_monitor_is_away(
+    pool: RunningPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "FINISH_TIMEOUT_S", 0.1)
+    monitor = psutil.Process(pool.pid("monitor"))
+    monitor.suspend()
+    try:
+        assert await mapped(pool, task_functions.double, range(20), load_id="uncounted") == [2 * x for x in range(20)]
+    finally:
+        monitor.resume()
+    assert await ended(pool, "uncounted") is LoadPhase.FINISHED
 
 
 async def test_a_stopped_client_cancels_its_load(pool: RunningPool) -> None:

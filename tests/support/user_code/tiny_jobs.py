@@ -22,7 +22,7 @@ class Steps(ElasticJob):
     max_iterations = 100
     reproducible = "fast"  # one call of train is one step of a worker
 
-    def init_model(self):
+    def init_model(self) -> nn.Module:
         return nn.Linear(4, 1)
 
     def init_dataset(self):
