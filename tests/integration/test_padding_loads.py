@@ -154,16 +154,17 @@ async def test_a_stopped_client_cancels_its_load(pool: RunningPool) -> None:
     assert await ended(pool, "stopped") is LoadPhase.CANCELLED
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"load_id": "doubled", "task_s": 9.0}, "names another load already"),
-        ({"task_s": 0.001, "overhead_s": 60.0}, "it does not pay"),
-    ],
-)
-async def test_a_load_that_is_rejected_says_why(pool: RunningPool, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(LoadNotOpened, match=says):
-        await mapped(pool, task_functions.double, [1], **options)
+async def test_a_load_that_does_not_pay_is_rejected(pool: RunningPool) -> None:
+    with pytest.raises(LoadNotOpened, match="it does not pay"):
+        await mapped(pool, task_functions.double, [1], task_s=0.001, overhead_s=60.0)
+
+
+async def test_a_name_is_given_once(pool: RunningPool) -> None:
+    assert await mapped(pool, task_functions.double, [1], load_id="named") == [2]
+    with pytest.raises(LoadNotOpened, match="names another load already"):
+        await mapped(pool, task_functions.double, [1], load_id="named", task_s=9.0)
+    with pytest.raises(LoadNotOpened, match="a load of this name was used before"):
+        await mapped(pool, task_functions.double, [1], load_id="named")
 
 
 async def test_a_module_that_ends_its_process_fails_its_tasks(pool: RunningPool) -> None:
@@ -242,13 +243,15 @@ async def test_a_script_that_ends_early_cancels_its_load(pool: RunningPool) -> N
 
 
 async def test_the_ledger_has_loads_and_no_task_and_replays(pool: RunningPool) -> None:
+    await mapped(pool, task_functions.double, range(300), load_id="recorded")
+    await ended(pool, "recorded")
     entries = await pool.ledger()
     of_loads = [
         event
         for entry in entries
         if not isinstance(entry.message, Unreadable)
         for event in (entry.message.events if isinstance(entry.message, PlanDecided) else (entry.message,))
-        if getattr(event, "load_id", "") == "doubled"
+        if getattr(event, "load_id", "") == "recorded"
     ]
     assert isinstance(of_loads[0], events.LoadOpened)
     assert sum(isinstance(event, events.LoadFinished) for event in of_loads) == 1
