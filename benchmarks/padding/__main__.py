@@ -25,7 +25,7 @@ PARTS: Mapping[str, Part] = {
         whole_loads.rows,
     ),
     "beside_jobs": Part(
-        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(12), round_s=3.0), beside_jobs.rows
+        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(24), round_s=1.0), beside_jobs.rows
     ),
     "preempted": Part(
         lambda options: preempted.measure_preempted(num_tasks=options.scaled(80)),

@@ -40,12 +40,12 @@ class DetachedLoads(LoadRequests):
         Waits for the sizes of the first results if there are many inputs. The load is cancelled if the caller stops
         earlier. Raises LoadNotOpened, LoadWasCancelled, InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
-        await self._open(spec, load_id, code)
+        client_id = await self._open(spec, load_id, code)
         feed, window = TaskFeed(inputs, spec.task_s), ResultWindow(keeps_results=True)
-        feeding = asyncio.create_task(self._feed(load_id, feed, window), name=f"tasks of {load_id}")
-        following = asyncio.create_task(self._delete_read_results(load_id, window), name=f"end of {load_id}")
+        feeding = asyncio.create_task(self._feed(load_id, client_id, feed, window), name=f"tasks of {load_id}")
+        following = asyncio.create_task(self._cancelled(load_id, window), name=f"end of {load_id}")
         measuring = asyncio.create_task(self._measure(load_id, feed, window), name=f"results of {load_id}")
-        holding = asyncio.create_task(self.hold_load(load_id), name=f"lease of {load_id}")
+        holding = asyncio.create_task(self._hold_lease(load_id, client_id), name=f"lease of {load_id}")
         is_sent = False
         try:
             await asyncio.wait({feeding, following, measuring}, return_when=asyncio.FIRST_COMPLETED)

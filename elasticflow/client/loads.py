@@ -13,7 +13,7 @@ from elasticflow.client.command_requests import CommandRequests, fresh_message_i
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.result_window import ResultWindow
 from elasticflow.client.task_feed import MAX_BUNDLE_TASKS, TaskFeed
-from elasticflow.errors import LoadNotOpened, LoadWasCancelled
+from elasticflow.errors import LoadNotOpened, LoadWasCancelled, Undecided
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration
 from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull, Unavailable
@@ -29,11 +29,12 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle
-from elasticflow.shared.runtime.bus.load_lease import RENEW_EVERY_S, renew_load_lease
+from elasticflow.shared.runtime.bus.load_lease import RENEW_EVERY_S, renew_load_lease, take_load_lease
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.load import LoadPhase
 
 REPLY_TIMEOUT_S = 30.0
+DELETE_EVERY_S = 1.0
 FINISH_TIMEOUT_S = 10.0
 RETRY_S = 0.5  # between two attempts to store a bundle: the stream is full, or no server is there
 
@@ -77,12 +78,13 @@ class LoadRequests(CommandRequests):
         The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, LoadWasCancelled,
         InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
-        await self._open(spec, load_id, code)
+        client_id = await self._open(spec, load_id, code)
         feed, window = TaskFeed(inputs, spec.task_s, max_bundle_tasks), ResultWindow()
         results = self._bus.results(self._pool, load_id)
-        feeding = asyncio.create_task(self._feed(load_id, feed, window), name=f"tasks of {load_id}")
-        following = asyncio.create_task(self._delete_read_results(load_id, window), name=f"progress of {load_id}")
-        holding = asyncio.create_task(self.hold_load(load_id), name=f"lease of {load_id}")
+        feeding = asyncio.create_task(self._feed(load_id, client_id, feed, window), name=f"tasks of {load_id}")
+        following = asyncio.create_task(self._cancelled(load_id, window), name=f"end of {load_id}")
+        deleting = asyncio.create_task(self._delete_read_results(load_id, window), name=f"read results of {load_id}")
+        holding = asyncio.create_task(self._hold_lease(load_id, client_id), name=f"lease of {load_id}")
         waiting = asyncio.ensure_future(anext(results))
         is_complete = False
         try:
@@ -100,13 +102,17 @@ class LoadRequests(CommandRequests):
                 is_complete = feeding.done() and window.num_read >= feeding.result()
         finally:
             feed.close()
-            for task in (waiting, feeding, following, holding):
+            beside = (waiting, feeding, following, deleting, holding)
+            for task in beside:
                 task.cancel()
-            await asyncio.wait({waiting, feeding, following, holding})
+            await asyncio.wait(beside)
             await self._close(load_id, is_complete=is_complete)
 
-    async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> None:
-        """Raises LoadNotOpened, also for a load that another client has used: it may have deleted results."""
+    async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> str:
+        """The id under which this client alone holds the lease.
+
+        Raises LoadNotOpened, also for a load that another client has used: it may have deleted results.
+        """
         opened = await self.open_load(spec, load_id=load_id, code=code)
         if isinstance(opened, LoadRejected):
             raise LoadNotOpened(load_id, opened.explanation)
@@ -114,16 +120,29 @@ class LoadRequests(CommandRequests):
         if load is None or load.phase is not LoadPhase.OPEN or load.num_results:
             was = "cancelled" if isinstance(opened, LoadCancelled) else "used"
             raise LoadNotOpened(load_id, f"a load of this name was {was} before: choose another one")
+        client_id = fresh_id()
+        if not await with_retry(take_load_lease, self._bus, self._pool, load_id, client_id):
+            raise LoadNotOpened(load_id, "another client feeds a load of this name: choose another one")
+        return client_id
 
-    async def hold_load(self, load_id: str) -> None:
-        """Keep the lease of an open load, until cancelled."""
+    async def _hold_lease(self, load_id: str, client_id: str) -> None:
+        """Until cancelled."""
         while True:
             with contextlib.suppress(ElasticFlowError):  # the lease outlasts several attempts
-                await renew_load_lease(self._bus, self._pool, load_id)
+                await renew_load_lease(self._bus, self._pool, load_id, client_id)
             await asyncio.sleep(RENEW_EVERY_S)
 
-    async def _delete_read_results(self, load_id: str, window: ResultWindow) -> str:
-        """Delete what was read and counted, until the load is cancelled; returns the reason."""
+    async def _delete_read_results(self, load_id: str, window: ResultWindow) -> None:
+        """Delete what was read and counted, now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(DELETE_EVERY_S)
+            if (up_to := window.deletable()) is not None:
+                with contextlib.suppress(ElasticFlowError):  # the next attempt deletes it
+                    await self._bus.delete_results(self._pool, load_id, up_to=up_to)
+                    window.deleted(up_to)
+
+    async def _cancelled(self, load_id: str, window: ResultWindow) -> str:
+        """Tell the window what the ledger counts, until the load is cancelled; returns the reason."""
         async with contextlib.aclosing(self.states()) as states:
             async for state in states:
                 load = state.loads.get(load_id)
@@ -131,10 +150,7 @@ class LoadRequests(CommandRequests):
                     continue
                 if load.phase is LoadPhase.CANCELLED:
                     return load.explanation
-                if (up_to := window.deletable(load.counted_to)) is not None:
-                    with contextlib.suppress(Unavailable):  # after the next report
-                        await self._bus.delete_results(self._pool, load_id, up_to=up_to)
-                        window.deleted(up_to)
+                window.counted_to = max(window.counted_to, load.counted_to)
         raise AssertionError("the ledger is followed for ever")
 
     async def _close(self, load_id: str, *, is_complete: bool) -> None:
@@ -156,19 +172,26 @@ class LoadRequests(CommandRequests):
         command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
         await self._publish(command, fresh_message_id(command))
 
-    async def _feed(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
+    async def _feed(self, load_id: str, client_id: str, feed: TaskFeed, window: ResultWindow) -> int:
         """Store all tasks that the window takes, then seal the load. Returns their number.
 
         Raises what the inputs raise.
         """
-        num_tasks, client_id = 0, fresh_id()
+        num_tasks = 0
         while (bundle := await feed.next_bundle(await window.feedable(num_tasks))) is not None:
             await self._store(load_id, bundle, f"tasks-{load_id}-{client_id}-{bundle.tasks[0][0]}")
             num_tasks += len(bundle.tasks)
-        sealed = await self.seal_load(load_id, num_tasks)
+        sealed = await self._seal(load_id, num_tasks)
         if isinstance(sealed, SealRejected):
             raise LoadWasCancelled(load_id, sealed.explanation)
         return num_tasks
+
+    async def _seal(self, load_id: str, num_tasks: int) -> LoadSealed | SealRejected:
+        """However long it takes: hours of results may wait for it."""
+        while True:
+            with contextlib.suppress(Undecided, Unavailable, MaybeStored, StorageFull):
+                return await self.seal_load(load_id, num_tasks)
+            await asyncio.sleep(RETRY_S)
 
     async def _store(self, load_id: str, bundle: TaskBundle, message_id: str) -> None:
         """However long it takes."""

@@ -2,11 +2,13 @@
 
 import hashlib
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 from elasticflow.errors import ResultFileUnusable, TaskError
+from elasticflow.shared.messages.limits import TOKEN_PATTERN
 from elasticflow.shared.messages.padding_tasks import TaskResult
 
 
@@ -45,4 +47,5 @@ def delete_result_files(load_id: str, data_dir: Path | None) -> None:
 
 
 def _folder(data_dir: Path, load_id: str) -> Path:
+    assert re.fullmatch(TOKEN_PATTERN, load_id), load_id  # admission opens no other load: no path leaves the folder
     return data_dir / "results" / load_id

@@ -26,6 +26,7 @@ class ResultWindow:
         self._read_to = 0
         self._num_bytes_read = 0
         self._num_bytes_deleted = 0
+        self.counted_to = 0  # the sequence of the last result that the ledger counts
         self._moved = asyncio.Event()
 
     @property
@@ -43,9 +44,9 @@ class ResultWindow:
         self._num_bytes_read += len(record.data)
         self._moved.set()
 
-    def deletable(self, counted_to: int) -> int | None:
+    def deletable(self) -> int | None:
         """Up to which sequence results may be deleted, of those that the ledger counts; None: no others than before."""
-        up_to = min(self._read_to, counted_to)
+        up_to = min(self._read_to, self.counted_to)
         is_read = self._stored and self._stored[0][0] <= up_to
         return up_to if is_read and not self._keeps_results else None
 

@@ -92,6 +92,8 @@ class TaskFeed:
                     return
         except Exception as raised:
             error = raised
+        except BaseException as raised:  # e.g. SystemExit: it would end the thread only
+            error = RuntimeError(f"the inputs raised {raised!r}")
         with self._changed:
             self._error, self._has_ended = error, True
         self._tell()

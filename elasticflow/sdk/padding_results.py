@@ -40,6 +40,7 @@ class ReceivedResults:
     ) -> None:
         self._endpoint, self._tenant, self._load_id, self._results_of = endpoint, tenant, load_id, results_of
         self._received: queue.Queue[TaskResult | BaseException | None] = queue.Queue(MAX_RECEIVED)
+        self._has_files = False
         self._closed: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"load {load_id}", daemon=True)
@@ -99,6 +100,7 @@ class ReceivedResults:
             async for result in results:
                 while self._received.full():  # noqa: ASYNC110 - the reader is another thread
                     await asyncio.sleep(FULL_S)
+                self._has_files |= bool(result.file_digest)
                 self._received.put_nowait(result)
 
 
@@ -117,4 +119,5 @@ class LoadResults(ReceivedResults):
 
     def close(self) -> None:
         super().close()
-        delete_result_files(self._load_id, self._endpoint.data_dir)
+        if self._has_files:  # else another load of this name may have some
+            delete_result_files(self._load_id, self._endpoint.data_dir)

@@ -67,7 +67,9 @@ class LoadResults:
 
     def _note(self, load_ids: Iterable[str]) -> None:
         for load_id in sorted(load_ids):
-            counted = self._counted[load_id]
+            counted, load = self._counted[load_id], self._host.folded.loads.get(load_id)
+            for first, last in load.counted if load is not None else ():
+                counted.add(first, last)  # another monitor may have counted what its client has deleted
             note = ResultsCounted(
                 load_id=load_id, num_results=len(counted), counted=counted.ranges, counted_to=self._sequence
             )

@@ -44,6 +44,7 @@ from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
 
 REPORT_EVERY_S = 2.0  # progress of one job
 LOAD_REPORT_EVERY_S = 5.0  # progress of one padding load
+RANGE_REPORT_EVERY_S = 0.02  # for each range of tasks in the report
 SETTLED_S = 5.0  # a generation's speed counts after so long
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
@@ -91,9 +92,14 @@ def _of_loads(state: State, now_s: float) -> list[LoadReport]:
         count = state.counts.get(load_id, ResultsCounted(load_id=load_id))
         if load.num_tasks is not None and count.num_results >= load.num_tasks:
             reports.append(LoadFinished(load_id=load_id, num_results=count.num_results, at_s=now_s))
-        elif count.num_results > load.num_results and now_s - load.progressed_at_s >= LOAD_REPORT_EVERY_S:
+        elif count.num_results > load.num_results and now_s - load.progressed_at_s >= _report_every_s(count):
             reports.append(_load_progress(count, now_s))
     return reports
+
+
+def _report_every_s(count: ResultsCounted) -> float:
+    """A report with many ranges is long, and the ledger keeps it for ever."""
+    return max(LOAD_REPORT_EVERY_S, RANGE_REPORT_EVERY_S * len(count.counted))
 
 
 def _load_progress(count: ResultsCounted, now_s: float) -> LoadProgressed:

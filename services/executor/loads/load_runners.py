@@ -97,9 +97,10 @@ class LoadRunners:
             self._shares = after_closing(self._shares, load_id)
             pulling.cancel()
             await asyncio.wait({pulling})
+        if opened := sorted(set(loads).difference(self._queues)):  # without contact, nothing is known of any load
             now_s = self._settings.clock.now_s()
             await asyncio.to_thread(delete_old_results, self._settings.results, loads.keys(), now_s)
-        for load_id in sorted(set(loads).difference(self._queues)):
+        for load_id in opened:
             self._open(loads[load_id])
         if not self._ordered.gpus:
             for queue, _ in tuple(self._queues.values()):

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-KEEP_S = 3_600.0  # since the last result of the load
+KEEP_S = 86_400.0  # since the last file of the load
 
 
 def delete_old_results(folder: Path, live_load_ids: Collection[str], now_s: float) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import LoadEvent
+from elasticflow.shared.messages.index_ranges import IndexSet
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState
 
@@ -59,7 +60,12 @@ def _opened(event: events.LoadOpened) -> Load:
 def _progressed(load: Load, event: events.LoadProgressed) -> Load:
     """A report without ranges leaves those of an earlier one: a new monitor counts from there."""
     load = replace(load, num_results=event.num_results, progressed_at_s=event.at_s)
-    return replace(load, counted=event.counted, counted_to=event.counted_to) if event.counted else load
+    if not event.counted:
+        return load
+    counted = IndexSet(load.counted)
+    for first, last in event.counted:  # of a monitor that may not know all of an earlier one's
+        counted.add(first, last)
+    return replace(load, counted=counted.ranges, counted_to=max(load.counted_to, event.counted_to))
 
 
 def _with_load(state: PoolState, load: Load) -> PoolState:

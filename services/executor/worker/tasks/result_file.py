@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from elasticflow.services.executor.worker.checkpoint.store import rename_durably
+from elasticflow.shared.runtime.process.clock import fresh_id
 
 
 def write_result_file(folder: Path, result: bytes) -> str:
@@ -16,7 +17,7 @@ def write_result_file(folder: Path, result: bytes) -> str:
     if (folder / digest).exists():
         return digest
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{digest}.{os.getpid()}.unfinished"
+    unfinished = folder / f"{digest}.{fresh_id()}.unfinished"
     try:
         with unfinished.open("wb") as file:
             file.write(result)

@@ -45,11 +45,13 @@ async def test_results_that_are_not_deleted_take_space() -> None:
     for index in range(10):
         read(window, record(index + 1, index, value=half))
     assert 8 <= await window.feedable(10) <= 10
-    assert window.deletable(counted_to=0) is None
-    assert window.deletable(counted_to=4) == 4
+    assert window.deletable() is None
+    window.counted_to = 4
+    assert window.deletable() == 4
     window.deleted(4)
     assert 12 <= await window.feedable(10) <= 14
-    assert window.deletable(counted_to=99) == 10, "nothing is deleted that was not read"
+    window.counted_to = 99
+    assert window.deletable() == 10, "nothing is deleted that was not read"
 
 
 async def test_no_task_runs_far_ahead_of_the_first_that_has_no_result() -> None:

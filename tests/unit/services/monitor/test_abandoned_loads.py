@@ -73,7 +73,7 @@ async def test_a_load_without_a_lease_is_cancelled_once(watched: Watched) -> Non
 
 async def test_a_load_with_a_lease_stays(watched: Watched) -> None:
     assert await watched.after(0.0) == []
-    await renew_load_lease(watched.bus, POOL, "a")
+    await renew_load_lease(watched.bus, POOL, "a", "client")
     assert await watched.after(ABANDONED_S + 1.0) == []
 
 
