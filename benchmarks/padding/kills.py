@@ -1,7 +1,7 @@
 """Kill -9 at random moments while a padding load is executed, and what arrives all the same.
 
 The tasks are released a few before each kill, so that the load lasts as long as the kills. The killed client belongs to
-another load: that one gets no more tasks, and stays open until it is cancelled.
+another load: that one gets no more tasks, and the monitor cancels it once its lease has ended.
 """
 
 import asyncio

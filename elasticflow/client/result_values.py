@@ -47,5 +47,7 @@ def delete_result_files(load_id: str, data_dir: Path | None) -> None:
 
 
 def _folder(data_dir: Path, load_id: str) -> Path:
-    assert re.fullmatch(TOKEN_PATTERN, load_id), load_id  # admission opens no other load: no path leaves the folder
+    """Raises ValueError if the id of the load would lead to another folder; admission opens no such load."""
+    if not re.fullmatch(TOKEN_PATTERN, load_id):
+        raise ValueError(f"{load_id!r} is no id of a padding load")
     return data_dir / "results" / load_id

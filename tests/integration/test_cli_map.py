@@ -230,5 +230,7 @@ async def test_unknown_and_cancelled_loads_have_no_results(user: MapUser) -> Non
         1,
         [f"eflow: unknown padding load 'nothing' in pool {POOL}; `eflow loads --all` lists its loads"],
     )
-    cancelled = await user.eflow("results", "bad")
+    failing = ("map", "functions.py:echo", "--attempts", "1", "--name", "failing")
+    assert (await user.eflow(*failing, lines="bad\n")).status == 1
+    cancelled = await user.eflow("results", "failing")
     assert (cancelled.status, "was cancelled before its last result" in cancelled.err) == (1, True)
