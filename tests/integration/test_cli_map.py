@@ -230,7 +230,10 @@ async def test_unknown_and_cancelled_loads_have_no_results(user: MapUser) -> Non
         1,
         [f"eflow: unknown padding load 'nothing' in pool {POOL}; `eflow loads --all` lists its loads"],
     )
-    failing = ("map", "functions.py:echo", "--attempts", "1", "--name", "failing")
-    assert (await user.eflow(*failing, lines="bad\n")).status == 1
-    cancelled = await user.eflow("results", "failing")
+    async with typing(user, "map", "functions.py:echo", "--name", "stopped") as process:
+        await type_line(process, b"first")
+        await printed_line(process)
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+    cancelled = await user.eflow("results", "stopped")
     assert (cancelled.status, "was cancelled before its last result" in cancelled.err) == (1, True)
