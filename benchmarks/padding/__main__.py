@@ -12,7 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.padding import beside_jobs, fairness, kills, placements, preempted, runners, whole_loads
+from benchmarks.padding import (
+    beside_jobs,
+    fairness,
+    idle,
+    kills,
+    placements,
+    preempted,
+    runners,
+    useful_shares,
+    whole_loads,
+)
 from benchmarks.padding.parts import Options, Part
 from elasticflow.shared.runtime.process.logs import configure_logs
 
@@ -25,12 +35,19 @@ PARTS: Mapping[str, Part] = {
         whole_loads.rows,
     ),
     "beside_jobs": Part(
-        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(24), round_s=1.0), beside_jobs.rows
+        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(100), round_s=1.0), beside_jobs.rows
     ),
     "preempted": Part(
         lambda options: preempted.measure_preempted(num_tasks=options.scaled(80)),
         preempted.rows,
     ),
+    "useful_shares": Part(
+        lambda options: useful_shares.measure_useful_shares(
+            num_windows=options.scaled(15), mean_gaps_s=(2.5, 5.0, 10.0, 2.5, 5.0, 10.0), seed=0
+        ),
+        useful_shares.rows,
+    ),
+    "idle": Part(lambda options: idle.measure_idle(seconds=options.scaled(60)), idle.rows),
     "placements": Part(lambda options: placements.measure_placements(num_rounds=options.scaled(20)), placements.rows),
     "fairness": Part(
         lambda options: fairness.measure_fairness(num_windows=options.scaled(5), window_s=10.0), fairness.rows
