@@ -43,7 +43,10 @@ PARTS: Mapping[str, Part] = {
     ),
     "useful_shares": Part(
         lambda options: useful_shares.measure_useful_shares(
-            num_windows=options.scaled(15), mean_gaps_s=(2.5, 5.0, 10.0, 2.5, 5.0, 10.0), seed=0
+            num_windows=options.scaled(15),
+            mean_gaps_s=(2.5, 5.0, 10.0, 2.5, 5.0, 10.0),
+            long_gap_s=30.0,
+            seed=0,
         ),
         useful_shares.rows,
     ),

@@ -63,12 +63,12 @@ async def test_a_load_on_slots_that_jobs_take_is_measured() -> None:
 
 
 async def test_useful_shares_are_measured_beside_their_predictions() -> None:
-    measured = await measure_useful_shares(num_windows=2, mean_gaps_s=(3.0,), seed=1)
-    (group,) = measured["groups"]
-    assert (measured["windows"], group["windows"]) == (2, 2)
+    measured = await measure_useful_shares(num_windows=2, mean_gaps_s=(3.0,), long_gap_s=3.0, seed=1)
+    group, long = measured["groups"]
+    assert (group["windows"], long["windows"]) == (2, 1)
     assert 0 <= group["useful_share"] < 1
-    assert group["predicted_useful_share"] > 0
-    assert len(list(PARTS["useful_shares"].rows(measured))) == 2
+    assert long["predicted_useful_share"] > 0
+    assert len(list(PARTS["useful_shares"].rows(measured))) == 4
 
 
 async def test_an_idle_pool_is_measured_with_and_without_a_load() -> None:
