@@ -461,3 +461,20 @@ def test_the_progress_of_a_padding_load_is_reported_now_and_then_and_its_end_onc
     monitor.then(events.LoadSealed(load_id="a", num_tasks=6, at_s=NOW_S + 8.0))
     assert counted(6, 8.5) == [events.LoadFinished(load_id="a", num_results=6, at_s=NOW_S + 8.5)]
     assert counted(6, 20.0) == []
+
+
+def test_a_report_with_many_ranges_is_rarer() -> None:
+    load_spec = LoadSpec(task_function="jobs.fold:fold", task_s=1.0)
+    monitor = Monitor(pool(4).then(events.LoadOpened(load_id="a", tenant="lab", spec=load_spec, at_s=NOW_S)))
+
+    def reports(num_ranges: int, num_results: int, after_s: float) -> int:
+        counted = tuple((2 * number, 2 * number) for number in range(num_ranges))
+        note = ResultsCounted(load_id="a", num_results=num_results, counted=counted, counted_to=num_results)
+        decided = monitor.hears(NOW_S + after_s, note)
+        return len(told(decided, events.LoadProgressed))
+
+    assert reports(1_000, 1_000, 10.0) == 1
+    assert reports(1_000, 1_001, 29.0) == 0, "the last one is 19 s old"
+    assert reports(1_000, 1_001, 30.0) == 1, "at 0.02 s for each range"
+    assert reports(1, 1_002, 34.0) == 0
+    assert reports(1, 1_002, 35.0) == 1
