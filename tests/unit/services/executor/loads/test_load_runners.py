@@ -35,6 +35,10 @@ def store_old_file(folder: Path, load_id: str) -> None:
     os.utime(folder / load_id, (NOW_S - KEEP_S - 10.0,) * 2)
 
 
+def stored(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
 @asynccontextmanager
 async def running(results: Path) -> AsyncIterator[LoadRunners]:
     bus = MemoryBus()
@@ -49,7 +53,7 @@ async def running(results: Path) -> AsyncIterator[LoadRunners]:
 
 async def until_followed(runners: LoadRunners, *load_ids: str) -> None:
     async with asyncio.timeout(60):
-        while set(runners._queues) != set(load_ids):
+        while set(runners._queues) != set(load_ids):  # noqa: ASYNC110 - nothing reports it
             await asyncio.sleep(0.01)
 
 
@@ -59,9 +63,9 @@ async def test_old_results_are_deleted_once_a_load_opens_and_never_without_conta
     async with running(tmp_path) as runners:
         runners.use(UsePaddingSlots(loads=(load("live"),)))
         await until_followed(runners, "live")
-        assert [folder.name for folder in tmp_path.iterdir()] == ["live"]
+        assert stored(tmp_path) == ["live"]
         runners.use(UsePaddingSlots())
         await until_followed(runners)
         runners.use(UsePaddingSlots(loads=(load("live"),)))
         await until_followed(runners, "live")
-        assert [folder.name for folder in tmp_path.iterdir()] == ["live"], "without contact, no load is known"
+        assert stored(tmp_path) == ["live"], "without contact, no load is known"
