@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,26 +17,41 @@ from benchmarks.padding import beside_jobs, fairness, kills, placements, preempt
 from benchmarks.padding.parts import Options, Part
 from elasticflow.shared.runtime.process.logs import configure_logs
 
+
+class PartName(StrEnum):
+    """What can be measured alone; also the name of its numbers in the JSON object."""
+
+    RUNNERS = "runners"
+    WHOLE_LOADS = "whole_loads"
+    BESIDE_JOBS = "beside_jobs"
+    PREEMPTED = "preempted"
+    PLACEMENTS = "placements"
+    FAIRNESS = "fairness"
+    KILLS = "kills"
+
+
 PARTS: Mapping[str, Part] = {
-    "runners": Part(lambda options: runners.measure_runners(scale=options.scale), runners.rows),
-    "whole_loads": Part(
+    PartName.RUNNERS: Part(lambda options: runners.measure_runners(scale=options.scale), runners.rows),
+    PartName.WHOLE_LOADS: Part(
         lambda options: whole_loads.measure_whole_loads(
             num_empty_tasks=options.scaled(20_000), num_tasks=options.scaled(400)
         ),
         whole_loads.rows,
     ),
-    "beside_jobs": Part(
+    PartName.BESIDE_JOBS: Part(
         lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(24), round_s=1.0), beside_jobs.rows
     ),
-    "preempted": Part(
+    PartName.PREEMPTED: Part(
         lambda options: preempted.measure_preempted(num_tasks=options.scaled(80)),
         preempted.rows,
     ),
-    "placements": Part(lambda options: placements.measure_placements(num_rounds=options.scaled(20)), placements.rows),
-    "fairness": Part(
+    PartName.PLACEMENTS: Part(
+        lambda options: placements.measure_placements(num_rounds=options.scaled(20)), placements.rows
+    ),
+    PartName.FAIRNESS: Part(
         lambda options: fairness.measure_fairness(num_windows=options.scaled(5), window_s=10.0), fairness.rows
     ),
-    "kills": Part(
+    PartName.KILLS: Part(
         lambda options: kills.measure_kills(num_kills=options.num_kills, num_tasks=options.num_tasks, seed=0),
         kills.rows,
     ),
@@ -46,7 +62,7 @@ _TABLE_WIDTH = 140
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Run these parts, separated by commas.")] = ",".join(PARTS),
+    only: Annotated[list[PartName] | None, typer.Option(help="Measure this part alone; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")] = False,
     num_kills: Annotated[int, typer.Option("--kills", min=1, help="Kill so many processes in the part `kills`.")] = 16,
     num_tasks: Annotated[int, typer.Option("--tasks", min=1, help="Execute so many tasks in the part `kills`.")] = 600,
@@ -56,7 +72,7 @@ def main(
     """Measure padding loads on this machine: real processes on CPU slots."""
     configure_logs(level="error")
     options = Options(scale=0.1 if quick else 1.0, num_kills=num_kills, num_tasks=num_tasks)
-    result = asyncio.run(_measure(only.split(","), options))
+    result = asyncio.run(_measure(only or list(PartName), options))
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")
@@ -67,7 +83,7 @@ def main(
         print(text)
 
 
-async def _measure(names: list[str], options: Options) -> dict[str, Any]:
+async def _measure(names: list[PartName], options: Options) -> dict[str, Any]:
     """load_average: of the last minute, before the first part and after the last one."""
     before = os.getloadavg()[0]
     result = {name: await PARTS[name].measure(options) for name in names}

@@ -1,8 +1,10 @@
 """The measurements of padding loads run, with little work, and name their numbers. No time is asserted."""
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from benchmarks.padding.__main__ import PARTS
+from benchmarks.padding.__main__ import PARTS, PartName, main
 from benchmarks.padding.beside_jobs import measure_beside_jobs
 from benchmarks.padding.fairness import measure_fairness
 from benchmarks.padding.placements import measure_placements
@@ -16,6 +18,15 @@ from benchmarks.padding.runners import (
 )
 from benchmarks.padding.streams import measure_streams
 from benchmarks.padding.whole_loads import measure_whole_loads
+
+
+def test_each_part_has_a_measurement_and_an_unknown_one_is_wrong_usage() -> None:
+    assert list(PARTS) == list(PartName)
+    command = typer.Typer()
+    command.command()(main)
+    ran = CliRunner().invoke(command, ["--only", "nonsense"], env={"COLUMNS": "200"})
+    assert ran.exit_code == 2
+    assert "'nonsense' is not one of 'runners'" in ran.output
 
 
 async def test_every_measurement_of_runners_has_numbers() -> None:
