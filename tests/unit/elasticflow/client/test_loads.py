@@ -11,7 +11,7 @@ import pytest
 from elasticflow.client import loads
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.errors import LoadNotOpened, Undecided
+from elasticflow.errors import LoadInUse, LoadNotOpened, LoadWasCancelled, Undecided
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.shared.errors import ElasticFlowError, Unavailable
 from elasticflow.shared.messages import events, subjects
@@ -158,6 +158,23 @@ async def test_a_load_that_another_client_feeds_is_not_opened(pool: OnePool, inp
         with pytest.raises(LoadNotOpened, match="another client feeds a load of this name"):
             await next_of(pool.client().results_of([1], SPEC, load_id="a"))
         assert await pool.phase() is LoadPhase.OPEN, "the first client goes on"
+
+
+async def test_results_are_those_of_the_client_that_opened_the_load_while_it_runs(
+    pool: OnePool, inputs: BlockedInputs
+) -> None:
+    async with mapping(pool.client(), inputs):
+        await until(pool.has_lease)
+        with pytest.raises(LoadInUse, match="still runs and receives its results"):
+            await next_of(pool.client().stored_results("a"))
+    with pytest.raises(LoadWasCancelled, match="its client stopped"):
+        await next_of(pool.client().stored_results("a"))
+
+
+async def test_the_results_of_a_load_that_is_sent_may_be_read_at_once(pool: OnePool) -> None:
+    await pool.client().send_load([0], SPEC, load_id="a")
+    await pool.store_result(0)
+    assert (await next_of(pool.client().stored_results("a"))).index == 0
 
 
 async def test_a_load_is_sealed_after_an_outage(
