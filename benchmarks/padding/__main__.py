@@ -5,7 +5,6 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,45 +12,47 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.padding import beside_jobs, fairness, kills, placements, preempted, runners, whole_loads
+from benchmarks.padding import (
+    beside_jobs,
+    fairness,
+    idle,
+    kills,
+    placements,
+    preempted,
+    runners,
+    useful_shares,
+    whole_loads,
+)
 from benchmarks.padding.parts import Options, Part
 from elasticflow.shared.runtime.process.logs import configure_logs
 
-
-class PartName(StrEnum):
-    """What can be measured alone; also the name of its numbers in the JSON object."""
-
-    RUNNERS = "runners"
-    WHOLE_LOADS = "whole_loads"
-    BESIDE_JOBS = "beside_jobs"
-    PREEMPTED = "preempted"
-    PLACEMENTS = "placements"
-    FAIRNESS = "fairness"
-    KILLS = "kills"
-
-
 PARTS: Mapping[str, Part] = {
-    PartName.RUNNERS: Part(lambda options: runners.measure_runners(scale=options.scale), runners.rows),
-    PartName.WHOLE_LOADS: Part(
+    "runners": Part(lambda options: runners.measure_runners(scale=options.scale), runners.rows),
+    "whole_loads": Part(
         lambda options: whole_loads.measure_whole_loads(
             num_empty_tasks=options.scaled(20_000), num_tasks=options.scaled(400)
         ),
         whole_loads.rows,
     ),
-    PartName.BESIDE_JOBS: Part(
-        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(24), round_s=1.0), beside_jobs.rows
+    "beside_jobs": Part(
+        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(100), round_s=1.0), beside_jobs.rows
     ),
-    PartName.PREEMPTED: Part(
+    "preempted": Part(
         lambda options: preempted.measure_preempted(num_tasks=options.scaled(80)),
         preempted.rows,
     ),
-    PartName.PLACEMENTS: Part(
-        lambda options: placements.measure_placements(num_rounds=options.scaled(20)), placements.rows
+    "useful_shares": Part(
+        lambda options: useful_shares.measure_useful_shares(
+            num_windows=options.scaled(15), mean_gaps_s=(2.5, 5.0, 10.0, 2.5, 5.0, 10.0), seed=0
+        ),
+        useful_shares.rows,
     ),
-    PartName.FAIRNESS: Part(
+    "idle": Part(lambda options: idle.measure_idle(seconds=options.scaled(60)), idle.rows),
+    "placements": Part(lambda options: placements.measure_placements(num_rounds=options.scaled(20)), placements.rows),
+    "fairness": Part(
         lambda options: fairness.measure_fairness(num_windows=options.scaled(5), window_s=10.0), fairness.rows
     ),
-    PartName.KILLS: Part(
+    "kills": Part(
         lambda options: kills.measure_kills(num_kills=options.num_kills, num_tasks=options.num_tasks, seed=0),
         kills.rows,
     ),
@@ -62,7 +63,7 @@ _TABLE_WIDTH = 140
 
 
 def main(
-    only: Annotated[list[PartName] | None, typer.Option(help="Measure this part alone; may be repeated.")] = None,
+    only: Annotated[str, typer.Option(help="Run these parts, separated by commas.")] = ",".join(PARTS),
     quick: Annotated[bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")] = False,
     num_kills: Annotated[int, typer.Option("--kills", min=1, help="Kill so many processes in the part `kills`.")] = 16,
     num_tasks: Annotated[int, typer.Option("--tasks", min=1, help="Execute so many tasks in the part `kills`.")] = 600,
@@ -70,9 +71,12 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure padding loads on this machine: real processes on CPU slots."""
+    names = only.split(",")
+    if unknown := sorted(set(names).difference(PARTS)):
+        raise typer.BadParameter(f"unknown part {unknown[0]!r}; the parts are {', '.join(PARTS)}", param_hint="--only")
     configure_logs(level="error")
     options = Options(scale=0.1 if quick else 1.0, num_kills=num_kills, num_tasks=num_tasks)
-    result = asyncio.run(_measure(only or list(PartName), options))
+    result = asyncio.run(_measure(names, options))
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")
@@ -83,7 +87,7 @@ def main(
         print(text)
 
 
-async def _measure(names: list[PartName], options: Options) -> dict[str, Any]:
+async def _measure(names: list[str], options: Options) -> dict[str, Any]:
     """load_average: of the last minute, before the first part and after the last one."""
     before = os.getloadavg()[0]
     result = {name: await PARTS[name].measure(options) for name in names}

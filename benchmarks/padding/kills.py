@@ -6,6 +6,7 @@ another load: that one gets no more tasks, and the monitor cancels it once its l
 
 import asyncio
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from queue import SimpleQueue
@@ -85,15 +86,18 @@ class Kills:
         self._pool, self._num_tasks = pool, num_tasks
         self._rng = np.random.default_rng(seed)
         self._released: SimpleQueue[int | None] = SimpleQueue()
+        self._is_fed = threading.Event()
         self.counts = Counter[str]()
         self.orphaned_load_ids = list[str]()
 
     def inputs(self) -> Iterator[int]:
         """Blocks until the next tasks are released."""
-        return iter(self._released.get, None)
+        self._is_fed.set()
+        yield from iter(self._released.get, None)
 
     async def play(self, num_kills: int) -> None:
-        """Each victim once, in random order, and again."""
+        """Each victim once, in random order, and again, from the moment on when the load is open and fed."""
+        await asyncio.to_thread(self._is_fed.wait)
         try:
             shares = np.array_split(np.arange(self._num_tasks), num_kills)
             for inputs, victim in zip(shares, self._victims(), strict=False):

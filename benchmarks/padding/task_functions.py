@@ -1,6 +1,7 @@
 """Functions that the measured runners execute. The imports are those of an ordinary task function."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -48,3 +49,11 @@ def burn(cpu_s: float) -> None:
     began_s = time.process_time()
     while time.process_time() - began_s < cpu_s:
         pass
+
+
+def burn_until(folder: str) -> None:
+    """Use CPU time until the file "enough" is there; create "began" and "ended"."""
+    Path(folder, "began").touch()
+    while not Path(folder, "enough").exists():
+        burn(0.01)
+    Path(folder, "ended").touch()

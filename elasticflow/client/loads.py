@@ -121,7 +121,7 @@ class LoadRequests(CommandRequests):
         opened = await self.open_load(spec, load_id=load_id, code=code)
         if isinstance(opened, LoadRejected):
             raise LoadNotOpened(load_id, opened.explanation)
-        load = (await self.state()).loads.get(load_id)
+        load = (await with_retry(self.state)).loads.get(load_id)
         if load is None or load.phase is not LoadPhase.OPEN or load.num_results:
             was = "cancelled" if isinstance(opened, LoadCancelled) else "used"
             raise LoadNotOpened(load_id, f"a load of this name was {was} before: choose another one")

@@ -88,7 +88,7 @@ class TaskFeed:
         error: Exception | None = None
         try:
             for index, task_input in enumerate(self._inputs):
-                if not self._add((index, pickle.dumps(task_input, pickle.HIGHEST_PROTOCOL))):
+                if not self._add((index, _pickled(index, task_input))):
                     return
         except Exception as raised:
             error = raised
@@ -121,3 +121,11 @@ class TaskFeed:
         self._is_waited_for = False
         with contextlib.suppress(RuntimeError):  # the loop is closed, so the load has ended
             self._loop.call_soon_threadsafe(self._news.set)
+
+
+def _pickled(index: int, task_input: Any) -> bytes:
+    """Raises TypeError."""
+    try:
+        return pickle.dumps(task_input, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # also what the class of the input raises
+        raise TypeError(f"the input of task {index} cannot be pickled: {error}") from error

@@ -33,9 +33,9 @@ def load_text(event: LoadEvent, load: Load | None) -> str:
 
 def _tasks(spec: LoadSpec) -> str:
     """As "proteins:fold, tasks of 10.9 s with 2.8 s of overhead"."""
-    overhead = f" with {spec.overhead_s:.3g} s of overhead" if spec.overhead_s else ""
-    start_stop = f", {spec.start_stop_s:.3g} s to start and end a runner" if spec.start_stop_s else ""
-    return f"{spec.task_function}, tasks of {spec.task_s:.3g} s{overhead}{start_stop}"
+    overhead = f" with {spec.overhead_s:g} s of overhead" if spec.overhead_s else ""
+    start_stop = f", {spec.start_stop_s:g} s to start and end a runner" if spec.start_stop_s else ""
+    return f"{spec.task_function}, tasks of {spec.task_s:g} s{overhead}{start_stop}"
 
 
 def _prediction(useful_share: float | None) -> str:

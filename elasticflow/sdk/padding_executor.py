@@ -87,7 +87,7 @@ class PaddingExecutor(Executor):
         if self._load is not None:
             self._load.close(cancel_futures=cancel_futures)
             if wait:
-                self._load.join()
+                _await_ends([self._load])
 
     def cancel(self) -> None:
         """Cancel the load, also the calls that are being executed. Their futures have LoadWasCancelled."""
@@ -124,9 +124,9 @@ class _ExecutorLoad:
         self._is_closed = False
         self._error: BaseException | None = None
         self._results = results_of(iter(self._next_call, b""))
-        self._settling = threading.Thread(target=self._settle, name=f"futures of {load_id}", daemon=True)
+        self._settled = threading.Event()
         _open_loads.add(self)
-        self._settling.start()
+        threading.Thread(target=self._settle, name=f"futures of {load_id}", daemon=True).start()
 
     def add(self, pickled: bytes) -> Future[Any]:
         """Raises BrokenExecutor once the load has failed."""
@@ -153,12 +153,8 @@ class _ExecutorLoad:
             future.set_running_or_notify_cancel()
 
     def join(self) -> None:
-        """Wait until all futures are done."""
-        try:
-            self._settling.join()
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
+        """Wait until all futures are done. `Thread.join` would not wait again after an interrupt."""
+        self._settled.wait()
 
     def cancel(self) -> None:
         self._results.close()
@@ -200,9 +196,23 @@ class _ExecutorLoad:
         for future in left:
             future.set_exception(error)
         _open_loads.discard(self)
+        self._settled.set()
 
 
 _open_loads: set[_ExecutorLoad] = set()
+
+
+def _await_ends(loads: list[_ExecutorLoad]) -> None:
+    """Wait until all futures are done. Ctrl-C cancels the loads; a second one ends the wait for that."""
+    try:
+        for load in loads:
+            load.join()
+    except KeyboardInterrupt:
+        for load in loads:
+            load.cancel()
+        for load in loads:
+            load.join()
+        raise
 
 
 def _await_open_loads() -> None:
@@ -212,8 +222,7 @@ def _await_open_loads() -> None:
         load.close()
         if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
             load.cancel()
-    for load in loads:
-        load.join()
+    _await_ends(loads)
 
 
 # `atexit` is too late: threads no longer start. The executors of concurrent.futures use this hook, too. Its functions

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elasticflow.errors import NotLoadable
 from elasticflow.sdk.job import ElasticJob
@@ -66,7 +66,7 @@ def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Packag
         return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
     if arguments:
         raise NotLoadable(target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE")
-    job_class = _found(target, code, "file and a class, like train.py:Digits, or package.module:Digits")
+    job_class = _found(target, code, "class", "train.py:Digits, or package.module:Digits")
     if not isinstance(job_class, type) or not issubclass(job_class, ElasticJob):
         raise NotLoadable(target, f"{entry} is not a subclass of ElasticJob")
     try:
@@ -80,9 +80,8 @@ def load_function(target: str) -> Callable[[Any], Any]:
 
     Its module is imported in this process. Raises NotLoadable.
     """
-    wanted = "file and a function, like proteins.py:fold, or package.module:fold"
     code = _packaged(target) if ".py:" in target else None
-    found = _found(target, code, wanted)
+    found = _found(target, code, "function", "proteins.py:fold, or package.module:fold")
     if not callable(found):
         raise NotLoadable(target, f"{target.rpartition(':')[2]} is not a function")
     return found
@@ -96,11 +95,11 @@ def _packaged(target: str) -> Package | None:
         raise NotLoadable(target, str(error)) from None
 
 
-def _found(target: str, code: Package | None, wanted: str) -> Any:
-    """The class or function of this name, in its module, which is imported. wanted: what the target must name."""
+def _found(target: str, code: Package | None, kind: Literal["class", "function"], examples: str) -> Any:
+    """What the target names, in its module, which is imported."""
     module_name, _, name = (code.training_function if code else target).partition(":")
     if not name or module_name.endswith(".py"):
-        raise NotLoadable(target, f"name a {wanted}")
+        raise NotLoadable(target, f"name a file and a {kind}, like {examples}")
     if code is not None:
         sys.path.insert(0, str(_import_root(target, code)))
     try:
@@ -109,7 +108,7 @@ def _found(target: str, code: Package | None, wanted: str) -> Any:
         reason = f"importing {module_name} failed: {_in_a_line(error)}{_missing_init(target, error)}"
         raise NotLoadable(target, reason) from error
     if not hasattr(module, name):
-        raise NotLoadable(target, f"{module_name} has no {name}")
+        raise NotLoadable(target, f"{module_name} has no {kind} {name}")
     return getattr(module, name)
 
 

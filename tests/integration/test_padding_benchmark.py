@@ -4,9 +4,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.padding.__main__ import PARTS, PartName, main
+from benchmarks.padding.__main__ import PARTS, main
 from benchmarks.padding.beside_jobs import measure_beside_jobs
 from benchmarks.padding.fairness import measure_fairness
+from benchmarks.padding.idle import measure_idle
 from benchmarks.padding.placements import measure_placements
 from benchmarks.padding.preempted import measure_preempted
 from benchmarks.padding.runners import (
@@ -17,16 +18,16 @@ from benchmarks.padding.runners import (
     running_launcher,
 )
 from benchmarks.padding.streams import measure_streams
+from benchmarks.padding.useful_shares import measure_useful_shares
 from benchmarks.padding.whole_loads import measure_whole_loads
 
 
-def test_each_part_has_a_measurement_and_an_unknown_one_is_wrong_usage() -> None:
-    assert list(PARTS) == list(PartName)
+def test_an_unknown_part_is_wrong_usage_and_the_parts_are_named() -> None:
     command = typer.Typer()
     command.command()(main)
-    ran = CliRunner().invoke(command, ["--only", "nonsense"], env={"COLUMNS": "200"})
+    ran = CliRunner().invoke(command, ["--only", "kills,nonsense"], env={"COLUMNS": "200"})
     assert ran.exit_code == 2
-    assert "'nonsense' is not one of 'runners'" in ran.output
+    assert all(name in ran.output for name in ("nonsense", *PARTS))
 
 
 async def test_every_measurement_of_runners_has_numbers() -> None:
@@ -68,9 +69,23 @@ async def test_steps_beside_a_load_are_measured() -> None:
 async def test_a_load_on_slots_that_jobs_take_is_measured() -> None:
     (measured,) = await measure_preempted(num_tasks=12, windows_s=(3.0,))
     assert min(measured["exclusive_s"], measured["preempted_s"]) > 0
-    assert measured["windows"] >= 1
-    assert 0 < measured["useful_share"] <= 1
-    assert len(list(PARTS["preempted"].rows([measured]))) == 2
+    assert len(list(PARTS["preempted"].rows([measured]))) == 1
+
+
+async def test_useful_shares_are_measured_beside_their_predictions() -> None:
+    measured = await measure_useful_shares(num_windows=2, mean_gaps_s=(3.0,), seed=1)
+    (group,) = measured["groups"]
+    assert (measured["windows"], group["windows"]) == (2, 2)
+    assert 0 <= group["useful_share"] < 1
+    assert group["predicted_useful_share"] > 0
+    assert len(list(PARTS["useful_shares"].rows(measured))) == 2
+
+
+async def test_an_idle_pool_is_measured_with_and_without_a_load() -> None:
+    measured = await measure_idle(seconds=0.2, settled_s=0.1)
+    assert measured["percent_without_load"].keys() == measured["percent_with_open_load"].keys()
+    assert "monitor" in measured["percent_without_load"]
+    assert list(PARTS["idle"].rows(measured))
 
 
 async def test_times_from_a_placement_on_are_measured() -> None:

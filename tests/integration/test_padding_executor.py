@@ -166,7 +166,7 @@ async def test_ctrl_c_cancels_the_load_of_a_script(pool: RunningPool, tmp_path: 
     process = await run_script(pool, tmp_path, "interrupted")
     process.send_signal(signal.SIGINT)
     out, error = await process.communicate()
-    assert b"its client cancelled it" in out
+    assert b"its client cancelled it" in out, error.decode()
     assert b"KeyboardInterrupt" in error
     assert await phase_of(pool, "interrupted") is LoadPhase.CANCELLED
 

@@ -85,11 +85,11 @@ def _rejected_share(
     if best_s is not None:
         advice = f"tasks of {best_s:.3g} s would"
     elif share is None:
-        advice = f"its overhead of {spec.overhead_s:.3g} s is too long for it: put more work into each task"
+        advice = f"its overhead of {spec.overhead_s:g} s is too long for it: put more work into each task"
     else:
         advice = "with this overhead no length of a task would"
     why = (
-        f"tasks of {spec.task_s:.3g} s would use {used} idle GPU time of this pool, and padding GPU time "
+        f"tasks of {spec.task_s:g} s would use {used} idle GPU time of this pool, and padding GPU time "
         f"costs {ratio:.0%} of ordinary GPU time, so it does not pay; {advice}"
     )
     return _rejected(session, command, "useful_share", why, share, best_s)

@@ -59,7 +59,7 @@ class CodeArchive:
                 break
             except NotFound:
                 if time.monotonic() > give_up_s:
-                    raise CodeUnusable(f"its code {digest} was not uploaded; submit the job again") from None
+                    raise CodeUnusable(f"its code {digest} was not uploaded; submit it again") from None
             except DamagedObject as error:
                 raise CodeUnusable(f"its code {digest} cannot be read: {error}") from None
             except Retry:  # NATS is out of reach: not the fault of the job

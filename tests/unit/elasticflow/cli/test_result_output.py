@@ -91,7 +91,7 @@ def test_sizes_are_binary() -> None:
     [
         ("json", "name a file and a function"),
         ("functions.py", "name a file and a function"),
-        ("json:nothing", "json has no nothing"),
+        ("json:nothing", "json has no function nothing"),
         ("string:digits", "digits is not a function"),
         ("not_a_module:f", "importing not_a_module failed"),
     ],

@@ -117,7 +117,7 @@ def test_without_a_pool_every_command_names_eflow_up(command: tuple[str, ...]) -
         ("import not_a_module_anywhere", "user_a.py:Net", 2, "No module named 'not_a_module_anywhere'"),
         ("1 / 0", "user_b.py:Net", 2, "ZeroDivisionError"),
         ("class Net: ...", "user_c.py:Net", 2, "Net is not a subclass of ElasticJob"),
-        ("x = 1", "user_d.py:Net", 2, "user_d has no Net"),
+        ("x = 1", "user_d.py:Net", 2, "user_d has no class Net"),
         ("x = (", "user_e.py:Net", 2, "SyntaxError"),
         (JOB_FILE.format(name="Net", batch=0), "user_f.py", 1, "global_batch_size"),
         (JOB_FILE.format(name="Net", batch='"big"'), "user_g.py", 1, "global_batch_size"),

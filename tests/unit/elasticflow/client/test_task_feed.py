@@ -99,3 +99,8 @@ async def test_inputs_that_end_the_process_are_an_error_of_the_caller() -> None:
 async def test_an_input_that_fits_in_no_bundle_is_named() -> None:
     with pytest.raises(TooLarge, match="task 1"):
         await all_bundles(TaskFeed([0, bytes(MAX_BUNDLE_BYTES)], task_s=1e-3))
+
+
+async def test_an_input_that_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(TypeError, match="the input of task 1 cannot be pickled: cannot pickle 'generator' object"):
+        await all_bundles(TaskFeed([0, (number for number in ())], task_s=1e-3))
