@@ -74,9 +74,12 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure padding loads on this machine: real processes on CPU slots."""
+    names = only.split(",")
+    if unknown := sorted(set(names).difference(PARTS)):
+        raise typer.BadParameter(f"unknown part {unknown[0]!r}; the parts are {', '.join(PARTS)}", param_hint="--only")
     configure_logs(level="error")
     options = Options(scale=0.1 if quick else 1.0, num_kills=num_kills, num_tasks=num_tasks)
-    result = asyncio.run(_measure(only.split(","), options))
+    result = asyncio.run(_measure(names, options))
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")

@@ -1,8 +1,10 @@
 """The measurements of padding loads run, with little work, and name their numbers. No time is asserted."""
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from benchmarks.padding.__main__ import PARTS
+from benchmarks.padding.__main__ import PARTS, main
 from benchmarks.padding.beside_jobs import measure_beside_jobs
 from benchmarks.padding.fairness import measure_fairness
 from benchmarks.padding.idle import measure_idle
@@ -18,6 +20,14 @@ from benchmarks.padding.runners import (
 from benchmarks.padding.streams import measure_streams
 from benchmarks.padding.useful_shares import measure_useful_shares
 from benchmarks.padding.whole_loads import measure_whole_loads
+
+
+def test_an_unknown_part_is_wrong_usage_and_the_parts_are_named() -> None:
+    command = typer.Typer()
+    command.command()(main)
+    ran = CliRunner().invoke(command, ["--only", "kills,nonsense"], env={"COLUMNS": "200"})
+    assert ran.exit_code == 2
+    assert all(name in ran.output for name in ("nonsense", *PARTS))
 
 
 async def test_every_measurement_of_runners_has_numbers() -> None:
