@@ -184,7 +184,9 @@ def memory_word(memory_bytes: int) -> str:
 
 
 _TYPE: Column[NodeView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-")
-_MEMORY: Column[NodeView] = Column(name="MEMORY", cell=lambda view, _: memory_word(view.gpu_memory_bytes), right=True)
+_MEMORY: Column[NodeView] = Column(
+    name="MEMORY", cell=lambda view, _: memory_word(view.gpu_memory_bytes), right=True, in_narrow=False
+)
 _PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
 _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column(name="NODE", cell=lambda view, _: view.node_id),
