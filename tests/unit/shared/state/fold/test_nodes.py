@@ -56,7 +56,7 @@ def test_nodes_that_name_no_type_have_one() -> None:
     assert num_gpus_by_type(history.state) == {"": 6, "cpu-1": 4}
 
 
-def test_gpus_of_another_type_are_not_the_slow_ones_of_before() -> None:
+def test_after_a_change_of_type_no_gpu_counts_as_slow() -> None:
     slow = events.WorkerLagged(job_id="a", generation=1, rank=0, slowdown=2.0, at_s=NOW_S + 5.0)
     same = running().then(slow, lost(), joined("second"))
     assert [gpu.gpu_index for gpu in same.state.nodes["node-0"].slow_gpus] == [0]
