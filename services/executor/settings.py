@@ -57,7 +57,7 @@ class ExecutorSettings:
     device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
     num_gpus: int  # EF_SLOTS: GPUs, or CPU slots without GPUs
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
-    gpu_type: str  # EF_GPU_TYPE: of all its GPUs; default: NVML's name of the product, or cpu-0.25 by a CPU slot's share
+    gpu_type: str  # EF_GPU_TYPE: of all its GPUs; default: NVML's product name; of CPU slots their share: cpu-0.25
     gpu_memory_bytes: int  # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; 0: unknown
     sockets: int  # EF_SOCKETS: CPU sockets, over which the GPUs are spread in order and evenly
     rack: str  # EF_RACK: nodes of one rack are closer to each other; "": unknown
