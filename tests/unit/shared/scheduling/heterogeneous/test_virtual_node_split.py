@@ -49,6 +49,7 @@ def test_h3_is_split_as_in_table_4() -> None:
     assert found.alone_s["V100"] == pytest.approx(GAIN_OVER_V100 * found.step_s)
     assert found.alone_s["P100"] == pytest.approx(GAIN_OVER_P100 * found.step_s)
     assert found.gain == pytest.approx(0.423)
+    assert 1 / (1 / GAIN_OVER_V100 + 1 / GAIN_OVER_P100) == pytest.approx(0.736, abs=5e-4)  # of both throughputs
 
 
 def test_h2_is_split_as_in_table_4() -> None:
@@ -58,6 +59,7 @@ def test_h2_is_split_as_in_table_4() -> None:
 def test_h1_stays_on_v100_with_the_batch_sizes_of_the_paper_and_is_mixed_with_finer_ones() -> None:
     coarse, fine = split(mix(2, 2, 8), 8), split(mix(2, 2, 32), 32)
     assert coarse.counts == {"V100": (4, 4)}
+    assert coarse.step_s / (1024 + COMMUNICATION) - 1 == pytest.approx(-0.066, abs=5e-4)  # 3072:1024 would be slower
     assert fine.counts == {"V100": (13, 13), "P100": (3, 3)}
     assert fine.gain == pytest.approx(0.1276, abs=5e-5)
 
