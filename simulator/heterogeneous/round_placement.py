@@ -66,9 +66,7 @@ def _fewest_gpus(job: ActiveJob, free_I: Integers) -> int:
     fitting_C = np.flatnonzero(_fitting(job, free_I))
     choices = job.configurations
     return int(
-        min(
-            fitting_C, key=lambda c: (choices.num_gpus_CI[c].sum(), -choices.throughput_C[c], c), default=WAITING
-        )
+        min(fitting_C, key=lambda c: (choices.num_gpus_CI[c].sum(), -choices.throughput_C[c], c), default=WAITING)
     )
 
 
