@@ -75,9 +75,9 @@ def mix_throughput(throughputs: Sequence[float], mix_efficiency: float | None) -
 
 def _undominated(num_gpus_CI: NDArray[np.int64], throughput_C: Floats) -> NDArray[np.bool_]:
     """Which configurations are faster than all others that need at most their GPUs."""
-    fits_CC = (num_gpus_CI[None, :, :] <= num_gpus_CI[:, None, :]).all(axis=2)
-    np.fill_diagonal(fits_CC, val=False)
-    fastest_C = np.where(fits_CC, throughput_C[None, :], 0.0).max(axis=1)
+    needs_more_CC = (num_gpus_CI[None, :, :] - num_gpus_CI[:, None, :]).max(axis=2) > 0
+    other_CC = ~needs_more_CC & ~np.eye(len(throughput_C), dtype=np.bool_)
+    fastest_C = np.where(other_CC, throughput_C[None, :], 0.0).max(axis=1)
     return throughput_C > fastest_C
 
 

@@ -42,7 +42,7 @@ def place_round(jobs: Sequence[ActiveJob], shares: Shares, pool: TypedPool) -> l
 
 
 def _candidates(jobs: Sequence[ActiveJob], shares: Shares) -> list[tuple[float, float, int, int]]:
-    """(-priority, -share, job, configuration) of each positive share; a share never served has priority over others."""
+    """(-priority, -share, job, configuration) of each positive share; a share that was never served is first."""
     candidates = list[tuple[float, float, int, int]]()
     for j, (job, share_C) in enumerate(zip(jobs, shares, strict=True)):
         for c in np.flatnonzero(share_C > _LEAST_SHARE):
@@ -58,7 +58,7 @@ def _held(job: ActiveJob, configuration: int) -> Integers:
 
 
 def _fitting(job: ActiveJob, free_I: Integers) -> NDArray[np.bool_]:
-    return (job.configurations.num_gpus_CI <= free_I).all(axis=1)
+    return (job.configurations.num_gpus_CI - free_I).max(axis=1) <= 0
 
 
 def _fewest_gpus(job: ActiveJob, free_I: Integers) -> int:

@@ -1,8 +1,8 @@
 """Jobs on a pool of several GPU types, in rounds of six minutes, as in Gavel.
 
-A job that arrives within a round waits for the next one. A job that finishes within a round leaves its GPUs unused until
-the next one. The policy is asked again in each round whose active jobs differ from those of the last round. A change of
-configuration costs nothing, as in VirtualFlow's simulation.
+A job that arrives within a round waits for the next one. The GPUs of a job that finishes within a round stay unused
+until the next one. The policy is asked again in each round whose active jobs differ from those of the last round.
+A change of configuration costs nothing.
 Axes: I = GPU types of the pool.
 """
 

@@ -58,7 +58,9 @@ class ShareProgram:
                 Entries(num_own + added.row_E, added.variable_E, added.value_E),
             ),
             np.append(np.full(num_own, -np.inf), least_R),
-            np.concatenate([np.ones(self.num_jobs), self.pool.num_gpus_I, np.full(len(least_R), np.inf)]),
+            np.concatenate(
+                [np.ones(self.num_jobs), np.array(self.pool.num_gpus, float), np.full(len(least_R), np.inf)]
+            ),
         )
         return None if optimum is None else optimum.value_V
 
