@@ -4,7 +4,7 @@ Variables: for each active job and each of its configurations, the part of the t
 no job runs for more than all of the time; all jobs together hold no more GPUs of a type than the pool has. A policy
 appends its own variables and rows, and its objective.
 Axes: J = active jobs; I = GPU types; V = share variables, one for each (job, configuration); E = nonzero entries.
-Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", section 3.1.
+Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", section 4.
 """
 
 from collections.abc import Sequence
