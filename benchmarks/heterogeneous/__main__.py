@@ -14,6 +14,7 @@ from rich.table import Table
 
 from benchmarks.heterogeneous import completion_times, solver
 from benchmarks.heterogeneous.parts import Options, Part
+from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
 
 
@@ -48,7 +49,10 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure what jobs on GPUs of several types need, on this machine."""
-    result = _measure(only or list(PartName), Options(scale=0.1 if quick else 1.0, pool=typed_pool(pool)))
+    try:
+        result = _measure(only or list(PartName), Options(scale=0.1 if quick else 1.0, pool=typed_pool(pool)))
+    except BadSettings as error:
+        raise typer.BadParameter(str(error), param_hint="--pool") from error
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")

@@ -40,10 +40,10 @@ def deadline_policy(price_per_hour: Mapping[str, float]) -> Policy:
 
 
 def _pace(job: ActiveJob, now_s: float) -> float:
-    """Iterations/s that the deadline needs; 0 if there is none, or no configuration reaches it."""
+    """Iterations/s that the deadline needs; 0 if there is none, or if it is past or out of reach."""
     left_s = job.job.deadline_s - now_s
     fastest = float(job.configurations.throughput_C.max())
-    return job.left_iterations / left_s if left_s > 0 and job.left_iterations <= fastest * left_s else 0.0
+    return job.left_iterations / left_s if job.left_iterations <= fastest * left_s else 0.0
 
 
 def _by_best(program: ShareProgram, value_V: Floats) -> Floats:

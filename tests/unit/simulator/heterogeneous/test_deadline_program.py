@@ -31,11 +31,11 @@ def test_where_not_all_deadlines_can_be_met_the_shortfall_is_the_least() -> None
     assert max(float(share_C[0]) for share_C in shares) >= 0.5
 
 
-@pytest.mark.parametrize("now_s", [20.0, 40.0, 60.0])
+@pytest.mark.parametrize("now_s", [16.0, 40.0, 60.0])
 def test_a_deadline_that_is_past_or_out_of_reach_takes_nothing_from_others(now_s: float) -> None:
-    lost = active_job([FAST], [4.0], left_iterations=100.0, deadline_s=40.0)
-    feasible = active_job([FAST], [4.0], left_iterations=100.0, deadline_s=now_s + 25.0)  # all of the GPU
-    lost_C, feasible_C = policy([lost, feasible], POOL, now_s)
+    lost = active_job([SLOW], [4.0], left_iterations=100.0, deadline_s=40.0)  # at 16 s it needs 4.2 iterations/s
+    feasible = active_job([(0, 2)], [4.0], left_iterations=100.0, deadline_s=now_s + 25.0)  # both GPUs all the time
+    lost_C, feasible_C = policy([lost, feasible], typed_pool("1xfast,2xslow"), now_s)
     assert np.concatenate([lost_C, feasible_C]) == pytest.approx([0.0, 1.0])
 
 
