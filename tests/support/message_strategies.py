@@ -3,7 +3,7 @@
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from itertools import chain
@@ -22,6 +22,7 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule
 INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
 MAX_ITEMS = 3
 CHARACTERS = st.characters(codec="utf-8")
+_NO_COUNTS = st.just(())
 
 
 def messages() -> st.SearchStrategy[Any]:
@@ -55,6 +56,9 @@ def decisions(plan_events: st.SearchStrategy[Any]) -> st.SearchStrategy[PlanDeci
 def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
     """Values of a type, within the bounds that its annotation names."""
     origin, args = get_origin(hint), get_args(hint)
+    if hint is events.PlacedJob:
+        even = _built(hint, virtual_nodes_by_rank=_NO_COUNTS)
+        return st.one_of(even, even.map(_with_uneven_counts))
     if hint == ShareSchedule:
         return st.lists(st.tuples(*[_of(TimeS)] * 3), max_size=MAX_ITEMS).map(lambda s: tuple(chain(*s)))
     if origin is Annotated:
@@ -74,6 +78,10 @@ def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return _built(hint)
     return _scalar(hint, bounds)
+
+
+def _with_uneven_counts(placed: events.PlacedJob) -> events.PlacedJob:
+    return replace(placed, virtual_nodes_by_rank=tuple(range(len(placed.gpus), 0, -1)))
 
 
 @cache  # a strategy that is built once is checked once

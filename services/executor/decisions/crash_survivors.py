@@ -66,6 +66,7 @@ def switch_orders(state: State, job: Job) -> list[SendToWorker]:
             rendezvous_size=len(gpus),
             rendezvous=job.rendezvous if rendezvous_rank else "",
             micro_batch_size=job.micro_batch_size or 0,
+            virtual_nodes_by_rank=job.virtual_nodes_by_rank,
         )
         orders.append(SendToWorker(worker=worker.id, message=order))
     return orders

@@ -143,6 +143,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         rendezvous_size=len(rendezvous_gpus(job)),
         checkpoint_iteration=job.checkpoint_iteration,
         micro_batch_size=job.micro_batch_size or 0,
+        virtual_nodes_by_rank=job.virtual_nodes_by_rank,
         timeouts=state.pool.config.timeouts,
     )
 

@@ -257,4 +257,10 @@ class Trainer(JobState):
         return transfer
 
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
-        return virtual_nodes_of(self.function, self.spec, specification.world_size, specification.micro_batch_size)
+        return virtual_nodes_of(
+            self.function,
+            self.spec,
+            specification.world_size,
+            specification.micro_batch_size,
+            specification.virtual_nodes_by_rank,
+        )

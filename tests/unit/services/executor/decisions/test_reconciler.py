@@ -41,6 +41,11 @@ def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
     assert node.emitted[1:] == [events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S)]
 
 
+def test_workers_start_with_the_placed_numbers_of_virtual_nodes() -> None:
+    node = ExecutorNode().settle().admit().place("node-0:2", "node-0:3", virtual_nodes_by_rank=(6, 2))
+    assert [start.assignment.virtual_nodes_by_rank for start in node.starts] == [(6, 2), (6, 2)]
+
+
 def test_a_start_that_is_reported_late_names_its_checkpoint() -> None:
     node = ExecutorNode().settle().admit().place("node-0:0").reports(Started(iteration=7)).forget()
     job = node.state.pool.live_jobs["a"]
