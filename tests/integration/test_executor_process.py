@@ -38,7 +38,12 @@ async def bus(nats_server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 @contextmanager
 def executor(
-    nats_server: EmbeddedServer, data_dir: Path, node_id: str, stderr: int | None = None
+    nats_server: EmbeddedServer,
+    data_dir: Path,
+    node_id: str,
+    stderr: int | None = None,
+    *,
+    cpu_share: float = 1.0,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The executor process of a node with two CPU slots. pytest shows its output if the test fails."""
     settings = {
@@ -48,7 +53,7 @@ def executor(
         "EF_NODE_ID": node_id,
         "EF_DEVICE": "cpu",
         "EF_SLOTS": "2",
-        "EF_CPU_SHARE": "1",
+        "EF_CPU_SHARE": str(cpu_share),
         "EF_DIE_WITH_PARENT": "1",
     }
     process = subprocess.Popen(
