@@ -6,7 +6,7 @@ from elasticflow.shared.state.job import Job
 
 
 def new_generation(job: Job, gpus: tuple[GpuId, ...]) -> PlacedJob:
-    """Its virtual nodes are divided as evenly as possible, whatever the present generation has (decision record 46).
+    """Its virtual nodes are divided as evenly as possible, whatever the present generation has (docs/adr/0046).
 
     The job may have lost GPUs, or an amendment may have changed its batch, so present counts may not fit it any more.
     """
