@@ -22,7 +22,6 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule
 INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
 MAX_ITEMS = 3
 CHARACTERS = st.characters(codec="utf-8")
-_NO_COUNTS = st.just(())
 
 
 def messages() -> st.SearchStrategy[Any]:
@@ -56,9 +55,6 @@ def decisions(plan_events: st.SearchStrategy[Any]) -> st.SearchStrategy[PlanDeci
 def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
     """Values of a type, within the bounds that its annotation names."""
     origin, args = get_origin(hint), get_args(hint)
-    if hint is events.PlacedJob:
-        even = _built(hint, virtual_nodes_by_rank=_NO_COUNTS)
-        return st.one_of(even, even.map(_with_uneven_counts))
     if hint == ShareSchedule:
         return st.lists(st.tuples(*[_of(TimeS)] * 3), max_size=MAX_ITEMS).map(lambda s: tuple(chain(*s)))
     if origin is Annotated:
@@ -88,7 +84,10 @@ def _with_uneven_counts(placed: events.PlacedJob) -> events.PlacedJob:
 def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(composite, include_extras=True)
     names = [f.name for f in fields(composite)] if is_dataclass(composite) else composite._fields
-    return st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
+    if composite is events.PlacedJob:
+        given["virtual_nodes_by_rank"] = st.just(())
+    built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
+    return st.one_of(built, built.map(_with_uneven_counts)) if composite is events.PlacedJob else built
 
 
 def _scalar(hint: Any, bounds: tuple[Any, ...]) -> st.SearchStrategy[Any]:
