@@ -72,7 +72,7 @@ async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(node, s
 
 
 async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
-    """13 and 3 of 16 samples; then one worker without any; then in micro-batches."""
+    """Two workers with 13 and 3 of 16 samples, then 4 and 12; then three with 10, 2 and 4, in micro-batches."""
     settings = {"step_s": 0.012, "learning_rate": 0.01, "record": str(tmp_path)}
     spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
     job_id = node.new_job_id()
@@ -92,7 +92,7 @@ async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_
 
 @pytest.mark.parametrize("counts", [(7, 3), (0, 8, 2), (1, 9)], ids=str)
 async def test_unequal_parts_of_a_batch_are_weighted_by_their_size(node, spec_of, counts):
-    """10 samples, or 8 where one worker has none: a mean of means would visibly differ after one step."""
+    """Also where one worker has none: a mean of means would visibly differ after one step."""
     spec = spec_of("Fast", global_batch_size=10, max_iterations=3, hyperparameters={"learning_rate": 1.0})
     alone = await run_to_the_end(node, spec)
     together = await run_to_the_end(node, spec, num_workers=len(counts), virtual_nodes_by_rank=counts)
