@@ -94,6 +94,16 @@ class UnknownLoad(PermanentFailure):
 
 
 @dataclass(eq=False)
+class LoadInUse(PermanentFailure):
+    load_id: str
+
+    MESSAGE: ClassVar[str] = (
+        "the client that opened the padding load {load_id!r} still runs and receives its results: take them there, or "
+        "try again after it has ended, two minutes later if it was killed"
+    )
+
+
+@dataclass(eq=False)
 class ResultsGone(PermanentFailure):
     load_id: str
     num_missing: int

@@ -43,7 +43,10 @@ PARTS: Mapping[str, Part] = {
     ),
     "useful_shares": Part(
         lambda options: useful_shares.measure_useful_shares(
-            num_windows=options.scaled(15), mean_gaps_s=(2.5, 5.0, 10.0, 2.5, 5.0, 10.0), seed=0
+            num_windows=options.scaled(15),
+            mean_gaps_s=(2.5, 5.0, 10.0, 2.5, 5.0, 10.0),
+            long_gap_s=30.0,
+            seed=0,
         ),
         useful_shares.rows,
     ),
@@ -71,9 +74,12 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure padding loads on this machine: real processes on CPU slots."""
+    names = only.split(",")
+    if unknown := sorted(set(names).difference(PARTS)):
+        raise typer.BadParameter(f"unknown part {unknown[0]!r}; the parts are {', '.join(PARTS)}", param_hint="--only")
     configure_logs(level="error")
     options = Options(scale=0.1 if quick else 1.0, num_kills=num_kills, num_tasks=num_tasks)
-    result = asyncio.run(_measure(only.split(","), options))
+    result = asyncio.run(_measure(names, options))
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")

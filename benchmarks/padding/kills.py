@@ -1,7 +1,7 @@
 """Kill -9 at random moments while a padding load is executed, and what arrives all the same.
 
 The tasks are released a few before each kill, so that the load lasts as long as the kills. The killed client belongs to
-another load: that one gets no more tasks, and the monitor cancels it once its lease has ended.
+another load, which is cancelled then.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ from benchmarks.padding.loaded_pool import loaded_pool, mapped
 from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.task_functions import draw
 from elasticflow.shared.messages.events import LoadFinished
-from elasticflow.shared.state.load import LoadPhase
 from elasticflow.simulator.replay.recorded_ledger import Entry
 from tests.support.random_kills import kill_one
 from tests.support.real_pool import POOL, RunningPool, eventually, persistently
@@ -62,7 +61,6 @@ async def measure_kills(*, num_kills: int, num_tasks: int, seed: int) -> Measure
             mapping = tasks.create_task(mapped(pool, draw, kills.inputs(), load_id="killed", **TASKS))
             tasks.create_task(kills.play(num_kills))
         results, killed_s = mapping.result()
-        cancelled = await _cancel_all(pool, kills.orphaned_load_ids)
         await pool.when(lambda state: not state.loads["killed"].live, "the load ends")
         entries = await pool.ledger()
     return {
@@ -72,15 +70,13 @@ async def measure_kills(*, num_kills: int, num_tasks: int, seed: int) -> Measure
         "results": len(results),
         "different_results": sum(result != quiet for result, quiet in zip(results, expected, strict=False)),
         "finished_events": _num_finished(entries, "killed"),
-        "loads_of_killed_clients": len(kills.orphaned_load_ids),
-        "of_them_open_until_cancelled": cancelled,
         "quiet_s": quiet_s,
         "killed_s": killed_s,
     }
 
 
 class Kills:
-    """counts: by victim. orphaned_load_ids: loads of killed clients."""
+    """counts: by victim."""
 
     def __init__(self, pool: RunningPool, num_tasks: int, seed: int) -> None:
         self._pool, self._num_tasks = pool, num_tasks
@@ -88,7 +84,6 @@ class Kills:
         self._released: SimpleQueue[int | None] = SimpleQueue()
         self._is_fed = threading.Event()
         self.counts = Counter[str]()
-        self.orphaned_load_ids = list[str]()
 
     def inputs(self) -> Iterator[int]:
         """Blocks until the next tasks are released."""
@@ -119,25 +114,14 @@ class Kills:
 
     async def _kill_client(self) -> None:
         """As soon as it has a result."""
-        load_id = f"orphaned-{len(self.orphaned_load_ids)}"
+        load_id = f"orphaned-{self.counts['client']}"
         code = _CLIENT.format(url=self._pool.url, pool=POOL, load_id=load_id)
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
         assert client.stdout is not None
         assert await client.stdout.readline(), f"{load_id} has no result"
         client.kill()
         await client.wait()
-        self.orphaned_load_ids.append(load_id)
-
-
-async def _cancel_all(pool: RunningPool, load_ids: list[str]) -> int:
-    """How many of them were open before."""
-    loads = (await persistently(pool.client.state)).loads
-    for load_id in load_ids:
-        await persistently(lambda load_id=load_id: pool.client.cancel_load(load_id, reason="its client was killed"))
-    after = (await persistently(pool.client.state)).loads
-    return sum(
-        loads[load_id].phase is LoadPhase.OPEN and after[load_id].phase is LoadPhase.CANCELLED for load_id in load_ids
-    )
+        await persistently(lambda: self._pool.client.cancel_load(load_id, reason="its client was killed"))
 
 
 def _num_finished(entries: tuple[Entry, ...], load_id: str) -> int:

@@ -29,6 +29,7 @@ from elasticflow.cli import (
 from elasticflow.cli.command_options import AS_JSON
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import (
+    LoadInUse,
     LoadNotOpened,
     LoadWasCancelled,
     NotPrintable,
@@ -52,7 +53,7 @@ INTERRUPTED = 130  # as shells report Ctrl-C
 
 _NEGATIVE_ERRORS = (
     *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad),
-    *(LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
+    *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
 )
 _EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
 

@@ -123,8 +123,9 @@ def nodes(
 ) -> None:
     """List the pool's nodes, and the job on each of their GPUs.
 
-    While a padding load is live, PADDING is the number of idle GPUs that its
-    tasks may use.
+    TYPE and MEMORY are those of each GPU of the node, as far as known. While a
+    padding load is live, PADDING is the number of idle GPUs that its tasks may
+    use.
 
     \b
     Examples:
@@ -147,9 +148,13 @@ def nodes(
 
 
 def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
-    """With a column of padding loads if they use a GPU."""
-    has_padding = any(view.num_padding_gpus for view in views)
-    return table_of((column for column in _NODE_COLUMNS if has_padding or column is not _PADDING), views, now_s)
+    """With columns of GPU types, of GPU memory and of padding loads, where any node has a value."""
+    has_value = {
+        _TYPE: any(view.gpu_type for view in views),
+        _MEMORY: any(view.gpu_memory_bytes for view in views),
+        _PADDING: any(view.num_padding_gpus for view in views),
+    }
+    return table_of((column for column in _NODE_COLUMNS if has_value.get(column, True)), views, now_s)
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:
@@ -173,11 +178,22 @@ def gpu_cells(view: NodeView) -> Text:
     return Text("").join(Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs)
 
 
+def memory_word(memory_bytes: int) -> str:
+    """As "79.6 GiB"; "-" if unknown."""
+    return f"{memory_bytes / 2**30:.3g} GiB" if memory_bytes else "-"
+
+
+_TYPE: Column[NodeView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-")
+_MEMORY: Column[NodeView] = Column(
+    name="MEMORY", cell=lambda view, _: memory_word(view.gpu_memory_bytes), right=True, in_narrow=False
+)
 _PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
 _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column(name="NODE", cell=lambda view, _: view.node_id),
     Column(name="STATE", cell=lambda view, now_s: alive_word(view, now_s) if view.alive else lost_word(view, now_s)),
     Column(name="DEVICE", cell=lambda view, _: view.device),
+    _TYPE,
+    _MEMORY,
     Column(
         name="FREE",
         cell=lambda view, _: f"{view.num_free_gpus if view.alive else 0}/{view.num_gpus}",

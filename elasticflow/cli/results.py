@@ -31,8 +31,8 @@ def results(
     ended, then delete them.
 
     Results are kept until an hour after the end of the load. Those of a
-    cancelled load are deleted at once. Exit code 1 if a task failed, or if
-    results are missing.
+    cancelled load are deleted at once. Exit code 1 if a task failed, if
+    results are missing, or while the `eflow map` of the load still runs.
 
     Results are unpickled here, which executes code of the load's tenant: read
     only loads that you trust, or take --pickle.

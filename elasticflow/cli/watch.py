@@ -15,12 +15,12 @@ from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
 from elasticflow.cli.loads import loads_table, starving_lines
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.history.formatting import gpus_counted
+from elasticflow.history.formatting import gpus_by_type_in_words, gpus_counted
 from elasticflow.history.load_views import LoadView, load_views
 from elasticflow.history.pool_views import JobView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.runtime.process.terminal import console
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
 
 _REDRAW_S = 0.5
 _RECENT_S = 60.0  # how long an ended job stays in view
@@ -110,7 +110,7 @@ async def _values(client: Client, once: bool) -> None:
 
 
 def picture(state: PoolState, now_s: float) -> Group:
-    """The whole pool: a headline, nodes, jobs, and padding loads if any is live."""
+    """The whole pool: a headline, GPUs by type where they differ, nodes, jobs, and padding loads if any is live."""
     views = tuple(
         view
         for view in job_views(state, now_s, ended=True)
@@ -122,11 +122,13 @@ def picture(state: PoolState, now_s: float) -> Group:
         f"   {used}/{state.num_gpus} GPUs in use   {num_live} job{'' if num_live == 1 else 's'} live, "
         f"{len(state.ended_jobs)} ended   ledger at {state.sequence}",
     )
+    by_type = num_gpus_by_type(state)
+    types = (Text(f"GPUs by type: {gpus_by_type_in_words(by_type)}"),) if len(by_type) > 1 else ()
     jobs = jobs_table(views, now_s) if views else Text("no jobs now", style="bright_black")
     nodes = nodes_table(present_nodes(node_views(state), now_s), now_s)
     live_loads = load_views(state, now_s)
     loads = (Text(), loads_table(live_loads, now_s), *map(Text, starving_lines(live_loads))) if live_loads else ()
-    return Group(headline, Text(), nodes, Text(), jobs, *loads)
+    return Group(headline, *types, Text(), nodes, Text(), jobs, *loads)
 
 
 def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now_s: float) -> Iterator[str]:

@@ -11,10 +11,11 @@ from elasticflow.client.loads import LoadRequests
 from elasticflow.client.result_values import delete_result_files
 from elasticflow.client.result_window import ResultWindow
 from elasticflow.client.task_feed import TaskFeed
-from elasticflow.errors import LoadWasCancelled, ResultsGone, UnknownLoad
+from elasticflow.errors import LoadInUse, LoadWasCancelled, ResultsGone, UnknownLoad
 from elasticflow.sdk.packaging import Package
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
+from elasticflow.shared.runtime.bus.load_lease import has_load_lease
 from elasticflow.shared.state.load import LoadPhase
 
 MISSING_S = 10.0  # without a result of a finished load: longer than a reader takes to notice a lost connection
@@ -65,8 +66,10 @@ class DetachedLoads(LoadRequests):
     async def stored_results(self, load_id: str) -> AsyncGenerator[TaskResult]:
         """The results of a load in the order of their ends, until it has ended; none is deleted.
 
-        Raises UnknownLoad, LoadWasCancelled, ResultsGone.
+        Raises LoadInUse if the client that opened it still runs, UnknownLoad, LoadWasCancelled, ResultsGone.
         """
+        if await with_retry(has_load_lease, self._bus, self._pool, load_id):
+            raise LoadInUse(load_id)
         window, results = ResultWindow(keeps_results=True), self._bus.results(self._pool, load_id)
         finishing = asyncio.create_task(self._finished(load_id), name=f"end of {load_id}")
         waiting = asyncio.ensure_future(anext(results))

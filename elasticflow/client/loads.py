@@ -29,7 +29,12 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle
-from elasticflow.shared.runtime.bus.load_lease import RENEW_EVERY_S, renew_load_lease, take_load_lease
+from elasticflow.shared.runtime.bus.load_lease import (
+    RENEW_EVERY_S,
+    release_load_lease,
+    renew_load_lease,
+    take_load_lease,
+)
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.load import LoadPhase
 
@@ -126,11 +131,15 @@ class LoadRequests(CommandRequests):
         return client_id
 
     async def _hold_lease(self, load_id: str, client_id: str) -> None:
-        """Until cancelled."""
-        while True:
-            with contextlib.suppress(ElasticFlowError):  # the lease outlasts several attempts
-                await renew_load_lease(self._bus, self._pool, load_id, client_id)
-            await asyncio.sleep(RENEW_EVERY_S)
+        """Until cancelled: then release it."""
+        try:
+            while True:
+                with contextlib.suppress(ElasticFlowError):  # the lease outlasts several attempts
+                    await renew_load_lease(self._bus, self._pool, load_id, client_id)
+                await asyncio.sleep(RENEW_EVERY_S)
+        finally:
+            with contextlib.suppress(ElasticFlowError):  # it expires
+                await release_load_lease(self._bus, self._pool, load_id)
 
     async def _delete_read_results(self, load_id: str, window: ResultWindow) -> None:
         """Delete what was read and counted, now and then, until cancelled."""

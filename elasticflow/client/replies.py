@@ -70,7 +70,7 @@ class ReplyStream:
         return received
 
     async def receive_from_admission(self, subscription: Subscription, command_id: str) -> None:
-        """Admission names the command of a reply that it repeats: the reply to an earlier command may come late."""
+        """Admission names the command of a reply: that to an earlier command may come late."""
         async for message in subscription:
             with contextlib.suppress(codec.Undecodable):
                 envelope = codec.decode(message.data)

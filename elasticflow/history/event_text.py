@@ -147,7 +147,7 @@ def cause_in_words(event: Event, job_id: str) -> str:
         case events.ThroughputMeasured():
             return f"{whose(event.job_id)} speed on {gpus_counted(event.num_gpus)} was measured"
         case events.NodeJoined():
-            return f"{event.node_id} joined with {gpus_counted(event.num_gpus)}"
+            return f"{event.node_id} joined with {gpus_counted(event.num_gpus, event.gpu_type)}"
         case events.NodeLost():
             return f"{event.node_id} was lost"
         case events.PoolConfigured():

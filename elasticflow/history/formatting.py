@@ -62,8 +62,13 @@ def bytes_in_words(count: int) -> str:
     return f"{size:.3g} GB"
 
 
-def gpus_counted(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
+def gpus_counted(count: int, gpu_type: str = "") -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}" + (f" of type {gpu_type}" if gpu_type else "")
+
+
+def gpus_by_type_in_words(num_gpus_by_type: Mapping[str, int]) -> str:
+    """As "8 H100-80GB-HBM3, 4 cpu-0.25"."""
+    return ", ".join(f"{count} {gpu_type or 'of no named type'}" for gpu_type, count in num_gpus_by_type.items())
 
 
 def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:

@@ -53,7 +53,8 @@ class JobView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
-    slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load."""
+    slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
+    gpu_memory_bytes: of each GPU; 0 if unknown."""
 
     node_id: str
     alive: bool
@@ -64,6 +65,8 @@ class NodeView:
     left: bool = False
     slow_until_s: Mapping[int, float] = field(default_factory=dict[int, float])
     num_padding_gpus: int = 0
+    gpu_type: str = ""
+    gpu_memory_bytes: int = 0
 
     @property
     def num_free_gpus(self) -> int:
@@ -157,6 +160,8 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             left=node.left,
             slow_until_s={slow.gpu_index: slow.since_s + state.config.slow_gpu_s for slow in node.slow_gpus},
             num_padding_gpus=num_padding_gpus[node.node_id],
+            gpu_type=node.gpu_type,
+            gpu_memory_bytes=node.gpu_memory_bytes,
         )
         for _, node in sorted(state.nodes.items())
     )

@@ -42,7 +42,7 @@ class UpPlan:
         """For each node of this machine, the environment that only its executor gets."""
         wanted = {"EF_DEVICE": self.device} if self.device != "auto" else {}
         environment = {**os.environ, **wanted}
-        gpus = () if environment.get("EF_DEVICE") == "cpu" else visible_gpus(environment)
+        gpus = () if environment.get("EF_DEVICE") == "cpu" else tuple(gpu.name for gpu in visible_gpus(environment))
         nodes = node_environments(self.num_nodes, self.slots_per_node, gpus=gpus)
         return tuple({**node, **wanted} for node in nodes)
 

@@ -199,6 +199,8 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path) -> NodeSpeci
         advertise_host=settings.advertise_host,
         sockets=settings.sockets,
         rack=settings.rack,
+        gpu_type=settings.gpu_type,
+        gpu_memory_bytes=settings.gpu_memory_bytes,
         cpu_share=settings.cpu_share,
         data_dir=str(data_dir),
         stop_grace_s=settings.stop_grace_s,

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elasticflow.shared.messages.limits import MAX_GPUS
-from elasticflow.shared.runtime.process.local_hardware import CPU_SLOTS_PART_OF_CORES, num_cores, visible_gpus
+from elasticflow.shared.messages.limits import GPU_TYPE_PATTERN, MAX_GPUS
+from elasticflow.shared.runtime.process.local_hardware import (
+    CPU_SLOTS_PART_OF_CORES,
+    LocalGpu,
+    cpu_slot_type,
+    num_cores,
+    visible_gpus,
+)
 from elasticflow.shared.runtime.process.reachable_host import reachable_host
 from elasticflow.shared.runtime.process.settings import Reader
 
@@ -28,6 +34,21 @@ def _token(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:64] or "node"
 
 
+def _two_executors(node_id: str, gpus: Sequence[LocalGpu]) -> str:
+    """Why GPUs of several types are not one node, and how to start an executor for each type."""
+    by_type: dict[str, list[str]] = {}
+    for gpu in gpus:
+        by_type.setdefault(gpu.gpu_type or "unknown", []).append(gpu.name)
+    each = [
+        f"CUDA_VISIBLE_DEVICES={','.join(names)} EF_NODE_ID={_token(f'{node_id}-{gpu_type}')}"
+        for gpu_type, names in by_type.items()
+    ]
+    return (
+        f"CUDA_VISIBLE_DEVICES: a node has GPUs of one type, and these are {', '.join(by_type)}; "
+        f"start one executor with {', another with '.join(each)}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
     """Each setting is read from the variable named beside it. The defaults fit a machine with or without GPUs."""
@@ -36,6 +57,8 @@ class ExecutorSettings:
     device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
     num_gpus: int  # EF_SLOTS: GPUs, or CPU slots without GPUs
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
+    gpu_type: str  # EF_GPU_TYPE: of all its GPUs; default: NVML's product name; of CPU slots their share: cpu-0.25
+    gpu_memory_bytes: int  # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; 0: unknown
     sockets: int  # EF_SOCKETS: CPU sockets, over which the GPUs are spread in order and evenly
     rack: str  # EF_RACK: nodes of one rack are closer to each other; "": unknown
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
@@ -50,13 +73,14 @@ class ExecutorSettings:
         nats_url: str,
         environment: Mapping[str, str] | None = None,
         *,
-        discovered_gpus: Callable[[Mapping[str, str]], Sequence[str]] = visible_gpus,
+        discovered_gpus: Callable[[Mapping[str, str]], Sequence[LocalGpu]] = visible_gpus,
         discovered_sockets: Callable[[], int] = num_sockets,
     ) -> "ExecutorSettings":
         """Raises BadSettings, which names each wrong variable. discovered_gpus: lists the usable GPUs."""
         given = os.environ if environment is None else environment
         read = Reader(given)
-        found = 0 if given.get("EF_DEVICE") == "cpu" else len(discovered_gpus(given))
+        gpus = () if given.get("EF_DEVICE") == "cpu" else discovered_gpus(given)
+        found = len(gpus)
         read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
         cores = num_cores()
         num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=found or MAX_GPUS)
@@ -64,11 +88,20 @@ class ExecutorSettings:
         all_gpus = num_gpus == found > 0 and "CUDA_VISIBLE_DEVICES" not in given
         sockets = discovered_sockets() if all_gpus else 1
         fair_share = 1.0 if found else min(1.0, CPU_SLOTS_PART_OF_CORES * cores / num_gpus)
+        node_id = read.token("EF_NODE_ID", _token(socket.gethostname()))
+        cpu_share = read.number("EF_CPU_SHARE", fair_share, low=0.001, high=1e4)
+        used = gpus[:num_gpus]
+        if not given.get("EF_GPU_TYPE") and len({gpu.gpu_type for gpu in used}) > 1:
+            read.reject(_two_executors(node_id, used))
+        gpu_type = used[0].gpu_type if used else cpu_slot_type(cpu_share)
+        memory_bytes = min((gpu.memory_bytes for gpu in used), default=0)
         settings = cls(
-            node_id=read.token("EF_NODE_ID", _token(socket.gethostname())),
+            node_id=node_id,
             device="cuda" if found else "cpu",
             num_gpus=num_gpus,
-            cpu_share=read.number("EF_CPU_SHARE", fair_share, low=0.001, high=1e4),
+            cpu_share=cpu_share,
+            gpu_type=read.token("EF_GPU_TYPE", gpu_type, GPU_TYPE_PATTERN),
+            gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory_bytes, low=0, high=2**53),
             sockets=read.integer("EF_SOCKETS", 1 if num_gpus % sockets else sockets, low=1, high=64),
             rack=read.token("EF_RACK", "") if given.get("EF_RACK") else "",
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),

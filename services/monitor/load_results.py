@@ -9,6 +9,7 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.index_ranges import IndexSet
+from elasticflow.shared.runtime.bus.load_lease import has_load_lease
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.shared.state.load import Load, LoadPhase
@@ -98,6 +99,8 @@ class LoadResults:
             if now_s < first_s:
                 continue
             load = loads.get(load_id)
+            if not later_s and await has_load_lease(self._bus, self._pool, load_id):
+                continue  # its client still reads
             is_unwanted = load is None or load.phase is LoadPhase.CANCELLED or not later_s
             await self._bus.delete_load(self._pool, load_id, with_results=is_unwanted)
             self._delete_at_s[load_id] = tuple(later_s)

@@ -5,6 +5,7 @@ persistent (immutables.Map): a fold step costs the same with ten jobs and with a
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
@@ -55,6 +56,8 @@ class NodeState:
     left: bool = False  # its executor deregistered it
     sockets: int = 1
     rack: str = ""
+    gpu_type: str = ""  # of all its GPUs; "": its executor named none
+    gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
     slow_gpus: tuple[SlowGpu, ...] = ()  # some may have expired
     earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
 
@@ -213,6 +216,15 @@ def profiling_jobs(live_jobs: Map[str, Job]) -> tuple[Job, ...]:
 def num_gpus_of(nodes: Map[str, NodeState]) -> int:
     """GPUs of the nodes that are alive."""
     return sum(node.num_gpus for node in nodes.values() if node.alive)
+
+
+def num_gpus_by_type(state: PoolState) -> dict[str, int]:
+    """GPUs of the nodes that are alive, by GPU type, in the order of the types' names."""
+    counted = Counter[str]()
+    for node in state.nodes.values():
+        if node.alive:
+            counted[node.gpu_type] += node.num_gpus
+    return dict(sorted(counted.items()))
 
 
 def with_nodes(state: PoolState, nodes: Map[str, NodeState]) -> PoolState:

@@ -21,4 +21,3 @@ async def test_a_load_survives_all_kills(seed: int) -> None:
     assert measured["kills"] == dict.fromkeys(sorted(VICTIMS), 2)
     assert (measured["results"], measured["different_results"]) == (NUM_TASKS, 0)
     assert measured["finished_events"] == 1
-    assert measured["loads_of_killed_clients"] == measured["of_them_open_until_cancelled"] == 2

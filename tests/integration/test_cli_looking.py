@@ -28,6 +28,26 @@ async def test_jobs_and_nodes_show_the_state_of_the_ledger(cli: CommandLinePool)
     assert "2/8 GPUs in use" in picture.out
 
 
+async def test_nodes_show_their_types(cli: CommandLinePool) -> None:
+    await cli.append(
+        events.NodeJoined(
+            node_id="typed",
+            incarnation="first",
+            num_gpus=2,
+            device="cuda",
+            gpu_type="T4",
+            gpu_memory_bytes=16 << 30,
+            at_s=cli.now_s,
+        )
+    )
+    nodes = (await cli.eflow("nodes", "--json")).value
+    assert [(node["gpu_type"], node["gpu_memory_bytes"]) for node in nodes] == [("", 0), ("", 0), ("T4", 16 << 30)]
+    heading, *rows = (await cli.eflow("nodes")).out.splitlines()
+    assert heading.split() == ["NODE", "STATE", "DEVICE", "TYPE", "MEMORY", "FREE", "GPUS", "JOBS"]
+    assert rows[2].split()[:6] == ["typed", "alive", "cuda", "T4", "16", "GiB"]
+    assert "GPUs by type: 8 of no named type, 2 T4" in (await cli.eflow("watch", "--once")).out
+
+
 async def test_watch_in_a_pipe_prints_a_line_for_each_change(cli: CommandLinePool) -> None:
     await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     process = await cli.start("watch")

@@ -200,6 +200,16 @@ async def test_a_detached_load_is_read_later_and_then_deleted(user: MapUser) -> 
     assert await stored_results(user.pool.bus, "later", pool=POOL) == []
 
 
+async def test_results_of_a_load_whose_map_still_runs_are_those_of_the_map(user: MapUser) -> None:
+    async with typing(user, "map", "functions.py:echo", "--name", "shared") as process:
+        await type_line(process, b"first")
+        assert await printed_line(process) == b'"first"'
+        other = await user.eflow("results", "shared")
+        assert (other.status, other.out, other.err.count("'shared' still runs")) == (1, "", 1)
+        await type_line(process, b"second")
+        assert await printed_line(process) == b'"second"'
+
+
 async def test_unprintable_results_of_a_detached_load_are_not_deleted(user: MapUser) -> None:
     await user.eflow("map", "functions.py:echo", "--detach", "--name", "sets", lines="set\na\n")
     assert (await user.eflow("results", "sets", "--keep-going")).status == 1

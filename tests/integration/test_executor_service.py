@@ -140,7 +140,8 @@ Run = Callable[..., Awaitable[tuple["asyncio.Task[None]", FakeLauncher]]]
 @pytest.fixture
 async def run(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
     """Starts an executor of node-0 on the bus, as in its own process; all end with the test."""
-    for name, value in {"EF_NODE_ID": "node-0", "EF_SLOTS": "4", "EF_DEVICE": "cpu", "EF_RACK": "r7"}.items():
+    described = {"EF_RACK": "r7", "EF_GPU_TYPE": "T4", "EF_GPU_MEMORY_BYTES": str(16 << 30)}
+    for name, value in {"EF_NODE_ID": "node-0", "EF_SLOTS": "4", "EF_DEVICE": "cpu", **described}.items():
         monkeypatch.setenv(name, value)
     running: list[asyncio.Task[None]] = []
 
@@ -179,6 +180,7 @@ async def test_an_executor_from_joining_to_shutdown(bus: Bus, run: Run, tmp_path
     joined = await ledger.until_received(events.NodeJoined)
     assert (joined.node_id, joined.num_gpus, joined.device) == ("node-0", 4, "cpu")
     assert (joined.sockets, joined.rack) == (1, "r7")
+    assert (joined.gpu_type, joined.gpu_memory_bytes) == ("T4", 16 << 30)
     await ledger.place("a", 1, "node-0:2", "node-0:3")
     await ledger.until(lambda pool: "a" in pool.live_jobs and pool.live_jobs["a"].training)
     assert launcher.addresses == ["127.0.0.1:4000"]

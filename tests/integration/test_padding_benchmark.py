@@ -1,8 +1,10 @@
 """The measurements of padding loads run, with little work, and name their numbers. No time is asserted."""
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from benchmarks.padding.__main__ import PARTS
+from benchmarks.padding.__main__ import PARTS, main
 from benchmarks.padding.beside_jobs import measure_beside_jobs
 from benchmarks.padding.fairness import measure_fairness
 from benchmarks.padding.idle import measure_idle
@@ -18,6 +20,14 @@ from benchmarks.padding.runners import (
 from benchmarks.padding.streams import measure_streams
 from benchmarks.padding.useful_shares import measure_useful_shares
 from benchmarks.padding.whole_loads import measure_whole_loads
+
+
+def test_an_unknown_part_is_wrong_usage_and_the_parts_are_named() -> None:
+    command = typer.Typer()
+    command.command()(main)
+    ran = CliRunner().invoke(command, ["--only", "kills,nonsense"], env={"COLUMNS": "200"})
+    assert ran.exit_code == 2
+    assert all(name in ran.output for name in ("nonsense", *PARTS))
 
 
 async def test_every_measurement_of_runners_has_numbers() -> None:
@@ -63,12 +73,12 @@ async def test_a_load_on_slots_that_jobs_take_is_measured() -> None:
 
 
 async def test_useful_shares_are_measured_beside_their_predictions() -> None:
-    measured = await measure_useful_shares(num_windows=2, mean_gaps_s=(3.0,), seed=1)
-    (group,) = measured["groups"]
-    assert (measured["windows"], group["windows"]) == (2, 2)
+    measured = await measure_useful_shares(num_windows=2, mean_gaps_s=(3.0,), long_gap_s=3.0, seed=1)
+    group, long = measured["groups"]
+    assert (group["windows"], long["windows"]) == (2, 1)
     assert 0 <= group["useful_share"] < 1
-    assert group["predicted_useful_share"] > 0
-    assert len(list(PARTS["useful_shares"].rows(measured))) == 2
+    assert long["predicted_useful_share"] > 0
+    assert len(list(PARTS["useful_shares"].rows(measured))) == 4
 
 
 async def test_an_idle_pool_is_measured_with_and_without_a_load() -> None:

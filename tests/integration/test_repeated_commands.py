@@ -54,5 +54,5 @@ async def test_a_repeated_command_gets_the_recorded_reply(bus: Bus, monkeypatch:
     await asyncio.wait({running})
     assert isinstance(first.message, CancelRejected)
     assert again.message == first.message, "with the time of the first decision"
-    assert (first.cause_id, again.cause_id) == ("", "cancel")
+    assert (first.cause_id, again.cause_id) == ("cancel", "cancel")
     assert len(await read_all(bus)) == 1

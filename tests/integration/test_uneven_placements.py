@@ -63,7 +63,7 @@ async def test_counts_change_without_a_stop_and_a_loss_divides_evenly(
     await ledger.plan(events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=NOW_S))
     with (
         executor(nats_server, tmp_path, "node-0"),
-        executor(nats_server, tmp_path, "node-1", cpu_share=0.25) as second,
+        executor(nats_server, tmp_path, "node-1", cpu_share="0.25") as second,
     ):
         await ledger.until_received(events.NodeJoined, count=2)
         disturbed = spec | {"hyperparameters": {"slow_down": str(slow_down)}}

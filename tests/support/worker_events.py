@@ -65,8 +65,15 @@ def lost(node: str = "node-0", incarnation: str = "first-0") -> events.NodeLost:
     return events.NodeLost(node_id=node, incarnation=incarnation, reason="silent", at_s=NOW_S + 9.0)
 
 
-def joined(incarnation: str, node: str = "node-0", num_gpus: int = 4) -> events.NodeJoined:
-    return events.NodeJoined(node_id=node, incarnation=incarnation, num_gpus=num_gpus, device="cpu", at_s=NOW_S + 10.0)
+def joined(incarnation: str, node: str = "node-0", num_gpus: int = 4, gpu_type: str = "") -> events.NodeJoined:
+    return events.NodeJoined(
+        node_id=node,
+        incarnation=incarnation,
+        num_gpus=num_gpus,
+        device="cpu",
+        gpu_type=gpu_type,
+        at_s=NOW_S + 10.0,
+    )
 
 
 def running() -> History:

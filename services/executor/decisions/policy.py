@@ -112,6 +112,8 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         device=state.node_specification.device,
         sockets=state.node_specification.sockets,
         rack=state.node_specification.rack,
+        gpu_type=state.node_specification.gpu_type,
+        gpu_memory_bytes=state.node_specification.gpu_memory_bytes,
         at_s=now_s,
     )
     return (joined,)

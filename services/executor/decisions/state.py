@@ -46,6 +46,8 @@ class NodeSpecification:
     advertise_host: str
     sockets: int = 1
     rack: str = ""
+    gpu_type: str = ""
+    gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""
     stop_grace_s: float = 10.0  # from the request to stop at a step boundary to the kill

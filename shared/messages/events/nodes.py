@@ -9,9 +9,11 @@ from elasticflow.shared.messages.limits import (
     FewItems,
     Finite,
     Generation,
+    GpuType,
     Index,
     Iterations,
     Name,
+    NumBytes,
     NumGpus,
     NumSockets,
     Rack,
@@ -23,7 +25,7 @@ from elasticflow.shared.messages.limits import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """An executor adds its GPUs to the pool. Workers of earlier incarnations have ended. From the executor."""
+    """An executor adds its GPUs, all of one type. Workers of earlier incarnations have ended. From the executor."""
 
     VERSION: ClassVar[int] = 1
     node_id: Token
@@ -33,6 +35,8 @@ class NodeJoined:
     at_s: TimeS
     sockets: NumSockets = 1  # over which its GPUs are spread evenly, in order
     rack: Rack = ""
+    gpu_type: GpuType = ""  # "": the type of all nodes that name none
+    gpu_memory_bytes: NumBytes = 0  # of each GPU; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

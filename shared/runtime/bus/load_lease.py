@@ -1,6 +1,7 @@
-"""The lease of an open padding load: its client renews it, and the monitor cancels a load without one.
+"""The lease of a padding load: the client that opened it renews it until it has all results, or has sent all tasks.
 
-A client that was killed would leave its load open for ever. Once a load is sealed, it needs no client.
+A client that was killed would leave its load open for ever: the monitor cancels an open load without a lease. The
+results of a load with a lease are its client's.
 """
 
 import contextlib
@@ -10,6 +11,8 @@ from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.streams import state_bucket
 
 LEASE_S = 120
+_RELEASED_S = 1  # the shortest that a server keeps a value
+_RELEASED = b""
 RENEW_EVERY_S = 30.0
 
 
@@ -27,9 +30,15 @@ async def renew_load_lease(bus: Bus, pool: str, load_id: str, client_id: str) ->
     await bus.put_value(state_bucket(pool), _key(load_id), client_id.encode(), ttl_s=LEASE_S)
 
 
+async def release_load_lease(bus: Bus, pool: str, load_id: str) -> None:
+    """Raises MaybeStored, Unavailable, StorageFull."""
+    await bus.put_value(state_bucket(pool), _key(load_id), _RELEASED, ttl_s=_RELEASED_S)
+
+
 async def has_load_lease(bus: Bus, pool: str, load_id: str) -> bool:
     """Raises Unavailable."""
-    return await bus.get_value(state_bucket(pool), _key(load_id)) is not None
+    held = await bus.get_value(state_bucket(pool), _key(load_id))
+    return held is not None and held.data != _RELEASED
 
 
 def _key(load_id: str) -> str:

@@ -1,14 +1,28 @@
 """The GPUs and cores of this machine. GPUs are listed without CUDA: a process that initialised CUDA cannot fork
-CUDA users.
+CUDA users. nvidia-smi asks NVML, as a library of NVML would, and is installed with each driver.
 """
 
-import itertools
 import os
+import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from elasticflow.shared.messages.limits import MAX_GPU_TYPE_LENGTH
 
 _LISTING_TIMEOUT_S = 30.0
+_QUERY = ("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
+_BYTES_PER_MIB = 1 << 20
 CPU_SLOTS_PART_OF_CORES = 0.8  # all CPU slots of a machine together; the rest is for NATS and the services
+
+
+class LocalGpu(NamedTuple):
+    """A GPU of this machine. name: as CUDA_VISIBLE_DEVICES names it. memory_bytes: 0 if unknown."""
+
+    name: str
+    gpu_type: str = ""  # "": unknown
+    memory_bytes: int = 0
+    uuid: str = ""
 
 
 def num_cores() -> int:
@@ -18,23 +32,54 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """GPUs of a process with this environment, as CUDA_VISIBLE_DEVICES names them: where it is set, those before the
-    first that it names and that is not there; else all of the driver's."""
+def visible_gpus(environment: Mapping[str, str]) -> tuple[LocalGpu, ...]:
+    """GPUs of a process with this environment: where CUDA_VISIBLE_DEVICES is set, those before the first that it names
+    and that is not there; else all of the driver's."""
     installed = _installed_gpus()
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None or not installed:
         return installed
-    names = (name.strip() for name in named.split(","))
-    return tuple(itertools.takewhile(lambda name: name in installed or name.startswith(("GPU-", "MIG-")), names))
+    found: list[LocalGpu] = []
+    for name in named.split(","):
+        gpu = _named(name.strip(), installed)
+        if gpu is None:
+            break
+        found.append(gpu)
+    return tuple(found)
 
 
-def _installed_gpus() -> tuple[str, ...]:
+def gpu_type_of(product_name: str) -> str:
+    """The GPU type for NVML's name of a product: "NVIDIA H100 80GB HBM3" has the type "H100-80GB-HBM3".
+
+    The brand before the model is left out, because it depends on the release of the driver. Each run of other
+    characters than letters, digits, "." and "_" becomes one "-".
+    """
+    model = re.sub(r"^(?:(?:NVIDIA|Tesla) )+", "", product_name)
+    return re.sub(r"[^A-Za-z0-9._]+", "-", model).lstrip("-._")[:MAX_GPU_TYPE_LENGTH].rstrip("-._")
+
+
+def cpu_slot_type(cpu_share: float) -> str:
+    """The GPU type of CPU slots: "cpu-0.25" for a quarter of a core. A share of 1 or more is no limit: "cpu-1"."""
+    return f"cpu-{min(1.0, cpu_share):.3g}"
+
+
+def _named(name: str, installed: Sequence[LocalGpu]) -> LocalGpu | None:
+    """The GPU of this name, an index or the beginning of a UUID; None if it is not there."""
+    if name.startswith("MIG-"):
+        return LocalGpu(name)  # the query lists whole GPUs only
+    for gpu in installed:
+        if name == gpu.name or (name.startswith("GPU-") and gpu.uuid.startswith(name)):
+            return gpu._replace(name=name)
+    return None
+
+
+def _installed_gpus() -> tuple[LocalGpu, ...]:
     try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_LISTING_TIMEOUT_S, check=True
-        ).stdout
+        listing = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_LISTING_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    num_gpus = sum(line.startswith("GPU ") for line in listing.splitlines())
-    return tuple(map(str, range(num_gpus)))
+    rows = (line.split(", ") for line in listing.splitlines())
+    return tuple(
+        LocalGpu(str(index), gpu_type_of(name), int(mib) * _BYTES_PER_MIB if mib.isdecimal() else 0, uuid)
+        for index, (uuid, name, mib) in enumerate(row for row in rows if len(row) == 3)
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.messages.limits import TOKEN_PATTERN
+from elasticflow.shared.messages.limits import PATTERNS_IN_WORDS, TOKEN_PATTERN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +55,16 @@ class Reader:
     def text(self, name: str, default: str) -> str:
         return self._environment.get(name, "") or default
 
-    def token(self, name: str, default: str) -> str:
+    def token(self, name: str, default: str, pattern: str = TOKEN_PATTERN) -> str:
         value = self.text(name, default)
-        if not re.fullmatch(TOKEN_PATTERN, value):
-            self._problems.append(f"{name}={value!r}: letters, digits, '-' and '_' only, at most 64")
+        if not re.fullmatch(pattern, value):
+            self.reject(f"{name}={value!r}: {PATTERNS_IN_WORDS[pattern]}")
         return value
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         value = self.text(name, default)
         if value not in choices:
-            self._problems.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
+            self.reject(f"{name}={value!r}: choose one of {', '.join(choices)}")
             return default
         return value
 
@@ -80,11 +80,16 @@ class Reader:
         except ValueError:
             number = None
         if number is None or not low <= number <= high:
-            self._problems.append(f"{name}={value!r}: must be a number from {low:g} to {high:g}")
+            self.reject(f"{name}={value!r}: must be a number from {low:g} to {high:g}")
             return default
         return number
 
+    def reject(self, problem: str) -> None:
+        """Report a problem with the next `check`."""
+        self._problems.append(problem)
+
     def check(self) -> None:
+        """Raises BadSettings if anything was wrong."""
         if self._problems:
             raise BadSettings(problems=tuple(self._problems))
 

@@ -235,8 +235,7 @@ class Host(Generic[State]):
             await pending.item.ack()
         self._command_queue.settled(result.taken)
         self._metrics.commands_total.inc(len(result.taken))
-        commands = tuple(pending.command for pending in result.taken)
-        await self._replies.reply(commands, result.decision.events if result.decision is not None else ())
+        await self._replies.reply(result.taken, result.decision.events if result.decision is not None else ())
 
     async def _settle_repeats(self, command_queue: CommandQueue) -> None:
         """Reply again to commands that were delivered after their decision, and acknowledge them."""

@@ -1,9 +1,11 @@
 """Replies to users: each is published once on the answer subject of its job, and again for a repeated command."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command, id_of
+from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import Event
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -22,9 +24,17 @@ class ReplyPublisher:
         self._bus, self._pool, self._policy = bus, pool, policy
         self._clock, self._projection = clock, projection
 
-    async def reply(self, commands: tuple[Command, ...], events: tuple[Event, ...]) -> None:
-        """To the users of these commands, on which the events decide."""
-        await self._publish(self._policy.replies(self._projection.folded, commands, events))
+    async def reply(self, taken: Sequence[Pending], events: tuple[Event, ...]) -> None:
+        """To the users of these commands, on which the events decide.
+
+        The envelope names the command, unless several of these have its job: the reply may be late, as a repeated one.
+        """
+        commands = tuple(pending.command for pending in taken)
+        num_commands = Counter(map(id_of, commands))
+        cause_ids = {id_of(pending.command): pending.envelope_id for pending in taken}
+        for reply in self._policy.replies(self._projection.folded, commands, events):
+            id = id_of(reply)
+            await self._publish((reply,), cause_ids[id] if num_commands[id] == 1 else "")
 
     async def reply_again(self, decided_sequence: int, repeats: list[Pending]) -> None:
         """To the users of commands that were delivered after the decision at this sequence of the ledger.

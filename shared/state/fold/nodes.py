@@ -20,6 +20,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
     if known is not None and known.alive:
         state = without_workers_on(state, event.node_id)
     earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
+    same_gpus = known is not None and known.gpu_type == event.gpu_type
     node = NodeState(
         node_id=event.node_id,
         incarnation=event.incarnation,
@@ -29,8 +30,10 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         alive=True,
         since_s=event.at_s,
         sockets=event.sockets,
-        slow_gpus=known.slow_gpus if known is not None else (),
+        slow_gpus=known.slow_gpus if known is not None and same_gpus else (),
         rack=event.rack,
+        gpu_type=event.gpu_type,
+        gpu_memory_bytes=event.gpu_memory_bytes,
     )
     state = with_nodes(state, state.nodes.set(event.node_id, node))
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)

@@ -43,3 +43,10 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, file: Path) -> None
     delete_result_files("load", tmp_path)
     with pytest.raises(ResultFileUnusable, match="No such file or directory; all nodes and this machine must share"):
         value_of(IN_FILE, "load", tmp_path)
+
+
+@pytest.mark.parametrize("load_id", ["", ".", "..", "../results/load", "load/", "load\n"])
+def test_an_id_that_leads_to_another_folder_deletes_nothing(tmp_path: Path, file: Path, load_id: str) -> None:
+    with pytest.raises(ValueError, match="is no id of a padding load"):
+        delete_result_files(load_id, tmp_path)
+    assert file.exists()

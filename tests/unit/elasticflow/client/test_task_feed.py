@@ -1,5 +1,6 @@
 """Inputs become bundles: full ones where inputs are fast, small ones where they come slowly."""
 
+import asyncio
 import itertools
 import pickle
 import queue
@@ -81,6 +82,18 @@ async def test_errors_of_the_inputs_come_after_the_tasks_before_them() -> None:
     assert await feed.next_bundle(MOST) == TaskBundle(tasks=((0, pickle.dumps(1, pickle.HIGHEST_PROTOCOL)),))
     with pytest.raises(KeyError, match="no more"):
         await feed.next_bundle(MOST)
+
+
+async def test_inputs_that_end_the_process_are_an_error_of_the_caller() -> None:
+    def inputs() -> Iterator[int]:
+        yield 1
+        raise SystemExit(3)
+
+    feed = TaskFeed(inputs(), task_s=1e-3)
+    assert await feed.next_bundle(MOST) is not None
+    async with asyncio.timeout(60):
+        with pytest.raises(RuntimeError, match=r"the inputs raised SystemExit\(3\)"):
+            await feed.next_bundle(MOST)
 
 
 async def test_an_input_that_fits_in_no_bundle_is_named() -> None:

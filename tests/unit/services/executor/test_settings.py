@@ -1,28 +1,31 @@
 """Settings of the executor, from its environment and its machine."""
 
 import os
-import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from elasticflow.services.executor.settings import ExecutorSettings, num_cores, num_sockets
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.runtime.process.local_hardware import visible_gpus
+from elasticflow.shared.runtime.process.local_hardware import LocalGpu
 from elasticflow.shared.runtime.process.reachable_host import reachable_host
 
 LOCAL = "nats://token@127.0.0.1:4222"
 
 
 def read(
-    environment: dict[str, str], *, num_gpus: int = 0, sockets: int = 2, nats_url: str = LOCAL
+    environment: dict[str, str],
+    *,
+    num_gpus: int = 0,
+    gpus: tuple[LocalGpu, ...] = (),
+    sockets: int = 2,
+    nats_url: str = LOCAL,
 ) -> ExecutorSettings:
+    """gpus: those of the machine; num_gpus: so many of one type instead."""
     return ExecutorSettings.from_environment(
         nats_url,
         environment,
-        discovered_gpus=lambda _: tuple(map(str, range(num_gpus))),
+        discovered_gpus=lambda _: gpus or tuple(LocalGpu(str(index), "H100") for index in range(num_gpus)),
         discovered_sockets=lambda: sockets,
     )
 
@@ -39,6 +42,37 @@ def test_each_gpu_is_one_slot() -> None:
     assert (settings.device, settings.num_gpus, settings.cpu_share) == ("cuda", 8, 1.0)
     assert read({"EF_SLOTS": "2"}, num_gpus=8).num_gpus == 2
     assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "3"}, num_gpus=8).device == "cpu"
+
+
+def test_gpus_have_the_type_and_the_least_memory_that_the_driver_reports() -> None:
+    gpus = (LocalGpu("0", "H100", 80), LocalGpu("1", "H100", 79))
+    settings = read({}, gpus=gpus)
+    assert (settings.gpu_type, settings.gpu_memory_bytes) == ("H100", 79)
+    given = read({"EF_GPU_TYPE": "H100-SXM", "EF_GPU_MEMORY_BYTES": "70"}, gpus=gpus)
+    assert (given.gpu_type, given.gpu_memory_bytes) == ("H100-SXM", 70)
+    with pytest.raises(BadSettings, match=r"EF_GPU_TYPE='H 100': must be .*EF_GPU_MEMORY_BYTES"):
+        read({"EF_GPU_TYPE": "H 100", "EF_GPU_MEMORY_BYTES": "-1"}, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("share", "gpu_type"),
+    [("1", "cpu-1"), ("4", "cpu-1"), ("0.25", "cpu-0.25"), ("0.26666", "cpu-0.267"), ("0.2667", "cpu-0.267")],
+)
+def test_cpu_slots_have_the_type_of_their_share(share: str, gpu_type: str) -> None:
+    settings = read({"EF_DEVICE": "cpu", "EF_CPU_SHARE": share}, num_gpus=8)
+    assert (settings.gpu_type, settings.gpu_memory_bytes) == (gpu_type, 0)
+
+
+def test_gpus_of_two_types_are_not_one_node() -> None:
+    gpus = (LocalGpu("0", "H100"), LocalGpu("GPU-a", "V100"), LocalGpu("2", "H100"))
+    with pytest.raises(BadSettings) as raised:
+        read({"EF_NODE_ID": "n"}, gpus=gpus)
+    assert raised.value.problems == (
+        "CUDA_VISIBLE_DEVICES: a node has GPUs of one type, and these are H100, V100; start one executor with "
+        "CUDA_VISIBLE_DEVICES=0,2 EF_NODE_ID=n-H100, another with CUDA_VISIBLE_DEVICES=GPU-a EF_NODE_ID=n-V100",
+    )
+    assert read({"EF_SLOTS": "1"}, gpus=gpus).gpu_type == "H100", "it uses the first one only"
+    assert read({"EF_GPU_TYPE": "any"}, gpus=gpus).gpu_type == "any"
 
 
 def test_each_gpu_has_a_warm_worker_and_cpu_slots_only_by_setting() -> None:
@@ -124,44 +158,6 @@ def test_else_it_is_the_host_name_or_its_address_on_the_route(monkeypatch: pytes
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-7")
     assert reachable_host("nats://no-such-host.invalid:4222") == "gpu-7"
     assert read({"EF_ADVERTISE_HOST": "10.1.1.1"}, nats_url="nats://far:4222").advertise_host == "10.1.1.1"
-
-
-@pytest.mark.parametrize(
-    ("visible", "seen"),
-    [
-        (None, ("0", "1")),
-        ("", ()),
-        ("1", ("1",)),
-        ("1, 0", ("1", "0")),
-        ("0,-1,1", ("0",)),
-        ("7,0", ()),
-        ("GPU-a1b2", ("GPU-a1b2",)),
-    ],
-)
-def test_visible_gpus_are_those_that_cuda_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: tuple[str, ...]
-) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho 'GPU 0: H (UUID: a)'\necho '  MIG 1g'\necho 'GPU 1: H (UUID: b)'\n")
-    driver.chmod(driver.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == seen
-
-
-def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("visible", [None, "", "0", "-1", "0,-1", "0,1000", "1000,0"])
-def test_visible_gpus_are_those_that_torch_counts(visible: str | None) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    if visible is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = visible
-    count = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    counted = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True)
-    assert len(visible_gpus(environment)) == int(counted.stdout)
 
 
 @pytest.mark.gpu

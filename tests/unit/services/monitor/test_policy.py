@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from elasticflow.services.admission.policy import POLICY as ADMISSION
-from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced, ResultsCounted
+from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced
 from elasticflow.services.monitor.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import AmendJob
 from elasticflow.shared.messages.events import NodeReported, PlacedJob, WorkerReport
-from elasticflow.shared.messages.load_spec import LoadSpec
 from tests.support import histories
 from tests.support.executor_node import TIMELINE
 from tests.support.histories import NOW_S, History, gpus, spec
@@ -431,33 +430,3 @@ def test_an_outage_of_the_bus_fails_no_job() -> None:
     assert not told(monitor.hears(back_s - 1.0, listening=False), events.JobFailed)
     facts = monitor.trains(back_s, back_s + 5.0, 1.0, "a", first=11)
     assert {type(fact) for fact in facts} == {events.JobProgressed}
-
-
-def test_the_progress_of_a_padding_load_is_reported_now_and_then_and_its_end_once() -> None:
-    load_spec = LoadSpec(task_function="jobs.fold:fold", task_s=1.0)
-    history = pool(4).then(events.LoadOpened(load_id="a", tenant="lab", spec=load_spec, at_s=NOW_S))
-    monitor = Monitor(history)
-
-    def counted(num_results: int, after_s: float) -> list[Any]:
-        ranges = ((0, num_results - 1),) if num_results else ()
-        note = ResultsCounted(load_id="a", num_results=num_results, counted=ranges, counted_to=num_results)
-        monitor.state = POLICY.observe(monitor.state, note, NOW_S)
-        decided = POLICY.decide(monitor.state, (), NOW_S + after_s)
-        reports = [event for event in decided if isinstance(event, events.LoadProgressed | events.LoadFinished)]
-        monitor.then(*reports)
-        return reports
-
-    def progressed(num_results: int, after_s: float) -> events.LoadProgressed:
-        counted = ((0, num_results - 1),)
-        return events.LoadProgressed(
-            load_id="a", num_results=num_results, counted=counted, counted_to=num_results, at_s=NOW_S + after_s
-        )
-
-    assert counted(0, 1.0) == []
-    assert counted(3, 2.0) == [progressed(3, 2.0)]
-    assert counted(5, 3.0) == [], "the last report is too new"
-    assert counted(5, 8.0) == [progressed(5, 8.0)]
-    assert monitor.state.pool.loads["a"].counted == ((0, 4),)
-    monitor.then(events.LoadSealed(load_id="a", num_tasks=6, at_s=NOW_S + 8.0))
-    assert counted(6, 8.5) == [events.LoadFinished(load_id="a", num_results=6, at_s=NOW_S + 8.5)]
-    assert counted(6, 20.0) == []

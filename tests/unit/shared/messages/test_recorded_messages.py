@@ -43,3 +43,8 @@ def test_a_recorded_message_can_still_be_read(path: Path) -> None:
     if int(version) == MESSAGE_TYPES[name].VERSION:
         again = codec.encode(envelope.message, id="recorded", cause_id="cause", recorded_at_s=envelope.recorded_at_s)
         assert contains(msgpack.unpackb(again, strict_map_key=False), msgpack.unpackb(data, strict_map_key=False))
+
+
+def test_a_node_of_an_older_executor_names_no_type_and_no_memory() -> None:
+    joined: Any = codec.decode((FOLDER / "NodeJoined-1.msgpack").read_bytes()).message
+    assert (joined.gpu_type, joined.gpu_memory_bytes) == ("", 0)

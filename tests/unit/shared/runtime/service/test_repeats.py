@@ -14,6 +14,7 @@ from elasticflow.shared.messages.commands import (
     RequestCheckpoint,
     ReserveQuote,
     SetGpuLimits,
+    id_of,
 )
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import NodeJoined, PoolConfigured
@@ -186,6 +187,17 @@ def test_a_command_of_a_new_stream_is_no_repeat(pool: OnePool) -> None:
     assert pool.send(amend(DUE_S + 10.0)) == 1
     pool.run_for(LONG_S)
     assert pool.decided[-2:] == [("JobAdmitted", "a"), ("JobAmended", "a")]
+
+
+def test_a_reply_names_its_command_unless_one_decision_was_on_several_about_the_job(pool: OnePool) -> None:
+    """A user may have the decision from the ledger, and wait for the reply to another command by now."""
+    answers = pool.loop.run_until_complete(pool.bus().subscribe("ef.answer.>"))
+    for job_id, id in (("a", "one"), ("b", "two"), ("b", "three")):
+        pool.store(subjects.submit("lab", POOL), codec.encode(submit(job_id), id=id, recorded_at_s=NOW_S))
+    pool.start(pool.bus(), POLICY)
+    pool.run_for(SHORT_S)
+    replies = [codec.decode(message.data) for message in answers._listener.messages]
+    assert {(id_of(reply.message), reply.cause_id) for reply in replies} == {("a", "one"), ("b", "")}
 
 
 def test_two_replicas_decide_a_command_once(pool: OnePool, acknowledgements: Acknowledgements) -> None:

@@ -41,6 +41,18 @@ def test_a_load_is_opened_sealed_and_cancelled_once() -> None:
     assert load(history).explanation == "enough"
 
 
+def test_the_ranges_of_two_monitors_are_united_and_what_is_counted_never_falls() -> None:
+    first = events.LoadProgressed(load_id="a", num_results=6, counted=((0, 5),), counted_to=40, at_s=NOW_S)
+    of_another = events.LoadProgressed(
+        load_id="a", num_results=7, counted=((4, 8), (10, 11)), counted_to=30, at_s=NOW_S
+    )
+    without_ranges = events.LoadProgressed(load_id="a", num_results=9, at_s=NOW_S)
+    history = pool(4).then(opened(), first, of_another)
+    assert (load(history).counted, load(history).counted_to) == (((0, 8), (10, 11)), 40)
+    history.then(without_ranges)
+    assert (load(history).num_results, load(history).counted, load(history).counted_to) == (9, ((0, 8), (10, 11)), 40)
+
+
 def test_events_of_an_unknown_load_change_nothing() -> None:
     assert len(pool(4).then(sealed(), cancelled()).state.loads) == 0
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.nodes import KEEP_LEFT_S, KEEP_LOST_S
-from tests.support.histories import NOW_S, pool
+from elasticflow.shared.state.pool import num_gpus_by_type
+from tests.support.histories import NOW_S, History, pool
 from tests.support.worker_events import admitted, finished, job, joined, lost, placed, progressed, running, stopped
 
 
@@ -36,6 +37,30 @@ def test_a_node_comes_back_as_another_incarnation_only() -> None:
 def test_a_node_that_joins_anew_unasked_has_lost_its_workers() -> None:
     assert job(running().then(joined("second"))).broken
     assert not job(running().then(joined("first-0"))).broken
+
+
+def test_a_node_that_comes_back_has_the_type_of_its_new_life_only() -> None:
+    first = replace(joined("first", num_gpus=2, gpu_type="V100"), gpu_memory_bytes=16 << 30)
+    history = History().configured().then(first, joined("other", "node-1", gpu_type="H100"))
+    assert num_gpus_by_type(history.state) == {"H100": 4, "V100": 2}
+    history.then(lost("node-0", "first"))
+    assert num_gpus_by_type(history.state) == {"H100": 4}
+    history.then(joined("second", gpu_type="H100"), first)
+    node = history.state.nodes["node-0"]
+    assert (node.incarnation, node.gpu_type, node.gpu_memory_bytes) == ("second", "H100", 0)
+    assert num_gpus_by_type(history.state) == {"H100": 8}
+
+
+def test_nodes_that_name_no_type_have_one() -> None:
+    history = pool(4, 2).then(joined("third", "node-2", gpu_type="cpu-1"))
+    assert num_gpus_by_type(history.state) == {"": 6, "cpu-1": 4}
+
+
+def test_after_a_change_of_type_no_gpu_counts_as_slow() -> None:
+    slow = events.WorkerLagged(job_id="a", generation=1, rank=0, slowdown=2.0, at_s=NOW_S + 5.0)
+    same = running().then(slow, lost(), joined("second"))
+    assert [gpu.gpu_index for gpu in same.state.nodes["node-0"].slow_gpus] == [0]
+    assert same.then(joined("third", gpu_type="H100")).state.nodes["node-0"].slow_gpus == ()
 
 
 def test_nodes_lost_while_a_job_starts_there_are_counted_until_it_trains() -> None:

@@ -1,0 +1,1 @@
+"""Jobs on GPUs of several types: `python -m benchmarks.heterogeneous`."""

@@ -1,0 +1,72 @@
+"""`python -m benchmarks.heterogeneous`: jobs on GPUs of several types, beside goals and other solvers."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.heterogeneous import solver
+from benchmarks.heterogeneous.parts import Options, Part
+
+
+class PartName(StrEnum):
+    """What can be measured alone; also the name of its numbers in the JSON object."""
+
+    SOLVER = "solver"
+
+
+PARTS: Mapping[str, Part] = {
+    PartName.SOLVER: Part(
+        lambda options: solver.measure_solver(num_splits=options.scaled(1000), num_checked=options.scaled(200), seed=0),
+        solver.rows,
+    ),
+}
+
+_TABLE_WIDTH = 140
+
+
+def main(
+    only: Annotated[list[PartName] | None, typer.Option(help="Measure this part alone; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
+) -> None:
+    """Measure what jobs on GPUs of several types need, on this machine."""
+    result = _measure(only or list(PartName), Options(scale=0.1 if quick else 1.0))
+    text = json.dumps(result, indent=2)
+    if out:
+        out.write_text(text + "\n")
+    if as_json:
+        print(text)
+    else:
+        Console(width=_TABLE_WIDTH).print(_table(result))
+        print(text)
+
+
+def _measure(names: list[PartName], options: Options) -> dict[str, Any]:
+    """load_average: of the last minute, before the first part and after the last one."""
+    before = os.getloadavg()[0]
+    result = {name.value: PARTS[name].measure(options) for name in names}
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return {"machine": machine, "load_average": [before, os.getloadavg()[0]], **result}
+
+
+def _table(result: dict[str, Any]) -> Table:
+    table = Table(title=f"GPUs of several types, {result['machine']}")
+    for column in ("what", "measured", "goal", "beside it, in the same run"):
+        table.add_column(column)
+    for name in filter(result.__contains__, PARTS):
+        for row in PARTS[name].rows(result[name]):
+            table.add_row(*row)
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

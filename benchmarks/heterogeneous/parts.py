@@ -1,0 +1,23 @@
+"""A part of the benchmark: its measurement, and the rows of the table."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.padding.parts import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """scale: of the work, 1 for numbers to quote."""
+
+    scale: float
+
+    def scaled(self, number: int) -> int:
+        return max(int(number * self.scale), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    measure: Callable[[Options], Any]  # what the JSON object has under the name of the part
+    rows: Callable[[Any], Iterable[Row]]

@@ -1,0 +1,56 @@
+"""GPU types and memory in the tables of nodes, in the picture of `eflow watch`, and in sentences."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import RenderableType
+
+from elasticflow.cli.jobs_and_nodes import nodes_table
+from elasticflow.cli.watch import picture
+from elasticflow.history.event_text import cause_in_words
+from elasticflow.history.pool_views import node_views
+from elasticflow.shared.runtime.process.terminal import console
+from tests.support.histories import NOW_S, History, pool
+from tests.support.worker_events import joined
+
+H100 = replace(joined("first", num_gpus=2, gpu_type="H100-80GB-HBM3"), gpu_memory_bytes=81_559 << 20)
+
+
+def lines(shown: RenderableType) -> list[str]:
+    """What a file gets, without spaces at the ends."""
+    screen = console()
+    with screen.capture() as capture:
+        screen.print(shown)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def table(history: History) -> list[list[str]]:
+    """The columns up to DEVICE left out."""
+    return [line.split()[3:] for line in lines(nodes_table(node_views(history.state), NOW_S))]
+
+
+def test_nodes_have_columns_of_type_and_memory_where_any_is_known() -> None:
+    history = pool(4)
+    assert table(history)[0] == ["FREE", "GPUS", "JOBS"]
+    history.then(joined("first", "node-1", gpu_type="cpu-0.25"))
+    assert [row[:2] for row in table(history)] == [["TYPE", "FREE"], ["-", "4/4"], ["cpu-0.25", "4/4"]]
+    history.then(replace(H100, node_id="node-2"))
+    assert [row[:3] for row in table(history)] == [
+        ["TYPE", "MEMORY", "FREE"],
+        ["-", "-", "4/4"],
+        ["cpu-0.25", "-", "4/4"],
+        ["H100-80GB-HBM3", "79.6", "GiB"],
+    ]
+
+
+def test_watch_counts_gpus_by_type_where_types_differ() -> None:
+    history = History().configured().then(H100)
+    assert not any(line.startswith("GPUs by type") for line in lines(picture(history.state, NOW_S)))
+    history.then(joined("first", "node-1", gpu_type="cpu-0.25"), joined("first", "node-2"))
+    shown = lines(picture(history.state, NOW_S))
+    assert shown[1] == "GPUs by type: 4 of no named type, 2 H100-80GB-HBM3, 4 cpu-0.25"
+
+
+@pytest.mark.parametrize(("gpu_type", "ending"), [("", "4 GPUs"), ("cpu-1", "4 GPUs of type cpu-1")])
+def test_a_joined_node_names_its_type(gpu_type: str, ending: str) -> None:
+    assert cause_in_words(joined("first", gpu_type=gpu_type), "j1") == f"node-0 joined with {ending}"
