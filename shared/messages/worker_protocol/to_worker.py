@@ -13,6 +13,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     Generation,
+    GpuType,
     Index,
     Iterations,
     Name,
@@ -53,6 +54,7 @@ class Assignment:
     checkpoint_iteration: a complete checkpoint of so many steps exists; a start from an older one would lose work.
     micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
     virtual_nodes_by_rank: virtual nodes of each worker of the generation.
+    gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 
@@ -73,6 +75,7 @@ class Assignment:
     checkpoint_iteration: Iterations = 0
     micro_batch_size: NumSamples = 0
     virtual_nodes_by_rank: VirtualNodesByRank = ()
+    gpu_types_by_rank: tuple[GpuType, ...] = ()
     lease_until_s: DurationS = 0.0
     timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)
     checkpoint_every_s: PositiveDurationS = 30.0
@@ -88,7 +91,7 @@ class PrepareSwitch:
     rendezvous_rank: the rank in the new generation; world_size or more for a worker that leaves with the switch.
     rendezvous_size: staying, joining and leaving workers.
     rendezvous: host:port of rendezvous rank 0, which listens as rank 0 of a start does; "" if `JoinRendezvous` follows.
-    micro_batch_size, virtual_nodes_by_rank: as in `Assignment`, from the switch on.
+    micro_batch_size, virtual_nodes_by_rank, gpu_types_by_rank: as in `Assignment`, from the switch on.
     """
 
     generation: Generation
@@ -98,6 +101,7 @@ class PrepareSwitch:
     rendezvous: str = ""
     micro_batch_size: NumSamples = 0
     virtual_nodes_by_rank: VirtualNodesByRank = ()
+    gpu_types_by_rank: tuple[GpuType, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ class RendezvousSpecification:
     device: torch.device
     micro_batch_size: int  # of the new generation
     virtual_nodes_by_rank: tuple[int, ...]  # of the new generation; empty: as even as possible
+    gpu_types_by_rank: tuple[str, ...]  # of the new generation; empty: all have one type
     wait_s: float
     timeouts: FailureTimeouts
 
@@ -99,6 +100,7 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
         device=device,
         micro_batch_size=assignment.micro_batch_size,
         virtual_nodes_by_rank=assignment.virtual_nodes_by_rank,
+        gpu_types_by_rank=assignment.gpu_types_by_rank,
         wait_s=assignment.timeouts.start_timeout_s,
         timeouts=assignment.timeouts,
     )
@@ -115,6 +117,7 @@ def switch_specification(specification: RendezvousSpecification, command: Prepar
         rendezvous=command.rendezvous,
         micro_batch_size=command.micro_batch_size,
         virtual_nodes_by_rank=command.virtual_nodes_by_rank,
+        gpu_types_by_rank=command.gpu_types_by_rank,
         wait_s=specification.timeouts.collective_timeout_s,
     )
 

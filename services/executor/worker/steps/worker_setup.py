@@ -137,7 +137,7 @@ def set_up(
         metric_names=state.get("metric_names"),
         is_over=function.is_over,
     )
-    trainer.begin_generation(assignment.generation)
+    trainer.begin_generation(assignment.generation, assignment.gpu_types_by_rank)
     return trainer, transfer
 
 
