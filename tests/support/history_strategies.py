@@ -22,8 +22,7 @@ PLAN_EVENTS: tuple[type[Any], ...] = get_args(events.PlanEvent)
 REPORTED_EVENTS: tuple[type[Any], ...] = (
     *get_args(events.NodeEvent),
     *get_args(events.JobEvent),
-    events.LoadProgressed,
-    events.LoadFinished,
+    *get_args(events.LoadReport),
 )
 UNREADABLE = (ledger_fold.Unreadable(on_plan=False), ledger_fold.Unreadable(on_plan=True))
 ENDS = (events.JobFinished, events.JobFailed, events.JobCancelled, events.JobRejected)
