@@ -34,6 +34,9 @@ def map(
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="Of a GPU or CPU slot: 512MiB, 8GiB; 0 is any.")
     ] = "0",
+    gpu_type: Annotated[
+        str, typer.Option("--gpu-type", metavar="TYPE", help="Of the GPU, as `eflow nodes` shows it. Default: any.")
+    ] = "",
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="A longer call has failed.")] = "1h",
     attempts: Annotated[int, typer.Option("--attempts", min=1, max=100, help="Calls that fail, of one input.")] = 3,
     name: Annotated[str, typer.Option("--name", metavar="ID", help="Id of the load. Default: a fresh one.")] = "",
@@ -76,6 +79,7 @@ def map(
         task_s=duration_of(task, "--task") or 0.0,
         overhead_s=duration_of(overhead, "--overhead") or 0.0,
         memory_bytes=parse_size(memory),
+        gpu_type=gpu_type,
         task_timeout_s=duration_of(timeout, "--timeout") or 0.0,
         max_attempts=attempts,
     )

@@ -35,7 +35,8 @@ def _tasks(spec: LoadSpec) -> str:
     """As "proteins:fold, tasks of 10.9 s with 2.8 s of overhead"."""
     overhead = f" with {spec.overhead_s:g} s of overhead" if spec.overhead_s else ""
     start_stop = f", {spec.start_stop_s:g} s to start and end a runner" if spec.start_stop_s else ""
-    return f"{spec.task_function}, tasks of {spec.task_s:g} s{overhead}{start_stop}"
+    gpu_type = f", on {spec.gpu_type}" if spec.gpu_type else ""
+    return f"{spec.task_function}, tasks of {spec.task_s:g} s{overhead}{start_stop}{gpu_type}"
 
 
 def _prediction(useful_share: float | None) -> str:

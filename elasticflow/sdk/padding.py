@@ -22,6 +22,7 @@ def map(
     task_s: float = 1.0,
     overhead_s: float = 0.0,
     memory_bytes: int = 0,
+    gpu_type: str = "",
     task_timeout_s: float = 3_600.0,
     max_attempts: int = 3,
     load_id: str = "",
@@ -34,8 +35,9 @@ def map(
 
     function: from the top of a module; its code is sent, except for functions of installed packages. A call may be
     executed twice, so it must be idempotent.
-    task_s, overhead_s: seconds of one call, about. Raises PackagingFailed, LoadNotOpened, and TaskError for a call that
-    failed max_attempts times; the remaining calls are cancelled then.
+    task_s, overhead_s: seconds of one call, about. memory_bytes, gpu_type: of the GPU or CPU slot; any by default.
+    Raises PackagingFailed, LoadNotOpened, and TaskError for a call that failed max_attempts times; the remaining calls
+    are cancelled then.
     """
     task_function, code = named_code(function)
     spec = LoadSpec(
@@ -44,6 +46,7 @@ def map(
         task_s=task_s,
         overhead_s=overhead_s,
         memory_bytes=memory_bytes,
+        gpu_type=gpu_type,
         task_timeout_s=task_timeout_s,
         max_attempts=max_attempts,
     )

@@ -43,6 +43,7 @@ class PaddingExecutor(Executor):
         task_s: float = 1.0,
         overhead_s: float = 0.0,
         memory_bytes: int = 0,
+        gpu_type: str = "",
         task_timeout_s: float = 3_600.0,
         max_attempts: int = 3,
         load_id: str = "",
@@ -59,6 +60,7 @@ class PaddingExecutor(Executor):
             task_s=task_s,
             overhead_s=overhead_s,
             memory_bytes=memory_bytes,
+            gpu_type=gpu_type,
             task_timeout_s=task_timeout_s,
             max_attempts=max_attempts,
         )

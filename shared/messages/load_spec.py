@@ -14,6 +14,7 @@ from elasticflow.shared.messages.limits import (
     Digest,
     DurationS,
     FunctionPath,
+    GpuType,
     NumBytes,
     PositiveDurationS,
     Text,
@@ -35,6 +36,11 @@ class LoadSpec:
     overhead_s: DurationS = 0.0  # the rest of each task
     start_stop_s: DurationS = 0.0  # start and end of a runner, once in each idle window
     memory_bytes: NumBytes = 0  # of a GPU, or of a CPU slot; 0: any
+    gpu_type: GpuType = ""  # of the GPU or CPU slot; "": any
     task_timeout_s: PositiveDurationS = 3_600.0  # a longer task has failed
     max_attempts: NumAttempts = 3  # that fail; preemptions do not count
     description: Text = ""
+
+    def fits(self, gpu_type: str, gpu_memory_bytes: int) -> bool:
+        """Whether such a GPU may execute its tasks. gpu_memory_bytes: 0 if unknown."""
+        return self.gpu_type in ("", gpu_type) and (not gpu_memory_bytes or self.memory_bytes <= gpu_memory_bytes)

@@ -14,9 +14,11 @@ from elasticflow.shared.messages.events import (
     LoadSealed,
     SealRejected,
 )
+from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, highest_useful_share, useful_share
 from elasticflow.shared.scheduling.padding.task_length import best_task_s_by_quantiles
 from elasticflow.shared.state.load import LoadPhase
+from elasticflow.shared.state.pool import PoolState
 
 MAX_LIVE_LOADS = 64  # of one tenant at a time
 
@@ -36,6 +38,8 @@ def open_load(session: AdmissionSession, command: OpenLoad) -> AdmissionSession:
         )
         return _rejected(session, command, "limit", why)
     spec = command.spec
+    if (why := _missing_gpu(session.state, spec)) is not None:
+        return _rejected(session, command, "needs", why)
     cost = TaskCost(task_s=spec.task_s, overhead_s=spec.overhead_s, start_stop_s=spec.start_stop_s)
     windows_s = state.idle_windows_at(session.now_s, least_open_s=cost.least_window_s)
     share = useful_share(windows_s, cost) if windows_s else None
@@ -73,6 +77,17 @@ def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSess
         why = "it has finished already"
         return session.with_event(CancelLoadRejected(load_id=command.load_id, explanation=why, at_s=now_s))
     return session.with_event(LoadCancelled(load_id=load.load_id, reason=command.reason, at_s=now_s))
+
+
+def _missing_gpu(state: PoolState, spec: LoadSpec) -> str | None:
+    """What no GPU has that is in the pool now; None if one fits, or if there is none to ask."""
+    nodes = [node for node in state.nodes.values() if node.alive]
+    if not nodes or any(spec.fits(node.gpu_type, node.gpu_memory_bytes) for node in nodes):
+        return None
+    kinds = {f"{node.gpu_type or 'unnamed'} ({_memory_word(node.gpu_memory_bytes)})" for node in nodes}
+    of_type = f" of type {spec.gpu_type}" if spec.gpu_type else ""
+    with_memory = f" with {_memory_word(spec.memory_bytes)} of memory" if spec.memory_bytes else ""
+    return f"its tasks need a GPU{of_type}{with_memory}, and the pool has {', '.join(sorted(kinds))}"
 
 
 def _rejected_share(
@@ -126,3 +141,7 @@ def _rejected(
         at_s=session.now_s,
     )
     return session.with_event(rejected)
+
+
+def _memory_word(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes else "unknown memory"

@@ -103,11 +103,12 @@ class KillWorker:
 class UsePaddingSlots:
     """Execute tasks of these padding loads on these GPUs of the node, and on no other one: end runners there now.
 
-    weights: of tenants, where not 1.
+    weights: of tenants, where not 1. live_load_ids: also of loads that need other GPUs.
     """
 
     gpus: tuple[int, ...] = ()
     loads: tuple[Load, ...] = ()
+    live_load_ids: tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

@@ -13,10 +13,16 @@ def padding_slots(state: State) -> UsePaddingSlots:
     """What padding loads may use. Nothing outside the pool, without contact, or while the executor shuts down."""
     if state.membership is not PoolMembership.MEMBER or state.cut_off or state.shutting_down:
         return NO_PADDING_SLOTS
-    loads = tuple(load for _, load in sorted(state.pool.loads.items()) if load.live)
+    live, node = [load for _, load in sorted(state.pool.loads.items()) if load.live], state.node_specification
+    loads = tuple(load for load in live if load.spec.fits(node.gpu_type, node.gpu_memory_bytes))
     if not loads:
         return NO_PADDING_SLOTS
     used = {worker.gpu.gpu_index for worker in state.running}
     since_s_G = state.pool.idle_since_s.get(state.node_id, ())
     idle = (gpu for gpu, since_s in enumerate(since_s_G) if since_s < CARRIES_A_JOB and gpu not in used)
-    return UsePaddingSlots(gpus=tuple(idle), loads=loads, weights=state.pool.config.padding_weights)
+    return UsePaddingSlots(
+        gpus=tuple(idle),
+        loads=loads,
+        live_load_ids=tuple(load.load_id for load in live),
+        weights=state.pool.config.padding_weights,
+    )

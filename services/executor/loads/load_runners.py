@@ -99,7 +99,7 @@ class LoadRunners:
             await asyncio.wait({pulling})
         if opened := sorted(set(loads).difference(self._queues)):  # without contact, nothing is known of any load
             now_s = self._settings.clock.now_s()
-            await asyncio.to_thread(delete_old_results, self._settings.results, loads.keys(), now_s)
+            await asyncio.to_thread(delete_old_results, self._settings.results, self._ordered.live_load_ids, now_s)
         for load_id in opened:
             self._open(loads[load_id])
         if not self._ordered.gpus:

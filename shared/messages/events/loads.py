@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from elasticflow.shared.messages.limits import Fraction, PositiveDurationS, Sequence, TaskRanges, Text, TimeS, Token
 from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
 
-LoadRejectionReason = Literal["useful_share", "duplicate", "limit"]
+LoadRejectionReason = Literal["useful_share", "needs", "duplicate", "limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelLoad, Command, OpenLoad, SealLoad
 from elasticflow.shared.messages.load_spec import LoadSpec
 from tests.support.histories import NOW_S, History, pool, submit
-from tests.support.worker_events import admitted, finished, placed
+from tests.support.worker_events import admitted, finished, joined, placed
 
 PROTEINS = LoadSpec(task_function="jobs.fold:fold", task_s=10.9, overhead_s=2.8, start_stop_s=7.0)
 IMAGES = replace(PROTEINS, task_s=0.025, overhead_s=0.9)
@@ -69,6 +69,20 @@ def test_a_load_that_does_not_pay_is_rejected_with_the_task_that_would() -> None
     assert isinstance(said(history, opening(would)), events.LoadOpened)
     assert "tasks of 0.025 s would use 2.4% of the idle GPU time" in rejected.explanation
     assert set(history.state.loads) == {"a"}
+
+
+def test_a_load_that_no_gpu_can_serve_is_rejected() -> None:
+    history = pool().then(replace(joined("new", gpu_type="H100"), gpu_memory_bytes=80 << 30))
+    needs = replace(PROTEINS, gpu_type="V100", memory_bytes=16 << 30)
+    rejected = said(history, opening(needs))
+    assert (rejected.reason, rejected.explanation) == (
+        "needs",
+        "its tasks need a GPU of type V100 with 16 GiB of memory, and the pool has H100 (80 GiB)",
+    )
+    too_large = said(history, opening(replace(PROTEINS, memory_bytes=81 << 30)))
+    assert too_large.explanation.startswith("its tasks need a GPU with 81 GiB of memory, and the pool has")
+    assert isinstance(said(history, opening(replace(needs, gpu_type="H100"))), events.LoadOpened)
+    assert isinstance(said(pool(), opening(needs)), events.LoadOpened), "a node may join"
 
 
 def test_a_load_that_fits_no_window_is_rejected_without_advice() -> None:

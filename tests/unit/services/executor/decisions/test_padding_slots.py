@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     NO_PADDING_SLOTS,
     ContactLost,
@@ -44,6 +46,24 @@ def test_idle_gpus_serve_live_loads() -> None:
     assert node.state.padding_slots.loads[0].num_tasks == 9
     node.ledger(events.LoadFinished(load_id="proteins", num_results=9, at_s=NOW_S))
     assert node.state.padding_slots == NO_PADDING_SLOTS
+
+
+def test_a_load_runs_only_where_its_needs_are_met() -> None:
+    node = ExecutorNode().training(2).ledger(OPENED)
+    other = replace(OPENED, load_id="other", spec=replace(OPENED.spec, gpu_type="H100"))
+    ordered = node.ledger(other).state.padding_slots
+    assert [load.load_id for load in ordered.loads] == ["proteins"]
+    assert ordered.live_load_ids == ("other", "proteins"), "its results are kept here too"
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "memory_bytes", "fits"),
+    [("", 0, True), ("H100", 80, True), ("V100", 0, False), ("", 81, False), ("H100", 81, False)],
+)
+def test_needs_of_a_load(gpu_type: str, memory_bytes: int, fits: bool) -> None:
+    spec = replace(OPENED.spec, gpu_type=gpu_type, memory_bytes=memory_bytes)
+    assert spec.fits("H100", 80) is fits
+    assert spec.fits(gpu_type, 0), "unknown memory may suffice"
 
 
 def test_tenants_have_the_weights_of_the_pools_configuration() -> None:

@@ -58,14 +58,14 @@ async def until_followed(runners: LoadRunners, *load_ids: str) -> None:
 
 
 async def test_old_results_are_deleted_once_a_load_opens_and_never_without_contact(tmp_path: Path) -> None:
-    for load_id in ("live", "ended"):
+    for load_id in ("live", "elsewhere", "ended"):
         store_old_file(tmp_path, load_id)
     async with running(tmp_path) as runners:
-        runners.use(UsePaddingSlots(loads=(load("live"),)))
+        runners.use(UsePaddingSlots(loads=(load("live"),), live_load_ids=("live", "elsewhere")))
         await until_followed(runners, "live")
-        assert stored(tmp_path) == ["live"]
+        assert stored(tmp_path) == ["elsewhere", "live"], "other nodes serve a live load"
         runners.use(UsePaddingSlots())
         await until_followed(runners)
-        runners.use(UsePaddingSlots(loads=(load("live"),)))
+        runners.use(UsePaddingSlots(loads=(load("live"),), live_load_ids=("live", "elsewhere")))
         await until_followed(runners, "live")
-        assert stored(tmp_path) == ["live"], "without contact, no load is known"
+        assert stored(tmp_path) == ["elsewhere", "live"], "without contact, no load is known"
