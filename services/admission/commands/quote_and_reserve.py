@@ -35,6 +35,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.gpu_types import part_of_type, possible_types, spec_on
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
 MAX_QUOTE_RESERVATIONS = 64  # of one tenant at a time
@@ -166,7 +167,24 @@ def _quote_of(state: PoolState, command: SubmitJob, now_s: float) -> QuoteReserv
 def quote(
     state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache | None = None
 ) -> DeadlineQuoted:
-    """The earliest deadline that this job would be promised now, or why there is none."""
+    """The earliest deadline that this job would be promised now, on any GPU type, or why there is none."""
+    cache = PlanningCache() if cache is None else cache
+    possible = possible_types(state, question.spec) or [""]
+    answers = [
+        _quote_on_type(
+            part_of_type(state, gpu_type),
+            replace(question, spec=spec_on(state, question.spec, gpu_type)),
+            now_s,
+            cache.of_type(gpu_type),
+        )
+        for gpu_type in possible
+    ]
+    return min(
+        answers, key=lambda answer: math.inf if answer.earliest_deadline_s is None else answer.earliest_deadline_s
+    )
+
+
+def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache) -> DeadlineQuoted:
     spec, state = question.spec, with_range(state, question.spec)
     session = AdmissionSession.start(state, now_s, cache)
     problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)

@@ -11,6 +11,7 @@ from elasticflow.services.admission.rejection.text import (
     problems_of,
     size_problems,
     too_small,
+    why_no_type,
     why_unrunnable,
 )
 from elasticflow.services.admission.session import AdmissionSession
@@ -36,9 +37,10 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.state.fold.admission import is_resubmission
 from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.idempotent_replies import is_submission_of, waits_for
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import spec_of
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +82,37 @@ def _demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
 
 def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> AdmissionSession:
     """Decide on a submission, unless the same was decided already."""
-    spec, now_s = command.spec, session.now_s
-    session = fast_replace(session, state=with_range(session.state, spec))
-    state = session.state
-    submission = Submission(
+    session = fast_replace(session, state=with_range(session.state, command.spec))
+    submission = submission_of(session, command)
+    if (answered := repeated_or_wrong(session, submission, command)) is not None:
+        return answered
+    if isinstance(command, SubmitJob) and (taken := take(session, command)) is not None:
+        return taken
+    if session.state.num_gpus and is_decidable(session.state, command.spec):
+        return admit_or_reject(session, submission)
+    return request_profile(session, submission)
+
+
+def submission_of(session: AdmissionSession, command: SubmitJob | ProfileJob) -> Submission:
+    return Submission(
         job_id=command.job_id,
         tenant=command.tenant,
-        spec=spec,
-        deadline_s=spec.resolved_deadline_s(now_s),
+        spec=command.spec,
+        deadline_s=command.spec.resolved_deadline_s(session.now_s),
         profile_only=isinstance(command, ProfileJob),
     )
+
+
+def is_decidable(state: PoolState, spec: JobSpec) -> bool:
+    """Whether no profiling run is needed before the decision."""
+    return profile_known(state, spec) or too_small(state, spec)
+
+
+def repeated_or_wrong(
+    session: AdmissionSession, submission: Submission, command: SubmitJob | ProfileJob
+) -> AdmissionSession | None:
+    """The answer to a submission that was decided already, or that no schedule can repair; None: decide on it."""
+    state, spec = session.state, submission.spec
     if _is_reserved_by_another(session, submission):
         why = f"job_id: another tenant has reserved a quote under the name {command.job_id}; choose another"
         return _rejected(session, submission, "duplicate", why)
@@ -99,24 +122,23 @@ def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> Admiss
             return session
         why = f"job_id: {submission.job_id} names another job already, of another spec or tenant; choose another"
         return _rejected(session, submission, "duplicate", why)
-    problems = problems_of(state, spec, now_s)
-    if problems:
-        return _rejected(session, submission, "invalid", "; ".join(problems))
-    if isinstance(command, SubmitJob) and (taken := take(session, command)) is not None:
-        return taken
-    if state.num_gpus and (profile_known(state, spec) or too_small(state, spec)):
-        return _admit_or_reject(session, submission)
+    problems = problems_of(state, spec, session.now_s)
+    return _rejected(session, submission, "invalid", "; ".join(problems)) if problems else None
+
+
+def request_profile(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+    """Measure its speed first, or wait for the first node."""
     if (why := _objection(session, submission, 0.0)) is not None:
         return _rejected(session, submission, "quota", why)
     return session.with_event(
         ProfileRequested(
             job_id=submission.job_id,
             tenant=submission.tenant,
-            spec=spec,
+            spec=submission.spec,
             deadline_s=submission.deadline_s,
             profile_only=submission.profile_only,
-            waits_for=waits_for(state),
-            at_s=now_s,
+            waits_for=waits_for(session.state),
+            at_s=session.now_s,
         )
     )
 
@@ -129,19 +151,34 @@ def _is_reserved_by_another(session: AdmissionSession, submission: Submission) -
 def decide_waiting(session: AdmissionSession, job: Job) -> AdmissionSession:
     """Decide on a job that waits for its profile or for the pool's first node, once that is there or the deadline is
     past."""
-    state, spec = session.state, spec_of(job)
-    submission = Submission(
+    state, spec, submission = session.state, spec_of(job), waiting_submission(job)
+    if state.num_gpus and profile_known(state, spec):
+        return decide_profiled(session, submission)
+    return reject_late(session, submission)
+
+
+def waiting_submission(job: Job) -> Submission:
+    """The submission of a job that waits."""
+    return Submission(
         job_id=job.job_id,
         tenant=job.tenant,
-        spec=spec,
+        spec=submitted_spec(job),
         deadline_s=job.deadline_s,
         profile_only=job.profile_only,
     )
-    if state.num_gpus and profile_known(state, spec):
-        problems = size_problems(state, spec)
-        if problems:
-            return _rejected(session, submission, "invalid", "; ".join(problems))
-        return _admit_or_reject(session, submission)
+
+
+def decide_profiled(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+    """Decide on a job that waited, once its speed is known."""
+    problems = size_problems(session.state, submission.spec)
+    if problems:
+        return _rejected(session, submission, "invalid", "; ".join(problems))
+    return admit_or_reject(session, submission)
+
+
+def reject_late(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+    """Reject a job that waited until its deadline."""
+    state = session.state
     if submission.deadline_s is not None and submission.deadline_s <= session.now_s:
         missed = "its speed was measured" if state.num_gpus else "a node joined the pool"
         reason = "deadline" if state.num_gpus else "unrunnable"
@@ -149,7 +186,12 @@ def decide_waiting(session: AdmissionSession, job: Job) -> AdmissionSession:
     return session
 
 
-def _admit_or_reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+def unrunnable(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+    """Reject a job of a GPU type that the pool does not have."""
+    return _rejected(session, submission, "unrunnable", why_no_type(session.state, submission.spec))
+
+
+def admit_or_reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     if curve is None:

@@ -12,7 +12,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promisable_gpus,
     promised_deadline_s,
 )
-from elasticflow.shared.state.pool import PoolState, largest_level
+from elasticflow.shared.state.pool import PoolState, largest_level, num_gpus_by_type
 
 _SPEED_UNKNOWN = (
     "its speed is not known yet: `eflow profile` measures it, and so does a submission before it is decided"
@@ -76,6 +76,12 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
         return "the pool has no GPUs now"
     least, most = spec.gpu_range.least, min(most, spec.gpu_range.most or most)
     return f"at this batch size it does not run on {least} to {most} GPUs"
+
+
+def why_no_type(state: PoolState, spec: JobSpec) -> str:
+    """Why the job runs nowhere: no node has GPUs of its type."""
+    there = ", ".join(f"{num_gpus} of {gpu_type}" for gpu_type, num_gpus in num_gpus_by_type(state).items())
+    return f"gpu_type: no GPU of this pool is of type {spec.gpu_type}; it has {there}"
 
 
 def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float) -> str:

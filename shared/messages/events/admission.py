@@ -9,6 +9,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
+    GpuType,
     Iterations,
     NumGpus,
     PositiveGpus,
@@ -66,6 +67,7 @@ class JobAdmitted:
     least_gpu_seconds: DurationS = 0.0  # to keep the deadline on an empty cluster; 0 without a deadline
     # New schedules of promised jobs that were replanned for this job and are still in time.
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    gpu_type: GpuType = ""  # on which it is promised; "": the pool's default type
     at_s: TimeS
 
 
@@ -91,6 +93,7 @@ class JobRejected:
     least_gpu_seconds: DurationS = 0.0
     offers: Annotated[tuple[Offer, ...], FewItems] = ()
     infeasibility_certificate: InfeasibilityCertificate | None = None
+    gpu_type: GpuType = ""  # for which the offers and the certificate hold; "": the pool's default type
     at_s: TimeS
 
 

@@ -8,7 +8,7 @@ from annotated_types import Len
 
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events.admission import AdmissionEvent
-from elasticflow.shared.messages.limits import Generation, Name, NumGpus, Rate, Sequence, TimeS, Token
+from elasticflow.shared.messages.limits import Generation, GpuType, Name, NumGpus, Rate, Sequence, TimeS, Token
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 
@@ -21,6 +21,7 @@ class AllocationDecided:
     planned: schedules of promised jobs, if they differ from the recorded ones. If planning anew misses a deadline, the
         recorded schedules still keep it. Empty if they do not fit into one message.
     probes: the job that starts a scaling probe: its share is a number of GPUs without a measurement.
+    profiled_on: the GPU types of profiling runs, by job, where a pool has several types.
     """
 
     VERSION: ClassVar[int] = 1
@@ -28,6 +29,7 @@ class AllocationDecided:
     valid_until_s: TimeS | None
     planned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     probes: Token | None = None
+    profiled_on: Mapping[Token, GpuType] = field(default_factory=dict[str, str])
     at_s: TimeS
 
 

@@ -3,7 +3,7 @@
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.state.pool import PoolState, Usage
+from elasticflow.shared.state.pool import Demand, PoolState, Usage
 
 MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more may exist
 
@@ -37,7 +37,11 @@ def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected
     if not event.least_gpu_seconds or event.deadline_s is None:
         return state
     window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
-    return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds, window_s))
+    asked = event.at_s, event.least_gpu_seconds, window_s
+    if not event.gpu_type:
+        return fast_replace(state, demand=state.demand.added(*asked))
+    of_type = state.demand_by_type.get(event.gpu_type, Demand()).added(*asked)
+    return fast_replace(state, demand_by_type=state.demand_by_type.set(event.gpu_type, of_type))
 
 
 def with_rejected_demand(state: PoolState, event: events.JobRejected) -> PoolState:
