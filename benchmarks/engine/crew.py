@@ -90,7 +90,8 @@ class _Switch:
 class Crew:
     """Of one job. members: by rank in the newest generation, including lost ones until the next switch.
 
-    timelines: of all switches without a stop, as rank 0 of the new generation reports them.
+    timelines: of all switches without a stop, as rank 0 of the new generation reports them. counts_of: virtual nodes by
+    rank of a new generation, by its size; empty: as even as possible.
     """
 
     job_id: str
@@ -98,6 +99,7 @@ class Crew:
     folder: Path
     launcher: Launcher
     checkpoint_every_s: float = 0.5
+    counts_of: Callable[[int], tuple[int, ...]] = lambda _: ()
     members: tuple[Worker, ...] = ()
     timelines: list[ResizeTimeline] = field(default_factory=list[ResizeTimeline])
     finished: Finished | None = None
@@ -203,6 +205,7 @@ class Crew:
         generation, size = self.generation, len(members)
         some_have_state = bool(leaving) or any(members)
         rendezvous_size = size + len(leaving) if some_have_state else 0
+        counts = self.counts_of(size)
         for rendezvous_rank, worker in enumerate((*members, *leaving)):
             if worker is not None:
                 worker.handle.send(
@@ -211,10 +214,11 @@ class Crew:
                         rendezvous_rank=rendezvous_rank,
                         world_size=size,
                         rendezvous_size=rendezvous_size,
+                        virtual_nodes_by_rank=counts,
                     )
                 )
         joining = {
-            rank: await self._launch(generation, rank, size, rendezvous_size)
+            rank: await self._launch(generation, rank, size, rendezvous_size, counts)
             for rank, worker in enumerate(members)
             if worker is None
         }
@@ -241,13 +245,16 @@ class Crew:
             worker.handle.kill()
         await self.until(lambda: all(worker.exited is not None for worker in useless), "useless joining are gone")
 
-    async def _launch(self, generation: int, rank: int, world_size: int, rendezvous_size: int) -> Worker:
+    async def _launch(
+        self, generation: int, rank: int, world_size: int, rendezvous_size: int, counts: tuple[int, ...]
+    ) -> Worker:
         assignment = Assignment(
             job_id=self.job_id,
             generation=generation,
             rank=rank,
             world_size=world_size,
             rendezvous_size=rendezvous_size,
+            virtual_nodes_by_rank=counts,
             spec=self.spec,
             checkpoint_dir=str(self.checkpoint_dir),
             checkpoint_every_s=self.checkpoint_every_s,

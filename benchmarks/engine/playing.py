@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -63,6 +63,12 @@ def schedule(seed: int, *, num_events: int = NUM_EVENTS, chances: Mapping[Kind, 
         hurt_s = float(rng.uniform(0.0, 0.5)) if rng.random() < _HURT else None
         events.append(Event(kind=kind, after_s=float(rng.uniform(0.0, 0.2)), size=size, hurt_s=hurt_s))
     return tuple(events)
+
+
+def uneven_counts(count: int, seed: int) -> Callable[[int], tuple[int, ...]]:
+    """Random numbers of `count` virtual nodes for each new generation of a schedule, by its size; some may be zero."""
+    rng = np.random.default_rng((seed, 2))
+    return lambda size: tuple(rng.multinomial(count, rng.dirichlet(np.ones(size))).tolist())
 
 
 class Player:

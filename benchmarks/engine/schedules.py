@@ -37,12 +37,16 @@ JOBS: dict[int, type[Sensitive]] = {4: OfFour, 8: OfEight, 16: OfSixteen}  # by 
 _TOLERANCE = 1e-4  # of weights of about one, after some hundred steps
 
 
-async def prove(virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1) -> dict[str, Any]:
-    """The row of one V."""
+async def prove(
+    virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1, is_uneven: bool = False
+) -> dict[str, Any]:
+    """The row of one V. is_uneven: workers have unequal numbers of virtual nodes, others in each generation."""
     spec = partial(spec_of, JOBS[virtual_nodes]())
-    outcome = await play_all(spec, f"v{virtual_nodes}", seeds, at_once=at_once)
+    uneven = virtual_nodes if is_uneven else 0
+    outcome = await play_all(spec, f"v{virtual_nodes}", seeds, at_once=at_once, uneven=uneven)
     return {
         "virtual_nodes": virtual_nodes,
+        "uneven": is_uneven,
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
@@ -138,12 +142,16 @@ def main(
     first: Annotated[int, typer.Option(min=0, help="Start with this seed; a failure names its seed.")] = 0,
     virtual_nodes: Annotated[list[int], typer.Option("--virtual-nodes", "-v")] = [*JOBS],  # noqa: B006
     fast: Annotated[int, typer.Option(min=0, help="Run so many schedules in the fast mode.")] = 10,
+    uneven: Annotated[
+        bool, typer.Option("--uneven", help="Give the workers unequal numbers of virtual nodes, in the bitwise mode.")
+    ] = False,
     at_once: Annotated[int, typer.Option(min=1, help="Run so many schedules concurrently.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Run random schedules. Exit code 1 if any state differs, or a schedule does not finish."""
     configure_logs(level="error")
-    rows = [asyncio.run(prove(v, range(first, first + seeds), at_once=at_once)) for v in virtual_nodes]
+    tried = range(first, first + seeds)
+    rows = [asyncio.run(prove(v, tried, at_once=at_once, is_uneven=uneven)) for v in virtual_nodes]
     if fast:
         rows.append(asyncio.run(prove_fast(range(first, first + fast), at_once=at_once)))
     result = {

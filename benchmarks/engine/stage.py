@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.crew import Crew
-from benchmarks.engine.playing import Event, Player, schedule
+from benchmarks.engine.playing import Event, Player, schedule, uneven_counts
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
@@ -69,11 +69,20 @@ SpecOf = Callable[..., JobSpec]
 
 
 async def play(
-    stage: Stage, spec_of: SpecOf, name: str, seed: int, folder: Path, *, spares_oldest: bool = False
+    stage: Stage,
+    spec_of: SpecOf,
+    name: str,
+    seed: int,
+    folder: Path,
+    *,
+    spares_oldest: bool = False,
+    uneven: int = 0,
 ) -> Played:
-    """folder: for the workers' records, empty. spares_oldest: as in `Player`."""
+    """folder: for the workers' records, empty. spares_oldest: as in `Player`. uneven: virtual nodes, if workers have
+    unequal numbers of them."""
     events = schedule(seed)
-    crew = stage.crew(name, spec_of(folder, step_s=STEP_S))
+    settings = {"counts_of": uneven_counts(uneven, seed)} if uneven else {}
+    crew = stage.crew(name, spec_of(folder, step_s=STEP_S), **settings)
     player = Player(crew, seed, spares_oldest=spares_oldest)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -121,9 +130,15 @@ class Outcome:
 
 
 async def play_all(
-    spec_of: SpecOf, name: str, seeds: Sequence[int], *, at_once: int, spares_oldest: bool = False
+    spec_of: SpecOf,
+    name: str,
+    seeds: Sequence[int],
+    *,
+    at_once: int,
+    spares_oldest: bool = False,
+    uneven: int = 0,
 ) -> Outcome:
-    """Including the undisturbed run. name: of the jobs, without their seed."""
+    """Including the undisturbed run. name: of the jobs, without their seed. spares_oldest, uneven: as in `play`."""
     with tempfile.TemporaryDirectory() as record:
         folders = {key: Path(record) / key for key in ("undisturbed", *map(str, seeds))}
         for folder in folders.values():
@@ -140,6 +155,7 @@ async def play_all(
                         seed,
                         folders[str(seed)],
                         spares_oldest=spares_oldest,
+                        uneven=uneven,
                     )
                 except Unfinished as error:
                     return str(error)

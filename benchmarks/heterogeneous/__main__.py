@@ -12,20 +12,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.heterogeneous import solver
+from benchmarks.heterogeneous import completion_times, solver
 from benchmarks.heterogeneous.parts import Options, Part
+from elasticflow.shared.errors import BadSettings
+from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
 
 
 class PartName(StrEnum):
     """What can be measured alone; also the name of its numbers in the JSON object."""
 
     SOLVER = "solver"
+    COMPLETION_TIMES = "completion_times"
 
 
 PARTS: Mapping[str, Part] = {
     PartName.SOLVER: Part(
         lambda options: solver.measure_solver(num_splits=options.scaled(1000), num_checked=options.scaled(200), seed=0),
         solver.rows,
+    ),
+    PartName.COMPLETION_TIMES: Part(
+        lambda options: completion_times.measure_completion_times(options.pool, num_jobs=options.scaled(300)),
+        completion_times.rows,
     ),
 }
 
@@ -35,11 +42,17 @@ _TABLE_WIDTH = 140
 def main(
     only: Annotated[list[PartName] | None, typer.Option(help="Measure this part alone; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")] = False,
+    pool: Annotated[
+        str, typer.Option(help="GPUs that are simulated, as NUMBERxTYPE of the types V100, P100 and K80.")
+    ] = "4xV100,8xP100,16xK80",
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure what jobs on GPUs of several types need, on this machine."""
-    result = _measure(only or list(PartName), Options(scale=0.1 if quick else 1.0))
+    try:
+        result = _measure(only or list(PartName), Options(scale=0.1 if quick else 1.0, pool=typed_pool(pool)))
+    except BadSettings as error:
+        raise typer.BadParameter(str(error), param_hint="--pool") from error
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")

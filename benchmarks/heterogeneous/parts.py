@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.padding.parts import Row
+from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """scale: of the work, 1 for numbers to quote."""
+    """scale: of the work, 1 for numbers to quote. pool: of the parts that simulate one."""
 
     scale: float
+    pool: TypedPool
 
     def scaled(self, number: int) -> int:
         return max(int(number * self.scale), 1)

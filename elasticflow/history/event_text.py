@@ -91,7 +91,9 @@ def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:
         return f"generation {placed.generation}: suspended, it holds no GPUs"
     moved = ", moved to defragment the cluster" if migrated else ""
     kept = f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs" if new.reserved_gpus else ""
-    where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{moved}{kept}"
+    counts = ":".join(map(str, placed.virtual_nodes_by_rank))
+    divided = f" with virtual nodes {counts}" if counts else ""
+    where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{divided}{moved}{kept}"
     return f"{where}{_meanwhile(new.previous_generation)}"
 
 

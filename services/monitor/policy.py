@@ -199,10 +199,13 @@ def _progress(job: Job, progress: Progress) -> JobProgressed:
 
 
 def _correction(pool: PoolState, job: Job, progress: Progress, now_s: float) -> list[ThroughputMeasured]:
-    """The point of the curve at which the job trains, if its measured speed differs or was unknown."""
+    """The point of the curve at which the job trains, if its measured speed differs or was unknown.
+
+    None while its virtual nodes are divided unequally: the curve is that of even divisions.
+    """
     curve = pool.curves.get(spec_of(job).profile_key)
     measured, num_gpus = progress.mean_iterations_per_s, len(job.gpus)
-    if curve is None or not curve.complete or not measured or not job.training:
+    if curve is None or not curve.complete or not measured or not job.training or job.virtual_nodes_by_rank:
         return []
     if now_s - progress.since_s < SETTLED_S:
         return []

@@ -13,6 +13,7 @@ from math import inf
 
 from immutables import Map
 
+from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.services.placement.shrink_to_survivors import (
     counted_gpus,
     shrunk_to_survivors,
@@ -102,7 +103,7 @@ def _placed_on_type(state: PoolState, now_s: float, cache: PlanningCache) -> Pla
     for job_id in sorted(due.union(placement.migrated)):
         job, gpus = state.live_jobs[job_id], placement.gpus_by_job.get(job_id, ())
         if gpus != job.gpus or job.broken or job.has_outdated_spec:
-            placed.append(PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus))
+            placed.append(new_generation(job, gpus))
     if not placed:
         return None
     return PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s)

@@ -7,6 +7,7 @@ as its own.
 
 from collections.abc import Iterator
 
+from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive
@@ -19,7 +20,7 @@ def shrunk_to_survivors(state: PoolState) -> Iterator[PlacedJob]:
     broken = [job for job in state.live_jobs.values() if job.broken]
     for job in sorted(broken, key=lambda job: job.job_id):
         if remaining := _remaining(job):
-            yield PlacedJob(job_id=job.job_id, generation=job.generation + 1, gpus=remaining)
+            yield new_generation(job, remaining)
 
 
 def _remaining(job: Job) -> tuple[GpuId, ...]:

@@ -7,6 +7,7 @@ other GPUs if these are connected as well (shared/scheduling/placement/free_bloc
 
 from collections.abc import Iterator
 
+from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.job import Job, Phase
@@ -28,7 +29,7 @@ def replacements(state: PoolState, now_s: float) -> Iterator[PlacedJob]:
         slowest = max(delayed_by, key=lambda gpu: (slow[gpu].slowdown, gpu))
         nearest = min(free, key=lambda gpu: (*_distance(state, slowest, gpu), gpu))
         gpus = tuple(nearest if gpu == slowest else gpu for gpu in job.gpus)
-        yield PlacedJob(job_id=job.job_id, generation=job.generation + 1, gpus=gpus)
+        yield new_generation(job, gpus)
 
 
 def replacement_due_s(state: PoolState) -> float | None:

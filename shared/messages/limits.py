@@ -52,6 +52,8 @@ NumBytes = Annotated[int, Strict(), Ge(0), Le(2**53)]
 PositiveIterations = Annotated[int, Strict(), Gt(0), Le(MAX_ITERATIONS)]
 BatchSize = Annotated[int, Strict(), Gt(0), Le(MAX_BATCH)]
 NumSamples = Annotated[int, Strict(), Ge(0), Le(MAX_BATCH)]
+NumVirtualNodes = Annotated[int, Strict(), Ge(0), Le(MAX_BATCH)]
+VirtualNodesByRank = Annotated[tuple[NumVirtualNodes, ...], Len(max_length=4096)]  # empty: as even as possible
 Generation = Annotated[int, Strict(), Ge(0), Le(1 << 31)]
 Integer = Annotated[int, Strict(), Ge(-(1 << 63)), Lt(1 << 63)]
 Seed = Annotated[int, Strict(), Ge(0), Lt(1 << 63)]

@@ -108,6 +108,7 @@ class Job:
     generation: int = 0
     rejected_generation: int = 0  # generations up to this one ran a rejected job of the same id
     gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
+    virtual_nodes_by_rank: tuple[int, ...] = ()  # of the current generation; empty: as even as possible
     reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while survivors train on a part of it
     placed_at_s: float = 0.0
     started_at_s: float | None = None  # when the current generation began to train; None before

@@ -67,7 +67,7 @@ def _read_table(file: Path) -> dict[int, ScalingCurve]:
         if batch_size in seen:
             raise row.bad_input(BATCH_COLUMN, f"is in line {seen[batch_size]} already; keep one of them")
         seen[batch_size] = row.line
-        rates = {level: rate for level in num_gpus_L if (rate := _rate(row, str(level)))}
+        rates = {level: rate for level in num_gpus_L if (rate := rate_of(row, str(level)))}
         if rates:
             curves[batch_size] = ScalingCurve(tuple(rates), tuple(rates.values()))
     if not curves:
@@ -77,19 +77,26 @@ def _read_table(file: Path) -> dict[int, ScalingCurve]:
 
 def _levels(file: Path, line: int, header: list[str]) -> tuple[int, ...]:
     expected = f"the header must be {BATCH_COLUMN},1,2,4,... (powers of two, ascending)"
-    if header[0] != BATCH_COLUMN or len(header) < 2:
+    if header[0] != BATCH_COLUMN:
         raise bad_input(file, f"{expected}; it starts with {header[0]!r}", line=line)
-    levels = tuple(int(name) if name.isascii() and name.isdigit() else 0 for name in header[1:])
-    for name, level in zip(header[1:], levels, strict=True):
+    return levels_of(file, line, header[1:], expected)
+
+
+def levels_of(file: Path, line: int, names: list[str], expected: str) -> tuple[int, ...]:
+    """Numbers of GPUs that head the columns `names`; BadInput begins with `expected`."""
+    levels = tuple(int(name) if name.isascii() and name.isdigit() else 0 for name in names)
+    for name, level in zip(names, levels, strict=True):
         if not 1 <= level <= MAX_GPUS or level & (level - 1) or str(level) != name:
             raise bad_input(file, f"{expected}; {name!r} is not a power of two up to {MAX_GPUS}", line=line)
+    if not levels:
+        raise bad_input(file, f"{expected}; it has no number of GPUs", line=line)
     if list(levels) != sorted(set(levels)):
         raise bad_input(file, f"{expected}; these are not ascending", line=line)
     return levels
 
 
-def _rate(row: Row, column: str) -> float:
-    """Iterations per second; 0 where the job does not run."""
+def rate_of(row: Row, column: str) -> float:
+    """Iterations per second, or BadInput; 0 where the job does not run."""
     text = row.cells[column]
     if not text or text.lower() == "nan":
         return 0.0

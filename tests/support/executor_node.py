@@ -126,16 +126,20 @@ class ExecutorNode:
         )
         return self.ledger(requested)
 
-    def place(self, *names: str, job_id: str = "a") -> "ExecutorNode":
-        return self.place_on(gpus(*names), job_id)
+    def place(self, *names: str, job_id: str = "a", virtual_nodes_by_rank: tuple[int, ...] = ()) -> "ExecutorNode":
+        return self.place_on(gpus(*names), job_id, virtual_nodes_by_rank)
 
     def stop_free(self) -> "ExecutorNode":
         """From now on workers switch to the next generation without a stop if they can."""
         return self.ledger(events.PoolConfigured(config=PoolConfig(stop_free=True), at_s=self.now_s))
 
-    def place_on(self, gpus: tuple[GpuId, ...], job_id: str) -> "ExecutorNode":
-        job = self.state.pool.live_jobs[job_id]
-        placed = events.PlacedJob(job_id=job_id, generation=job.generation + 1, gpus=gpus)
+    def place_on(
+        self, gpus: tuple[GpuId, ...], job_id: str, virtual_nodes_by_rank: tuple[int, ...] = ()
+    ) -> "ExecutorNode":
+        generation = self.state.pool.live_jobs[job_id].generation + 1
+        placed = events.PlacedJob(
+            job_id=job_id, generation=generation, gpus=gpus, virtual_nodes_by_rank=virtual_nodes_by_rank
+        )
         return self.ledger(events.PlacementDecided(placements=(placed,), at_s=self.now_s))
 
     def reports(self, message: Any, *, job_id: str = "a", generation: int = 1, rank: int = 0) -> "ExecutorNode":

@@ -3,7 +3,7 @@
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from itertools import chain
@@ -76,11 +76,18 @@ def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
     return _scalar(hint, bounds)
 
 
+def _with_uneven_counts(placed: events.PlacedJob) -> events.PlacedJob:
+    return replace(placed, virtual_nodes_by_rank=tuple(range(len(placed.gpus), 0, -1)))
+
+
 @cache  # a strategy that is built once is checked once
 def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(composite, include_extras=True)
     names = [f.name for f in fields(composite)] if is_dataclass(composite) else composite._fields
-    return st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
+    if composite is events.PlacedJob:
+        given["virtual_nodes_by_rank"] = st.just(())
+    built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
+    return st.one_of(built, built.map(_with_uneven_counts)) if composite is events.PlacedJob else built
 
 
 def _scalar(hint: Any, bounds: tuple[Any, ...]) -> st.SearchStrategy[Any]:

@@ -32,7 +32,10 @@ class Ledger:
             subject = subjects.plan(POOL) if plan else subject_of(POOL, message)
             await self.bus.append(subject, data, message_id=f"test-{number}")
 
-    async def place(self, job_id: str, generation: int, *names: str, **changes: Any) -> None:
+    async def place(
+        self, job_id: str, generation: int, *names: str, virtual_nodes_by_rank: tuple[int, ...] = (), **changes: Any
+    ) -> None:
+        """changes: of the specification of a job in its first generation."""
         admitted = events.JobAdmitted(
             job_id=job_id,
             tenant="lab",
@@ -42,7 +45,9 @@ class Ledger:
             gpu_seconds=0.0,
             at_s=NOW_S,
         )
-        placed = events.PlacedJob(job_id=job_id, generation=generation, gpus=gpus(*names))
+        placed = events.PlacedJob(
+            job_id=job_id, generation=generation, gpus=gpus(*names), virtual_nodes_by_rank=virtual_nodes_by_rank
+        )
         placement = events.PlacementDecided(placements=(placed,), at_s=NOW_S)
         await self.plan(admitted, placement) if generation == 1 else await self.plan(placement)
 

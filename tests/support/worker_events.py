@@ -24,8 +24,12 @@ def profile_requested(job_id: str = "a") -> events.ProfileRequested:
     return events.ProfileRequested(job_id=job_id, tenant="lab", spec=spec(), deadline_s=NOW_S + 100.0, at_s=NOW_S)
 
 
-def placed(generation: int, *names: str, job_id: str = "a") -> events.PlacementDecided:
-    one = PlacedJob(job_id=job_id, generation=generation, gpus=gpus(*names))
+def placed(
+    generation: int, *names: str, job_id: str = "a", virtual_nodes_by_rank: tuple[int, ...] = ()
+) -> events.PlacementDecided:
+    one = PlacedJob(
+        job_id=job_id, generation=generation, gpus=gpus(*names), virtual_nodes_by_rank=virtual_nodes_by_rank
+    )
     return events.PlacementDecided(placements=(one,), at_s=NOW_S + generation)
 
 

@@ -137,6 +137,7 @@ class Node:
         generation: int | None = None,
         lost: Sequence[int] = (),
         micro_batch_size: int = 0,
+        virtual_nodes_by_rank: tuple[int, ...] = (),
     ) -> Generation:
         """The generation after `before`, without a stop: rank r was members[r], or is new where that is None."""
         some = next(iter(before.workers.values())).assignment
@@ -156,6 +157,7 @@ class Node:
                         world_size=size,
                         rendezvous_size=len(by_rank),
                         micro_batch_size=micro_batch_size,
+                        virtual_nodes_by_rank=virtual_nodes_by_rank,
                     )
                 )
             else:
@@ -166,6 +168,7 @@ class Node:
                     world_size=size,
                     rendezvous_size=len(by_rank),
                     micro_batch_size=micro_batch_size,
+                    virtual_nodes_by_rank=virtual_nodes_by_rank,
                 )
                 worker = await self.launcher.launch(joining)
             if rendezvous_rank < size:

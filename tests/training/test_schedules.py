@@ -21,6 +21,13 @@ async def test_no_schedule_changes_the_bits(virtual_nodes, seeds):
     assert row["states_compared"] > row["generations"] > row["schedules"]
 
 
+async def test_no_schedule_of_workers_with_unequal_numbers_of_virtual_nodes_changes_the_bits():
+    row = await prove(16, (1,), is_uneven=True)
+    assert row["unfinished"] == []
+    assert row["differences"] == []
+    assert row["states_compared"] > row["generations"] > row["schedules"]
+
+
 async def test_in_the_fast_mode_replicas_agree_and_samples_follow_the_ideal_order():
     row = await prove_fast((0,))
     assert row["unfinished"] == []

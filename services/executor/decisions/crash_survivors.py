@@ -7,7 +7,7 @@ that reacts to neither is killed, and counts as lost too.
 """
 
 from elasticflow.services.executor.decisions.local_events_and_actions import SendToWorker
-from elasticflow.services.executor.decisions.state import State
+from elasticflow.services.executor.decisions.state import State, gpu_types_by_rank
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol.to_worker import PeersLost, PrepareSwitch
@@ -66,6 +66,8 @@ def switch_orders(state: State, job: Job) -> list[SendToWorker]:
             rendezvous_size=len(gpus),
             rendezvous=job.rendezvous if rendezvous_rank else "",
             micro_batch_size=job.micro_batch_size or 0,
+            virtual_nodes_by_rank=job.virtual_nodes_by_rank,
+            gpu_types_by_rank=gpu_types_by_rank(state, job),
         )
         orders.append(SendToWorker(worker=worker.id, message=order))
     return orders

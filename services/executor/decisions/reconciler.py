@@ -16,7 +16,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     StartWorker,
     WorkerId,
 )
-from elasticflow.services.executor.decisions.state import State, can_train, is_quarantined
+from elasticflow.services.executor.decisions.state import State, can_train, gpu_types_by_rank, is_quarantined
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages.events import CheckpointFailed, CheckpointWritten
 from elasticflow.shared.messages.share_schedule import GpuId
@@ -143,6 +143,8 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         rendezvous_size=len(rendezvous_gpus(job)),
         checkpoint_iteration=job.checkpoint_iteration,
         micro_batch_size=job.micro_batch_size or 0,
+        virtual_nodes_by_rank=job.virtual_nodes_by_rank,
+        gpu_types_by_rank=gpu_types_by_rank(state, job),
         timeouts=state.pool.config.timeouts,
     )
 

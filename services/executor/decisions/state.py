@@ -206,3 +206,10 @@ def node_report(state: State, now_s: float) -> events.NodeReported:
         at_s=now_s,
         lease_s=state.pool.config.timeouts.lease_s,
     )
+
+
+def gpu_types_by_rank(state: State, job: Job) -> tuple[str, ...]:
+    """The types of the GPUs of its current generation; empty if all have one type."""
+    nodes = state.pool.nodes
+    types = tuple(node.gpu_type if (node := nodes.get(gpu.node_id)) is not None else "" for gpu in job.gpus)
+    return types if len(set(types)) > 1 else ()

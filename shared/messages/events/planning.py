@@ -8,7 +8,17 @@ from annotated_types import Len
 
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events.admission import AdmissionEvent
-from elasticflow.shared.messages.limits import Generation, GpuType, Name, NumGpus, Rate, Sequence, TimeS, Token
+from elasticflow.shared.messages.limits import (
+    Generation,
+    GpuType,
+    Name,
+    NumGpus,
+    Rate,
+    Sequence,
+    TimeS,
+    Token,
+    VirtualNodesByRank,
+)
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 
@@ -49,11 +59,21 @@ class ProfileCompleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedJob:
-    """The GPUs of one generation of a job; rank r runs on gpus[r]. No GPUs: the job is suspended."""
+    """The GPUs of one generation of a job; rank r runs on gpus[r]. No GPUs: the job is suspended.
+
+    virtual_nodes_by_rank: virtual nodes of the worker on each GPU; empty: as even as possible.
+    """
 
     job_id: Token
     generation: Generation
     gpus: Annotated[tuple[GpuId, ...], Len(max_length=4096)]
+    virtual_nodes_by_rank: VirtualNodesByRank = ()
+
+    def __post_init__(self) -> None:
+        if self.virtual_nodes_by_rank and len(self.virtual_nodes_by_rank) != len(self.gpus):
+            raise ValueError("must have no virtual_nodes_by_rank, or one number for each of its gpus")
+        if self.virtual_nodes_by_rank and not any(self.virtual_nodes_by_rank):
+            raise ValueError("must have a virtual node on at least one of its gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

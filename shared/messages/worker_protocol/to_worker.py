@@ -13,6 +13,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     Generation,
+    GpuType,
     Index,
     Iterations,
     Name,
@@ -20,6 +21,7 @@ from elasticflow.shared.messages.limits import (
     PositiveDurationS,
     Sequence,
     Token,
+    VirtualNodesByRank,
 )
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 
@@ -51,6 +53,8 @@ class Assignment:
         of the job from them; 0: all workers are new, and the state is in the checkpoint.
     checkpoint_iteration: a complete checkpoint of so many steps exists; a start from an older one would lose work.
     micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
+    virtual_nodes_by_rank: virtual nodes of each worker of the generation.
+    gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 
@@ -70,6 +74,8 @@ class Assignment:
     rendezvous_size: Annotated[int, Strict(), Ge(0)] = 0
     checkpoint_iteration: Iterations = 0
     micro_batch_size: NumSamples = 0
+    virtual_nodes_by_rank: VirtualNodesByRank = ()
+    gpu_types_by_rank: tuple[GpuType, ...] = ()
     lease_until_s: DurationS = 0.0
     timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)
     checkpoint_every_s: PositiveDurationS = 30.0
@@ -85,7 +91,7 @@ class PrepareSwitch:
     rendezvous_rank: the rank in the new generation; world_size or more for a worker that leaves with the switch.
     rendezvous_size: staying, joining and leaving workers.
     rendezvous: host:port of rendezvous rank 0, which listens as rank 0 of a start does; "" if `JoinRendezvous` follows.
-    micro_batch_size: as in `Assignment`, from the switch on.
+    micro_batch_size, virtual_nodes_by_rank, gpu_types_by_rank: as in `Assignment`, from the switch on.
     """
 
     generation: Generation
@@ -94,6 +100,8 @@ class PrepareSwitch:
     rendezvous_size: Annotated[int, Strict(), Gt(0)]
     rendezvous: str = ""
     micro_batch_size: NumSamples = 0
+    virtual_nodes_by_rank: VirtualNodesByRank = ()
+    gpu_types_by_rank: tuple[GpuType, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

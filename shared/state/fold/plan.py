@@ -65,6 +65,7 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
         stopping=_stopping_despite_switch(state, job) if switches else all_stopping(state, job),
         generation=placement.generation,
         gpus=placement.gpus,
+        virtual_nodes_by_rank=placement.virtual_nodes_by_rank,
         reserved_gpus=_kept_reserved_gpus(job, placement),
         placed_at_s=decided.at_s,
         started_at_s=None,

@@ -53,6 +53,8 @@ class RendezvousSpecification:
     advertise_host: str
     device: torch.device
     micro_batch_size: int  # of the new generation
+    virtual_nodes_by_rank: tuple[int, ...]  # of the new generation; empty: as even as possible
+    gpu_types_by_rank: tuple[str, ...]  # of the new generation; empty: all have one type
     wait_s: float
     timeouts: FailureTimeouts
 
@@ -97,6 +99,8 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
         advertise_host=assignment.advertise_host,
         device=device,
         micro_batch_size=assignment.micro_batch_size,
+        virtual_nodes_by_rank=assignment.virtual_nodes_by_rank,
+        gpu_types_by_rank=assignment.gpu_types_by_rank,
         wait_s=assignment.timeouts.start_timeout_s,
         timeouts=assignment.timeouts,
     )
@@ -112,6 +116,8 @@ def switch_specification(specification: RendezvousSpecification, command: Prepar
         size=command.rendezvous_size,
         rendezvous=command.rendezvous,
         micro_batch_size=command.micro_batch_size,
+        virtual_nodes_by_rank=command.virtual_nodes_by_rank,
+        gpu_types_by_rank=command.gpu_types_by_rank,
         wait_s=specification.timeouts.collective_timeout_s,
     )
 
@@ -149,6 +155,8 @@ def join_rendezvous(
     if specification.size == 1:
         return RendezvousResult(training_group=None, transfer_group=None)
     aborted = aborted or threading.Event()
+    # Workers with different counts would compute some samples twice and others never.
+    digest = digest | {"virtual nodes by rank": str(specification.virtual_nodes_by_rank)}
     try:
         store = dist.PrefixStore(
             f"{specification.job_id}/{specification.generation}",

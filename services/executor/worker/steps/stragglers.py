@@ -1,7 +1,7 @@
 """Detects a worker that is persistently slower than its peers. Pure.
 
-Compared are the times before each worker's first wait for its peers, for equally many samples. A slowdown of all
-workers does not count, nor one that moves from worker to worker, as on a busy machine.
+Compared are the times before each worker's first wait for its peers, for equally many samples, on GPUs of one type. A
+slowdown of all workers does not count, nor one that moves from worker to worker, as on a busy machine.
 """
 
 import statistics
@@ -32,20 +32,21 @@ class _SlowSteps:
 
 
 class StragglerDetector:
-    """Of one generation.
+    """Of one generation. gpu_types_by_rank: empty if all workers have GPUs of one type.
 
     A worker is a straggler if its time exceeds 1.5 times its peers' median and the median plus five deviations, in ten
     steps in a row.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gpu_types_by_rank: Sequence[str] = ()) -> None:
+        self._gpu_types_by_rank = gpu_types_by_rank
         self._slow_steps: dict[int, _SlowSteps] = {}
         self._reported_at_s: dict[int, float] = {}
 
     def detect(self, compute_s: Sequence[float], now_s: float) -> Straggler | None:
         """After a step. compute_s: by rank."""
         for rank, mine_s in enumerate(compute_s):
-            slowdown = _slowdown(mine_s, [*compute_s[:rank], *compute_s[rank + 1 :]])
+            slowdown = _slowdown(mine_s, self._of_peers(rank, compute_s))
             if slowdown is None:
                 self._slow_steps.pop(rank, None)
                 continue
@@ -56,6 +57,11 @@ class StragglerDetector:
                 self._reported_at_s[rank] = now_s
                 return Straggler(rank, statistics.median(slow.slowdowns))
         return None
+
+    def _of_peers(self, rank: int, compute_s: Sequence[float]) -> list[float]:
+        """The times of the other workers on GPUs of the same type."""
+        types = self._gpu_types_by_rank or ("",) * len(compute_s)
+        return [peer_s for peer, peer_s in enumerate(compute_s) if peer != rank and types[peer] == types[rank]]
 
 
 def _slowdown(mine_s: float, others_s: Sequence[float]) -> float | None:

@@ -86,11 +86,31 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     return job
 
 
-def virtual_nodes_of(function: TrainingFunction, spec: JobSpec, world_size: int, micro_batch_size: int) -> VirtualNodes:
-    """How the job's batch is cut: fixed for life, except that the fast mode cuts it for each number of workers."""
-    cut = partial(VirtualNodes, global_batch_size=spec.global_batch_size, micro_batch_size=micro_batch_size)
+def virtual_nodes_of(
+    function: TrainingFunction,
+    spec: JobSpec,
+    world_size: int,
+    micro_batch_size: int,
+    counts_by_rank: tuple[int, ...] = (),
+) -> VirtualNodes:
+    """How the job's batch is cut: fixed for life, except that the fast mode cuts it for each generation.
+
+    counts_by_rank: as placed; empty: as even as possible. Raises TrainingFailed if they do not fit the job.
+    """
+    cut = partial(
+        VirtualNodes,
+        global_batch_size=spec.global_batch_size,
+        micro_batch_size=micro_batch_size,
+        counts_by_rank=counts_by_rank,
+    )
+    placed = sum(counts_by_rank)
     if function.reproducible == "fast":
-        return cut(count=world_size)
+        if placed > spec.global_batch_size:
+            raise TrainingFailed(
+                f"{placed} virtual nodes were placed, but the global batch has {spec.global_batch_size} samples: place "
+                "at most as many virtual nodes as samples"
+            )
+        return cut(count=placed or world_size).merged_by_worker()
     if function.reproducible != "bitwise":
         raise TrainingFailed(f'reproducible: must be "bitwise" or "fast", not {function.reproducible!r:.80}')
     count = function.virtual_nodes or default_count(spec.global_batch_size)
@@ -98,6 +118,8 @@ def virtual_nodes_of(function: TrainingFunction, spec: JobSpec, world_size: int,
         raise TrainingFailed(
             f"virtual_nodes: must be from 1 to global_batch_size ({spec.global_batch_size}), not {count}"
         )
+    if counts_by_rank and placed != count:
+        raise TrainingFailed(f"{placed} virtual nodes were placed, but the job has {count}: place each of them once")
     return cut(count=count)
 
 

@@ -221,14 +221,14 @@ class Trainer(JobState):
 
     # --- generations ---
 
-    def begin_generation(self, generation: int) -> None:
+    def begin_generation(self, generation: int, gpu_types_by_rank: Sequence[str]) -> None:
         """Train as its worker from the present iteration on; rank 0 writes its checkpoints."""
         self.generation = generation
         writes = self.is_rank_0 and self.assignment.purpose == "train"
         self.checkpoints = self.checkpoint_store() if writes else None
         # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
         self._is_evaluated = self._has_agreed_on_names = False
-        self._stragglers = StragglerDetector()
+        self._stragglers = StragglerDetector(gpu_types_by_rank)
         self.telemetry.training_began(self.iteration)
 
     def switch(self, specification: RendezvousSpecification, result: RendezvousResult) -> StateTransfer:
@@ -253,8 +253,14 @@ class Trainer(JobState):
             self.members = GenerationMembers(result.training_group, self._virtual_nodes_in(specification))
             self.engine.close()
             self.engine = self.make_engine(self.members)
-            self.begin_generation(specification.generation)
+            self.begin_generation(specification.generation, specification.gpu_types_by_rank)
         return transfer
 
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
-        return virtual_nodes_of(self.function, self.spec, specification.world_size, specification.micro_batch_size)
+        return virtual_nodes_of(
+            self.function,
+            self.spec,
+            specification.world_size,
+            specification.micro_batch_size,
+            specification.virtual_nodes_by_rank,
+        )

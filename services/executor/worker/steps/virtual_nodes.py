@@ -1,13 +1,13 @@
 """Virtual nodes: how a job's global batch is cut into fixed parts, and which worker computes them. Pure.
 
 A global batch is cut into V parts, one for each virtual node, and V is fixed for the life of a job. Workers compute
-contiguous blocks of virtual nodes, so their number decides where a part is computed, never what is computed
-(VirtualFlow, section 3). A part that exceeds a GPU's memory is cut again, into micro-batches. A virtual node stays on
-one worker, which adds its micro-batches one after another.
+contiguous blocks of virtual nodes, so their number and the sizes of their blocks decide where a part is computed, never
+what is computed (VirtualFlow, sections 3 and 5). A part that exceeds a GPU's memory is cut again, into micro-batches. A
+virtual node stays on one worker, which adds its micro-batches one after another.
 """
 # pyright: strict
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 _MOST_BY_DEFAULT = 8  # each is a forward and a backward pass of its own: more of them cost more time
@@ -39,18 +39,36 @@ class VirtualNodes:
     """How one job's global batch is cut and distributed over any number of workers.
 
     micro_batch_size: the most samples of one forward and backward pass; 0: a whole virtual node.
+    counts_by_rank: virtual nodes of each worker; empty: as even as possible.
+    relative_sizes: of the virtual nodes; empty: all have the same size, up to one sample.
     """
 
     count: int
     global_batch_size: int  # samples
     micro_batch_size: int = 0
+    counts_by_rank: tuple[int, ...] = ()
+    relative_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert not self.counts_by_rank or sum(self.counts_by_rank) == self.count
+        assert not self.relative_sizes or len(self.relative_sizes) == self.count
+
+    def merged_by_worker(self) -> "VirtualNodes":
+        """One virtual node for each worker that has some, with the samples of all of them."""
+        if not self.counts_by_rank:
+            return self
+        sizes = tuple(size for size in self.counts_by_rank if size)
+        ones = tuple(min(size, 1) for size in self.counts_by_rank)
+        return replace(self, count=len(sizes), counts_by_rank=ones, relative_sizes=sizes)
 
     def samples(self, virtual_node: int) -> slice:
-        """Its contiguous part of a global batch; sizes differ by at most one."""
-        return slice(
-            virtual_node * self.global_batch_size // self.count,
-            (virtual_node + 1) * self.global_batch_size // self.count,
-        )
+        """Its contiguous part of a global batch."""
+        return slice(self._first_sample(virtual_node), self._first_sample(virtual_node + 1))
+
+    def _first_sample(self, virtual_node: int) -> int:
+        if not self.relative_sizes:
+            return virtual_node * self.global_batch_size // self.count
+        return sum(self.relative_sizes[:virtual_node]) * self.global_batch_size // sum(self.relative_sizes)
 
     def weight(self, virtual_node: int) -> float:
         """Its part of the samples: the weight of their mean in the mean over the global batch."""
@@ -58,7 +76,10 @@ class VirtualNodes:
         return (part.stop - part.start) / self.global_batch_size
 
     def block(self, rank: int, world_size: int) -> range:
-        """The virtual nodes of a worker; empty for workers beyond the number of virtual nodes."""
+        """The virtual nodes of a worker; empty for a surplus worker."""
+        if self.counts_by_rank:
+            start = sum(self.counts_by_rank[:rank])
+            return range(start, start + self.counts_by_rank[rank])
         most = min(world_size, self.count)
         if rank >= most:
             return range(0)

@@ -88,7 +88,9 @@ def set_up(
     objects = make_job_objects(function, spec, device)
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset
     _check_world_size(assignment.world_size, spec)
-    virtual_nodes = virtual_nodes_of(function, spec, assignment.world_size, assignment.micro_batch_size)
+    virtual_nodes = virtual_nodes_of(
+        function, spec, assignment.world_size, assignment.micro_batch_size, assignment.virtual_nodes_by_rank
+    )
     read_ahead = objects.read_ahead(device, cpu_throttle, num_processes=function.data_workers)
     digest = compatibility_digest(function, spec, model, optimizer, dataset.samples_digest)
     result = join_rendezvous(specification, digest, channel, store, transfer_state=assignment.rendezvous_size > 0)
@@ -135,7 +137,7 @@ def set_up(
         metric_names=state.get("metric_names"),
         is_over=function.is_over,
     )
-    trainer.begin_generation(assignment.generation)
+    trainer.begin_generation(assignment.generation, assignment.gpu_types_by_rank)
     return trainer, transfer
 
 

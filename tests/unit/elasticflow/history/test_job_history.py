@@ -129,6 +129,15 @@ def test_a_profiling_run_starts_when_enough_gpus_are_free() -> None:
     assert ledger.of("j1")[-1] == "its share shrinks to 2 GPUs from 4: the planned shares change at this time"
 
 
+def test_unequal_numbers_of_virtual_nodes_are_named() -> None:
+    placed = events.PlacedJob(
+        job_id="j1", generation=1, gpus=gpus("node-0:0", "node-0:1"), virtual_nodes_by_rank=(6, 2)
+    )
+    ledger = pool().admitted("j1").allocated(j1=2)
+    ledger.decided("placement", events.PlacementDecided(placements=(placed,), at_s=NOW_S))
+    assert ledger.of("j1")[-1] == "generation 1 is placed on node-0:0,1 with virtual nodes 6:2"
+
+
 def test_an_unchanged_share_adds_no_entry() -> None:
     ledger = pool().admitted("j1").allocated(j1=2).allocated(j1=2)
     assert len(ledger.of("j1")) == 2

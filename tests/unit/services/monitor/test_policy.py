@@ -276,6 +276,18 @@ def test_another_speed_moves_the_curve_until_it_fits(rate: float) -> None:
     assert monitor.state.pool.curves["linear/b64"].iterations_per_s[1] == pytest.approx(rate, rel=0.1)
 
 
+def test_the_speed_of_an_uneven_division_corrects_nothing() -> None:
+    history = running("a")
+    placed = PlacedJob(job_id="a", generation=2, gpus=gpus("node-0:0", "node-0:1"), virtual_nodes_by_rank=(7, 1))
+    gone = events.WorkersStopped(job_id="a", generation=1, node_id="node-0", iteration=0, at_s=NOW_S)
+    history.then(events.PlacementDecided(placements=(placed,), at_s=NOW_S), gone).started("a", at_s=NOW_S + 1.0)
+    monitor, facts = Monitor(history), list[Any]()
+    for second in range(1, 31):
+        facts += monitor.hears(NOW_S + second, beat(report("a", 2 * second, rate=0.5, generation=2)))
+    assert told(facts, events.JobProgressed)
+    assert told(facts, events.ThroughputMeasured) == []
+
+
 @pytest.mark.parametrize("confidence", [None, 0.99])
 def test_the_speed_of_a_probe_is_reported_unchanged(confidence: float | None) -> None:
     history = running("a", curves={"linear/b64": {}}, confidence=confidence)

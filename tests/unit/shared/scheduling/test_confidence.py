@@ -62,7 +62,7 @@ def test_jobs_of_the_same_profile_narrow_it_for_the_next() -> None:
 # --- what is kept of it in the state ----------------------------------------------------------------------
 
 
-def running(**config: Any) -> History:
+def running(virtual_nodes_by_rank: tuple[int, ...] = (), **config: Any) -> History:
     """A job on one GPU, whose curve says one iteration a second."""
     admitted = events.JobAdmitted(
         job_id="a",
@@ -73,7 +73,9 @@ def running(**config: Any) -> History:
         gpu_seconds=100.0,
         at_s=NOW_S,
     )
-    placed = events.PlacedJob(job_id="a", generation=1, gpus=gpus("node-0:0"))
+    placed = events.PlacedJob(
+        job_id="a", generation=1, gpus=gpus("node-0:0"), virtual_nodes_by_rank=virtual_nodes_by_rank
+    )
     history = histories.pool(4, **config)
     return history.then(admitted, events.PlacementDecided(placements=(placed,), at_s=NOW_S)).started("a")
 
@@ -98,6 +100,7 @@ def test_reports_are_kept_where_a_confidence_asks_for_them() -> None:
     assert job_of(history).speed == seen(0.8, 0.9)
     assert job_of(history.then(progressed(3, 0.9))).speed == seen(0.8, 0.9), "repeated"
     assert job_of(running().then(progressed(1, 0.8))).speed == NO_SPEEDS
+    assert job_of(running((8,), confidence=0.99).then(progressed(1, 0.8))).speed == NO_SPEEDS
 
 
 def test_the_first_reports_make_the_allocator_look_again_and_later_ones_rarely() -> None:

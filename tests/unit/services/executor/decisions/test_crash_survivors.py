@@ -61,6 +61,18 @@ def test_joining_workers_start_at_once_and_staying_workers_get_one_order() -> No
     assert (joining.world_size, joining.rendezvous_size) == (2, 2)
 
 
+def test_other_counts_of_virtual_nodes_on_the_same_gpus_are_a_switch() -> None:
+    node = training(2).place("node-0:0", "node-0:1", virtual_nodes_by_rank=(6, 2))
+    orders = [action.message for action in node.actions if isinstance(action, SendToWorker)]
+    assert [(o.rendezvous_rank, o.virtual_nodes_by_rank) for o in orders if isinstance(o, PrepareSwitch)] == [
+        (0, (6, 2)),
+        (1, (6, 2)),
+    ]
+    assert (node.starts, node.emitted) == ([], [])
+    node.switches(rank=0, to=0).switches(rank=1, to=1)
+    assert node.emitted_of(events.GenerationStarted) == [STARTED]
+
+
 def test_a_staying_worker_opens_the_rendezvous_and_the_joining_one_gets_its_address() -> None:
     node = listens(training().place("node-0:0", "node-0:3").forget())
     assert node.emitted == [events.RendezvousOpened(job_id="a", generation=2, address="10.0.0.1:5000")]

@@ -41,6 +41,20 @@ def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
     assert node.emitted[1:] == [events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S)]
 
 
+def test_workers_start_with_the_placed_numbers_of_virtual_nodes() -> None:
+    node = ExecutorNode().settle().admit().place("node-0:2", "node-0:3", virtual_nodes_by_rank=(6, 2))
+    assert [start.assignment.virtual_nodes_by_rank for start in node.starts] == [(6, 2), (6, 2)]
+
+
+def test_workers_learn_the_types_of_gpus_if_these_differ() -> None:
+    node = ExecutorNode().settle().ledger(replace(OTHER_NODE, gpu_type="P100")).stop_free()
+    node.admit("a").place("node-0:0", job_id="a").admit("b").place("node-1:0", "node-0:1", job_id="b")
+    assert [start.assignment.gpu_types_by_rank for start in node.starts] == [(), ("P100", "")]
+    node.reports(Started(iteration=0)).forget().place("node-0:0", "node-1:1")
+    (order,) = [action.message for action in node.actions]
+    assert order.gpu_types_by_rank == ("", "P100")
+
+
 def test_a_start_that_is_reported_late_names_its_checkpoint() -> None:
     node = ExecutorNode().settle().admit().place("node-0:0").reports(Started(iteration=7)).forget()
     job = node.state.pool.live_jobs["a"]

@@ -74,6 +74,15 @@ def test_a_training_job_switches_without_a_stop(after: tuple[str, ...]) -> None:
     assert set(a.nodes) == {"node-0", *(gpu.node_id for gpu in gpus(*after))}
 
 
+def test_other_counts_of_virtual_nodes_on_the_same_gpus_are_a_generation_without_a_stop() -> None:
+    on = ("node-0:0", "node-0:1")
+    history = training(*on).then(placed(2, *on, virtual_nodes_by_rank=(6, 2)))
+    a = job(history)
+    assert (a.generation, a.gpus, a.virtual_nodes_by_rank, a.stopping) == (2, gpus(*on), (6, 2), ())
+    assert (a.is_switching, a.training_generation) == (True, 1)
+    assert job(history.then(placed(3, "node-0:0"))).virtual_nodes_by_rank == ()
+
+
 def stops(history: History) -> bool:
     a = job(history)
     return a.previous_generation is None and {s.generation for s in a.stopping} == {1}

@@ -1,6 +1,7 @@
 """Which samples a step takes: the same at every number of workers, each once an epoch."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
@@ -44,16 +45,19 @@ def line_of(*sizes: int, seed: int = 0, batch: int = 100, lanes: int = 1, window
     data=st.data(),
 )
 def test_each_sample_once_an_epoch_through_any_resizes(line, world_sizes, micro_batch_size, is_fast, data):
-    """The fast mode cuts the batch for each number of workers."""
+    """Workers have any numbers of virtual nodes. The fast mode cuts the batch for each generation."""
     count = data.draw(st.integers(1, line.global_batch_size))
     seen: list[int] = []
     for iteration in range(2 * line.partitions.num_samples // line.global_batch_size + 1):
         world_size = world_sizes[iteration % len(world_sizes)]
+        cuts = sorted(data.draw(st.lists(st.integers(0, count), min_size=world_size - 1, max_size=world_size - 1)))
         nodes = VirtualNodes(
-            count=min(world_size, line.global_batch_size) if is_fast else count,
+            count=count,
             global_batch_size=line.global_batch_size,
             micro_batch_size=micro_batch_size,
+            counts_by_rank=tuple(stop - start for start, stop in pairwise([0, *cuts, count])),
         )
+        nodes = nodes.merged_by_worker() if is_fast else nodes
         for rank in range(world_size):
             micro_batches = [each for v in nodes.block(rank, world_size) for each in nodes.micro_batches(v)]
             for part in line.parts(micro_batches, iteration):

@@ -19,6 +19,7 @@ from elasticflow.services.executor.worker.elastic.rendezvous import (
     rendezvous_specification,
 )
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted, RendezvousStore
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -29,7 +30,9 @@ TIMEOUT_S = 30.0
 SPEC = JobSpec(training_function="a:B", global_batch_size=8, max_iterations=10, deadline_in_s=60.0)
 
 
-def specification_of(rendezvous_rank: int, size: int) -> RendezvousSpecification:
+def specification_of(
+    rendezvous_rank: int, size: int, virtual_nodes_by_rank: tuple[int, ...] = ()
+) -> RendezvousSpecification:
     """With long timeouts."""
     assignment = Assignment(
         job_id="job",
@@ -38,6 +41,7 @@ def specification_of(rendezvous_rank: int, size: int) -> RendezvousSpecification
         world_size=size,
         spec=SPEC,
         checkpoint_dir="unused",
+        virtual_nodes_by_rank=virtual_nodes_by_rank,
         timeouts=FailureTimeouts(stall_timeout_s=2000.0),
     )
     return rendezvous_specification(assignment, torch.device("cpu"))
@@ -83,6 +87,24 @@ def test_an_aborted_rendezvous_does_not_wait_for_a_missing_worker():
     aborted.set()
     ended()
     assert [type(error) for error in errors] == [PeerLost, PeerLost]
+
+
+def test_workers_that_would_divide_the_virtual_nodes_differently_form_no_group():
+    """The one that notices fails; the other waits for it."""
+    aborted = threading.Event()
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    even, uneven = specification_of(0, 2), specification_of(1, 2, (6, 2))
+
+    def joins(specification: RendezvousSpecification) -> None:
+        store = dist.TCPStore("127.0.0.1", server.port)
+        join_rendezvous(specification, {}, NoAddress(), store, transfer_state=False, aborted=aborted)  # pyright: ignore
+
+    waits, others = errors_in_threads(lambda: joins(even))
+    with pytest.raises(TrainingFailed, match=r"virtual nodes by rank: \(6, 2\) here, \(\) there"):
+        joins(uneven)
+    aborted.set()
+    waits()
+    assert [type(error) for error in others] == [PeerLost]
 
 
 def test_an_aborted_rendezvous_does_not_wait_for_a_worker_that_died_while_connecting():

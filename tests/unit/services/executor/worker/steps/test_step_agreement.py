@@ -1,10 +1,21 @@
-"""Workers with equal states have equal fingerprints; those with different states do not."""
+"""What workers agree on: equal states have equal fingerprints, and compute times are compared for equal work."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from elasticflow.services.executor.worker.steps.step_agreement import PARAMETERS_EVERY, fingerprint
+from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.steps.step_agreement import (
+    PARAMETERS_EVERY,
+    Agreement,
+    GenerationMembers,
+    fingerprint,
+)
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from tests.unit.services.executor.worker.elastic.test_groups import CPU, WAIT_S
 
 
 def made(dtype=torch.float32, size=5):
@@ -33,3 +44,43 @@ def test_another_learning_rate_shows_in_each_step():
     (model, optimizer), other = made(), made()
     optimizer.param_groups[0]["lr"] *= 1 + 1e-12
     assert of(model, optimizer, 7) != of(*other, 7)
+
+
+def agreed(virtual_nodes: VirtualNodes, *compute_s: float) -> Agreement:
+    """By workers that took so long. The metric of each virtual node is its number."""
+    store, size = dist.HashStore(), len(compute_s)
+
+    def agree(rank: int) -> Agreement:
+        group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
+        members = GenerationMembers(group, virtual_nodes)
+        rows = [[float(part.virtual_node)] for part in members.computed]
+        agreement = members.agree(
+            stop=False, over=False, ready_generation=0, fingerprint=1, compute_s=compute_s[rank], rows=rows
+        )
+        members.leave()
+        group.close()
+        group.release()
+        return agreement
+
+    with ThreadPoolExecutor(size) as threads:
+        first, *others = threads.map(agree, range(size))
+    assert others == [first] * (size - 1)
+    return first
+
+
+def test_compute_times_are_per_sample_where_workers_have_unequal_numbers_of_virtual_nodes():
+    """The surplus worker repeats one virtual node. Per step, the first worker would be a straggler."""
+    nodes = VirtualNodes(count=8, global_batch_size=16, counts_by_rank=(5, 0, 2, 1))
+    assert agreed(nodes, 0.5, 0.1, 0.2, 0.1).compute_s == pytest.approx([0.8] * 4)
+    slow_s = agreed(nodes, 0.5, 0.1, 0.4, 0.1).compute_s
+    assert slow_s == pytest.approx([0.8, 0.8, 1.6, 0.8])
+
+
+@pytest.mark.parametrize("counts", [(), (5, 0, 2, 1), (0, 0, 0, 8), (1, 1, 1, 5)])
+def test_means_do_not_depend_on_the_numbers_of_virtual_nodes(counts):
+    """21 samples: the virtual nodes have two or three."""
+    nodes = VirtualNodes(count=8, global_batch_size=21, counts_by_rank=counts)
+    alone = GenerationMembers(None, VirtualNodes(count=8, global_batch_size=21))
+    rows = [[float(v)] for v in range(8)]
+    expected = alone.agree(stop=False, over=False, ready_generation=0, fingerprint=1, compute_s=1.0, rows=rows)
+    assert agreed(nodes, 1.0, 1.0, 1.0, 1.0).means == expected.means

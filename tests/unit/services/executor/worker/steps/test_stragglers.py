@@ -14,8 +14,10 @@ from elasticflow.services.executor.worker.steps.stragglers import (
 STEP_S = 0.2
 
 
-def all_detected(steps: list[list[float]], step_s: float = STEP_S) -> list[Straggler]:
-    detector = StragglerDetector()
+def all_detected(
+    steps: list[list[float]], step_s: float = STEP_S, gpu_types_by_rank: tuple[str, ...] = ()
+) -> list[Straggler]:
+    detector = StragglerDetector(gpu_types_by_rank)
     found = (detector.detect(compute_s, number * step_s) for number, compute_s in enumerate(steps))
     return [each for each in found if each is not None]
 
@@ -28,6 +30,14 @@ def test_a_persistent_straggler_is_reported_at_intervals(num_workers: int) -> No
     assert all_detected([compute_s] * (steps - 1)) == []
     assert all_detected([compute_s] * steps) == [Straggler(1, pytest.approx(2.0))]
     assert len(all_detected([compute_s] * (steps + int(2 * REPORT_INTERVAL_S / STEP_S)))) == 3
+
+
+def test_workers_are_compared_with_those_on_gpus_of_their_type() -> None:
+    """Four times as slow by its type is no straggler; twice as slow as the others of its type is one."""
+    types = ("fast", "slow", "fast", "slow", "alone", "slow")
+    assert all_detected([[0.1, 0.4, 0.1, 0.4, 1.0, 0.4]] * 200, gpu_types_by_rank=types) == []
+    detected = all_detected([[0.1, 0.4, 0.1, 0.4, 1.0, 0.8]] * 60, gpu_types_by_rank=types)
+    assert detected == [Straggler(5, pytest.approx(2.0))]
 
 
 def test_long_steps_need_as_many() -> None:

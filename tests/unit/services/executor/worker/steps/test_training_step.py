@@ -59,7 +59,7 @@ def test_all_workers_agree_on_metric_names_once_in_each_generation() -> None:
     members = Members()
     trainer = trainer_of(members)
     for generation in (1, 2):
-        trainer.begin_generation(generation)
+        trainer.begin_generation(generation, ())
         for _ in range(2):
             assert trainer._agreed_names([NAMES]) == NAMES
     assert members.asked == [NAMES, NAMES]
@@ -73,7 +73,7 @@ def test_survivors_continue_together_although_only_one_knew_the_names(rank_that_
     def survive(rank: int) -> list[float]:
         knew_names = rank == rank_that_knew
         trainer = trainer_of(Members(knows=knew_names))
-        trainer.begin_generation(1)
+        trainer.begin_generation(1, ())
         if knew_names:
             trainer._agreed_names([NAMES])
         else:
@@ -81,7 +81,7 @@ def test_survivors_continue_together_although_only_one_knew_the_names(rank_that_
                 trainer._agreed_names([NAMES])
         survivors = Survivors(store, rank)
         trainer.members = survivors  # type: ignore[assignment]
-        trainer.begin_generation(2)
+        trainer.begin_generation(2, ())
         assert trainer._agreed_names([NAMES]) == NAMES
         return [float(theirs) for theirs in survivors.group.all_gather(torch.tensor([rank]))]
 

@@ -41,6 +41,45 @@ def test_every_worker_computes_an_existing_part(virtual_nodes, world_size):
         assert computed == set(virtual_nodes.block(rank, world_size)) or rank >= virtual_nodes.count
 
 
+@st.composite
+def uneven_cuts(draw: st.DrawFn) -> VirtualNodes:
+    counts = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any)))
+    return VirtualNodes(
+        count=sum(counts),
+        global_batch_size=sum(counts) + draw(st.integers(0, 100)),
+        micro_batch_size=draw(st.integers(0, 20)),
+        counts_by_rank=counts,
+    )
+
+
+@given(uneven_cuts())
+def test_uneven_blocks_have_the_given_counts_and_cut_the_batch_as_even_ones_do(virtual_nodes):
+    world_size = len(virtual_nodes.counts_by_rank)
+    blocks = [virtual_nodes.block(rank, world_size) for rank in range(world_size)]
+    assert tuple(map(len, blocks)) == virtual_nodes.counts_by_rank
+    even = replace(virtual_nodes, counts_by_rank=())
+    expected = even.computed_by(0, 1)
+    assert tuple(part for block in blocks for v in block for part in virtual_nodes.micro_batches(v)) == expected
+
+
+@given(uneven_cuts())
+def test_a_worker_without_virtual_nodes_repeats_one(virtual_nodes):
+    for rank, count in enumerate(virtual_nodes.counts_by_rank):
+        computed = {part.virtual_node for part in virtual_nodes.computed_by(rank, len(virtual_nodes.counts_by_rank))}
+        assert len(computed) == max(count, 1)
+
+
+@given(uneven_cuts())
+def test_merged_by_worker_each_worker_has_its_samples_in_one_virtual_node(virtual_nodes):
+    merged, world_size = virtual_nodes.merged_by_worker(), len(virtual_nodes.counts_by_rank)
+    for rank in range(world_size):
+        before = [virtual_nodes.samples(v) for v in virtual_nodes.block(rank, world_size)]
+        after = [merged.samples(v) for v in merged.block(rank, world_size)]
+        assert after == ([slice(before[0].start, before[-1].stop)] if before else [])
+        assert len({part.virtual_node for part in merged.computed_by(rank, world_size)}) == 1
+    assert sum(merged.weight(v) for v in range(merged.count)) == pytest.approx(1.0)
+
+
 @given(cuts(), st.integers(1, 100))
 def test_micro_batches_are_small_enough_and_cover_their_virtual_node(virtual_nodes, micro_batch_size):
     virtual_nodes = replace(virtual_nodes, micro_batch_size=micro_batch_size)
