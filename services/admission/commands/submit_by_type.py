@@ -46,7 +46,7 @@ def submit_by_type(sessions: SessionsByType, command: SubmitJob | ProfileJob) ->
         before = _ready(sessions, submission, gpu_type)
         taken = take(before, replace(command, spec=spec_on(whole.state, command.spec, gpu_type)))
         if taken is not None:
-            return sessions.after_type(gpu_type, taken, _as_submitted(taken, submission, gpu_type))
+            return sessions.after_type(gpu_type, taken, _as_submitted(taken, submission, gpu_type, {}))
     return _decided(sessions, submission)
 
 
@@ -65,15 +65,17 @@ def _decided(sessions: SessionsByType, submission: Submission) -> SessionsByType
         return sessions.after_whole(unrunnable(whole, submission))
     if not possible or _unknown_types(sessions, submission):
         return sessions.after_whole(request_profile(whole, submission))
+    costs = {gpu_type: _cost(sessions, submission, gpu_type) for gpu_type in possible}
     decided = {
         gpu_type: admit_or_reject(_ready(sessions, submission, gpu_type), _on(sessions, submission, gpu_type))
         for gpu_type in possible
     }
-    chosen = _cheapest(sessions, submission, decided) or _earliest(decided)
+    chosen = _cheapest(costs, decided) or _earliest(decided)
+    elsewhere = {name: cost[1] for name, cost in costs.items() if name != chosen and math.isfinite(cost[1])}
     for gpu_type, after in decided.items():
         is_given_up = gpu_type != chosen and isinstance(after.events[-1], JobAdmitted)
         sessions = sessions.with_session(gpu_type, after.replanned() if is_given_up else after)
-    return sessions.after_type(chosen, decided[chosen], _as_submitted(decided[chosen], submission, chosen))
+    return sessions.after_type(chosen, decided[chosen], _as_submitted(decided[chosen], submission, chosen, elsewhere))
 
 
 def _unknown_types(sessions: SessionsByType, submission: Submission) -> list[str]:
@@ -100,36 +102,32 @@ def _on(sessions: SessionsByType, submission: Submission, gpu_type: str) -> Subm
 
 
 def _as_submitted(
-    after: AdmissionSession, submission: Submission, gpu_type: str
+    after: AdmissionSession, submission: Submission, gpu_type: str, least_elsewhere: Mapping[str, float]
 ) -> tuple[JobAdmitted | JobRejected, ...]:
     """The decision for the ledger: the user's spec, and the type."""
     event = after.events[-1]
     if not isinstance(event, JobAdmitted | JobRejected):
         return after.events  # type: ignore[return-value]
-    return (replace(event, spec=submission.spec, gpu_type=gpu_type),)
+    return (replace(event, spec=submission.spec, gpu_type=gpu_type, least_elsewhere=least_elsewhere),)
 
 
-def _cheapest(sessions: SessionsByType, submission: Submission, decided: Decided) -> str | None:
-    """The type on which it displaces the fewest expected promises; of equal ones, the least part of the GPUs there."""
+def _cheapest(costs: Mapping[str, tuple[float, float]], decided: Decided) -> str | None:
+    """The type on which it displaces the fewest expected promises; of equal ones the slowest, which others want least."""
     admitted = [gpu_type for gpu_type, after in decided.items() if not isinstance(after.events[-1], JobRejected)]
-    return min(admitted, key=lambda gpu_type: _cost(sessions, submission, gpu_type), default=None)
+    return min(admitted, key=lambda gpu_type: (costs[gpu_type][0], -costs[gpu_type][1]), default=None)
 
 
 def _cost(sessions: SessionsByType, submission: Submission, gpu_type: str) -> tuple[float, float]:
-    """Expected promises that it displaces, and its part of the GPU time until its deadline. Any time is soon enough for
-    a job without one: then the fastest type costs the least."""
+    """Expected promises that it displaces, and the GPU-seconds that it needs at least; inf: it cannot end in time."""
     session = _ready(sessions, submission, gpu_type)
     spec = spec_on(sessions.whole.state, submission.spec, gpu_type)
     curve = known_curve(session.state, spec, curves=session.cache.curves)
     if curve is None:
         return math.inf, math.inf
     if submission.deadline_s is None:
-        return 0.0, curve.least_gpu_seconds(float(spec.max_iterations), math.inf) / session.state.num_gpus
+        return 0.0, -1.0 / curve.least_gpu_seconds(float(spec.max_iterations), math.inf)  # soon: the fastest
     job = arriving_job(session.state, submission.job_id, spec, curve, submission.deadline_s)
-    priced = session.with_pricing()
-    displaced = priced.pricing.displaced_promises(job) if priced.pricing is not None else 0.0
-    window_s = max(submission.deadline_s - session.now_s, 1e-9)
-    return displaced, least_gpu_seconds(job, session.now_s) / (session.state.num_gpus * window_s)
+    return session.with_plan().displaced_promises(job), least_gpu_seconds(job, session.now_s)
 
 
 def _earliest(decided: Decided) -> str:

@@ -37,11 +37,16 @@ def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected
     if not event.least_gpu_seconds or event.deadline_s is None:
         return state
     window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
-    asked = event.at_s, event.least_gpu_seconds, window_s
-    if not event.gpu_type:
-        return fast_replace(state, demand=state.demand.added(*asked))
-    of_type = state.demand_by_type.get(event.gpu_type, Demand()).added(*asked)
-    return fast_replace(state, demand_by_type=state.demand_by_type.set(event.gpu_type, of_type))
+    for gpu_type, least_gpu_seconds in {**event.least_elsewhere, event.gpu_type: event.least_gpu_seconds}.items():
+        state = _with_demand_on(state, gpu_type, event.at_s, least_gpu_seconds, window_s)
+    return state
+
+
+def _with_demand_on(state: PoolState, gpu_type: str, at_s: float, gpu_seconds: float, window_s: float) -> PoolState:
+    if not gpu_type:
+        return fast_replace(state, demand=state.demand.added(at_s, gpu_seconds, window_s))
+    of_type = state.demand_by_type.get(gpu_type, Demand()).added(at_s, gpu_seconds, window_s)
+    return fast_replace(state, demand_by_type=state.demand_by_type.set(gpu_type, of_type))
 
 
 def with_rejected_demand(state: PoolState, event: events.JobRejected) -> PoolState:
