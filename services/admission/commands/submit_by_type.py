@@ -70,7 +70,8 @@ def _decided(sessions: SessionsByType, submission: Submission) -> SessionsByType
         gpu_type: admit_or_reject(_ready(sessions, submission, gpu_type), _on(sessions, submission, gpu_type))
         for gpu_type in possible
     }
-    chosen = _cheapest(costs, decided) or _earliest(decided)
+    cheapest = _cheapest(costs, decided)
+    chosen = _earliest(decided) if cheapest is None else cheapest
     elsewhere = {name: cost[1] for name, cost in costs.items() if name != chosen and math.isfinite(cost[1])}
     for gpu_type, after in decided.items():
         is_given_up = gpu_type != chosen and isinstance(after.events[-1], JobAdmitted)
@@ -112,7 +113,7 @@ def _as_submitted(
 
 
 def _cheapest(costs: Mapping[str, tuple[float, float]], decided: Decided) -> str | None:
-    """The type on which it displaces the fewest expected promises; of equal ones the slowest, which others want least."""
+    """The type on which it displaces the fewest expected promises; of equal ones the slowest: others want it least."""
     admitted = [gpu_type for gpu_type, after in decided.items() if not isinstance(after.events[-1], JobRejected)]
     return min(admitted, key=lambda gpu_type: (costs[gpu_type][0], -costs[gpu_type][1]), default=None)
 
