@@ -11,9 +11,15 @@ from typing import cast
 
 from elasticflow.services.admission.commands.dispatch import answered
 from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits
-from elasticflow.services.admission.commands.quote_and_reserve import reserve
-from elasticflow.services.admission.commands.submit import in_order
+from elasticflow.services.admission.commands.quote_and_reserve import (
+    is_reserved,
+    obstacle,
+    quote_rejected,
+    reserve,
+)
+from elasticflow.services.admission.commands.submit import demand_of
 from elasticflow.services.admission.commands.submit_by_type import decide_waiting_by_type, submit_by_type
+from elasticflow.services.admission.rejection.text import why_no_type
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import (
@@ -27,19 +33,17 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.events import AdmissionEvent, QuoteReserved
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.gpu_types import possible_types, spec_on, submitted_spec
+from elasticflow.shared.state.gpu_types import accepts, possible_types, spec_on, submitted_spec
+from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, profiling_jobs, spec_of
 
 
-def names_types(state: PoolState, commands: Sequence[Command]) -> bool:
+def names_types(state: PoolState, commands: Sequence[Command], waiting: Sequence[Job]) -> bool:
     """Whether a decision has to distinguish types: the pool has several, or a user names one."""
-    if len(state.gpu_types) > 1:
-        return True
     asked = (
         command.spec.gpu_type for command in commands if isinstance(command, SubmitJob | ProfileJob | ReserveQuote)
     )
-    waiting = (submitted_spec(job).gpu_type for job in profiling_jobs(state.live_jobs))
-    return any(asked) or any(waiting)
+    return len(state.gpu_types) > 1 or any(asked) or any(submitted_spec(job).gpu_type for job in waiting)
 
 
 def decide_by_type(
@@ -85,36 +89,43 @@ def _on_job(
 
 def _in_order(sessions: SessionsByType, commands: tuple[SubmitJob, ...]) -> tuple[SessionsByType, Sequence[SubmitJob]]:
     """Submissions that came together: each counts as demand on each type on which it may run."""
-    state, ordered = sessions.whole.state, commands
+    state, least = sessions.whole.state, dict[int, float]()
+    new = {number: each for number, each in enumerate(commands) if state.job(each.job_id) is None}
     for gpu_type, session in sessions.by_type.items():
-        on_type = {
-            command.job_id: replace(command, spec=spec_on(state, command.spec, gpu_type))
-            for command in commands
+        demand = {
+            number: demand_of(session, replace(command, spec=spec_on(state, command.spec, gpu_type)))
+            for number, command in new.items()
             if gpu_type in possible_types(state, command.spec)
         }
-        session, in_turn = in_order(session, tuple(on_type.values()))
-        sessions = sessions.with_session(gpu_type, session)
-        if len(in_turn) == len(commands):
-            by_id = {command.job_id: command for command in commands}
-            ordered = tuple(by_id[command.job_id] for command in in_turn)
-    return sessions, ordered
+        asked = {number: each for number, each in demand.items() if each[0] > 0}
+        sessions = sessions.with_session(gpu_type, session.expecting(tuple(asked.values())))
+        least |= {number: min(each[0], least.get(number, math.inf)) for number, each in asked.items()}
+    if not sessions.whole.is_selective:
+        return sessions, commands
+    order = sorted(range(len(commands)), key=lambda number: least.get(number, 0.0))
+    return sessions, [commands[number] for number in order]
 
 
 def _reserved(sessions: SessionsByType, command: ReserveQuote) -> SessionsByType:
-    """The earliest reservation of all types; a repeated command has the type of the first one."""
-    state = sessions.whole.state
+    """The earliest reservation of all types. A repeated command changes nothing."""
+    whole, state = sessions.whole, sessions.whole.state
     known = state.quote_reservations.get(command.job_id)
-    types = [known.spec.gpu_type] if known is not None else possible_types(state, command.spec)
-    if not types:
-        return sessions.after_whole(reserve(sessions.whole, command))
-    found = {
-        gpu_type: reserve(sessions.by_type[gpu_type], replace(command, spec=spec_on(state, command.spec, gpu_type)))
-        for gpu_type in types
-    }
+    same = known is not None and accepts(state, command.spec, known.spec.gpu_type)
+    if known is not None and same and is_reserved(known, _on(state, command, known.spec.gpu_type), whole.now_s):
+        return sessions
+    types = possible_types(state, command.spec)
+    why = obstacle(state, command, whole.now_s)
+    if why is not None or not types:
+        return sessions.after_whole(quote_rejected(whole, command, why or why_no_type(state, command.spec)))
+    found = {gpu_type: reserve(sessions.by_type[gpu_type], _on(state, command, gpu_type)) for gpu_type in types}
 
     def quoted_s(gpu_type: str) -> float:
-        event = found[gpu_type].events[-1] if found[gpu_type].events else None
+        (event,) = found[gpu_type].events
         return event.deadline_s if isinstance(event, QuoteReserved) else math.inf
 
     chosen = min(found, key=quoted_s)
     return sessions.after_type(chosen, found[chosen])
+
+
+def _on(state: PoolState, command: ReserveQuote, gpu_type: str) -> ReserveQuote:
+    return replace(command, spec=spec_on(state, command.spec, gpu_type))

@@ -38,7 +38,9 @@ def decide(
     state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
 ) -> tuple[AdmissionEvent, ...]:
     """Answer each command on what the earlier ones left; then decide on the jobs that waited."""
-    if names_types(state, commands):
+    cache = PlanningCache() if cache is None else cache
+    waiting = cache.last(profiling_jobs, state.live_jobs)
+    if names_types(state, commands, waiting):
         return decide_by_type(state, commands, now_s, cache)
     session = AdmissionSession.start(state, now_s, cache)
     for cleared in expired_gpu_limits(state, now_s):

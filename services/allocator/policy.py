@@ -13,13 +13,14 @@ from functools import partial
 from elasticflow.services.allocator.profiling import profiling_runs, types_to_measure
 from elasticflow.services.allocator.scaling_probes import ScalingProbe, next_probe, probe_in_progress
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.events import AllocationDecided, PlanEvent
+from elasticflow.shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.gpu_types import parts, with_profiling_on
+from elasticflow.shared.state.fold.profiles import profile_completed, with_profiling_on
+from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -40,7 +41,7 @@ def decide(
     for name, part in parts(typed).items():
         probes = any(isinstance(event, AllocationDecided) and event.probes for events in by_type for event in events)
         by_type.append(_decided_on_type(part, now_s, cache.of_type(name), may_probe=not probes))
-    return _merged(by_type, profiled_on, now_s)
+    return _merged(typed, by_type, profiled_on, now_s)
 
 
 def _decided_on_type(
@@ -57,12 +58,16 @@ def _decided_on_type(
 
 
 def _merged(
-    by_type: Sequence[tuple[PlanEvent, ...]], profiled_on: Mapping[str, str], now_s: float
+    state: PoolState, by_type: Sequence[tuple[PlanEvent, ...]], profiled_on: Mapping[str, str], now_s: float
 ) -> tuple[PlanEvent, ...]:
-    """One allocation for all types."""
+    """One allocation for all types. It ends at once if a profiling run is complete here and continues on another."""
     allocations = [event for events in by_type for event in events if isinstance(event, AllocationDecided)]
     others = [event for events in by_type for event in events if not isinstance(event, AllocationDecided)]
     valid_until_s = min((each.valid_until_s for each in allocations if each.valid_until_s is not None), default=None)
+    for event in others:
+        state = profile_completed(state, event) if isinstance(event, ProfileCompleted) else state
+    if types_to_measure(state):
+        valid_until_s = now_s
     merged = AllocationDecided(
         num_gpus_by_job={job: share for each in allocations for job, share in each.num_gpus_by_job.items()},
         valid_until_s=valid_until_s,

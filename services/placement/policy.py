@@ -5,15 +5,17 @@ is never moved; a job without a promise is moved only where its migration benefi
 Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py, topology.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache as remember
 from functools import partial
+from itertools import islice
 from math import inf
 
 from immutables import Map
 
 from elasticflow.services.placement.new_generation import new_generation
+from elasticflow.services.placement.other_types import without_other_types
 from elasticflow.services.placement.shrink_to_survivors import (
     counted_gpus,
     shrunk_to_survivors,
@@ -48,7 +50,13 @@ def decide(
     """New generations for jobs whose workers wait after a loss; else for jobs whose share differs from the GPUs they
     hold, whose workers broke, or that benefit from a migration; else for one job that a slow GPU delays."""
     cache = PlanningCache() if cache is None else cache
-    return _shrunk_to_survivors(state, now_s) or _placed(state, now_s, cache) or _replaced(state, now_s)
+    return (
+        # survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation
+        _decided(shrunk_to_survivors(state), now_s)
+        or _decided(without_other_types(state), now_s)
+        or _placed(state, now_s, cache)
+        or _replaced(state, now_s)
+    )
 
 
 def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[PlacementDecided, ...]:
@@ -65,10 +73,9 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
     return (PlacementDecided(placements=placements, migrated=migrated, at_s=now_s),)
 
 
-def _shrunk_to_survivors(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
-    """Survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation."""
-    placements = tuple(shrunk_to_survivors(state))
-    return (PlacementDecided(placements=placements, at_s=now_s),) if placements else ()
+def _decided(placements: Iterable[PlacedJob], now_s: float) -> tuple[PlacementDecided, ...]:
+    together = tuple(placements)
+    return (PlacementDecided(placements=together, at_s=now_s),) if together else ()
 
 
 def _placed_on_type(state: PoolState, now_s: float, cache: PlanningCache) -> PlacementDecided | None:
@@ -111,8 +118,8 @@ def _placed_on_type(state: PoolState, now_s: float, cache: PlanningCache) -> Pla
 
 def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
     """Another GPU for one worker on a slow GPU: the nearest free one, where workers need not stop for it."""
-    replacement = next((each for part in parts(state).values() for each in replacements(part, now_s)), None)
-    return () if replacement is None else (PlacementDecided(placements=(replacement,), at_s=now_s),)
+    each = (replacement for part in parts(state).values() for replacement in replacements(part, now_s))
+    return _decided(islice(each, 1), now_s)
 
 
 def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:

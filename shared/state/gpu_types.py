@@ -8,13 +8,18 @@ so an older message means the same as before.
 """
 # pyright: strict
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import Demand, PoolState, num_gpus_by_type, spec_of, with_nodes
+
+
+def type_name(state: PoolState, recorded: str) -> str:
+    """The type as its nodes name it; "" if none does."""
+    return recorded or next(iter(state.gpu_types), "")
 
 
 def as_recorded(state: PoolState, gpu_type: str) -> str:
@@ -33,27 +38,18 @@ def submitted_spec(job: Job) -> JobSpec:
     return job.submitted_spec or spec_of(job)
 
 
+def accepts(state: PoolState, spec: JobSpec, recorded: str) -> bool:
+    """Whether the user of a submitted spec accepts this type."""
+    return not spec.gpu_type or as_recorded(state, spec.gpu_type) == recorded
+
+
 def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """The types with GPUs on which a submitted spec may run, as recorded: the one that it names, or each."""
-    there = {as_recorded(state, gpu_type) for gpu_type in num_gpus_by_type(state)}
-    wanted = (spec.gpu_type,) if spec.gpu_type else state.gpu_types or ("",)
-    return [recorded for gpu_type in wanted if (recorded := as_recorded(state, gpu_type)) in there]
-
-
-def with_profiling_on(state: PoolState, profiled_on: Mapping[str, str]) -> PoolState:
-    """The pool with these profiling runs on GPUs of these types, by job. Workers on others have an older spec."""
-    live_jobs = state.live_jobs.mutate()
-    for job_id, gpu_type in profiled_on.items():
-        job = live_jobs.get(job_id)
-        spec = None if job is None else spec_on(state, spec_of(job), gpu_type)
-        if job is not None and spec is not job.spec:
-            live_jobs[job_id] = fast_replace(
-                job,
-                spec=spec,
-                submitted_spec=submitted_spec(job),
-                has_outdated_spec=job.has_outdated_spec or bool(job.gpus),
-            )
-    return fast_replace(state, live_jobs=live_jobs.finish())
+    """The types on which a submitted spec may run, as recorded, the first type first: those with enough GPUs."""
+    num_gpus = Counter[str]()
+    for gpu_type, count in num_gpus_by_type(state).items():
+        num_gpus[as_recorded(state, gpu_type)] += count
+    known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
+    return [each for each in known if accepts(state, spec, each) and num_gpus[each] >= spec.gpu_range.least]
 
 
 def parts(state: PoolState) -> dict[str, PoolState]:

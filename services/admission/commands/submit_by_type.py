@@ -1,142 +1,178 @@
-"""Submissions to a pool with several GPU types: decided on each type, then on the one that costs others the least.
+"""Submissions to a pool with several GPU types: decided on each type, then the best of these decisions counts.
 
 A job trains on one type. Each type is a pool of its own with its own plan and prices, so a promise on it rests on
-curves that were measured there.
+curves that were measured there (docs/adr/0047).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from elasticflow.services.admission.commands.admit_or_reject import admit_or_reject
 from elasticflow.services.admission.commands.quote_and_reserve import take
-from elasticflow.services.admission.commands.submit import (
+from elasticflow.services.admission.commands.submission import (
     Submission,
-    admit_or_reject,
-    is_decidable,
-    reject_late,
-    repeated_or_wrong,
-    request_profile,
+    objection_to,
+    profile_requested,
+    rejected,
     submission_of,
-    unrunnable,
     waiting_submission,
 )
+from elasticflow.services.admission.commands.submit import reject_late, repeated_or_wrong
+from elasticflow.services.admission.rejection.text import size_problems, why_no_type
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
-from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
-from elasticflow.shared.messages.events import JobAdmitted, JobRejected
+from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobRejected
+from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
-from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
-from elasticflow.shared.state.fold.profiles import with_range
-from elasticflow.shared.state.gpu_types import possible_types, spec_on
+from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
+from elasticflow.shared.state.gpu_types import accepts, possible_types, spec_on, type_name
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import spec_of
 
-Decided = Mapping[str, AdmissionSession]  # by type: the session after a decision on it
+Decisions = Mapping[str, AdmissionSession]  # by type: the session after the decision on it
 
 
 def submit_by_type(sessions: SessionsByType, command: SubmitJob | ProfileJob) -> SessionsByType:
     """Decide on a submission, unless the same was decided already."""
     whole = sessions.whole
-    submission = submission_of(whole, command)
+    submission = submission_of(command, whole.now_s)
     if (answered := repeated_or_wrong(whole, submission, command)) is not None:
         return sessions.after_whole(answered)
-    quote = whole.state.quote_reservations.get(command.job_id)
-    if isinstance(command, SubmitJob) and quote is not None:
-        gpu_type = quote.spec.gpu_type
-        before = _ready(sessions, submission, gpu_type)
-        taken = take(before, replace(command, spec=spec_on(whole.state, command.spec, gpu_type)))
-        if taken is not None:
-            return sessions.after_type(gpu_type, taken, _as_submitted(taken, submission, gpu_type, {}))
-    return _decided(sessions, submission)
+    if isinstance(command, SubmitJob) and (taken := _taken(sessions, command)) is not None:
+        return taken
+    possible = possible_types(whole.state, command.spec)
+    if whole.state.num_gpus and not possible:
+        why = why_no_type(whole.state, command.spec)
+        return sessions.after_whole(rejected(whole, submission, "unrunnable", why))
+    if not possible or not _is_profiled(sessions, submission, possible):
+        return sessions.after_whole(profile_requested(whole, submission))
+    return _decided(sessions, submission, possible)
 
 
 def decide_waiting_by_type(sessions: SessionsByType, job: Job) -> SessionsByType:
-    """Decide on a job that waits for its profiles on all types, or for the pool's first node."""
-    submission = waiting_submission(job)
-    if not sessions.whole.state.num_gpus or _unknown_types(sessions, submission):
-        return sessions.after_whole(reject_late(sessions.whole, submission))
-    return _decided(sessions, submission)
-
-
-def _decided(sessions: SessionsByType, submission: Submission) -> SessionsByType:
-    whole = sessions.whole
+    """Decide on a job that waits for its profiles on all types, or for GPUs."""
+    whole, submission = sessions.whole, waiting_submission(job)
     possible = possible_types(whole.state, submission.spec)
-    if whole.state.num_gpus and not possible:
-        return sessions.after_whole(unrunnable(whole, submission))
-    if not possible or _unknown_types(sessions, submission):
-        return sessions.after_whole(request_profile(whole, submission))
-    costs = {gpu_type: _cost(sessions, submission, gpu_type) for gpu_type in possible}
-    decided = {
-        gpu_type: admit_or_reject(_ready(sessions, submission, gpu_type), _on(sessions, submission, gpu_type))
+    if not possible or not _is_profiled(sessions, submission, possible):
+        return sessions.after_whole(reject_late(whole, submission))
+    problems = size_problems(whole.state, spec_on(whole.state, submission.spec, possible[0]))
+    if problems:
+        return sessions.after_whole(rejected(whole, submission, "invalid", "; ".join(problems)))
+    return _decided(sessions, submission, possible)
+
+
+def _taken(sessions: SessionsByType, command: SubmitJob) -> SessionsByType | None:
+    """Promise what was quoted, on the type of the quote; None if no reservation serves the submission."""
+    state = sessions.whole.state
+    quote = state.quote_reservations.get(command.job_id)
+    if quote is None or not accepts(state, command.spec, quote.spec.gpu_type):
+        return None
+    gpu_type = quote.spec.gpu_type
+    taken = take(sessions.by_type[gpu_type], replace(command, spec=spec_on(state, command.spec, gpu_type)))
+    if taken is None:
+        return None
+    promised = (
+        replace(event, spec=command.spec, gpu_type=gpu_type) if isinstance(event, JobAdmitted) else event
+        for event in taken.events
+    )
+    return sessions.after_type(gpu_type, taken, tuple(promised))
+
+
+def _is_profiled(sessions: SessionsByType, submission: Submission, possible: list[str]) -> bool:
+    """Whether its speed is known on each of these types."""
+    return all(
+        profile_known(sessions.ready(gpu_type, submission.spec).state, _on(sessions, submission, gpu_type).spec)
         for gpu_type in possible
-    }
-    cheapest = _cheapest(costs, decided)
-    chosen = _earliest(decided) if cheapest is None else cheapest
-    elsewhere = {name: cost[1] for name, cost in costs.items() if name != chosen and math.isfinite(cost[1])}
-    for gpu_type, after in decided.items():
-        is_given_up = gpu_type != chosen and isinstance(after.events[-1], JobAdmitted)
-        sessions = sessions.with_session(gpu_type, after.replanned() if is_given_up else after)
-    return sessions.after_type(chosen, decided[chosen], _as_submitted(decided[chosen], submission, chosen, elsewhere))
-
-
-def _unknown_types(sessions: SessionsByType, submission: Submission) -> list[str]:
-    """The possible types on which the job's speed must be measured first."""
-    possible = possible_types(sessions.whole.state, submission.spec)
-    return [
-        gpu_type
-        for gpu_type in possible
-        if not is_decidable(
-            _ready(sessions, submission, gpu_type).state, spec_on(sessions.whole.state, submission.spec, gpu_type)
-        )
-    ]
-
-
-def _ready(sessions: SessionsByType, submission: Submission, gpu_type: str) -> AdmissionSession:
-    """The session of the type, with a curve for the job's range."""
-    session = sessions.by_type[gpu_type]
-    spec = spec_on(sessions.whole.state, submission.spec, gpu_type)
-    return fast_replace(session, state=with_range(session.state, spec), events=())
+    )
 
 
 def _on(sessions: SessionsByType, submission: Submission, gpu_type: str) -> Submission:
     return replace(submission, spec=spec_on(sessions.whole.state, submission.spec, gpu_type))
 
 
-def _as_submitted(
-    after: AdmissionSession, submission: Submission, gpu_type: str, least_elsewhere: Mapping[str, float]
-) -> tuple[JobAdmitted | JobRejected, ...]:
-    """The decision for the ledger: the user's spec, and the type."""
-    event = after.events[-1]
-    if not isinstance(event, JobAdmitted | JobRejected):
-        return after.events  # type: ignore[return-value]
-    return (replace(event, spec=submission.spec, gpu_type=gpu_type, least_elsewhere=least_elsewhere),)
+def _decided(sessions: SessionsByType, submission: Submission, possible: list[str]) -> SessionsByType:
+    """Decide on each type. The other types keep their plans."""
+    if submission.profile_only:
+        possible = possible[:1]
+    costs, after = dict[str, tuple[float, float]](), dict[str, AdmissionSession]()
+    for gpu_type in possible:
+        session, on_type = sessions.ready(gpu_type, submission.spec), _on(sessions, submission, gpu_type)
+        session, costs[gpu_type] = _cost(session, on_type)
+        after[gpu_type] = admit_or_reject(session, on_type)
+    chosen = _best(costs, after)
+    answer = _as_submitted(sessions, submission, chosen, after)
+    why = None
+    if isinstance(answer, JobAdmitted):  # the part of a type does not know all that the tenant asked for
+        why = objection_to(sessions.whole, submission, answer.gpu_seconds)
+    for gpu_type, session in after.items():
+        is_given_up = isinstance(_answer(session), JobAdmitted) and (gpu_type != chosen or why is not None)
+        sessions = sessions.with_session(gpu_type, session.replanned() if is_given_up else session)
+    if why is not None:
+        return sessions.after_whole(rejected(sessions.whole, submission, "quota", why))
+    return sessions.after_type(chosen, after[chosen], (answer,))
 
 
-def _cheapest(costs: Mapping[str, tuple[float, float]], decided: Decided) -> str | None:
-    """The type on which it displaces the fewest expected promises; of equal ones the slowest: others want it least."""
-    admitted = [gpu_type for gpu_type, after in decided.items() if not isinstance(after.events[-1], JobRejected)]
-    return min(admitted, key=lambda gpu_type: (costs[gpu_type][0], -costs[gpu_type][1]), default=None)
+def _answer(session: AdmissionSession) -> AdmissionEvent:
+    (event,) = session.events
+    return event
 
 
-def _cost(sessions: SessionsByType, submission: Submission, gpu_type: str) -> tuple[float, float]:
-    """Expected promises that it displaces, and the GPU-seconds that it needs at least; inf: it cannot end in time."""
-    session = _ready(sessions, submission, gpu_type)
-    spec = spec_on(sessions.whole.state, submission.spec, gpu_type)
-    curve = known_curve(session.state, spec, curves=session.cache.curves)
+def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str, after: Decisions) -> AdmissionEvent:
+    """The decision for the ledger: the user's spec, the type, and the demand on the other types."""
+    answer = _answer(after[chosen])
+    if not isinstance(answer, JobAdmitted | JobRejected):
+        return answer
+    others = {gpu_type: _answer(session) for gpu_type, session in after.items() if gpu_type != chosen}
+    elsewhere = {
+        gpu_type: event.least_gpu_seconds
+        for gpu_type, event in others.items()
+        if isinstance(event, JobAdmitted | JobRejected) and event.least_gpu_seconds
+    }
+    answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
+    if isinstance(answer, JobAdmitted) or not others:
+        return answer
+    return replace(answer, explanation=f"on {type_name(sessions.whole.state, chosen)}: {answer.explanation}")
+
+
+def _best(costs: Mapping[str, tuple[float, float]], after: Decisions) -> str:
+    """The type that admits it at the least cost; if none does, the one that offers the earliest deadline."""
+
+    def order(gpu_type: str) -> tuple[object, ...]:
+        answer = _answer(after[gpu_type])
+        if not isinstance(answer, JobRejected):
+            return False, *costs[gpu_type]
+        earliest_s = math.inf if answer.earliest_deadline_s is None else answer.earliest_deadline_s
+        return True, earliest_s, answer.reason == "unrunnable"
+
+    return min(after, key=order)
+
+
+def _cost(session: AdmissionSession, submission: Submission) -> tuple[AdmissionSession, tuple[float, float]]:
+    """What the job costs there: the expected promises that it displaces, and of equal costs the slowest type, which
+    others want least. Without a promise: the seconds until all jobs there are done.
+    """
+    spec, state = submission.spec, session.state
+    curve = known_curve(state, spec, curves=session.cache.curves)
     if curve is None:
-        return math.inf, math.inf
-    if submission.deadline_s is None:
-        return 0.0, -1.0 / curve.least_gpu_seconds(float(spec.max_iterations), math.inf)  # soon: the fastest
-    job = arriving_job(session.state, submission.job_id, spec, curve, submission.deadline_s)
-    return session.with_plan().displaced_promises(job), least_gpu_seconds(job, session.now_s)
+        return session, (math.inf, 0.0)
+    if spec.job_class is not JobClass.SLO:
+        own = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
+        return session, ((own + _left_gpu_seconds(session)) / state.num_gpus, 0.0)
+    job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
+    least = least_gpu_seconds(job, session.now_s)
+    if not math.isfinite(least):
+        return session, (math.inf, 0.0)
+    session = session.with_plan().with_pricing()
+    return session, (session.displaced_promises(job), -least)
 
 
-def _earliest(decided: Decided) -> str:
-    """The type whose rejection offers the earliest deadline."""
-
-    def offered_s(gpu_type: str) -> float:
-        event = decided[gpu_type].events[-1]
-        earliest_s = event.earliest_deadline_s if isinstance(event, JobRejected) else None
-        return math.inf if earliest_s is None else earliest_s
-
-    return min(decided, key=offered_s)
+def _left_gpu_seconds(session: AdmissionSession) -> float:
+    """What all admitted jobs of the type still need, each on the number of GPUs on which it needs least."""
+    state, left = session.state, 0.0
+    for job in state.live_jobs.values():
+        curve = known_curve(state, spec_of(job), curves=session.cache.curves)
+        iterations = max(spec_of(job).max_iterations - job.iteration, 0)
+        left += curve.least_gpu_seconds(float(iterations), math.inf) if curve is not None and iterations else 0.0
+    return left

@@ -79,9 +79,14 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
 
 
 def why_no_type(state: PoolState, spec: JobSpec) -> str:
-    """Why the job runs nowhere: no node has GPUs of its type."""
-    there = ", ".join(f"{num_gpus} of {gpu_type}" for gpu_type, num_gpus in num_gpus_by_type(state).items())
-    return f"gpu_type: no GPU of this pool is of type {spec.gpu_type}; it has {there}"
+    """Why no GPU type of the pool has enough GPUs for the job."""
+    there = ", ".join(
+        f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"
+        for gpu_type, num_gpus in num_gpus_by_type(state).items()
+    )
+    least, wanted = spec.gpu_range.least, f"type {spec.gpu_type}" if spec.gpu_type else "one type"
+    field = "gpu_type" if spec.gpu_type else "min_gpus"
+    return f"{field}: it needs at least {least} GPU{'s' if least > 1 else ''} of {wanted}, and the pool has {there}"
 
 
 def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float) -> str:

@@ -35,8 +35,8 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     was_waiting = known is not None and known.phase is Phase.PROFILING and not profiling
     if known is not None and not was_waiting and not is_resubmission(known, event):
         return state
-    gpu_type = event.spec.gpu_type if isinstance(event, events.ProfileRequested) else event.gpu_type
-    spec = spec_on(state, event.spec, gpu_type)
+    # the allocator decides on which type a profiling run begins
+    spec = spec_on(state, event.spec, "" if isinstance(event, events.ProfileRequested) else event.gpu_type)
     job = Job(
         job_id=event.job_id,
         tenant=event.tenant,
@@ -78,7 +78,8 @@ def is_resubmission(
     other: SubmitJob | ProfileJob | events.ProfileRequested | events.JobAdmitted | events.JobRejected,
 ) -> bool:
     """Another job under the id of a rejected one: a rejection is final, so admission decides on the other job anew."""
-    return known.phase is Phase.REJECTED and (known.spec, known.tenant) != (other.spec, other.tenant)
+    submitted = known.submitted_spec or known.spec
+    return known.phase is Phase.REJECTED and (submitted, known.tenant) != (other.spec, other.tenant)
 
 
 def without_share(state: PoolState, job_id: str) -> PoolState:
@@ -159,10 +160,12 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         return state
     if known is not None and known.phase is not Phase.PROFILING and not is_resubmission(known, event):
         return state
+    spec = None if event.spec is None else spec_on(state, event.spec, event.gpu_type)
     job = Job(
         job_id=event.job_id,
         tenant=event.tenant,
-        spec=event.spec,
+        spec=spec,
+        submitted_spec=event.spec if event.spec != spec else None,
         phase=Phase.PROFILING,
         decided_at_s=event.at_s,
         decided_sequence=sequence,

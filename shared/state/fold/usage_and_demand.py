@@ -34,11 +34,12 @@ def _added(usage: tuple[Usage, ...], newest: Usage, window_s: float) -> tuple[Us
 
 
 def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
-    if not event.least_gpu_seconds or event.deadline_s is None:
+    if event.deadline_s is None:
         return state
     window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
     for gpu_type, least_gpu_seconds in {**event.least_elsewhere, event.gpu_type: event.least_gpu_seconds}.items():
-        state = _with_demand_on(state, gpu_type, event.at_s, least_gpu_seconds, window_s)
+        if least_gpu_seconds:
+            state = _with_demand_on(state, gpu_type, event.at_s, least_gpu_seconds, window_s)
     return state
 
 

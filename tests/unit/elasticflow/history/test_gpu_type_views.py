@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from elasticflow.cli.jobs_and_nodes import nodes_table
 from elasticflow.cli.watch import picture
-from elasticflow.history.event_text import cause_in_words
+from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.pool_views import node_views
 from elasticflow.shared.runtime.process.terminal import console
 from tests.support.histories import NOW_S, History, pool

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from elasticflow.shared.messages.events import AllocationDecided
-from elasticflow.shared.state.gpu_types import parts, possible_types, spec_on, with_profiling_on
+from elasticflow.shared.state.fold.profiles import with_profiling_on
+from elasticflow.shared.state.gpu_types import parts, possible_types, spec_on
 from elasticflow.shared.state.pool import Demand, PoolState, spec_of
 from tests.support.histories import NOW_S, History, pool, spec
 from tests.support.worker_events import admitted, job, joined, lost, placed
@@ -70,6 +71,6 @@ def test_a_profiling_run_moves_to_another_type() -> None:
     history = two_types().then(admitted("a"), placed(1, "node-0:0"))
     moved = with_profiling_on(history.state, {"a": "P100", "gone": "P100"})
     a = moved.live_jobs["a"]
-    assert (spec_of(a).gpu_type, a.submitted_spec, a.has_outdated_spec) == ("P100", spec(), True)
+    assert (spec_of(a).gpu_type, a.submitted_spec, a.broken) == ("P100", spec(), True)
     event = AllocationDecided(num_gpus_by_job={"a": 1}, valid_until_s=None, profiled_on={"a": "P100"}, at_s=NOW_S)
     assert spec_of(job(history.then(event))).gpu_type == "P100"
