@@ -137,7 +137,7 @@ def test_jobs_of_one_decision_count_for_each_other() -> None:
 
 
 def test_a_quota_counts_over_all_types() -> None:
-    history = two_types(quotas={"lab": TenantQuota(max_jobs=2)})
+    history = two_types(quotas={"lab": TenantQuota(max_jobs_per_day=2)})
     assert answer(history, reserve("q", gpu_type="V100")).deadline_s
     assert isinstance(answer(history, submit("a", gpu_type="P100", **due_in(500.0))), events.JobAdmitted)
     rejected = answer(history, submit("b", gpu_type="P100", **due_in(500.0)))
