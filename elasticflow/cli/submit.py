@@ -100,8 +100,7 @@ def submit(
     reason and counteroffers.
 
     A file is packaged and uploaded; a module must be importable on the nodes.
-    Exit code 1 if the job is rejected; with --wait also if it fails, is
-    cancelled, or ends after its deadline.
+    Exit code 1: it is rejected; with --wait also failed, cancelled, or late.
 
     \b
     Examples:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from elasticflow.services.admission.policy import POLICY
+from elasticflow.shared.messages.commands import ReserveQuote
 from tests.support.histories import LINEAR, NOW_S, History, spec
 from tests.support.worker_events import joined
 
@@ -30,6 +32,11 @@ def due_in(seconds: float, **changes: Any) -> dict[str, Any]:
     return {"deadline_s": NOW_S + seconds, **changes}
 
 
-def key_on(gpu_type: str, **changes: Any) -> str:
-    """The profile key of the usual job on a type as recorded."""
-    return spec(gpu_type=gpu_type, **changes).measured_key
+def answer(history: History, *commands: Any, now_s: float = NOW_S) -> Any:
+    """The only event of admission's decision."""
+    (event,) = history.decided(POLICY, *commands, now_s=now_s)
+    return event
+
+
+def reserve(job_id: str = "q", *, tenant: str = "lab", **changes: Any) -> ReserveQuote:
+    return ReserveQuote(job_id=job_id, tenant=tenant, spec=spec(**changes), reserve_s=60.0)

@@ -72,8 +72,8 @@ def test_a_profiling_run_continues_on_the_next_type_at_once(min_gpus: int) -> No
             assert allocated.profiled_on == {"a": "P100"}
         if history.decided(ADMISSION, now_s=now_s):
             break
-        assert len(nodes_of(history, "a")) == 1
-        levels.append((nodes_of(history, "a")[0], measured(history, float(len(history.state.live_jobs["a"].gpus)), now_s)))
+        (node,) = nodes_of(history, "a")
+        levels.append((node, measured(history, float(at_s), now_s)))
     on_each = [level for level in (1, 2, 4) if level >= min_gpus]
     assert levels == [*(("node-0", level) for level in on_each), *(("node-1", level) for level in on_each)]
     assert history.state.live_jobs["a"].promised
