@@ -19,6 +19,7 @@ from elasticflow.services.admission.commands.quote_and_reserve import (
 )
 from elasticflow.services.admission.commands.submit import demand_of
 from elasticflow.services.admission.commands.submit_by_type import decide_waiting_by_type, submit_by_type
+from elasticflow.services.admission.quota_rules import Request, objection
 from elasticflow.services.admission.rejection.text import why_no_type
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
@@ -124,6 +125,11 @@ def _reserved(sessions: SessionsByType, command: ReserveQuote) -> SessionsByType
         return event.deadline_s if isinstance(event, QuoteReserved) else math.inf
 
     chosen = min(found, key=quoted_s)
+    (event,) = found[chosen].events
+    if isinstance(event, QuoteReserved):  # the part of a type does not know all that the tenant asked for
+        request = Request(job_id=command.job_id, tenant=command.tenant, gpu_seconds=event.gpu_seconds, at_s=whole.now_s)
+        if (why := objection(state, request)) is not None:
+            return sessions.after_whole(quote_rejected(whole, command, why))
     return sessions.after_type(chosen, found[chosen])
 
 

@@ -84,6 +84,7 @@ def why_no_type(state: PoolState, spec: JobSpec) -> str:
         f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"
         for gpu_type, num_gpus in num_gpus_by_type(state).items()
     )
+    there = there or "none"
     least, wanted = spec.gpu_range.least, f"type {spec.gpu_type}" if spec.gpu_type else "one type"
     field = "gpu_type" if spec.gpu_type else "min_gpus"
     return f"{field}: it needs at least {least} GPU{'s' if least > 1 else ''} of {wanted}, and the pool has {there}"

@@ -12,6 +12,7 @@ from elasticflow.shared.messages.commands import (
     QuoteDeadline,
     SetGpuLimits,
 )
+from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.state.job import Phase
 from tests.support.histories import NOW_S, History, spec, submit
 from tests.support.two_types import answer, due_in, reserve, two_types, type_of
@@ -67,6 +68,18 @@ def test_a_name_is_reserved_once_over_all_types() -> None:
     for other in (reserve("q", gpu_type="P100"), reserve("q", tenant="other")):
         assert "names another job or quote" in answer(history, other).explanation
     assert "type H100" in answer(history, reserve("r", gpu_type="H100")).explanation
+
+
+def test_a_quota_counts_reservations_of_all_types() -> None:
+    history = two_types(quotas={"lab": TenantQuota(max_jobs_per_day=1)})
+    assert answer(history, reserve("q", gpu_type="V100")).deadline_s
+    assert isinstance(answer(history, reserve("r", gpu_type="P100")), events.QuoteRejected)
+    assert list(history.state.quote_reservations) == ["q"]
+
+
+def test_a_reservation_of_a_named_type_needs_gpus() -> None:
+    rejected = answer(History().configured(), reserve(gpu_type="P100"))
+    assert rejected.explanation == "gpu_type: it needs at least 1 GPU of type P100, and the pool has none"
 
 
 # --- commands about a job of the second type ------------------------------------------------------------
