@@ -8,7 +8,7 @@ from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
-from elasticflow.shared.state.gpu_types import type_name
+from elasticflow.shared.state.gpu_types import part_of_type, spec_on, type_name
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, largest_level
@@ -222,7 +222,8 @@ class ProfileView:
 
 
 def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
-    """None if nothing has been measured."""
+    """On the first GPU type if the spec names none. None if nothing has been measured there."""
+    spec, state = spec_on(state, spec, spec.gpu_type), part_of_type(state, spec.gpu_type)
     whole, own = state.curves.get(spec.measured_key), state.curves.get(spec.profile_key)
     if whole is None or not whole.iterations_per_s:
         return None

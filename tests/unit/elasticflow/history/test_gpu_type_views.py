@@ -10,7 +10,7 @@ from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
 from elasticflow.cli.watch import picture
 from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text
-from elasticflow.history.pool_views import job_views, node_views
+from elasticflow.history.pool_views import job_views, node_views, profile_view
 from elasticflow.shared.runtime.process.terminal import console
 from tests.support.histories import NOW_S, History, best_effort, pool, spec
 from tests.support.two_types import two_types
@@ -81,3 +81,10 @@ def test_an_admission_says_on_which_type_and_why(changes: dict[str, Any], said: 
     history = two_types().then(event)
     assert said in event_text(event, None, job(history), history.state)
     assert "on V100" not in event_text(event, None, job(history), pool(4).state)
+
+
+@pytest.mark.parametrize(("named", "key", "rate"), [("", "", 1.0), ("V100", "", 1.0), ("P100", "@P100", 0.5)])
+def test_a_profile_is_that_of_the_named_type(named: str, key: str, rate: float) -> None:
+    view = profile_view(two_types(fast=4, slow=8).state, spec(gpu_type=named))
+    assert view is not None
+    assert (view.profile_key, view.points[0].iterations_per_s, view.complete) == (f"linear/b64{key}", rate, True)
