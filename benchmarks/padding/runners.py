@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.padding.parts import Measured, Row
 from benchmarks.scheduling.timing import spread_ms
+from elasticflow.services.executor.loads.padding_slot import CPU_NICENESS
 from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.services.executor.processes.task_runner import MAX_BUNDLES, TaskRunner
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone
@@ -38,6 +39,7 @@ class Runners:
             function=f"benchmarks.padding.task_functions:{function}",
             code_path=str(_ROOT),
             log_file=str(self.log_file),
+            cpu_niceness=CPU_NICENESS,
         )
         return await TaskRunner.start(self._launcher.fork, order)
 

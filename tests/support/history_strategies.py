@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlacedJob, PlanDecided
+from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
@@ -16,10 +17,12 @@ from tests.support.histories import best_effort, spec
 from tests.support.message_strategies import messages_of
 
 JOBS, NODES, INCARNATIONS, PROFILES = ("a", "b"), ("n", "m"), ("1", "2", "3"), ("linear/b64", "other")
+LOADS = ("load", "another-load")
 PLAN_EVENTS: tuple[type[Any], ...] = get_args(events.PlanEvent)
 REPORTED_EVENTS: tuple[type[Any], ...] = (
     *get_args(events.NodeEvent),
     *get_args(events.JobEvent),
+    *get_args(events.LoadReport),
 )
 UNREADABLE = (ledger_fold.Unreadable(on_plan=False), ledger_fold.Unreadable(on_plan=True))
 ENDS = (events.JobFinished, events.JobFailed, events.JobCancelled, events.JobRejected)
@@ -35,6 +38,7 @@ WORDS = st.sampled_from(("", "word"))
 GPU_TYPES = st.sampled_from(("", "V100", "P100"))
 SMALL: dict[str, st.SearchStrategy[Any]] = {
     "job_id": st.sampled_from(JOBS),
+    "load_id": st.sampled_from(LOADS),
     "tenant": st.just("lab"),
     "spec": st.sampled_from((spec(), best_effort())),
     "deadline_s": st.sampled_from((None, 100.0)),
@@ -130,6 +134,8 @@ def _small(kind: type[Any]) -> st.SearchStrategy[Any]:
     given = {f.name: SMALL[f.name] for f in fields(kind) if f.name in SMALL}
     if kind in REASONS:
         given["reason"] = REASONS[kind]
+    if kind is events.LoadOpened:
+        given["spec"] = st.just(LoadSpec(task_function="proteins:fold", task_s=1.0))
     if kind is events.QuoteReserved:
         given["deadline_s"] = st.just(100.0)
     if kind is events.ProfileCompleted:

@@ -24,6 +24,8 @@ class Training:
     """A manager, its tasks that are due, and what it has sent."""
 
     manager: TrainingManager
+    log_file: Path
+    received: AsyncIterator[Any]  # one for all messages: another would miss those that arrive together
     ready: ManagerReady
     due: asyncio.Queue[GradientTask]
     messages: list[Any] = field(default_factory=list[Any])
@@ -32,7 +34,7 @@ class Training:
 
     async def follow(self) -> Finished | Failed | None:
         """Until the end of the manager, queueing the tasks that become due; its result."""
-        async for message in self.manager.messages():
+        async for message in self.received:
             self.messages.append(message)
             if isinstance(message, TasksDue):
                 tasks = [self.task(message.step, virtual_node) for virtual_node in message.virtual_nodes]
@@ -70,17 +72,19 @@ async def training(spec: Any, checkpoint_dir: Path, **more: Any) -> AsyncIterato
         code_path=USER_CODE,
         **more,
     )
-    manager = await TrainingManager.start(assignment, checkpoint_dir / "manager.log")
+    log_file = checkpoint_dir / "manager.log"
+    manager = await TrainingManager.start(assignment, log_file)
+    received = manager.messages()
     try:
         async with asyncio.timeout(WAIT_S):
-            async for message in manager.messages():
+            async for message in received:
                 if isinstance(message, Failed):
                     raise AssertionError(message.error)
                 if isinstance(message, ManagerReady):
                     break
             else:
-                raise AssertionError((checkpoint_dir / "manager.log").read_text())
-        yield Training(manager, message, asyncio.Queue())
+                raise AssertionError(log_file.read_text())
+        yield Training(manager, log_file, received, message, asyncio.Queue())
     finally:
         await manager.stop()
 
@@ -92,6 +96,8 @@ async def result_of(made: Training, runners: Runners, num_runners: int, **more: 
     try:
         async with asyncio.timeout(WAIT_S):
             return await made.follow()
+    except TimeoutError:
+        raise AssertionError(f"no end after {WAIT_S} s: {made.results}; {made.log_file.read_text()}") from None
     finally:
         for task in serving:
             task.cancel()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.services.executor.loads.padding_slot import CPU_NICENESS
 from elasticflow.services.executor.processes.bundle_outcomes import RunnerEnded, TaskKey
 from elasticflow.services.executor.processes.reaper import wait_until_gone
-from elasticflow.services.executor.worker.tasks.run_tasks import LOWEST_CPU_PRIORITY
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES, TaskDone, TaskFailed
 from tests.support.task_runners import USER_CODE, WAIT_S, Runners, all_of, run, until
@@ -49,7 +49,7 @@ async def test_a_runner_sees_only_its_device(runners: Runners, device: str, visi
 
 
 async def test_tasks_on_a_cpu_slot_leave_the_cores_to_jobs(runners: Runners) -> None:
-    assert await all_of(run(await runners.start("cpu_niceness"), 0)) == [LOWEST_CPU_PRIORITY]
+    assert await all_of(run(await runners.start("cpu_niceness", cpu_niceness=CPU_NICENESS), 0)) == [CPU_NICENESS]
 
 
 async def test_an_exception_fails_one_task(runners: Runners) -> None:

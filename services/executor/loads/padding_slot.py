@@ -22,6 +22,7 @@ from elasticflow.shared.state.load import Load
 RETRY_S = 1.0  # after a runner that could not be started
 LONGEST_PAUSE_S = 30.0  # of a GPU on which no runner starts
 SHORTEST_TASK_S = 1e-6
+CPU_NICENESS = 19  # the lowest priority: else workers that share cores with runners train, and are measured, slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,7 @@ class PaddingSlot:
             device=settings.device,
             gpu_index=self.gpu_index,
             cpu_share=settings.cpu_share if settings.device == "cpu" else 1.0,
+            cpu_niceness=CPU_NICENESS if settings.device == "cpu" else 0,
             memory_limit_bytes=spec.memory_bytes,
             results_folder=str(settings.results / load.load_id),
         )

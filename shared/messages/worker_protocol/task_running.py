@@ -30,7 +30,7 @@ class RunTasks:
     function: "package.module:function"; it takes one input and returns one result.
     code_path: folder with the function's module; "" if it is importable without.
     gpu_index: number of the GPU or CPU slot on this node.
-    cpu_share: cores that a CPU slot may use.
+    cpu_share: cores that a CPU slot may use. cpu_niceness: of its process, 19 for the lowest CPU priority.
     memory_limit_bytes: what a CPU slot's process may allocate beyond the preloaded libraries; 0: no limit.
     results_folder: where results above MAX_TASK_BYTES are stored as files; "": they fail their tasks.
     """
@@ -42,6 +42,7 @@ class RunTasks:
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_index: Index = 0
     cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
+    cpu_niceness: Annotated[int, Strict(), Ge(0), Le(19)] = 0
     memory_limit_bytes: NumBytes = 0
     results_folder: str = ""
 

@@ -46,8 +46,6 @@ from elasticflow.shared.runtime.process.process_termination import kill_own_proc
 
 log = structlog.get_logger()
 
-LOWEST_CPU_PRIORITY = 19  # else workers that share cores with runners train, and are measured, slower
-
 
 def run_tasks(sock: socket.socket, order: RunTasks, received: bytes) -> NoReturn:
     """received: the bytes that were already read from the channel; they begin with the order."""
@@ -72,7 +70,7 @@ def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
     """Returns when no further task can be executed. SystemExit of a task leaves it."""
     try:
         if order.device == "cpu":
-            os.nice(LOWEST_CPU_PRIORITY)
+            os.nice(order.cpu_niceness)
         claim_alone(order.device, order.gpu_index)
         if order.memory_limit_bytes and order.device == "cpu":
             limit_memory(order.memory_limit_bytes)
