@@ -130,6 +130,7 @@ class SubmissionOptions:
     iterations: int | None = None
     settings: tuple[str, ...] = ()
     gpus: str = ""
+    gpu_type: str = ""
     job_class: ClassName | None = None
     name: str = ""
     quote: str = ""  # id of a reserved quote that this submission takes
@@ -145,6 +146,7 @@ class SubmissionOptions:
             "--batch": self.batch,
             "--iterations": self.iterations,
             "--gpus": self.gpus,
+            "--gpu-type": self.gpu_type,
             "--class": self.job_class,
             "--name": self.name,
             "--quote": self.quote,
@@ -178,6 +180,8 @@ class SubmissionOptions:
         if self.gpus:
             min_gpus, max_gpus = parse_gpus(self.gpus)
             job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)
+        if self.gpu_type:
+            job.set_gpus(gpu_type=self.gpu_type)
         return job.term_condition(max_iterations=self.iterations)
 
 

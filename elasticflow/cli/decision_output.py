@@ -41,6 +41,8 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
 
 def _show_admitted(event: JobAdmitted, now_s: float) -> None:
     say_line(f"admitted  {event.job_id}", "green")
+    if event.gpu_type:
+        say_line(f"  GPU type         {event.gpu_type}")
     if event.deadline_s is not None:
         say_line(f"  deadline         {moment_in_words(event.deadline_s, now_s)}")
     finish_s = max((s.end_s for s in segments(event.minimum_satisfactory_share) if s.num_gpus), default=None)
@@ -83,7 +85,8 @@ def show_quote(quoted: DeadlineQuoted, earliest_s: float, options: SubmissionOpt
     when = clock_time(earliest_s, now_s=quoted.at_s)
     say_line(f"earliest deadline  {when} (in {duration_in_words(left_s)})", "green")
     if quoted.gpu_seconds is not None:
-        say_line(f"  needs            {quoted.gpu_seconds:.0f} GPU-seconds")
+        on_type = f" of type {quoted.gpu_type}" if quoted.gpu_type else ""
+        say_line(f"  needs            {quoted.gpu_seconds:.0f} GPU-seconds{on_type}")
     say_line(f"  take it          {replace(options, deadline=f'{left_s}s').command()}")
 
 
@@ -93,7 +96,8 @@ def show_reserved(answer: QuoteReserved | QuoteRejected, options: SubmissionOpti
         return
     say_line(f"reserved  {answer.job_id} for {duration_in_words(answer.until_s - answer.at_s)}", "green")
     say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
-    say_line(f"  needs     {answer.gpu_seconds:.0f} GPU-seconds")
+    on_type = f" of type {answer.spec.gpu_type}" if answer.spec.gpu_type else ""
+    say_line(f"  needs     {answer.gpu_seconds:.0f} GPU-seconds{on_type}")
     say_line(f"  take it   {replace(options, quote=answer.job_id).command()}")
 
 

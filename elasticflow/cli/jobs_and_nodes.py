@@ -49,7 +49,9 @@ def jobs(
 
 
 def jobs_table(views: tuple[JobView, ...], now_s: float) -> Table:
-    return table_of(_COLUMNS, views, now_s)
+    """With a column of GPU types, where any job was admitted on one of several."""
+    has_types = any(view.gpu_type for view in views)
+    return table_of((column for column in _COLUMNS if has_types or column is not _TYPE_OF_JOB), views, now_s)
 
 
 def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
@@ -89,11 +91,13 @@ def margin_word(view: JobView) -> Text:
     return Text(duration_in_words(view.margin_s), style=style)
 
 
+_TYPE_OF_JOB: Column[JobView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-")
 _COLUMNS: tuple[Column[JobView], ...] = (
     Column(name="JOB", cell=lambda view, _: view.job_id),
     Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
     Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), in_narrow=False),
     Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True),
+    _TYPE_OF_JOB,
     Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
     Column(name="ITERATION", cell=lambda view, _: f"{view.iteration}/{view.max_iterations}", right=True),
     Column(

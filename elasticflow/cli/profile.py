@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run
-from elasticflow.cli.submit import Arguments, Batch, Gpus, Settings
+from elasticflow.cli.job_options import Arguments, Batch, Gpus, GpuType, Settings
 from elasticflow.cli.terminal_output import note, print_json, say, say_line, table
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
@@ -27,6 +27,7 @@ def profile(
     batch: Batch = None,
     setting: Settings = None,
     gpus: Gpus = "",
+    gpu_type: GpuType = "",
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -55,6 +56,7 @@ def profile(
             batch=batch,
             settings=tuple(setting or ()),
             gpus=gpus,
+            gpu_type=gpu_type,
         )
         job, code = load(target, options.arguments)
         ready = profilable(with_code(quotable(options.apply(job)), code))

@@ -27,6 +27,16 @@ from elasticflow.cli.decision_output import (
     show_quote,
     show_reserved,
 )
+from elasticflow.cli.job_options import (
+    Arguments,
+    Batch,
+    BatchPerWorker,
+    Gpus,
+    GpuType,
+    Settings,
+    Target,
+    Torchrun,
+)
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision
@@ -37,39 +47,6 @@ from elasticflow.sdk.submission import load, quotable, with_code
 from elasticflow.shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteRejected, QuoteReserved
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Job
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE[:CLASS]|MODULE:CLASS",
-        help="Your subclass of ElasticJob, or a script that calls elastic().",
-    ),
-]
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of a script.", show_default=False),
-]
-Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Global batch size: samples an iteration.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A hyperparameter; may be given several times."),
-]
-Gpus = Annotated[
-    str,
-    typer.Option(
-        "--gpus",
-        metavar="N|MIN..MAX",
-        help="For a job that runs on no other number of GPUs: 4, 2..8, 2.. or ..8.",
-    ),
-]
-Torchrun = Annotated[
-    bool,
-    typer.Option("--torchrun", help="Run the script unchanged; each resize restarts it from its snapshot."),
-]
-BatchPerWorker = Annotated[
-    int | None,
-    typer.Option("--batch-per-worker", metavar="N", help="With --torchrun: samples of each worker in a step."),
-]
 
 
 def submit(
@@ -83,6 +60,7 @@ def submit(
     iterations: NumIterations = None,
     setting: Settings = None,
     gpus: Gpus = "",
+    gpu_type: GpuType = "",
     job_class: Annotated[
         ClassName | None,
         typer.Option(
@@ -122,8 +100,7 @@ def submit(
     reason and counteroffers.
 
     A file is packaged and uploaded; a module must be importable on the nodes.
-    Exit code 1 if the job is rejected; with --wait also if it fails, is
-    cancelled, or ends after its deadline.
+    Exit code 1: it is rejected; with --wait also failed, cancelled, or late.
 
     \b
     Examples:
@@ -154,6 +131,7 @@ def submit(
         iterations=iterations,
         settings=tuple(setting or ()),
         gpus=gpus,
+        gpu_type=gpu_type,
         job_class=job_class,
         name=name,
         tenant=tenant,
@@ -212,6 +190,7 @@ def quote(
     iterations: NumIterations = None,
     setting: Settings = None,
     gpus: Gpus = "",
+    gpu_type: GpuType = "",
     reserve: Annotated[
         str,
         typer.Option("--reserve", metavar="TIME", help="Reserve the quote for 60s, 5m, ...; at most 10m."),
@@ -243,6 +222,7 @@ def quote(
         iterations=iterations,
         settings=tuple(setting or ()),
         gpus=gpus,
+        gpu_type=gpu_type,
         tenant=tenant,
         where=where_words(context),
     )

@@ -17,7 +17,7 @@ from elasticflow.cli.command_options import (
     Tenant,
     duration_of,
 )
-from elasticflow.cli.submit import Batch, Settings, Target
+from elasticflow.cli.job_options import Batch, Settings, Target
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress
 from elasticflow.sdk.submission import load, with_code

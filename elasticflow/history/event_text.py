@@ -1,4 +1,4 @@
-"""Each event of a job as a sentence with numbers, and as the cause of a later change of GPUs. Pure."""
+"""Each event of a job as a sentence with numbers. Pure."""
 
 from elasticflow.history.formatting import (
     bytes_in_words,
@@ -21,6 +21,7 @@ from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.messages.events import Event
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.state.gpu_types import spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration
 from elasticflow.shared.state.pool import PoolState
 
@@ -106,56 +107,6 @@ def _meanwhile(previous_generation: PreviousGeneration | None) -> str:
     return f"; the survivors of {before} continue in it"
 
 
-def cause_in_words(event: Event, job_id: str) -> str:
-    """Why the allocation may change after this event; "" if the event is no cause."""
-
-    def name(other: str) -> str:
-        return "it" if other == job_id else other
-
-    def whose(other: str) -> str:
-        return "its" if other == job_id else f"{other}'s"
-
-    match event:
-        case events.JobAdmitted():
-            return f"{name(event.job_id)} was admitted"
-        case events.ProfileRequested():
-            return f"{name(event.job_id)} waits for a decision"
-        case events.JobFinished():
-            return f"{name(event.job_id)} finished"
-        case events.JobFailed():
-            return f"{name(event.job_id)} failed"
-        case events.JobCancelled():
-            return f"{name(event.job_id)} was cancelled"
-        case events.JobProfiled():
-            return f"{name(event.job_id)} was profiled"
-        case events.JobAmended():
-            return f"{name(event.job_id)} was amended"
-        case events.GpuLimitsSet():
-            return f"{name(event.job_id)} was limited to {limits_in_words(event, event.at_s)}"
-        case events.GpuLimitsCleared():
-            return f"{whose(event.job_id)} GPU limits were cleared"
-        case events.QuoteReserved():
-            return f"a quote is reserved for {name(event.job_id)}"
-        case events.JobAtRisk():
-            return f"{name(event.job_id)} is at risk"
-        case events.WorkerCrashed():
-            return f"a worker of {name(event.job_id)} crashed"
-        case events.WorkerLagged():
-            return f"a GPU of {name(event.job_id)} is slow"
-        case events.MemoryExceeded():
-            return f"{whose(event.job_id)} micro-batches exceeded the memory"
-        case events.ThroughputMeasured():
-            return f"{whose(event.job_id)} speed on {gpus_counted(event.num_gpus)} was measured"
-        case events.NodeJoined():
-            return f"{event.node_id} joined with {gpus_counted(event.num_gpus, event.gpu_type)}"
-        case events.NodeLost():
-            return f"{event.node_id} was lost"
-        case events.PoolConfigured():
-            return "the pool was configured"
-        case _:
-            return ""
-
-
 def _submitted(event: events.ProfileRequested | events.JobAdmitted) -> str:
     deadline = deadline_in_words(event.deadline_s, event.at_s)
     return f"submitted by {event.tenant}: {spec_in_words(event.spec)}, {deadline}"
@@ -163,19 +114,30 @@ def _submitted(event: events.ProfileRequested | events.JobAdmitted) -> str:
 
 def _admitted(event: events.JobAdmitted, old: Job | None, state: PoolState) -> str:
     asked = "" if old is not None else f"{_submitted(event)}; "
-    curve = state.curves.get(event.spec.profile_key)
+    curve = state.curves.get(spec_on(state, event.spec, event.gpu_type).profile_key)
     speeds = f", at {speeds_in_words(curve.iterations_per_s)}" if curve and curve.iterations_per_s else ""
+    on_type = f" on {_type_and_why(event, state)}" if len(state.gpu_types) > 1 else ""
     if not event.minimum_satisfactory_share:
-        return f"{asked}admitted without a promise{speeds}"
+        return f"{asked}admitted{on_type} without a promise{speeds}"
     share = event.minimum_satisfactory_share
     finish_s = max((s.end_s for s in segments(share) if s.num_gpus), default=event.at_s)
     left_s = event.deadline_s - finish_s if event.deadline_s else None
     slack = "" if left_s is None else f", {duration_in_words(left_s)} before the deadline"
     return (
-        f"{asked}admitted: {schedule_in_words(share)} finish it by "
+        f"{asked}admitted{on_type}: {schedule_in_words(share)} finish it by "
         f"{clock_time(finish_s, now_s=event.at_s)}{slack}; {event.gpu_seconds:.0f} GPU-seconds{speeds}, "
         f"less {margin_in_words(state.config)}"
     )
+
+
+def _type_and_why(event: events.JobAdmitted, state: PoolState) -> str:
+    """The GPU type of an admitted job, and why not another one."""
+    name = type_name(state, event.gpu_type)
+    if event.spec.gpu_type:
+        return f"{name} as requested"
+    if not event.minimum_satisfactory_share:
+        return f"{name} (all jobs there are done first)"
+    return f"{name} (it displaces the least there)"
 
 
 def _rejected(event: events.JobRejected) -> str:

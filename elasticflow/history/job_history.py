@@ -6,7 +6,8 @@ The ledger is folded message by message. The states before and after a decision 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from elasticflow.history.event_text import cause_in_words, event_text, placed_in_words
+from elasticflow.history.event_cause import cause_in_words
+from elasticflow.history.event_text import event_text, placed_in_words
 from elasticflow.history.formatting import gpus_counted, schedule_in_words, speeds_in_words
 from elasticflow.history.load_text import load_text
 from elasticflow.shared.messages import events

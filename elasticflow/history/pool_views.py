@@ -8,6 +8,7 @@ from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
+from elasticflow.shared.state.gpu_types import part_of_type, spec_on, type_name
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, largest_level
@@ -28,6 +29,7 @@ class JobView:
     gpu_range: str  # the numbers on which it may run now, as "2..8"; "..": any
     bound: GpuLimits | None  # set by an operator
     gpus: tuple[str, ...]  # "node:index", in rank order
+    gpu_type: str  # of its GPUs; "": undecided, or the pool has one type
     generation: int
     iteration: int
     max_iterations: int
@@ -73,7 +75,7 @@ class NodeView:
         return self.jobs.count("")
 
 
-def job_view(job: Job, now_s: float, bound: GpuLimits | None = None) -> JobView:
+def job_view(job: Job, now_s: float, bound: GpuLimits | None = None, gpu_type: str = "") -> JobView:
     finish_s = expected_finish_s(job, now_s)
     met = job.phase in (Phase.PROFILING, Phase.ADMITTED, Phase.FINISHED)
     spec = job.spec
@@ -87,6 +89,7 @@ def job_view(job: Job, now_s: float, bound: GpuLimits | None = None) -> JobView:
         gpu_range=str(spec.gpu_range if spec else ANY_NUMBER),
         bound=bound,
         gpus=tuple(f"{gpu.node_id}:{gpu.gpu_index}" for gpu in job.gpus),
+        gpu_type=gpu_type,
         generation=job.generation,
         iteration=job.iteration,
         max_iterations=spec.max_iterations if spec else 0,
@@ -138,7 +141,16 @@ def promised_finish_s(job: Job) -> float | None:
 def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[JobView, ...]:
     """Jobs in the order of their decisions. ended: include ended jobs."""
     jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
-    return tuple(job_view(job, now_s, state.gpu_limits.get(job.job_id)) for job in sorted(jobs, key=_by_age))
+    return tuple(
+        job_view(job, now_s, state.gpu_limits.get(job.job_id), _gpu_type(state, job))
+        for job in sorted(jobs, key=_by_age)
+    )
+
+
+def _gpu_type(state: PoolState, job: Job) -> str:
+    """Of the GPUs on which it was admitted, where the pool has several types."""
+    is_decided = job.phase not in (Phase.PROFILING, Phase.REJECTED) and len(state.gpu_types) > 1
+    return type_name(state, job.spec.gpu_type) if is_decided and job.spec is not None else ""
 
 
 def _by_age(job: Job) -> tuple[float, str]:
@@ -210,7 +222,8 @@ class ProfileView:
 
 
 def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
-    """None if nothing has been measured."""
+    """On the first GPU type if the spec names none. None if nothing has been measured there."""
+    spec, state = spec_on(state, spec, spec.gpu_type), part_of_type(state, spec.gpu_type)
     whole, own = state.curves.get(spec.measured_key), state.curves.get(spec.profile_key)
     if whole is None or not whole.iterations_per_s:
         return None

@@ -62,6 +62,7 @@ class ElasticJob:
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
+    gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it; "": the pool decides
 
     evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
     shuffle: ClassVar[bool] = True  # the samples, in another order in each epoch
@@ -189,12 +190,16 @@ class ElasticJob:
         self.job_class = job_class
         return self
 
-    def set_gpus(self, *, min_gpus: int | None = None, max_gpus: int | None = None) -> Self:
-        """Limit the number of GPUs if the job does not run, or does not converge, on others; powers of two."""
+    def set_gpus(
+        self, *, min_gpus: int | None = None, max_gpus: int | None = None, gpu_type: str | None = None
+    ) -> Self:
+        """Limit the number of GPUs, powers of two, if the job does not run or converge on others; name their type."""
         if min_gpus is not None:
             self.min_gpus = min_gpus
         if max_gpus is not None:
             self.max_gpus = max_gpus
+        if gpu_type is not None:
+            self.gpu_type = gpu_type
         return self
 
     def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
@@ -219,6 +224,7 @@ class ElasticJob:
             description=self.description,
             min_gpus=self.min_gpus,
             max_gpus=self.max_gpus,
+            gpu_type=self.gpu_type,
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.

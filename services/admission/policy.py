@@ -8,26 +8,16 @@ Source: ElasticFlow, section 4.1 and Algorithm 1.
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import assert_never, cast
+from typing import cast
 
-from elasticflow.services.admission.commands.amend import amend
-from elasticflow.services.admission.commands.cancel_and_checkpoint import cancel, checkpoint
-from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits, set_gpu_limits
-from elasticflow.services.admission.commands.loads import cancel_load, open_load, seal_load
-from elasticflow.services.admission.commands.quote_and_reserve import reserve
-from elasticflow.services.admission.commands.submit import decide_waiting, in_order, submit
+from elasticflow.services.admission.commands.dispatch import answered
+from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits
+from elasticflow.services.admission.commands.submit import decide_waiting, in_order
+from elasticflow.services.admission.decide_by_type import decide_by_type, names_types
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import (
-    AmendJob,
-    CancelJob,
-    CancelLoad,
     Command,
-    OpenLoad,
     ProfileJob,
-    RequestCheckpoint,
-    ReserveQuote,
-    SealLoad,
-    SetGpuLimits,
     SubmitJob,
     id_of,
 )
@@ -48,6 +38,10 @@ def decide(
     state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
 ) -> tuple[AdmissionEvent, ...]:
     """Answer each command on what the earlier ones left; then decide on the jobs that waited."""
+    cache = PlanningCache() if cache is None else cache
+    waiting = cache.last(profiling_jobs, state.live_jobs)
+    if names_types(state, commands, waiting):
+        return decide_by_type(state, commands, now_s, cache)
     session = AdmissionSession.start(state, now_s, cache)
     for cleared in expired_gpu_limits(state, now_s):
         session = session.with_event(cleared).replanned()
@@ -56,34 +50,10 @@ def decide(
         if kind is SubmitJob:
             session, together = in_order(session, cast(tuple[SubmitJob, ...], together))
         for command in together:
-            session = _answered(session, command)
+            session = answered(session, command)
     for job in session.cache.last(profiling_jobs, session.state.live_jobs):
         session = decide_waiting(session, job)
     return session.events
-
-
-def _answered(session: AdmissionSession, command: Command) -> AdmissionSession:
-    match command:
-        case SubmitJob() | ProfileJob():
-            return submit(session, command)
-        case CancelJob():
-            return cancel(session, command)
-        case ReserveQuote():
-            return reserve(session, command)
-        case AmendJob():
-            return amend(session, command)
-        case SetGpuLimits():
-            return set_gpu_limits(session, command)
-        case RequestCheckpoint():
-            return checkpoint(session, command)
-        case OpenLoad():
-            return open_load(session, command)
-        case SealLoad():
-            return seal_load(session, command)
-        case CancelLoad():
-            return cancel_load(session, command)
-        case _:
-            assert_never(command)
 
 
 def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:

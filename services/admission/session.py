@@ -117,6 +117,11 @@ class AdmissionSession:
             return priced
         return priced.expecting((*self.submitted, (math.inf, math.inf)))
 
+    def displaced_promises(self, job: SchedulableJob) -> float:
+        """How many expected promises a job displaces, under any policy."""
+        pricing = self.pricing if self.pricing is not None else self._pricing(self.submitted)
+        return pricing.displaced_promises(job)
+
     def with_pricing_afterwards(self, rejected: Submitted) -> "AdmissionSession":
         """With prices for offers: who takes one submits again, when this and all submissions at hand are history."""
         if not self.is_selective:

@@ -6,19 +6,21 @@ Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation/a
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from elasticflow.services.allocator.profiling import profiling_runs
+from elasticflow.services.allocator.profiling import profiling_runs, types_to_measure
 from elasticflow.services.allocator.scaling_probes import ScalingProbe, next_probe, probe_in_progress
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.events import AllocationDecided, PlanEvent
+from elasticflow.shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.profiles import profile_completed, with_profiling_on
+from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -31,13 +33,50 @@ def decide(
     if not due and state.scheduling_event_sequence <= state.allocation_based_on:
         return ()
     cache = PlanningCache() if cache is None else cache
+    if len(state.gpu_types) <= 1:
+        return _decided_on_type(state, now_s, cache)
+    profiled_on = types_to_measure(state)
+    typed = with_profiling_on(state, profiled_on)
+    by_type = list[tuple[PlanEvent, ...]]()
+    for name, part in parts(typed).items():
+        probes = any(isinstance(event, AllocationDecided) and event.probes for events in by_type for event in events)
+        by_type.append(_decided_on_type(part, now_s, cache.of_type(name), may_probe=not probes))
+    return _merged(typed, by_type, profiled_on, now_s)
+
+
+def _decided_on_type(
+    state: PoolState, now_s: float, cache: PlanningCache, *, may_probe: bool = True
+) -> tuple[PlanEvent, ...]:
+    """Profiles that are complete, and the allocation of the GPUs of one type. At most one job starts a probe."""
     profiling = profiling_runs(state, now_s, cache)
     if profiling.num_gpus_by_job:
         decided = _decided(state, profiling.pool, now_s)
         decided = _with_shares(decided, profiling.num_gpus_by_job, profiling.next_at_s)
     else:
-        decided = _with_probe(state, profiling.pool, now_s, cache)
+        decided = _with_probe(state, profiling.pool, now_s, cache, may_begin=may_probe)
     return (*profiling.completed, decided)
+
+
+def _merged(
+    state: PoolState, by_type: Sequence[tuple[PlanEvent, ...]], profiled_on: Mapping[str, str], now_s: float
+) -> tuple[PlanEvent, ...]:
+    """One allocation for all types. It ends at once if a profiling run is complete here and continues on another."""
+    allocations = [event for events in by_type for event in events if isinstance(event, AllocationDecided)]
+    others = [event for events in by_type for event in events if not isinstance(event, AllocationDecided)]
+    valid_until_s = min((each.valid_until_s for each in allocations if each.valid_until_s is not None), default=None)
+    for event in others:
+        state = profile_completed(state, event) if isinstance(event, ProfileCompleted) else state
+    if types_to_measure(state):
+        valid_until_s = now_s
+    merged = AllocationDecided(
+        num_gpus_by_job={job: share for each in allocations for job, share in each.num_gpus_by_job.items()},
+        valid_until_s=valid_until_s,
+        planned={job: schedule for each in allocations for job, schedule in each.planned.items()},
+        probes=next((each.probes for each in allocations if each.probes is not None), None),
+        profiled_on=profiled_on,
+        at_s=now_s,
+    )
+    return (*others, merged)
 
 
 def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:
@@ -54,13 +93,16 @@ def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDec
     )
 
 
-def _with_probe(state: PoolState, pool: PlannedPool, now_s: float, cache: PlanningCache) -> AllocationDecided:
+def _with_probe(
+    state: PoolState, pool: PlannedPool, now_s: float, cache: PlanningCache, *, may_begin: bool
+) -> AllocationDecided:
     """The allocation with a scaling probe on idle GPUs, if a job can use them."""
     decided = _decided(state, pool, now_s)
     probe = probe_in_progress(state, now_s)
     if probe is not None:
         return _probing(state, decided, probe) or decided
-    found = next_probe(state, pool, decided.num_gpus_by_job, _num_idle(state, decided), now_s, cache)
+    num_idle = _num_idle(state, decided) if may_begin else 0
+    found = next_probe(state, pool, decided.num_gpus_by_job, num_idle, now_s, cache) if num_idle else None
     if found is None:
         return decided
     probe, beside = found

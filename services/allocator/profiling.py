@@ -20,6 +20,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     resize_cost,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.gpu_types import possible_types, spec_on, submitted_spec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, largest_level, profiling_jobs, spec_of
 
@@ -66,6 +67,17 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
             if kept is not None and job.num_gpus:
                 pool, held[job.job_id] = kept, job.num_gpus
     return ProfilingRuns(pool=pool, num_gpus_by_job=held, completed=tuple(completed), next_at_s=next_at_s)
+
+
+def types_to_measure(state: PoolState) -> dict[str, str]:
+    """The profiling runs that continue on another GPU type, because the type before is measured or gone, by job."""
+    found = dict[str, str]()
+    for job in profiling_jobs(state.live_jobs):
+        spec, now_on = submitted_spec(job), spec_of(job).gpu_type
+        unknown = [each for each in possible_types(state, spec) if not profile_known(state, spec_on(state, spec, each))]
+        if unknown and now_on not in unknown:
+            found[job.job_id] = unknown[0]
+    return found
 
 
 def _candidates(state: PoolState) -> list[Job]:

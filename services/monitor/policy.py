@@ -38,6 +38,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promised_deadline_s,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
@@ -74,7 +75,8 @@ def decide(
             emitted.append(_progress(job, progress))
             emitted.extend(_correction(state.pool, job, progress, now_s))
     if progressed or _lost_a_node(state.pool, now_s):
-        emitted.extend(_at_risk(state.pool, now_s, cache))
+        for gpu_type, part in parts(state.pool).items():
+            emitted.extend(_at_risk(part, now_s, None if cache is None else cache.of_type(gpu_type)))
     emitted.extend(_stalled(state, now_s))
     emitted.extend(_of_loads(state, now_s))
     return tuple(emitted)

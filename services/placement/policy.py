@@ -5,15 +5,17 @@ is never moved; a job without a promise is moved only where its migration benefi
 Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py, topology.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache as remember
 from functools import partial
+from itertools import islice
 from math import inf
 
 from immutables import Map
 
 from elasticflow.services.placement.new_generation import new_generation
+from elasticflow.services.placement.other_types import without_other_types
 from elasticflow.services.placement.shrink_to_survivors import (
     counted_gpus,
     shrunk_to_survivors,
@@ -33,6 +35,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
 from elasticflow.shared.scheduling.placement.placement import MigrationRules, any_spread, place
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at, spec_of
@@ -47,27 +50,46 @@ def decide(
     """New generations for jobs whose workers wait after a loss; else for jobs whose share differs from the GPUs they
     hold, whose workers broke, or that benefit from a migration; else for one job that a slow GPU delays."""
     cache = PlanningCache() if cache is None else cache
-    return _shrunk_to_survivors(state, now_s) or _placed(state, now_s, cache) or _replaced(state, now_s)
-
-
-def _shrunk_to_survivors(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
-    """Survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation."""
-    placements = tuple(shrunk_to_survivors(state))
-    return (PlacementDecided(placements=placements, at_s=now_s),) if placements else ()
+    return (
+        # survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation
+        _decided(shrunk_to_survivors(state), now_s)
+        or _decided(without_other_types(state), now_s)
+        or _placed(state, now_s, cache)
+        or _replaced(state, now_s)
+    )
 
 
 def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[PlacementDecided, ...]:
+    """The placements on the GPUs of each type, as one decision."""
+    by_type = [
+        decided
+        for gpu_type, part in parts(state).items()
+        if (decided := _placed_on_type(part, now_s, cache.of_type(gpu_type))) is not None
+    ]
+    if not by_type:
+        return ()
+    placements = tuple(placement for decided in by_type for placement in decided.placements)
+    migrated = tuple(job_id for decided in by_type for job_id in decided.migrated)
+    return (PlacementDecided(placements=placements, migrated=migrated, at_s=now_s),)
+
+
+def _decided(placements: Iterable[PlacedJob], now_s: float) -> tuple[PlacementDecided, ...]:
+    together = tuple(placements)
+    return (PlacementDecided(placements=together, at_s=now_s),) if together else ()
+
+
+def _placed_on_type(state: PoolState, now_s: float, cache: PlanningCache) -> PlacementDecided | None:
     jobs, topology = list(state.live_jobs.values()), pool_topology(state, cache)
     shares = _shares(state)
     if sum(shares.values()) > topology.num_gpus:
-        return ()  # a node is lost that the allocator does not know of yet
+        return None  # a node is lost that the allocator does not know of yet
     due = _due(state, shares, topology.num_gpus, now_s)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     if not due and not unplanned:
-        return ()
+        return None
     last = cache.last_positions(topology)
     if not due and not any_spread(last, {job.job_id: job.gpus for job in unplanned}):
-        return ()
+        return None
     wanted = {job.job_id: shares[job.job_id] if job.job_id in due else len(counted_gpus(state, job)) for job in jobs}
     current = {
         job.job_id: job.gpus if job.job_id in due and not job.reserved_gpus else counted_gpus(state, job)
@@ -90,23 +112,26 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
         if gpus != job.gpus or job.broken or job.has_outdated_spec:
             placed.append(new_generation(job, gpus))
     if not placed:
-        return ()
-    return (PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s),)
+        return None
+    return PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s)
 
 
 def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
     """Another GPU for one worker on a slow GPU: the nearest free one, where workers need not stop for it."""
-    replacement = next(replacements(state, now_s), None)
-    return () if replacement is None else (PlacementDecided(placements=(replacement,), at_s=now_s),)
+    each = (replacement for part in parts(state).values() for replacement in replacements(part, now_s))
+    return _decided(islice(each, 1), now_s)
 
 
 def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:
     """When the next decision is due although no event comes."""
-    due_s = (_switches_end_s(state, cache), replacement_due_s(state))
+    cache = PlanningCache() if cache is None else cache
+    by_type = parts(state).items()
+    due_s = [_switches_end_s(part, cache.of_type(gpu_type)) for gpu_type, part in by_type]
+    due_s += [replacement_due_s(part) for _, part in by_type]
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
-def _switches_end_s(state: PoolState, cache: PlanningCache | None) -> float | None:
+def _switches_end_s(state: PoolState, cache: PlanningCache) -> float | None:
     """When a switch has had its time, if another share can be placed then."""
     is_switching = [job for job in state.live_jobs.values() if job.is_switching]
     if not is_switching:

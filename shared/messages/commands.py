@@ -9,6 +9,7 @@ from typing import ClassVar
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
+    GpuType,
     PositiveGpus,
     PositiveIterations,
     ReservationS,
@@ -175,6 +176,7 @@ class DeadlineQuoted:
     earliest_deadline_s: TimeS | None
     gpu_seconds: DurationS | None = None
     explanation: Text = ""
+    gpu_type: GpuType = ""  # on which, as its nodes name it; "": the pool has one type
     at_s: TimeS
 
 

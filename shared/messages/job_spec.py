@@ -20,6 +20,7 @@ from elasticflow.shared.messages.limits import (
     FewItems,
     Finite,
     FunctionPath,
+    GpuType,
     Integer,
     Name,
     PositiveDurationS,
@@ -93,6 +94,7 @@ class JobSpec:
     description: Text = ""
     min_gpus: PositiveGpus = 1  # the job does not run, or does not converge, on fewer
     max_gpus: PositiveGpus | None = None  # nor on more; equal to min_gpus: an inelastic job
+    gpu_type: GpuType = ""  # of all its GPUs; "": the pool decides
 
     @property
     def entry(self) -> str:
@@ -117,12 +119,13 @@ class JobSpec:
 
     @property
     def measured_key(self) -> str:
-        """Names the measured curve. Jobs with the same code, hyperparameters and global batch share it."""
+        """Names the measured curve. Jobs with the same code, hyperparameters, global batch and GPU type share it."""
+        gpu_type = f"@{self.gpu_type}" if self.gpu_type else ""
         if self.model_name:
-            return f"{self.model_name}/b{self.global_batch_size}"
+            return f"{self.model_name}/b{self.global_batch_size}{gpu_type}"
         settings = json.dumps(dict(self.hyperparameters), sort_keys=True)
         digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]
-        return f"{self.training_function}#{digest}/b{self.global_batch_size}"
+        return f"{self.training_function}#{digest}/b{self.global_batch_size}{gpu_type}"
 
     def resolved_deadline_s(self, now_s: float) -> float | None:
         """The absolute deadline; a relative one counts from now_s."""

@@ -31,6 +31,11 @@ class PlanningCache:
         self.scratch = ScratchMemory()
         self._positions: LastPositions | None = None
         self._last: dict[Callable[..., Any], tuple[tuple[object, ...], Any]] = {}
+        self._by_type: dict[str, PlanningCache] = {}
+
+    def of_type(self, gpu_type: str) -> "PlanningCache":
+        """The cache of decisions on the part of the pool that has this GPU type; itself for "", the first type."""
+        return self._by_type.setdefault(gpu_type, PlanningCache()) if gpu_type else self
 
     def last(self, function: Callable[[*Arguments], Answer], *arguments: *Arguments) -> Answer:
         """The result of a pure function, computed again unless the arguments equal those of the last call.

@@ -21,6 +21,7 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
@@ -124,7 +125,7 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
             return events.ProfileRequested(
                 job_id=job.job_id,
                 tenant=job.tenant,
-                spec=spec_of(job),
+                spec=submitted_spec(job),
                 deadline_s=job.deadline_s,
                 profile_only=job.profile_only,
                 waits_for=waits_for(state),
@@ -134,13 +135,14 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
             return events.JobRejected(
                 job_id=job.job_id,
                 tenant=job.tenant,
-                spec=job.spec,
+                spec=job.submitted_spec or job.spec,
                 reason=job.rejection or "invalid",
                 explanation=job.explanation,
                 deadline_s=job.deadline_s,
                 earliest_deadline_s=job.earliest_deadline_s,
                 least_gpu_seconds=job.least_gpu_seconds,
                 offers=job.offers,
+                gpu_type=job.spec.gpu_type if job.spec is not None else "",
                 at_s=job.decided_at_s,
             )
         case Phase.FAILED:
@@ -152,7 +154,8 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
                 at_s=job.ended_at_s or job.decided_at_s,
             )
         case Phase.PROFILED:
-            curve = state.curves.get(spec_of(job).profile_key)
+            submitted = submitted_spec(job)  # the last run may have measured another type than the one it names
+            curve = state.curves.get(spec_on(state, submitted, submitted.gpu_type).profile_key)
             return events.JobProfiled(
                 job_id=job.job_id,
                 iterations_per_s={} if curve is None else curve.iterations_per_s,
@@ -166,10 +169,11 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
             return events.JobAdmitted(
                 job_id=job.job_id,
                 tenant=job.tenant,
-                spec=job.submitted_spec or spec_of(job),
+                spec=submitted_spec(job),
                 deadline_s=job.deadline_s,
                 minimum_satisfactory_share=job.minimum_satisfactory_share,
                 gpu_seconds=sum(s.num_gpus * (s.end_s - s.start_s) for s in segments(job.minimum_satisfactory_share)),
                 least_gpu_seconds=job.least_gpu_seconds,
+                gpu_type=spec_of(job).gpu_type,
                 at_s=job.decided_at_s,
             )

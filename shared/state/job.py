@@ -92,7 +92,7 @@ class Job:
     decided_at_s: float
     decided_sequence: int
     deadline_s: float | None = None
-    submitted_spec: JobSpec | None = None  # the user's, if an amendment or GPU limits changed the spec
+    submitted_spec: JobSpec | None = None  # the user's, if an amendment, GPU limits or the GPU type changed it
     profile_only: bool = False
     has_outdated_spec: bool = False  # workers of the current generation train with an older spec
     minimum_satisfactory_share: ShareSchedule = ()  # as last promised: at admission or by an amendment

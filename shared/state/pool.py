@@ -145,6 +145,7 @@ _NO_SIZES = cast("Map[str, int]", Map())
 _NO_COMMANDS = cast("Map[int, DecidedCommand]", Map())
 _NO_TIMES = cast("Map[str, tuple[float, ...]]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
+_NO_DEMAND = cast("Map[str, Demand]", Map())
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`
@@ -158,6 +159,7 @@ class PoolState:
     configured: bool = False
     nodes: Map[str, NodeState] = _NO_NODES
     num_gpus: int = field(init=False)  # of all nodes that are alive; see `with_nodes`
+    gpu_types: tuple[str, ...] = ()  # named by nodes so far; the first is that of jobs and nodes that name none
     live_jobs: Map[str, Job] = _NO_JOBS
     ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see MAX_ENDED_JOBS in fold/jobs.py
     num_forgotten: int = 0  # ended jobs that are no longer kept here
@@ -169,7 +171,8 @@ class PoolState:
     micro_batch_sizes: Map[str, int] = _NO_SIZES  # by profile, of jobs whose virtual nodes did not fit
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
     rejected_demand: Map[str, tuple[Usage, ...]] = _NO_USAGE  # of tenants with a quota: no promise came of it
-    demand: Demand = field(default_factory=Demand)
+    demand: Demand = field(default_factory=Demand)  # for GPUs of the first type
+    demand_by_type: Map[str, Demand] = _NO_DEMAND  # for GPUs of the others
     idle_since_s: Map[str, tuple[float, ...]] = _NO_TIMES  # by node that is alive, of each GPU; or CARRIES_A_JOB
     idle_windows: IdleWindows = field(default_factory=IdleWindows)
     num_gpus_by_job: Mapping[str, int] = field(default_factory=dict[str, int])  # of the last allocation

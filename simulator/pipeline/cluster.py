@@ -55,6 +55,7 @@ class Scenario:
     timing_model: TimingModel
     arrivals: tuple[Arrival, ...]
     num_replicas: Mapping[str, int] = field(default_factory=lambda: {"admission": 2})  # of a service; else 1
+    gpu_type_by_node: Mapping[str, str] = field(default_factory=dict[str, str])  # of nodes that name their type
 
 
 class VirtualCluster:
@@ -91,7 +92,14 @@ class VirtualCluster:
             for number in range(scenario.num_replicas.get(service, 1))
         ]
         self.nodes = {
-            node_id: VirtualNode(self._setting, self.environment, node_id, num_gpus, self.metrics["executor"])
+            node_id: VirtualNode(
+                self._setting,
+                self.environment,
+                node_id,
+                num_gpus,
+                scenario.gpu_type_by_node.get(node_id, ""),
+                self.metrics["executor"],
+            )
             for node_id, num_gpus in scenario.num_gpus_by_node.items()
         }
         commands = [arrival.command for arrival in scenario.arrivals]

@@ -35,6 +35,7 @@ def violations(entries: Iterable[Entry]) -> Iterator[str]:
             *_taken_twice(entry, positions),
             *_risen(before, state),
             *_overcommitted(state),
+            *_of_two_types(state),
             *_wrongly_idle(state),
         ):
             yield f"sequence {entry.sequence}: {problem}"
@@ -118,6 +119,16 @@ def _overcommitted(state: PoolState) -> Iterator[str]:
                 yield f"{job.job_id} holds {gpu}, which does not exist"
             elif not node.alive and not job.broken:
                 yield f"{job.job_id} holds {gpu} of a lost node and is not broken"
+
+
+def _of_two_types(state: PoolState) -> Iterator[str]:
+    """All GPUs of a job have one type; nodes without a type have the first one of the pool."""
+    unnamed = next(iter(state.gpu_types), "")
+    for job in state.live_jobs.values():
+        nodes = (state.nodes.get(node_id) for node_id in job.nodes if not job.broken)
+        types = {node.gpu_type or unnamed for node in nodes if node is not None}
+        if len(types) > 1:
+            yield f"{job.job_id} holds GPUs of {' and '.join(sorted(types))}"
 
 
 def _wrongly_idle(state: PoolState) -> Iterator[str]:

@@ -27,10 +27,16 @@ class VirtualNode:
     """An executor and its workers, which go down and come back together."""
 
     def __init__(
-        self, setting: PoolSetting, environment: Environment, node_id: str, num_gpus: int, metrics: Metrics
+        self,
+        setting: PoolSetting,
+        environment: Environment,
+        node_id: str,
+        num_gpus: int,
+        gpu_type: str,
+        metrics: Metrics,
     ) -> None:
         self._setting, self._loop, self._environment = setting, setting.loop, environment
-        self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
+        self.node_id, self._num_gpus, self._gpu_type, self._num_boots = node_id, num_gpus, gpu_type, 0
         self._previous_run_id = ""
         self.executor = SimulatedProcess(
             setting,
@@ -77,6 +83,7 @@ class VirtualNode:
                 run_id=self._run_id,
                 num_gpus=self._num_gpus,
                 device="cpu",
+                gpu_type=self._gpu_type,
                 advertise_host=self.node_id,
             )
         )

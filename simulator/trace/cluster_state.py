@@ -1,7 +1,8 @@
 """The simulated cluster: the GPUs that each job holds, and the progress that it makes on them.
 
 A job whose set of GPUs changes restarts: it stops for its resize cost, then trains at the rate of its curve. A job
-that keeps its GPUs pays nothing. Asserted here: no two jobs hold one GPU, and no job holds a GPU of a lost node.
+that keeps its GPUs pays nothing. Asserted here: no two jobs hold one GPU, no job holds a GPU of a lost node, and none
+holds GPUs of two types.
 """
 
 import math
@@ -133,7 +134,8 @@ class ClusterState:
     def occupy(self, job: TraceJob, generation: int, gpus: tuple[GpuId, ...], now_s: float) -> Training:
         """The job takes these GPUs, which must be free, and restarts on them."""
         self._take(gpus, job.job_id)
-        num_gpus, speed = len(gpus), self._speeds.get(job.job_id, 1.0)
+        (gpu_type,) = {self._cluster.type_of(gpu.node_id) for gpu in gpus}
+        num_gpus, speed = len(gpus), self._speeds.get(job.job_id, 1.0) * gpu_type.speed
         progress = Progress(
             starts_s=self._times.get(job.job_id, self._time).starts_s(num_gpus, now_s),
             iteration=self._iterations.pop(job.job_id, 0.0),

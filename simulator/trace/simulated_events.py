@@ -29,10 +29,17 @@ def pool_configured(config: PoolConfig, based_on: int, at_s: float) -> PlanDecid
     return PlanDecided(service=OPERATOR, based_on=based_on, now_s=at_s, events=(event,))
 
 
-def node_joined(node_id: str, num_gpus: int, known: NodeState | None, at_s: float) -> NodeJoined:
+def node_joined(node_id: str, num_gpus: int, known: NodeState | None, at_s: float, gpu_type: str = "") -> NodeJoined:
     """known: its state before it was lost; a node that rejoins has a new incarnation."""
     incarnation = int(known.incarnation) + 1 if known is not None else 0
-    return NodeJoined(node_id=node_id, incarnation=str(incarnation), num_gpus=num_gpus, device="cuda", at_s=at_s)
+    return NodeJoined(
+        node_id=node_id,
+        incarnation=str(incarnation),
+        num_gpus=num_gpus,
+        device="cuda",
+        gpu_type=gpu_type,
+        at_s=at_s,
+    )
 
 
 def node_lost(node: NodeState, at_s: float) -> NodeLost:

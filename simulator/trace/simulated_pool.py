@@ -1,6 +1,8 @@
 """Inputs of the simulated pool: its nodes, its settings, and the commands of its users."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.commands import SubmitJob
@@ -17,12 +19,23 @@ NEVER_S = 1e11  # progress is known exactly, so it may be extrapolated without l
 AT_ONCE_S = 1e-3  # until a lost node is detected
 
 
+class SimulatedType(NamedTuple):
+    """A GPU type. speed: of its GPUs over those of which the trace has curves."""
+
+    name: str
+    speed: float
+
+
+ONE_TYPE = SimulatedType(name="", speed=1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterShape:
-    """num_nodes machines with gpus_per_node GPUs each; neither need be a power of two."""
+    """num_nodes machines with gpus_per_node GPUs each; neither need be a power of two. Nodes have the types in turn."""
 
     num_nodes: int
     gpus_per_node: int
+    gpu_types: tuple[SimulatedType, ...] = (ONE_TYPE,)
 
     def __post_init__(self) -> None:
         problems = [
@@ -45,6 +58,10 @@ class ClusterShape:
         digits = len(str(self.num_nodes - 1))
         return tuple(f"node-{number:0{digits}d}" for number in range(self.num_nodes))
 
+    def type_of(self, node_id: str) -> SimulatedType:
+        """The type of all GPUs of the node."""
+        return self.gpu_types[int(node_id.rpartition("-")[2]) % len(self.gpu_types)]
+
     def gpus_of(self, node_id: str) -> tuple[GpuId, ...]:
         return tuple(GpuId(node_id, index) for index in range(self.gpus_per_node))
 
@@ -57,6 +74,7 @@ def pool_config(
     reserve_nodes: int = 0,
     confidence: float | None = None,
     speed_noise: float = 0.0,
+    gpu_types: Sequence[SimulatedType] = (ONE_TYPE,),
 ) -> PoolConfig:
     """Settings with the true curves and costs, without margins for error."""
     return PoolConfig(
@@ -71,8 +89,15 @@ def pool_config(
         deadline_slack_s=0.0,
         heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,
-        curves={spec_of(job).measured_key: (job.measured or job.curve).rate_by_num_gpus for job in workload.jobs},
+        curves=dict(_curve(job, gpu_type, gpu_types[0]) for gpu_type in gpu_types for job in workload.jobs),
     )
+
+
+def _curve(job: TraceJob, gpu_type: SimulatedType, first: SimulatedType) -> tuple[str, dict[int, float]]:
+    """Its profile key on a type and the curve there. Specs do not name the first type of a pool."""
+    spec = replace(spec_of(job), gpu_type="" if gpu_type == first else gpu_type.name)
+    rates = (job.measured or job.curve).rate_by_num_gpus
+    return spec.measured_key, {num_gpus: rate * gpu_type.speed for num_gpus, rate in rates.items()}
 
 
 def submission(job: TraceJob) -> SubmitJob:

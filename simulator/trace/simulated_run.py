@@ -14,7 +14,7 @@ from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Observer, Simulation
-from elasticflow.simulator.verification.trace_verification import TraceVerification
+from elasticflow.simulator.verification.verification_by_type import VerificationByType
 from elasticflow.simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class SimulatedRun:
         """The cost that policies plan with, for every job."""
         return self.overheads.most(self.workload.jobs)
 
-    def verification(self) -> TraceVerification | None:
+    def verification(self) -> VerificationByType | None:
         """An observer that checks certificates; None for baselines and unknown speeds, which have none."""
         if self.policy not in OURS or self.noise is not None:
             return None
-        return TraceVerification(self.workload, self.resize_cost)
+        return VerificationByType(self.workload, self.cluster, self.resize_cost)
 
     def simulation(self, *observers: Observer | None, measures_idle_time: bool = False) -> Simulation:
         """The simulation, with these observers. To measure idle time takes one pass over all jobs at each instant."""
@@ -116,7 +116,7 @@ class Outcome:
 def execute(
     run: SimulatedRun,
     simulation: Simulation,
-    verification: TraceVerification | None,
+    verification: VerificationByType | None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run `simulation`, which `run` made, observed by `verification`."""

@@ -89,6 +89,7 @@ class Simulation:
             reserve_nodes=reserve_nodes,
             confidence=confidence,
             speed_noise=noise.sigma if noise else 0.0,
+            gpu_types=cluster.gpu_types,
         )
         self._fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
@@ -174,8 +175,8 @@ class Simulation:
         self._soon()
 
     def _join(self, node_id: str) -> None:
-        known = self.state.nodes.get(node_id)
-        self._fold(simulated_events.node_joined(node_id, self.cluster.gpus_per_node, known, self.now_s))
+        known, gpu_type = self.state.nodes.get(node_id), self.cluster.type_of(node_id).name
+        self._fold(simulated_events.node_joined(node_id, self.cluster.gpus_per_node, known, self.now_s, gpu_type))
 
     def _lose(self, node_id: str) -> None:
         """A node is lost; its jobs lose their GPUs and keep their progress."""

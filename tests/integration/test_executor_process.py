@@ -2,26 +2,24 @@
 
 import asyncio
 import hashlib
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticflow.sdk.packaging import Package, package
-from elasticflow.services.executor.processes.reaper import marked_processes, wait_until_gone
+from elasticflow.services.executor.processes.reaper import marked_processes
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from elasticflow.shared.state.pool import num_gpus_by_type
+from tests.support.executor_process import executor_process
 from tests.support.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE
 from tests.support.planned_ledger import POOL, Ledger
 
@@ -37,31 +35,10 @@ async def bus(nats_server: EmbeddedServer) -> AsyncIterator[Bus]:
     await bus.close()
 
 
-@contextmanager
 def executor(
-    nats_server: EmbeddedServer, data_dir: Path, node_id: str, stderr: int | None = None, cpu_share: str = "1"
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The executor process of a node with two CPU slots. pytest shows its output if the test fails."""
-    settings = {
-        "NATS_URL": nats_server.url,
-        "EF_POOL": POOL,
-        "EF_DATA_DIR": str(data_dir),
-        "EF_NODE_ID": node_id,
-        "EF_DEVICE": "cpu",
-        "EF_SLOTS": "2",
-        "EF_CPU_SHARE": cpu_share,
-        "EF_DIE_WITH_PARENT": "1",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "elasticflow.services.executor"], cwd=ROOT, env=os.environ | settings, stderr=stderr
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        left = marked_processes({"EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir)})
-        wait_until_gone([worker.pid for worker in left if worker.pid != process.pid])
+    nats_server: EmbeddedServer, data_dir: Path, node_id: str, stderr: int | None = None
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    return executor_process(nats_server.url, POOL, data_dir, node_id, stderr=stderr)
 
 
 def points() -> Package:
@@ -122,21 +99,6 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
         assert [await asyncio.to_thread(exit_code, process) for process in (first, second)] == [0, 0]
     assert not [message for message in ledger.received if isinstance(message, events.WorkerCrashed)]
     assert not marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})
-
-
-async def test_executors_of_one_machine_with_different_shares_are_a_pool_of_two_types(
-    nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
-) -> None:
-    code = points()
-    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
-    ledger = Ledger(bus)
-    with executor(nats_server, tmp_path, "fast"), executor(nats_server, tmp_path, "slow", cpu_share="0.25"):
-        await ledger.until_received(events.NodeJoined, count=2)
-        assert num_gpus_by_type(ledger.state) == {"cpu-0.25": 2, "cpu-1": 2}
-        await ledger.place("a", 1, "fast:0", "slow:0", **slow_steps(code, max_iterations=20))
-        finished = await ledger.until_received(events.JobFinished)
-    assert (finished.iteration, finished.condition) == (20, "max_iterations")
-    assert not [message for message in ledger.received if isinstance(message, events.WorkerCrashed)]
 
 
 async def test_after_an_executor_was_killed_its_job_continues_from_the_checkpoint(

@@ -35,6 +35,7 @@ KINDS = (
 )
 CURVES = st.dictionaries(st.integers(1, 4), st.sampled_from((1.0, 2.0)), max_size=2)
 WORDS = st.sampled_from(("", "word"))
+GPU_TYPES = st.sampled_from(("", "V100", "P100"))
 SMALL: dict[str, st.SearchStrategy[Any]] = {
     "job_id": st.sampled_from(JOBS),
     "load_id": st.sampled_from(LOADS),
@@ -49,6 +50,8 @@ SMALL: dict[str, st.SearchStrategy[Any]] = {
         curves=st.dictionaries(st.sampled_from(PROFILES), CURVES, max_size=1),
         stop_free=st.booleans(),
     ),
+    "profiled_on": st.dictionaries(st.sampled_from(JOBS), GPU_TYPES),
+    "gpu_type": GPU_TYPES,
     "node_id": st.sampled_from(NODES),
     "incarnation": st.sampled_from(INCARNATIONS),
     "profile_key": st.sampled_from(PROFILES),

@@ -13,6 +13,7 @@ from elasticflow.services.admission.rejection.text import (
     no_deadline,
     problems_of,
     size_problems,
+    why_no_type,
     why_unquotable,
 )
 from elasticflow.services.admission.session import AdmissionSession, asks_no_less
@@ -35,6 +36,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.gpu_types import part_of_type, possible_types, spec_on, type_name
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
 MAX_QUOTE_RESERVATIONS = 64  # of one tenant at a time
@@ -43,24 +45,24 @@ MAX_QUOTE_RESERVATIONS = 64  # of one tenant at a time
 def reserve(session: AdmissionSession, command: ReserveQuote) -> AdmissionSession:
     """Reserve the earliest deadline that moves no other job, unless the same reservation exists already."""
     spec, quote, now_s = command.spec, session.state.quote_reservations.get(command.job_id), session.now_s
-    if quote is not None and now_s < quote.until_s and (quote.tenant, quote.spec) == (command.tenant, spec):
+    if quote is not None and is_reserved(quote, command, now_s):
         return session
     state = with_range(session.state, spec)
     curve, until_s = known_curve(state, spec, curves=session.cache.curves), now_s + command.reserve_s
-    why = _obstacle(state, command, now_s)
+    why = obstacle(state, command, now_s)
     if why is None and curve is None:
         why = why_unquotable(state, spec)
     if why is not None or curve is None:
-        return _rejected(session, command, why or "")
+        return quote_rejected(session, command, why or "")
     job = arriving_job(state, command.job_id, spec, curve, math.inf)
     session, found = _reservation(session.with_plan(), job, until_s)
     if found is None:
-        return _rejected(session, command, no_deadline(state))
+        return quote_rejected(session, command, no_deadline(state))
     planned_s, schedule = found
     needed = gpu_seconds(schedule)
     request = Request(job_id=command.job_id, tenant=command.tenant, gpu_seconds=needed, at_s=now_s)
     if (why := objection(state, request)) is not None:
-        return _rejected(session, command, why)
+        return quote_rejected(session, command, why)
     reserved = QuoteReserved(
         job_id=command.job_id,
         tenant=command.tenant,
@@ -75,11 +77,16 @@ def reserve(session: AdmissionSession, command: ReserveQuote) -> AdmissionSessio
     return session.with_event(reserved).replanned()
 
 
-def _rejected(session: AdmissionSession, command: ReserveQuote, why: str) -> AdmissionSession:
+def is_reserved(quote: QuoteReservation, command: ReserveQuote, now_s: float) -> bool:
+    """Whether this reservation answers the command."""
+    return now_s < quote.until_s and (quote.tenant, quote.spec) == (command.tenant, command.spec)
+
+
+def quote_rejected(session: AdmissionSession, command: ReserveQuote, why: str) -> AdmissionSession:
     return session.with_event(QuoteRejected(job_id=command.job_id, explanation=why, at_s=session.now_s))
 
 
-def _obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> str | None:
+def obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> str | None:
     """What speaks against it before anything is planned."""
     known, quote = state.job(command.job_id), state.quote_reservations.get(command.job_id)
     if (known is not None and known.live) or (quote is not None and now_s < quote.until_s):
@@ -166,7 +173,24 @@ def _quote_of(state: PoolState, command: SubmitJob, now_s: float) -> QuoteReserv
 def quote(
     state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache | None = None
 ) -> DeadlineQuoted:
-    """The earliest deadline that this job would be promised now, or why there is none."""
+    """The earliest deadline that this job would be promised now, on any GPU type, or why there is none."""
+    cache = PlanningCache() if cache is None else cache
+    possible = possible_types(state, question.spec)
+    if state.num_gpus and not possible:
+        return DeadlineQuoted(earliest_deadline_s=None, explanation=why_no_type(state, question.spec), at_s=now_s)
+    answers = [
+        _quote_on_type(
+            part_of_type(state, gpu_type),
+            replace(question, spec=spec_on(state, question.spec, gpu_type)),
+            now_s,
+            cache.of_type(gpu_type),
+        )
+        for gpu_type in possible or [""]
+    ]
+    return min(answers, key=lambda answer: answer.earliest_deadline_s or math.inf)
+
+
+def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache) -> DeadlineQuoted:
     spec, state = question.spec, with_range(state, question.spec)
     session = AdmissionSession.start(state, now_s, cache)
     problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)
@@ -183,5 +207,6 @@ def quote(
     return DeadlineQuoted(
         earliest_deadline_s=promised_deadline_s(state, planned_s),
         gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
+        gpu_type=type_name(state, spec.gpu_type) if len(state.gpu_types) > 1 else "",
         at_s=now_s,
     )

@@ -12,7 +12,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promisable_gpus,
     promised_deadline_s,
 )
-from elasticflow.shared.state.pool import PoolState, largest_level
+from elasticflow.shared.state.pool import PoolState, largest_level, num_gpus_by_type
 
 _SPEED_UNKNOWN = (
     "its speed is not known yet: `eflow profile` measures it, and so does a submission before it is decided"
@@ -76,6 +76,18 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
         return "the pool has no GPUs now"
     least, most = spec.gpu_range.least, min(most, spec.gpu_range.most or most)
     return f"at this batch size it does not run on {least} to {most} GPUs"
+
+
+def why_no_type(state: PoolState, spec: JobSpec) -> str:
+    """Why no GPU type of the pool has enough GPUs for the job."""
+    there = ", ".join(
+        f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"
+        for gpu_type, num_gpus in num_gpus_by_type(state).items()
+    )
+    there = there or "none"
+    least, wanted = spec.gpu_range.least, f"type {spec.gpu_type}" if spec.gpu_type else "one type"
+    field = "gpu_type" if spec.gpu_type else "min_gpus"
+    return f"{field}: it needs at least {least} GPU{'s' if least > 1 else ''} of {wanted}, and the pool has {there}"
 
 
 def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float) -> str:

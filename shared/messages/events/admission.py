@@ -9,6 +9,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
+    GpuType,
     Iterations,
     NumGpus,
     PositiveGpus,
@@ -66,6 +67,8 @@ class JobAdmitted:
     least_gpu_seconds: DurationS = 0.0  # to keep the deadline on an empty cluster; 0 without a deadline
     # New schedules of promised jobs that were replanned for this job and are still in time.
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
+    gpu_type: GpuType = ""  # on which it is promised; "": the pool's first type
+    least_elsewhere: Mapping[GpuType, DurationS] = field(default_factory=dict[str, float])  # GPU-seconds on other types
     at_s: TimeS
 
 
@@ -91,6 +94,8 @@ class JobRejected:
     least_gpu_seconds: DurationS = 0.0
     offers: Annotated[tuple[Offer, ...], FewItems] = ()
     infeasibility_certificate: InfeasibilityCertificate | None = None
+    gpu_type: GpuType = ""  # for which the offers and the certificate hold; "": the pool's first type
+    least_elsewhere: Mapping[GpuType, DurationS] = field(default_factory=dict[str, float])  # GPU-seconds on other types
     at_s: TimeS
 
 

@@ -10,6 +10,7 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.limits import (
     Generation,
+    GpuType,
     Name,
     NumGpus,
     Rate,
@@ -30,6 +31,7 @@ class AllocationDecided:
     planned: schedules of promised jobs, if they differ from the recorded ones. If planning anew misses a deadline, the
         recorded schedules still keep it. Empty if they do not fit into one message.
     probes: the job that starts a scaling probe: its share is a number of GPUs without a measurement.
+    profiled_on: the GPU types of profiling runs, by job, where a pool has several types.
     """
 
     VERSION: ClassVar[int] = 1
@@ -37,6 +39,7 @@ class AllocationDecided:
     valid_until_s: TimeS | None
     planned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     probes: Token | None = None
+    profiled_on: Mapping[Token, GpuType] = field(default_factory=dict[str, str])
     at_s: TimeS
 
 

@@ -13,6 +13,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
 from elasticflow.shared.state.fold.profiles import configured_curves, with_range
 from elasticflow.shared.state.fold.usage_and_demand import with_demand, with_rejected_demand, with_usage
+from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, Usage, spec_of
 
@@ -34,10 +35,13 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     was_waiting = known is not None and known.phase is Phase.PROFILING and not profiling
     if known is not None and not was_waiting and not is_resubmission(known, event):
         return state
+    # the allocator decides on which type a profiling run begins
+    spec = spec_on(state, event.spec, "" if isinstance(event, events.ProfileRequested) else event.gpu_type)
     job = Job(
         job_id=event.job_id,
         tenant=event.tenant,
-        spec=event.spec,
+        spec=spec,
+        submitted_spec=event.spec if event.spec != spec else None,
         phase=Phase.PROFILING if profiling else Phase.ADMITTED,
         decided_at_s=event.at_s,
         decided_sequence=sequence,
@@ -66,7 +70,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         state = fast_replace(state, ended_jobs=state.ended_jobs.delete(event.job_id))
     if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
-    return scheduling_event(with_job(with_range(state, event.spec), job), sequence)
+    return scheduling_event(with_job(with_range(state, spec), job), sequence)
 
 
 def is_resubmission(
@@ -74,7 +78,8 @@ def is_resubmission(
     other: SubmitJob | ProfileJob | events.ProfileRequested | events.JobAdmitted | events.JobRejected,
 ) -> bool:
     """Another job under the id of a rejected one: a rejection is final, so admission decides on the other job anew."""
-    return known.phase is Phase.REJECTED and (known.spec, known.tenant) != (other.spec, other.tenant)
+    submitted = known.submitted_spec or known.spec
+    return known.phase is Phase.REJECTED and (submitted, known.tenant) != (other.spec, other.tenant)
 
 
 def without_share(state: PoolState, job_id: str) -> PoolState:
@@ -155,10 +160,12 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         return state
     if known is not None and known.phase is not Phase.PROFILING and not is_resubmission(known, event):
         return state
+    spec = None if event.spec is None else spec_on(state, event.spec, event.gpu_type)
     job = Job(
         job_id=event.job_id,
         tenant=event.tenant,
-        spec=event.spec,
+        spec=spec,
+        submitted_spec=event.spec if event.spec != spec else None,
         phase=Phase.PROFILING,
         decided_at_s=event.at_s,
         decided_sequence=sequence,

@@ -36,7 +36,18 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         gpu_memory_bytes=event.gpu_memory_bytes,
     )
     state = with_nodes(state, state.nodes.set(event.node_id, node))
+    state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
+
+
+def _gpu_types(state: PoolState, joined: str) -> tuple[str, ...]:
+    """With the type of a node that joined, which replaces the first if all nodes of that have left: a pool whose
+    hardware is replaced keeps its jobs and their curves."""
+    known = state.gpu_types
+    if not joined or joined in known:
+        return known
+    has_first = any(not node.left and node.gpu_type == known[0] for node in state.nodes.values()) if known else False
+    return (*known, joined) if has_first else (joined, *known[1:])
 
 
 def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolState:

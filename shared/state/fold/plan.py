@@ -4,7 +4,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive, all_stopping, state_holders, workers_on
-from elasticflow.shared.state.fold.profiles import probed
+from elasticflow.shared.state.fold.profiles import probed, with_profiling_on
 from elasticflow.shared.state.job import Job, Phase, StoppingWorkers
 from elasticflow.shared.state.pool import MAX_DECIDED_COMMANDS, PoolState, spec_of
 
@@ -21,6 +21,7 @@ def commands_decided(state: PoolState, decision: events.PlanDecided, sequence: i
 
 def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
     """Change only the jobs whose share or schedule changes; the event may name thousands."""
+    state = with_profiling_on(state, event.profiled_on)
     before, after = state.num_gpus_by_job, event.num_gpus_by_job
     resized = [job_id for job_id, num_gpus in after.items() if before.get(job_id) != num_gpus]
     suspended = [job_id for job_id in before if job_id not in after]

@@ -6,12 +6,14 @@ curve the job does not run.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
 
@@ -47,6 +49,19 @@ def profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolS
     probed_to = math.inf if event.measured_to is None else event.measured_to
     curve = replace(curve, iterations_per_s=event.iterations_per_s, probed_to=probed_to)
     return with_curve(state, event.profile_key, curve)
+
+
+def with_profiling_on(state: PoolState, profiled_on: Mapping[str, str]) -> PoolState:
+    """The pool with these profiling runs on GPUs of these types, by job. Their workers on other types must stop."""
+    for job_id, gpu_type in profiled_on.items():
+        job = state.live_jobs.get(job_id)
+        spec = None if job is None else spec_on(state, spec_of(job), gpu_type)
+        if job is not None and spec is not None and spec is not job.spec:
+            moved = fast_replace(
+                job, spec=spec, submitted_spec=submitted_spec(job), broken=job.broken or bool(job.gpus)
+            )
+            state = fast_replace(with_range(state, spec), live_jobs=state.live_jobs.set(job_id, moved))
+    return state
 
 
 def probed(state: PoolState, job: Job, num_gpus: int, at_s: float) -> PoolState:

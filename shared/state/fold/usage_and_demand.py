@@ -3,7 +3,7 @@
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.state.pool import PoolState, Usage
+from elasticflow.shared.state.pool import Demand, PoolState, Usage
 
 MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more may exist
 
@@ -34,10 +34,20 @@ def _added(usage: tuple[Usage, ...], newest: Usage, window_s: float) -> tuple[Us
 
 
 def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:
-    if not event.least_gpu_seconds or event.deadline_s is None:
+    if event.deadline_s is None:
         return state
     window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
-    return fast_replace(state, demand=state.demand.added(event.at_s, event.least_gpu_seconds, window_s))
+    for gpu_type, least_gpu_seconds in {**event.least_elsewhere, event.gpu_type: event.least_gpu_seconds}.items():
+        if least_gpu_seconds:
+            state = _with_demand_on(state, gpu_type, event.at_s, least_gpu_seconds, window_s)
+    return state
+
+
+def _with_demand_on(state: PoolState, gpu_type: str, at_s: float, gpu_seconds: float, window_s: float) -> PoolState:
+    if not gpu_type:
+        return fast_replace(state, demand=state.demand.added(at_s, gpu_seconds, window_s))
+    of_type = state.demand_by_type.get(gpu_type, Demand()).added(at_s, gpu_seconds, window_s)
+    return fast_replace(state, demand_by_type=state.demand_by_type.set(gpu_type, of_type))
 
 
 def with_rejected_demand(state: PoolState, event: events.JobRejected) -> PoolState:

@@ -3,9 +3,11 @@
 import pytest
 
 from elasticflow.cli.command_options import SubmissionOptions
-from elasticflow.cli.decision_output import show_decision
+from elasticflow.cli.decision_output import show_decision, show_quote
+from elasticflow.shared.messages.commands import DeadlineQuoted
 from elasticflow.shared.messages.events import JobAdmitted
 from tests.support.histories import NOW_S, spec
+from tests.support.worker_events import admitted
 
 
 @pytest.mark.parametrize(
@@ -15,7 +17,7 @@ from tests.support.histories import NOW_S, spec
 def test_an_answer_given_before_counts_from_now(
     later_s: float, deadline: str, finish: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    admitted = JobAdmitted(
+    promised = JobAdmitted(
         job_id="j1",
         tenant="lab",
         spec=spec(),
@@ -24,7 +26,17 @@ def test_an_answer_given_before_counts_from_now(
         gpu_seconds=120.0,
         at_s=NOW_S,
     )
-    show_decision(admitted, SubmissionOptions(target="line.py"), now_s=NOW_S + later_s)
+    show_decision(promised, SubmissionOptions(target="line.py"), now_s=NOW_S + later_s)
     shown = capsys.readouterr().out
     assert deadline in shown
     assert finish in shown
+
+
+def test_an_answer_names_the_gpu_type(capsys: pytest.CaptureFixture[str]) -> None:
+    options = SubmissionOptions(target="line.py")
+    show_decision(admitted("j1", gpu_type="P100"), options, now_s=NOW_S)
+    quoted = DeadlineQuoted(earliest_deadline_s=NOW_S + 50.0, gpu_seconds=9.0, gpu_type="V100", at_s=NOW_S)
+    show_quote(quoted, NOW_S + 50.0, options)
+    words = capsys.readouterr().out.split()
+    assert " ".join(words[words.index("GPU") :][:3]) == "GPU type P100"
+    assert "9 GPU-seconds of type V100" in " ".join(words)

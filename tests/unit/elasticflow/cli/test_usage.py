@@ -173,6 +173,7 @@ def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
     assert status == 2
     assert "--name" in shown
     assert SubmissionOptions(target="user_q.py", quote="net-1").command() == "eflow submit user_q.py --quote net-1"
+    assert SubmissionOptions(target="a.py", gpu_type="P100").command() == "eflow submit a.py --gpu-type P100"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a ledger", b"EFLEDGER1\n"])

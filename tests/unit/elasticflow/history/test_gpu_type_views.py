@@ -1,17 +1,20 @@
 """GPU types and memory in the tables of nodes, in the picture of `eflow watch`, and in sentences."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import RenderableType
 
-from elasticflow.cli.jobs_and_nodes import nodes_table
+from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
 from elasticflow.cli.watch import picture
-from elasticflow.history.event_text import cause_in_words
-from elasticflow.history.pool_views import node_views
+from elasticflow.history.event_cause import cause_in_words
+from elasticflow.history.event_text import event_text
+from elasticflow.history.pool_views import job_views, node_views, profile_view
 from elasticflow.shared.runtime.process.terminal import console
-from tests.support.histories import NOW_S, History, pool
-from tests.support.worker_events import joined
+from tests.support.histories import NOW_S, History, best_effort, pool, spec
+from tests.support.two_types import two_types
+from tests.support.worker_events import admitted, job, joined
 
 H100 = replace(joined("first", num_gpus=2, gpu_type="H100-80GB-HBM3"), gpu_memory_bytes=81_559 << 20)
 
@@ -54,3 +57,34 @@ def test_watch_counts_gpus_by_type_where_types_differ() -> None:
 @pytest.mark.parametrize(("gpu_type", "ending"), [("", "4 GPUs"), ("cpu-1", "4 GPUs of type cpu-1")])
 def test_a_joined_node_names_its_type(gpu_type: str, ending: str) -> None:
     assert cause_in_words(joined("first", gpu_type=gpu_type), "j1") == f"node-0 joined with {ending}"
+
+
+def test_jobs_have_a_column_of_types_where_the_pool_has_several() -> None:
+    one = pool(4).then(admitted("a"))
+    assert "TYPE" not in lines(jobs_table(job_views(one.state, NOW_S), NOW_S))[0]
+    both = two_types().then(admitted("a"), admitted("b", gpu_type="P100"))
+    header, *rows = [line.split() for line in lines(jobs_table(job_views(both.state, NOW_S), NOW_S))]
+    assert [(row[0], row[header.index("TYPE")]) for row in rows] == [("a", "V100"), ("b", "P100")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpu_type": "P100"}, "admitted on P100 (it displaces the least there): 1 GPU "),
+        ({"spec": spec(gpu_type="V100")}, "admitted on V100 as requested: 1 GPU "),
+        ({"minimum_satisfactory_share": (), "spec": best_effort()}, "admitted on V100 (all jobs there are done first)"),
+    ],
+)
+def test_an_admission_says_on_which_type_and_why(changes: dict[str, Any], said: str) -> None:
+    share = {"minimum_satisfactory_share": (NOW_S, NOW_S + 50.0, 1.0)}
+    event = admitted("a", **share | changes)
+    history = two_types().then(event)
+    assert said in event_text(event, None, job(history), history.state)
+    assert "on V100" not in event_text(event, None, job(history), pool(4).state)
+
+
+@pytest.mark.parametrize(("named", "key", "rate"), [("", "", 1.0), ("V100", "", 1.0), ("P100", "@P100", 0.5)])
+def test_a_profile_is_that_of_the_named_type(named: str, key: str, rate: float) -> None:
+    view = profile_view(two_types(fast=4, slow=8).state, spec(gpu_type=named))
+    assert view is not None
+    assert (view.profile_key, view.points[0].iterations_per_s, view.complete) == (f"linear/b64{key}", rate, True)

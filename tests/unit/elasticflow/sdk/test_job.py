@@ -19,6 +19,10 @@ class Small(ElasticJob):
     metric_conditions: Mapping[str, Condition] = {"accuracy": (">=", 1)}
 
 
+class OnP100(Small):
+    gpu_type = "P100"
+
+
 def test_declarations_and_setters_become_one_message():
     job = Small().set_hyperparameter(learning_rate=0.2, layers=3).set_deadline(within=timedelta(minutes=2))
     spec = job.term_condition(max_iterations=200).spec()
@@ -29,6 +33,14 @@ def test_declarations_and_setters_become_one_message():
     assert spec.metric_conditions == (MetricCondition(metric="accuracy", comparison=">=", value=1.0),)
     assert (spec.deadline_s, spec.deadline_in_s) == (None, 120.0)
     assert spec.job_class is JobClass.SLO
+
+
+def test_a_job_names_its_gpu_type_or_none():
+    job = Small().set_deadline(within="2m")
+    assert (job.spec().gpu_type, OnP100().set_deadline(within="2m").spec().gpu_type) == ("", "P100")
+    assert job.set_gpus(gpu_type="V100").set_gpus(min_gpus=2).spec().gpu_type == "V100"
+    with pytest.raises(InvalidJob, match="gpu_type: must be up to 64 letters"):
+        job.set_gpus(gpu_type="two words").spec()
 
 
 def test_setters_change_one_job_only():

@@ -1,0 +1,47 @@
+"""Options that describe a job: its code, its hyperparameters and its GPUs."""
+
+from typing import Annotated
+
+import typer
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE[:CLASS]|MODULE:CLASS",
+        help="Your subclass of ElasticJob, or a script that calls elastic().",
+    ),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of a script.", show_default=False),
+]
+Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Global batch size: samples an iteration.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A hyperparameter; may be given several times."),
+]
+Gpus = Annotated[
+    str,
+    typer.Option(
+        "--gpus",
+        metavar="N|MIN..MAX",
+        help="For a job that runs on no other number of GPUs: 4, 2..8, 2.. or ..8.",
+    ),
+]
+GpuType = Annotated[
+    str,
+    typer.Option(
+        "--gpu-type",
+        metavar="TYPE",
+        show_default=False,
+        help="Of all its GPUs, as `eflow nodes` shows it. Default: the pool decides.",
+    ),
+]
+Torchrun = Annotated[
+    bool,
+    typer.Option("--torchrun", help="Run the script unchanged; each resize restarts it from its snapshot."),
+]
+BatchPerWorker = Annotated[
+    int | None,
+    typer.Option("--batch-per-worker", metavar="N", help="With --torchrun: samples of each worker in a step."),
+]

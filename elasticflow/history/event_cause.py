@@ -1,0 +1,55 @@
+"""Each event as the cause of a later change of GPUs. Pure."""
+
+from elasticflow.history.formatting import gpus_counted, limits_in_words
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import Event
+
+
+def cause_in_words(event: Event, job_id: str) -> str:
+    """Why the allocation may change after this event; "" if the event is no cause."""
+
+    def name(other: str) -> str:
+        return "it" if other == job_id else other
+
+    def whose(other: str) -> str:
+        return "its" if other == job_id else f"{other}'s"
+
+    match event:
+        case events.JobAdmitted():
+            return f"{name(event.job_id)} was admitted"
+        case events.ProfileRequested():
+            return f"{name(event.job_id)} waits for a decision"
+        case events.JobFinished():
+            return f"{name(event.job_id)} finished"
+        case events.JobFailed():
+            return f"{name(event.job_id)} failed"
+        case events.JobCancelled():
+            return f"{name(event.job_id)} was cancelled"
+        case events.JobProfiled():
+            return f"{name(event.job_id)} was profiled"
+        case events.JobAmended():
+            return f"{name(event.job_id)} was amended"
+        case events.GpuLimitsSet():
+            return f"{name(event.job_id)} was limited to {limits_in_words(event, event.at_s)}"
+        case events.GpuLimitsCleared():
+            return f"{whose(event.job_id)} GPU limits were cleared"
+        case events.QuoteReserved():
+            return f"a quote is reserved for {name(event.job_id)}"
+        case events.JobAtRisk():
+            return f"{name(event.job_id)} is at risk"
+        case events.WorkerCrashed():
+            return f"a worker of {name(event.job_id)} crashed"
+        case events.WorkerLagged():
+            return f"a GPU of {name(event.job_id)} is slow"
+        case events.MemoryExceeded():
+            return f"{whose(event.job_id)} micro-batches exceeded the memory"
+        case events.ThroughputMeasured():
+            return f"{whose(event.job_id)} speed on {gpus_counted(event.num_gpus)} was measured"
+        case events.NodeJoined():
+            return f"{event.node_id} joined with {gpus_counted(event.num_gpus, event.gpu_type)}"
+        case events.NodeLost():
+            return f"{event.node_id} was lost"
+        case events.PoolConfigured():
+            return "the pool was configured"
+        case _:
+            return ""

@@ -1,0 +1,62 @@
+"""The decision on a job of known speed: promised, admitted without a promise, profiled as requested, or rejected."""
+
+import math
+
+from elasticflow.services.admission.commands.quote_and_reserve import why_not_taken
+from elasticflow.services.admission.commands.submission import (
+    Submission,
+    admitted,
+    objection_to,
+    rejected,
+    request_of,
+)
+from elasticflow.services.admission.quota_rules import counts_as_demand
+from elasticflow.services.admission.rejection.counteroffers import rejection_of
+from elasticflow.services.admission.rejection.text import why_unrunnable
+from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.shared.messages.events import JobProfiled
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
+from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
+
+
+def admit_or_reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+    """Decide on it beside all promises of the session."""
+    spec, state = submission.spec, session.state
+    curve = known_curve(state, spec, curves=session.cache.curves)
+    if curve is None:
+        return rejected(session, submission, "unrunnable", why_unrunnable(state, spec))
+    if submission.profile_only:
+        rates = state.curves[spec.profile_key].iterations_per_s
+        return session.with_event(JobProfiled(job_id=submission.job_id, iterations_per_s=rates, at_s=session.now_s))
+    if spec.job_class is JobClass.SLO:
+        job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
+        return _promise_or_reject(session, submission, job)
+    cheapest = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
+    if (why := objection_to(session, submission, cheapest)) is not None:
+        return rejected(session, submission, "quota", why)
+    return admitted(session, submission, cheapest)
+
+
+def _promise_or_reject(session: AdmissionSession, submission: Submission, job: SchedulableJob) -> AdmissionSession:
+    session, proposal = session.with_plan(), None
+    least = least_gpu_seconds(job, session.now_s)
+    is_possible, is_overpriced = math.isfinite(least), False
+    if is_possible:
+        session = session.with_pricing()
+        is_overpriced = session.is_overpriced(job)
+        if not is_overpriced:
+            session, proposal = session.propose(job)
+    if proposal is None:
+        is_demand = is_possible and counts_as_demand(session.state, request_of(session, submission, least))
+        session, rejection = rejection_of(
+            session, job, submission.spec, is_overpriced=is_overpriced, is_demand=is_demand
+        )
+        why = why_not_taken(session, job) + rejection.explanation
+        asked = least if is_demand else 0.0
+        return rejected(session, submission, rejection.reason, why, rejection, asked)
+    needed = gpu_seconds(proposal.schedule)
+    if (why := objection_to(session, submission, needed)) is not None:
+        return rejected(session, submission, "quota", why)
+    return admitted(session, submission, needed, proposal, least)

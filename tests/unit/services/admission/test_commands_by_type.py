@@ -1,0 +1,136 @@
+"""Given a pool of two GPU types, quotes and commands about a job are decided on the types that they concern."""
+
+from dataclasses import replace
+from typing import Any
+
+from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.policy import POLICY
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    QuoteDeadline,
+    SetGpuLimits,
+)
+from elasticflow.shared.messages.pool_config import TenantQuota
+from elasticflow.shared.state.job import Phase
+from tests.support.histories import NOW_S, History, spec, submit
+from tests.support.two_types import answer, due_in, reserve, two_types, type_of
+from tests.support.worker_events import lost
+
+# --- quotes and reservations ----------------------------------------------------------------------------
+
+
+def quoted(history: History, **changes: Any) -> Any:
+    return quote(history.state, QuoteDeadline(tenant="lab", spec=spec(**changes)), NOW_S)
+
+
+def test_a_quote_is_that_of_the_earliest_type() -> None:
+    history = two_types()
+    assert quoted(history).gpu_type == "V100"
+    assert quoted(history) == quoted(history, gpu_type="V100")
+    assert quoted(history, gpu_type="P100").earliest_deadline_s > quoted(history).earliest_deadline_s
+    answer(history, submit("fills", max_iterations=3980, gpu_type="V100", **due_in(1000.0)))
+    assert quoted(history).gpu_type == "P100"
+
+
+def test_a_quote_for_a_type_that_the_pool_lacks_says_so() -> None:
+    unknown = quoted(two_types(), gpu_type="H100")
+    assert unknown.earliest_deadline_s is None
+    assert "type H100" in unknown.explanation
+
+
+def test_a_reserved_quote_is_taken_on_its_type() -> None:
+    history = two_types()
+    answer(history, submit("fills", max_iterations=3980, gpu_type="V100", **due_in(1000.0)))
+    reserved = answer(history, reserve())
+    assert reserved.spec.gpu_type == "P100"
+    assert history.decided(POLICY, reserve()) == ()
+    promised = answer(history, submit("q", deadline_s=reserved.deadline_s))
+    assert (promised.gpu_type, promised.spec.gpu_type) == ("P100", "")
+    assert promised.minimum_satisfactory_share == reserved.schedule
+    assert not history.state.quote_reservations
+
+
+def test_a_reservation_does_not_serve_a_submission_that_names_another_type() -> None:
+    history = two_types()
+    reserved = answer(history, reserve())
+    assert reserved.spec.gpu_type == ""
+    promised = answer(history, submit("q", gpu_type="P100", deadline_s=reserved.deadline_s + 500.0))
+    assert promised.gpu_type == "P100"
+
+
+def test_a_name_is_reserved_once_over_all_types() -> None:
+    history = two_types()
+    answer(history, submit("a", gpu_type="P100", **due_in(500.0)))
+    assert "names another job" in answer(history, reserve("a", gpu_type="V100")).explanation
+    answer(history, reserve("q", gpu_type="V100"))
+    for other in (reserve("q", gpu_type="P100"), reserve("q", tenant="other")):
+        assert "names another job or quote" in answer(history, other).explanation
+    assert "type H100" in answer(history, reserve("r", gpu_type="H100")).explanation
+
+
+def test_a_quota_counts_reservations_of_all_types() -> None:
+    history = two_types(quotas={"lab": TenantQuota(max_jobs_per_day=1)})
+    assert answer(history, reserve("q", gpu_type="V100")).deadline_s
+    assert isinstance(answer(history, reserve("r", gpu_type="P100")), events.QuoteRejected)
+    assert list(history.state.quote_reservations) == ["q"]
+
+
+def test_a_reservation_of_a_named_type_needs_gpus() -> None:
+    rejected = answer(History().configured(), reserve(gpu_type="P100"))
+    assert rejected.explanation == "gpu_type: it needs at least 1 GPU of type P100, and the pool has none"
+
+
+# --- commands about a job of the second type ------------------------------------------------------------
+
+
+def of_second_type() -> History:
+    history = two_types()
+    answer(history, submit("a", gpu_type="P100", **due_in(500.0)))
+    return history
+
+
+def test_an_amendment_is_planned_on_the_type_of_the_job() -> None:
+    history = of_second_type()
+    rejected = answer(history, AmendJob(job_id="a", tenant="lab", deadline_s=NOW_S + 40.0))
+    assert isinstance(rejected, events.AmendRejected)
+    amended = answer(history, AmendJob(job_id="a", tenant="lab", deadline_s=NOW_S + 80.0))
+    assert isinstance(amended, events.JobAmended)
+    assert (type_of(history, "a"), history.state.live_jobs["a"].deadline_s) == ("P100", NOW_S + 80.0)
+
+
+def test_gpu_limits_are_planned_on_the_type_of_the_job() -> None:
+    history = of_second_type()
+    assert isinstance(answer(history, SetGpuLimits(job_id="a", tenant="lab", max_gpus=2)), events.GpuLimitsSet)
+    assert type_of(history, "a") == "P100"
+    rejected = answer(history, SetGpuLimits(job_id="a", tenant="lab", min_gpus=8))
+    assert isinstance(rejected, events.GpuLimitsRejected)
+
+
+def test_gpu_limits_expire_on_any_type() -> None:
+    history = of_second_type()
+    answer(history, SetGpuLimits(job_id="a", tenant="lab", max_gpus=2, until_s=NOW_S + 10.0))
+    assert isinstance(answer(history, now_s=NOW_S + 10.0), events.GpuLimitsCleared)
+
+
+def test_a_cancelled_job_leaves_room_for_the_next_command_of_the_decision() -> None:
+    history = two_types()
+    full = {"gpu_type": "P100", "max_iterations": 780, **due_in(400.0)}
+    assert isinstance(answer(history, submit("a", **full)), events.JobAdmitted)
+    assert answer(history, submit("b", **full)).reason == "deadline"
+    cancelled, admitted = history.decided(POLICY, CancelJob(job_id="a", tenant="lab"), submit("c", **full))
+    assert isinstance(cancelled, events.JobCancelled)
+    assert isinstance(admitted, events.JobAdmitted)
+    assert history.state.ended_jobs["a"].phase is Phase.CANCELLED
+
+
+def test_a_command_about_no_live_job_is_answered() -> None:
+    rejected = answer(two_types(), AmendJob(job_id="gone", tenant="lab", deadline_s=NOW_S + 80.0))
+    assert isinstance(rejected, events.AmendRejected)
+
+
+def test_the_first_type_is_not_offered_when_its_gpus_are_lost() -> None:
+    history = two_types().then(replace(lost("node-0", "one"), at_s=NOW_S))
+    assert answer(history, submit("a", **due_in(500.0))).gpu_type == "P100"
+    assert answer(history, submit("b", gpu_type="V100", **due_in(500.0))).reason == "unrunnable"

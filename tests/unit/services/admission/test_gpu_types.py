@@ -1,0 +1,202 @@
+"""Given a pool of two GPU types, each command is decided on the types that it may concern."""
+
+import pytest
+
+from elasticflow.services.admission.policy import POLICY, decide
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import (
+    ProfileJob,
+    SubmitJob,
+)
+from elasticflow.shared.messages.pool_config import TenantQuota
+from elasticflow.shared.state.idempotent_replies import idempotent_reply
+from tests.support.histories import NOW_S, History, best_effort, pool, spec, submit
+from tests.support.two_types import answer, due_in, reserve, two_types, type_of
+from tests.support.worker_events import joined
+
+UNKNOWN = {"model_name": "unknown"}
+
+
+# --- submissions ----------------------------------------------------------------------------------------
+
+
+def test_of_types_that_keep_the_deadline_the_slowest_gets_the_job() -> None:
+    history = two_types()
+    admitted = answer(history, submit("a", **due_in(500.0)))
+    assert (admitted.gpu_type, admitted.spec.gpu_type, type_of(history, "a")) == ("P100", "", "P100")
+    assert admitted.least_gpu_seconds > admitted.least_elsewhere[""] > 0.0
+
+
+def test_a_deadline_that_only_the_fast_type_keeps_is_promised_there() -> None:
+    history = two_types()
+    assert answer(history, submit("a", **due_in(40.0))).gpu_type == ""
+    assert type_of(history, "a") == ""
+
+
+def test_a_job_goes_to_the_type_that_has_room() -> None:
+    history = two_types()
+    full = {"max_iterations": 1580, **due_in(400.0)}
+    assert answer(history, submit("fills", **full, gpu_type="V100")).gpu_type == ""
+    assert answer(history, submit("a", **due_in(100.0))).gpu_type == "P100"
+
+
+def test_a_named_type_is_used_although_another_is_cheaper() -> None:
+    history = two_types()
+    named = answer(history, submit("a", gpu_type="V100", **due_in(500.0)))
+    assert (named.gpu_type, named.spec.gpu_type, type_of(history, "a")) == ("", "V100", "")
+    assert answer(history, submit("b", gpu_type="P100", **due_in(40.0))).reason == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("history", "it_has"),
+    [(two_types(), "4 of type P100, 4 of type V100"), (pool(8), "8 of no named type")],
+)
+def test_a_type_that_the_pool_lacks_is_named_in_the_rejection(history: History, it_has: str) -> None:
+    rejected = answer(history, submit("a", gpu_type="H100"))
+    assert (rejected.reason, rejected.gpu_type) == ("unrunnable", "")
+    assert rejected.explanation == f"gpu_type: it needs at least 1 GPU of type H100, and the pool has {it_has}"
+
+
+def test_a_job_that_needs_more_gpus_than_any_type_has_is_rejected() -> None:
+    rejected = answer(two_types(), submit("a", min_gpus=8))
+    assert rejected.explanation.startswith("min_gpus: it needs at least 8 GPUs of one type")
+
+
+def test_where_no_type_keeps_the_deadline_the_earliest_offer_counts() -> None:
+    history = two_types()
+    rejected = answer(history, submit("a", **due_in(20.0)))
+    assert (rejected.reason, rejected.gpu_type) == ("deadline", "")
+    assert rejected.explanation.startswith("on V100: 100 iterations in 20 s")
+    alone = answer(two_types(), submit("a", gpu_type="V100", **due_in(20.0)))
+    assert rejected.earliest_deadline_s == alone.earliest_deadline_s
+    taken = submit("b", deadline_s=rejected.earliest_deadline_s)
+    assert isinstance(answer(history, taken), events.JobAdmitted)
+
+
+def test_an_offer_of_the_second_type_says_so_also_when_it_is_repeated() -> None:
+    history = two_types()
+    answer(history, submit("fills", max_iterations=3980, gpu_type="V100", **due_in(1000.0)))
+    rejected = answer(history, submit("a", **due_in(20.0)))
+    assert (rejected.gpu_type, rejected.spec.gpu_type) == ("P100", "")
+    again = idempotent_reply(history.state, submit("a", **due_in(20.0)))
+    assert isinstance(again, events.JobRejected)
+    assert (again.gpu_type, again.spec) == ("P100", spec(**due_in(20.0)))
+
+
+def test_a_repeated_submission_is_answered_without_a_second_decision() -> None:
+    history, command = two_types(), submit("a", **due_in(500.0))
+    first = answer(history, command)
+    assert history.decided(POLICY, command) == ()
+    again = idempotent_reply(history.state, command)
+    assert isinstance(again, events.JobAdmitted)
+    assert (again.gpu_type, again.spec, again.deadline_s) == ("P100", first.spec, first.deadline_s)
+
+
+def test_an_id_is_unique_over_all_types() -> None:
+    history = two_types()
+    answer(history, submit("a", **due_in(500.0)))
+    assert answer(history, submit("a", **due_in(40.0))).reason == "duplicate"
+    assert answer(history, submit("a", gpu_type="V100", **due_in(500.0))).reason == "duplicate"
+    assert type_of(history, "a") == "P100"
+
+
+def test_jobs_without_a_promise_go_where_all_are_done_first() -> None:
+    history = two_types()
+    chosen = [
+        answer(history, SubmitJob(job_id=f"b{number}", tenant="lab", spec=best_effort())).gpu_type
+        for number in range(6)
+    ]
+    assert chosen == ["", "", "P100", "", "", "P100"]
+
+
+def test_jobs_of_one_decision_count_for_each_other() -> None:
+    together = [submit(f"j{number}", max_iterations=300, **due_in(110.0)) for number in range(3)]
+    decided = decide(two_types().state, tuple(together), NOW_S)
+    admitted = [event.gpu_type for event in decided if isinstance(event, events.JobAdmitted)]
+    assert admitted == [""]
+    assert len(decided) == 3
+
+
+def test_a_quota_counts_over_all_types() -> None:
+    history = two_types(quotas={"lab": TenantQuota(max_jobs_per_day=2)})
+    assert answer(history, reserve("q", gpu_type="V100")).deadline_s
+    assert isinstance(answer(history, submit("a", gpu_type="P100", **due_in(500.0))), events.JobAdmitted)
+    rejected = answer(history, submit("b", gpu_type="P100", **due_in(500.0)))
+    assert rejected.reason == "quota"
+    assert "b" not in history.state.live_jobs
+
+
+# --- profiles -------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_unknown_speed_is_measured_on_both_types_first() -> None:
+    history = two_types()
+    asked = answer(history, submit("a", **UNKNOWN))
+    assert isinstance(asked, events.ProfileRequested)
+    complete(history, "unknown/b64", {1: 1.0, 4: 4.0})
+    assert history.decided(POLICY) == ()
+    assert isinstance(idempotent_reply(history.state, submit("a", **UNKNOWN)), events.ProfileRequested)
+    complete(history, "unknown/b64@P100", {1: 0.5, 4: 2.0})
+    (admitted,) = history.decided(POLICY)
+    assert (admitted.gpu_type, admitted.spec) == ("P100", spec(**UNKNOWN))
+
+
+def test_a_job_that_names_its_type_is_measured_there_only() -> None:
+    history = two_types()
+    answer(history, submit("a", gpu_type="P100", **UNKNOWN))
+    complete(history, "unknown/b64@P100", {1: 0.5, 4: 2.0})
+    assert answer(history).gpu_type == "P100"
+
+
+def test_a_named_type_of_a_pool_with_one_type_is_that_type() -> None:
+    history = History().configured().then(joined("one", gpu_type="V100"))
+    answer(history, submit("a", gpu_type="V100", **UNKNOWN))
+    assert type_of(history, "a") == ""
+    complete(history, "unknown/b64", {1: 1.0, 4: 4.0})
+    assert isinstance(answer(history), events.JobAdmitted)
+
+
+def test_a_job_of_a_named_type_waits_for_the_first_node() -> None:
+    history = History().configured()
+    assert answer(history, submit("a", gpu_type="P100")).waits_for == "gpus"
+    history.then(joined("one", "node-0", gpu_type="V100"))
+    assert history.decided(POLICY) == ()
+    history.then(joined("two", "node-1", gpu_type="P100"))
+    complete(history, "linear/b64@P100", {1: 1.0, 4: 4.0})
+    assert answer(history).gpu_type == "P100"
+
+
+def test_a_batch_larger_than_the_data_set_is_found_after_the_profile() -> None:
+    history = two_types()
+    answer(history, submit("a", **UNKNOWN))
+    for key in ("unknown/b64", "unknown/b64@P100"):
+        complete(history, key, {1: 1.0}, dataset_size=10)
+    assert answer(history).reason == "invalid"
+
+
+def test_a_requested_profile_is_that_of_the_first_type_or_of_the_named_one() -> None:
+    named = ProfileJob(job_id="p", tenant="lab", spec=best_effort(gpu_type="P100"))
+    for command, rate in ((named, 0.5), (ProfileJob(job_id="p", tenant="lab", spec=best_effort()), 1.0)):
+        history = two_types()
+        profiled = answer(history, command)
+        assert profiled.iterations_per_s[1] == rate
+
+
+def complete(history: History, key: str, rates: dict[int, float], *, dataset_size: int | None = None) -> None:
+    """The profiling run of a key is over."""
+    history.then(
+        *(
+            events.ThroughputMeasured(
+                profile_key=key,
+                num_gpus=num_gpus,
+                iterations_per_s=rate,
+                dataset_size=dataset_size,
+                job_id="a",
+                generation=1,
+                source="profile",
+                at_s=NOW_S,
+            )
+            for num_gpus, rate in rates.items()
+        ),
+        events.ProfileCompleted(profile_key=key, iterations_per_s=rates, at_s=NOW_S),
+    )
