@@ -36,9 +36,9 @@ async def bus(nats_server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 
 def executor(
-    nats_server: EmbeddedServer, data_dir: Path, node_id: str, stderr: int | None = None
+    nats_server: EmbeddedServer, data_dir: Path, node_id: str, stderr: int | None = None, cpu_share: str = "1"
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    return executor_process(nats_server.url, POOL, data_dir, node_id, stderr=stderr)
+    return executor_process(nats_server.url, POOL, data_dir, node_id, cpu_share=cpu_share, stderr=stderr)
 
 
 def points() -> Package:
