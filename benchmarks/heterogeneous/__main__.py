@@ -1,19 +1,16 @@
 """`python -m benchmarks.heterogeneous`: jobs on GPUs of several types, beside goals and other solvers."""
 
-import json
 import os
-import platform
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.heterogeneous import completion_times, solver
 from benchmarks.heterogeneous.parts import Options, Part
+from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
 
@@ -36,8 +33,6 @@ PARTS: Mapping[str, Part] = {
     ),
 }
 
-_TABLE_WIDTH = 140
-
 
 def main(
     only: Annotated[list[PartName] | None, typer.Option(help="Measure this part alone; may be repeated.")] = None,
@@ -53,32 +48,14 @@ def main(
         result = _measure(only or list(PartName), Options(scale=0.1 if quick else 1.0, pool=typed_pool(pool)))
     except BadSettings as error:
         raise typer.BadParameter(str(error), param_hint="--pool") from error
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n")
-    if as_json:
-        print(text)
-    else:
-        Console(width=_TABLE_WIDTH).print(_table(result))
-        print(text)
+    rows_of = {name: part.rows for name, part in PARTS.items()}
+    report("GPUs of several types", result, rows_of, as_json=as_json, out=out)
 
 
 def _measure(names: list[PartName], options: Options) -> dict[str, Any]:
-    """load_average: of the last minute, before the first part and after the last one."""
     before = os.getloadavg()[0]
     result = {name.value: PARTS[name].measure(options) for name in names}
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    return {"machine": machine, "load_average": [before, os.getloadavg()[0]], **result}
-
-
-def _table(result: dict[str, Any]) -> Table:
-    table = Table(title=f"GPUs of several types, {result['machine']}")
-    for column in ("what", "measured", "goal", "beside it, in the same run"):
-        table.add_column(column)
-    for name in filter(result.__contains__, PARTS):
-        for row in PARTS[name].rows(result[name]):
-            table.add_row(*row)
-    return table
+    return {**where_and_when(before), **result}
 
 
 if __name__ == "__main__":

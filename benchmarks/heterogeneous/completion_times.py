@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.padding.parts import Row
+from benchmarks.report import Row
 from elasticflow.simulator.heterogeneous.active_job import Policy
 from elasticflow.simulator.heterogeneous.configurations import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.heterogeneous.deadline_program import deadline_policy

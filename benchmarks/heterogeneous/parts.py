@@ -1,10 +1,10 @@
 """A part of the benchmark: its measurement, and the rows of the table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.padding.parts import Row
+from benchmarks.report import RowsOf
 from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
 
 
@@ -22,4 +22,4 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Part:
     measure: Callable[[Options], Any]  # what the JSON object has under the name of the part
-    rows: Callable[[Any], Iterable[Row]]
+    rows: RowsOf

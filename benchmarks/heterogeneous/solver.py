@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.optimize import LinearConstraint, milp
 
-from benchmarks.padding.parts import Measured, Row
+from benchmarks.report import Measured, Row
 from benchmarks.scheduling.timing import Took, timed
 from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (

@@ -1,16 +1,12 @@
 """`python -m benchmarks.padding`: padding loads beside their goals and the operating system's own times."""
 
 import asyncio
-import json
 import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.padding import (
     beside_jobs,
@@ -24,6 +20,7 @@ from benchmarks.padding import (
     whole_loads,
 )
 from benchmarks.padding.parts import Options, Part
+from benchmarks.report import report, where_and_when
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 PARTS: Mapping[str, Part] = {
@@ -62,9 +59,6 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-_TABLE_WIDTH = 140
-
-
 def main(
     only: Annotated[str, typer.Option(help="Run these parts, separated by commas.")] = ",".join(PARTS),
     quick: Annotated[bool, typer.Option(help="A tenth of the work: to see that it runs, not to quote.")] = False,
@@ -80,32 +74,14 @@ def main(
     configure_logs(level="error")
     options = Options(scale=0.1 if quick else 1.0, num_kills=num_kills, num_tasks=num_tasks)
     result = asyncio.run(_measure(names, options))
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n")
-    if as_json:
-        print(text)
-    else:
-        Console(width=_TABLE_WIDTH).print(_table(result))
-        print(text)
+    rows_of = {name: part.rows for name, part in PARTS.items()}
+    report("Padding loads", result, rows_of, as_json=as_json, out=out)
 
 
 async def _measure(names: list[str], options: Options) -> dict[str, Any]:
-    """load_average: of the last minute, before the first part and after the last one."""
     before = os.getloadavg()[0]
     result = {name: await PARTS[name].measure(options) for name in names}
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    return {"machine": machine, "load_average": [before, os.getloadavg()[0]], **result}
-
-
-def _table(result: dict[str, Any]) -> Table:
-    table = Table(title=f"Padding loads, {result['machine']}")
-    for column in ("what", "measured", "goal", "beside it, in the same run"):
-        table.add_column(column)
-    for name in filter(result.__contains__, PARTS):
-        for row in PARTS[name].rows(result[name]):
-            table.add_row(*row)
-    return table
+    return {**where_and_when(before), **result}
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 import numpy as np
 
 from benchmarks.padding.loaded_pool import loaded_pool, mapped
-from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.task_functions import burn_until
+from benchmarks.report import Measured, Row
 from elasticflow.shared.state.pool import PoolState
 from tests.support.fault_evidence import Step, steps
 from tests.support.real_pool import RunningPool, eventually, job

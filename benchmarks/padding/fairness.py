@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from benchmarks.padding.loaded_pool import Backlog, backlogged, loaded_pool
-from benchmarks.padding.parts import Measured, Row
+from benchmarks.report import Measured, Row
 
 _TASK_S = 0.05
 _TENANTS = ("ada", "ben", "cleo")

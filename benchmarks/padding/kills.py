@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 
 from benchmarks.padding.loaded_pool import loaded_pool, mapped
-from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.task_functions import draw
+from benchmarks.report import Measured, Row
 from elasticflow.shared.messages.events import LoadFinished
 from elasticflow.simulator.replay.recorded_ledger import Entry
 from tests.support.random_kills import kill_one

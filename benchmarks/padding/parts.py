@@ -1,19 +1,10 @@
 """A part of the benchmark: its measurement, and the rows of the table."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-Measured = dict[str, Any]
-
-
-class Row(NamedTuple):
-    """beside: what the same run measured for comparison."""
-
-    what: str
-    measured: str
-    goal: str = ""
-    beside: str = ""
+from benchmarks.report import RowsOf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,4 +22,4 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Part:
     measure: Callable[[Options], Awaitable[Any]]  # what the JSON object has under the name of the part
-    rows: Callable[[Any], Iterable[Row]]
+    rows: RowsOf

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import psutil
 
 from benchmarks.padding.loaded_pool import CLOCK, backlogged, loaded_pool
-from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.runners import kill_and_wait_s
+from benchmarks.report import Measured, Row
 from benchmarks.scheduling.timing import spread_ms
 from elasticflow.shared.messages.events import PlacementDecided, PlanDecided
 from elasticflow.simulator.replay.recorded_ledger import Entry

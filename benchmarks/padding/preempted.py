@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Iterator
 
 from benchmarks.padding.loaded_pool import loaded_pool, mapped
-from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.short_jobs import short_jobs
 from benchmarks.padding.task_functions import rest_and_report
+from benchmarks.report import Measured, Row
 from tests.support.real_pool import RunningPool
 
 TASK_S, OVERHEAD_S = 1.09, 0.28

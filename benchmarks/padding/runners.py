@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from benchmarks.padding.parts import Measured, Row
+from benchmarks.report import Measured, Row
 from benchmarks.scheduling.timing import spread_ms
 from elasticflow.services.executor.loads.padding_slot import CPU_NICENESS
 from elasticflow.services.executor.processes.launcher import Launcher

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.padding.loaded_pool import backlogged, loaded_pool
-from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.preempted import OVERHEAD_S, TASK_S
 from benchmarks.padding.short_jobs import short_jobs
+from benchmarks.report import Measured, Row
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB

@@ -1,9 +1,9 @@
 """Whole loads: from the inputs of `elasticflow.map` to its results, through admission, bus, executor and runners."""
 
 from benchmarks.padding.loaded_pool import loaded_pool, mapped
-from benchmarks.padding.parts import Measured, Row
 from benchmarks.padding.streams import measure_streams
 from benchmarks.padding.task_functions import nothing, rest
+from benchmarks.report import Measured, Row
 
 _NUM_SLOTS = 2
 _EMPTY_TASK_S = 1e-4

@@ -24,6 +24,8 @@ from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, spec_of
 
+_DecidedOnType = tuple[tuple[ProfileCompleted, ...], AllocationDecided]
+
 
 def decide(
     state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
@@ -34,19 +36,18 @@ def decide(
         return ()
     cache = PlanningCache() if cache is None else cache
     if len(state.gpu_types) <= 1:
-        return _decided_on_type(state, now_s, cache)
+        completed, decided = _decided_on_type(state, now_s, cache)
+        return (*completed, decided)
     profiled_on = types_to_measure(state)
     typed = with_profiling_on(state, profiled_on)
-    by_type = list[tuple[PlanEvent, ...]]()
+    by_type = list[_DecidedOnType]()
     for name, part in parts(typed).items():
-        probes = any(isinstance(event, AllocationDecided) and event.probes for events in by_type for event in events)
-        by_type.append(_decided_on_type(part, now_s, cache.of_type(name), may_probe=not probes))
+        may_probe = all(decided.probes is None for _, decided in by_type)
+        by_type.append(_decided_on_type(part, now_s, cache.of_type(name), may_probe=may_probe))
     return _merged(typed, by_type, profiled_on, now_s)
 
 
-def _decided_on_type(
-    state: PoolState, now_s: float, cache: PlanningCache, *, may_probe: bool = True
-) -> tuple[PlanEvent, ...]:
+def _decided_on_type(state: PoolState, now_s: float, cache: PlanningCache, *, may_probe: bool = True) -> _DecidedOnType:
     """Profiles that are complete, and the allocation of the GPUs of one type. At most one job starts a probe."""
     profiling = profiling_runs(state, now_s, cache)
     if profiling.num_gpus_by_job:
@@ -54,18 +55,18 @@ def _decided_on_type(
         decided = _with_shares(decided, profiling.num_gpus_by_job, profiling.next_at_s)
     else:
         decided = _with_probe(state, profiling.pool, now_s, cache, may_begin=may_probe)
-    return (*profiling.completed, decided)
+    return profiling.completed, decided
 
 
 def _merged(
-    state: PoolState, by_type: Sequence[tuple[PlanEvent, ...]], profiled_on: Mapping[str, str], now_s: float
+    state: PoolState, by_type: Sequence[_DecidedOnType], profiled_on: Mapping[str, str], now_s: float
 ) -> tuple[PlanEvent, ...]:
     """One allocation for all types. It ends at once if a profiling run is complete here and continues on another."""
-    allocations = [event for events in by_type for event in events if isinstance(event, AllocationDecided)]
-    others = [event for events in by_type for event in events if not isinstance(event, AllocationDecided)]
+    allocations = [decided for _, decided in by_type]
+    completed = [profile for profiles, _ in by_type for profile in profiles]
     valid_until_s = min((each.valid_until_s for each in allocations if each.valid_until_s is not None), default=None)
-    for event in others:
-        state = profile_completed(state, event) if isinstance(event, ProfileCompleted) else state
+    for profile in completed:
+        state = profile_completed(state, profile)
     if types_to_measure(state):
         valid_until_s = now_s
     merged = AllocationDecided(
@@ -76,7 +77,7 @@ def _merged(
         profiled_on=profiled_on,
         at_s=now_s,
     )
-    return (*others, merged)
+    return (*completed, merged)
 
 
 def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:

@@ -1,0 +1,52 @@
+"""What a benchmark of several parts prints: a table with a goal beside each number, and all numbers as JSON."""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+Measured = dict[str, Any]
+_TABLE_WIDTH = 140
+
+
+class Row(NamedTuple):
+    """beside: what the same run measured for comparison."""
+
+    what: str
+    measured: str
+    goal: str = ""
+    beside: str = ""
+
+
+RowsOf = Callable[[Any], Iterable[Row]]  # of what a part measured
+
+
+def where_and_when(load_average_before: float) -> Measured:
+    """The machine, and its load average in the last minute before the first part and after the last one."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return {"machine": machine, "load_average": [load_average_before, os.getloadavg()[0]]}
+
+
+def report(title: str, result: Measured, rows_of: Mapping[str, RowsOf], *, as_json: bool, out: Path | None) -> None:
+    """result: by part, with `where_and_when`. as_json: the JSON object alone. out: a file that gets it too."""
+    text = json.dumps(result, indent=2)
+    if out:
+        out.write_text(text + "\n")
+    if not as_json:
+        Console(width=_TABLE_WIDTH).print(_table(title, result, rows_of))
+    print(text)
+
+
+def _table(title: str, result: Measured, rows_of: Mapping[str, RowsOf]) -> Table:
+    table = Table(title=f"{title}, {result['machine']}")
+    for column in ("what", "measured", "goal", "beside it, in the same run"):
+        table.add_column(column)
+    for name in filter(result.__contains__, rows_of):
+        for row in rows_of[name](result[name]):
+            table.add_row(*row)
+    return table
