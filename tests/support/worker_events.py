@@ -1,5 +1,6 @@
 """Events of job a on two nodes, in short form, and the start of its history."""
 
+from dataclasses import replace
 from typing import Any
 
 from elasticflow.shared.messages import events
@@ -90,3 +91,18 @@ def job(history: History, job_id: str = "a") -> Job:
 def rejected(**changes: Any) -> events.JobRejected:
     values = {"tenant": "lab", "spec": spec(), "reason": "deadline", "explanation": "no", "at_s": NOW_S}
     return events.JobRejected(job_id="a", **(values | changes))
+
+
+def throughput(of: Job, rate: float, at_s: float, **changes: Any) -> events.ThroughputMeasured:
+    """The throughput of a job's profiling run on the GPUs that it has."""
+    assert of.spec is not None
+    measured = events.ThroughputMeasured(
+        profile_key=of.spec.measured_key,
+        num_gpus=len(of.gpus),
+        iterations_per_s=rate,
+        job_id=of.job_id,
+        generation=of.generation,
+        source="profile",
+        at_s=at_s,
+    )
+    return replace(measured, **changes)

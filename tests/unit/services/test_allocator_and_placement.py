@@ -10,6 +10,7 @@ from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass
 from tests.support.histories import LINEAR, NOW_S, History, pool, submit
+from tests.support.worker_events import throughput
 
 
 def planned(history: History, now_s: float = NOW_S) -> History:
@@ -59,17 +60,7 @@ def test_a_profile_runs_on_1_2_4_gpus_until_more_does_not_help() -> None:
         planned(history)
         job = history.state.live_jobs["a"]
         seen.append(len(job.gpus))
-        history.then(
-            events.ThroughputMeasured(
-                profile_key="new/b64",
-                num_gpus=len(job.gpus),
-                iterations_per_s=rate,
-                job_id="a",
-                generation=job.generation,
-                source="profile",
-                at_s=NOW_S,
-            )
-        )
+        history.then(throughput(job, rate, NOW_S, profile_key="new/b64"))
     said = history.decided(ALLOCATOR)
     assert seen == [1, 2, 4]
     assert isinstance(said[0], events.ProfileCompleted)

@@ -12,6 +12,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob
 from tests.support.histories import NOW_S, History, best_effort, submit
 from tests.support.two_types import due_in, two_types, type_of
+from tests.support.worker_events import throughput
 
 UNKNOWN = {"model_name": "unknown", **due_in(9_000.0)}
 
@@ -31,18 +32,7 @@ def nodes_of(history: History, job_id: str) -> tuple[str, ...]:
 def measured(history: History, rate: float, at_s: float) -> int:
     """The present level of the profiling run of job a ends; returns its number of GPUs."""
     job = history.state.live_jobs["a"]
-    assert job.spec is not None
-    history.then(
-        events.ThroughputMeasured(
-            profile_key=job.spec.measured_key,
-            num_gpus=len(job.gpus),
-            iterations_per_s=rate,
-            job_id="a",
-            generation=job.generation,
-            source="profile",
-            at_s=at_s,
-        )
-    )
+    history.then(throughput(job, rate, at_s))
     return len(job.gpus)
 
 

@@ -13,6 +13,7 @@ from elasticflow.shared.messages.commands import CancelJob, ProfileJob
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.job import Phase
 from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, submit
+from tests.support.worker_events import throughput
 
 
 def ask(job_id: str = "p", **changes: Any) -> ProfileJob:
@@ -24,19 +25,7 @@ def profiling_level(history: History, rate: float, at_s: float) -> int:
     history.decided(ALLOCATOR, now_s=at_s)
     history.decided(PLACEMENT, now_s=at_s)
     job = history.state.live_jobs["p"]
-    assert job.spec is not None
-    history.then(
-        events.ThroughputMeasured(
-            profile_key=job.spec.measured_key,
-            num_gpus=len(job.gpus),
-            iterations_per_s=rate,
-            dataset_size=1000,
-            job_id="p",
-            generation=job.generation,
-            source="profile",
-            at_s=at_s,
-        )
-    )
+    history.then(throughput(job, rate, at_s, dataset_size=1000))
     return len(job.gpus)
 
 

@@ -19,7 +19,7 @@ from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
 from elasticflow.shared.state.job import Phase
 from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
-from tests.support.worker_events import lost
+from tests.support.worker_events import lost, throughput
 
 
 def shares(history: History) -> dict[str, int]:
@@ -163,18 +163,7 @@ def measured(history: History, rate: float, at_s: float) -> int:
     history.decided(ALLOCATOR, now_s=at_s)
     history.decided(PLACEMENT, now_s=at_s)
     job = history.state.live_jobs["a"]
-    assert job.spec is not None
-    history.then(
-        events.ThroughputMeasured(
-            profile_key=job.spec.measured_key,
-            num_gpus=len(job.gpus),
-            iterations_per_s=rate,
-            job_id="a",
-            generation=job.generation,
-            source="profile",
-            at_s=at_s + 0.5,
-        )
-    )
+    history.then(throughput(job, rate, at_s + 0.5))
     return len(job.gpus)
 
 
