@@ -18,6 +18,7 @@ from elasticflow.services.executor.processes.fork_server_client import Exited, F
 from elasticflow.services.executor.processes.forked_process import ForkedProcess, fork_process
 from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
 from elasticflow.services.executor.processes.warm_pool import WarmPool
+from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WriteLog
@@ -92,8 +93,12 @@ class Launcher:
         self._warming = asyncio.create_task(self.warm_pool.run(), name="warm_pool")
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
-        """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed."""
-        process = self.warm_pool.take(assignment.gpu_index) or await self.fork()
+        """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed.
+
+        A torchrun script sees all GPUs of its job on this node. A warm worker sees one, and cannot see others later.
+        """
+        may_be_warm = assignment.spec.entry != TORCHRUN
+        process = (self.warm_pool.take(assignment.gpu_index) if may_be_warm else None) or await self.fork()
         handle = WorkerHandle(assignment, process)
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
         handle.send(WriteLog(file=str(log_file)))

@@ -71,6 +71,22 @@ class Points(ElasticJob):
         return []
 
 
+class Scaled(Points):
+    """hyperparameters: scales: whether its scaler does anything."""
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        torch.amp.GradScaler("cpu", enabled=self.hyperparameters["scales"]).scale(loss).backward()
+        optimizer.step()
+        return loss
+
+
+class ScaledAndFast(Scaled):
+    reproducible = "fast"
+
+
 class TooBig(Points):
     """hyperparameters: fits: the most samples that its memory holds at once."""
 

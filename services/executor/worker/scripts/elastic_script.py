@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import prepare_thread
 from elasticflow.services.executor.worker.scripts.script_environment import (
+    SINGLE_PROCESS_ENVIRONMENT,
     module_of,
     run_script,
-    single_process_environment,
 )
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread, Returned
 from elasticflow.services.executor.worker.steps.training_function import Stateful, TrainingFailed
@@ -38,7 +38,7 @@ class ElasticScript:
     reproducible = "bitwise"
     find_unused_parameters = False
 
-    def __init__(self, spec: JobSpec, device: torch.device, gpu_index: int) -> None:
+    def __init__(self, spec: JobSpec, device: torch.device) -> None:
         self.hyperparameters: Mapping[str, Scalar] = spec.hyperparameters
         self.iteration = 0
         self.is_over = False
@@ -46,7 +46,7 @@ class ElasticScript:
         self.virtual_nodes = 0
         self._spec = spec
         self._module = module_of(spec)
-        self._run = partial(run_script, spec, single_process_environment(gpu_index), **{_HOOK: self})
+        self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self})
         self._thread = CooperativeThread("script")
         self._thread.resume(partial(prepare_thread, device))
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer

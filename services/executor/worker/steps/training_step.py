@@ -229,6 +229,7 @@ class Trainer(JobState):
         # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
         self._is_evaluated = self._has_agreed_on_names = False
         self._stragglers = StragglerDetector(gpu_types_by_rank)
+        self.cpu_throttle.restart()
         self.telemetry.training_began(self.iteration)
 
     def switch(self, specification: RendezvousSpecification, result: RendezvousResult) -> StateTransfer:
