@@ -66,13 +66,13 @@ def require_optimizer(made: Any) -> torch.optim.Optimizer:
 
 def refuse_gradient_scaling() -> None:
     """In this process: a scaler's factor is no state of a job, so workers that join would scale by another one."""
-    torch.amp.GradScaler.scale = _scale_of_nothing
+    torch.amp.GradScaler.scale = _refuse_to_scale  # pyright: ignore[reportAttributeAccessIssue] - has overloads
 
 
-def _scale_of_nothing(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+def _refuse_to_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
     if scaler.is_enabled():
         raise TrainingFailed(
-            "GradScaler is not supported: its scale would differ between workers, and the bits between their numbers; use "
+            "GradScaler is not supported: its scale would differ between workers, and bits between their numbers; use "
             "torch.autocast(..., dtype=torch.bfloat16), which needs no scaler, or GradScaler(enabled=False)"
         )
     return outputs
