@@ -16,6 +16,7 @@ from elasticflow.services.executor.worker.elastic.tcp_connections import connect
 from elasticflow.services.executor.worker.elastic.transport import Transfer
 
 _COALESCED_BYTES = 250 << 20  # of small tensors that travel together
+_NO_LIMIT = timedelta(days=7)
 
 
 class GlooTransport:
@@ -44,10 +45,19 @@ class GlooTransport:
         return gathered
 
     def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        self._exchange(sends, receives, self._timeout)
+
+    def await_all(self, rank: int) -> None:
+        """Return when all workers have called it. Its wait has no limit: the loss of a peer ends it."""
+        peers = [peer for peer in range(self._size) if peer != rank]
+        sends = [Transfer(torch.zeros(1), peer) for peer in peers]
+        self._exchange(sends, [Transfer(torch.zeros(1), peer) for peer in peers], _NO_LIMIT)
+
+    def _exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer], within: timedelta) -> None:
         works = [self.process_group.send([t.tensor], t.peer, t.tag) for t in sends]
         works += [self.process_group.recv([t.tensor], t.peer, t.tag) for t in receives]
         for work in works:
-            work.wait(self._timeout)  # gloo has only the timeout of its connections
+            work.wait(within)  # gloo has only the timeout of its connections
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """It ends with an abort, and is invalid then."""

@@ -106,6 +106,11 @@ class Group:
         """Return when all workers have arrived: closing sockets earlier may cut off a peer's last bytes."""
         self.all_gather(torch.zeros(1))
 
+    def await_all(self) -> None:
+        """As `barrier`, for workers that may arrive later than a collective may last."""
+        with self._collective():
+            self._host.await_all(self.rank)
+
     def check_received(self) -> None:
         """Block until the device has received all data. Raises PeerLost if they may be invalid because the group was
         closed meanwhile."""

@@ -33,6 +33,7 @@ class ElasticScript:
     """A `TrainingFunction`. additional_state: further objects that outlive a resize, by name."""
 
     evaluate_every = 0
+    evaluates_in_parts = False
     shuffle = True
     shuffle_window = 1024
     reproducible = "bitwise"
@@ -105,6 +106,12 @@ class ElasticScript:
             self._has_failed = True
             raise
         return {} if self._loss is None else {"loss": self._loss}
+
+    def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]:
+        raise AssertionError("one process evaluates")
+
+    def metrics_of_sums(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        raise AssertionError("one process evaluates")
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
         """Run the code behind the loop."""

@@ -3,6 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -133,6 +134,27 @@ def test_connections_of_users_while_a_group_is_built_do_not_belong_to_the_group(
             assert theirs.recv(10) == b"still here"
             with pytest.raises(PeerLost, match="closed by peer"):
                 second.all_gather(torch.ones(1))
+
+
+def test_a_worker_waits_longer_for_its_peers_own_code_than_for_a_collective() -> None:
+    store = dist.HashStore()
+
+    def arrive(rank: int) -> str:
+        group = Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=1.0)
+        if rank:
+            time.sleep(2.0)  # it evaluates
+        group.await_all()
+        if rank:
+            time.sleep(2.0)
+        try:
+            group.barrier()
+        except PeerLost as lost:
+            return str(lost)
+        return ""
+
+    with ThreadPoolExecutor(2) as threads:
+        waited, _ = threads.map(arrive, range(2))
+    assert "Timed out" in waited
 
 
 def test_a_worker_that_learns_of_a_loss_does_not_finish_computing_the_step(group: Group) -> None:
