@@ -277,7 +277,7 @@ async def test_an_unusable_gpu_does_not_fail_the_job(node, spec_of):
     workers = await node.launch(spec_of("Points"), job_id=job_id, device="cuda", gpu_index=NO_SUCH_GPU)
     assert (await workers.ended())[0].code == ExitCode.DEVICE_UNUSABLE
     assert not workers.all_of(Failed)
-    assert f"cannot use GPU {NO_SUCH_GPU}, which nvidia-smi lists" in node.log_of(job_id)
+    assert f"cannot use GPU {NO_SUCH_GPU}, which the driver lists" in node.log_of(job_id)
 
 
 async def test_a_gpu_lost_in_a_step_does_not_fail_the_job(node, spec_of):

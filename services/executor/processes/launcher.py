@@ -59,6 +59,7 @@ class Launcher:
 
     on_event: called in the event loop for each message of a worker, in order, and last for its end.
     preload: modules that many training functions import, e.g. sklearn.datasets; imported once for all workers.
+    gpu_names: of the GPU of each slot, for CUDA_VISIBLE_DEVICES; a GPU that slots share occurs several times.
     warm_workers: the first so many GPUs have a warm worker.
     """
 
@@ -70,10 +71,12 @@ class Launcher:
         on_event: OnEvent,
         preload: Sequence[str] = (),
         device: Literal["cpu", "cuda"] = "cpu",
+        gpu_names: Sequence[str] = (),
         warm_workers: int = 0,
     ) -> None:
         self._logs = data_dir.resolve() / "logs"
         self._marks = {"EF_WORKER": "1", "EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir.resolve())}
+        self._gpus = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names)} if gpu_names else {}
         self._on_event = on_event
         self._preload = preload
         self._server: ForkServer | None = None
@@ -152,7 +155,7 @@ class Launcher:
         return self._logs / "fork-server.log"
 
     async def _start_server(self) -> None:
-        self._server = await ForkServer.start(self._marks, self._server_log, self._preload)
+        self._server = await ForkServer.start(self._marks | self._gpus, self._server_log, self._preload)
         self._server_ready.set()
 
     async def _keep_server(self) -> None:

@@ -78,7 +78,7 @@ class DeviceUnusable(Retry):
     torch_version: str = torch.__version__
 
     MESSAGE: ClassVar[str] = (
-        "torch {torch_version} cannot use GPU {gpu_index}, which nvidia-smi lists: {reason}; install a build of torch "
+        "torch {torch_version} cannot use GPU {gpu_index}, which the driver lists: {reason}; install a build of torch "
         "that fits the node's driver, or start its executor with EF_DEVICE=cpu"
     )
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -97,6 +98,7 @@ def torchrun_environment(
     """slots: of all workers, by rank. address: host:port of rank 0's store, unused by a worker that is alone.
 
     The script sees only the GPUs of its node's workers, numbered from 0, so its process must not have used CUDA before.
+    Raises TrainingFailed if two of them share a GPU.
     """
     host, _, port = address.rpartition(":")
     rank, world_size = assignment.rank, len(slots)
@@ -121,8 +123,11 @@ def torchrun_environment(
         "TORCHELASTIC_RUN_ID": assignment.job_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
     }
-    if assignment.device == "cpu":
-        words["CUDA_VISIBLE_DEVICES"] = ""
-    else:
-        words["CUDA_VISIBLE_DEVICES"] = visible_devices([slots[r].gpu_index for r in local], inherited)
+    gpu_names = visible_devices([slots[r].gpu_index for r in local], inherited).split(",")
+    if assignment.device == "cuda" and len(set(gpu_names)) < len(gpu_names):
+        raise TrainingFailed(
+            "a torchrun script needs a GPU for each of its workers, and slots of this node share one: submit it to a "
+            "pool whose executors run without EF_SLOTS, or with --gpus 1"
+        )
+    words["CUDA_VISIBLE_DEVICES"] = "" if assignment.device == "cpu" else ",".join(gpu_names)
     return {name: str(number) for name, number in numbers.items()} | words

@@ -50,6 +50,14 @@ def test_a_script_sees_only_the_gpus_of_its_nodes_workers(inherited, visible):
     assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_workers_that_share_a_gpu_cannot_run_a_script_under_torchrun():
+    shared = {"CUDA_VISIBLE_DEVICES": "0,0,1,1"}
+    with pytest.raises(TrainingFailed, match="needs a GPU for each of its workers, and slots of this node share one"):
+        torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", shared)
+    alone = torchrun_environment(assignment(world_size=1), [GpuSlot("n", 3)], "127.0.0.1:0", shared)
+    assert alone["CUDA_VISIBLE_DEVICES"] == "1"
+
+
 def test_a_worker_that_is_alone_uses_no_store():
     reported = torchrun_environment(assignment(world_size=1), SEATS[:1], "127.0.0.1:0", {})
     assert reported["TORCHELASTIC_USE_AGENT_STORE"] == "False"
