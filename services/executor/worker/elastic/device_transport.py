@@ -41,5 +41,5 @@ def device_transport(
 def _share_a_gpu(gloo: GlooTransport, device: torch.device) -> bool:
     """Whether two workers name the same GPU, or the same part of one."""
     mine = torch.cuda.get_device_properties(device).uuid.bytes
-    everybody = gloo.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
-    return len({bytes(theirs.tolist()) for theirs in everybody}) < len(everybody)
+    of_all = gloo.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    return len({bytes(theirs.tolist()) for theirs in of_all}) < len(of_all)

@@ -124,7 +124,7 @@ class NcclTransport:
 
 @contextmanager
 def torch_settings(settings: Mapping[str, str]) -> Iterator[None]:
-    """These variables of the environment within the block, and those of before after it."""
+    """These variables of the environment within the block, and the earlier ones after it."""
     with _environment:
         before = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)
