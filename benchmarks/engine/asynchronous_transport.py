@@ -20,8 +20,7 @@ GARBAGE = float("nan")
 
 class AsynchronousTransport:
     def __init__(self, gloo: GlooTransport) -> None:
-        self.error = ""  # a test may set it, as a library that finds an error by itself
-        self.num_calls = 0
+        self.error = ""
         self._gloo = gloo
         self._is_aborted = False
         self._work = queue.SimpleQueue[tuple[Callable[[], None], Sequence[torch.Tensor], threading.Event] | None]()
@@ -54,7 +53,6 @@ class AsynchronousTransport:
         self._work.put(None)
 
     def _begin(self, act: Callable[[], Any], received: Sequence[torch.Tensor]) -> None:
-        self.num_calls += 1
         done = threading.Event()
         self._work.put((act, received, done))
         self._unfinished.append(done)
@@ -67,7 +65,8 @@ class AsynchronousTransport:
             act, received, done = work
             try:
                 act()
-            except RuntimeError:
+            except RuntimeError as error:
+                self.error = f"the library reported: {error}"  # known before the abort that releases the waits
                 self._is_aborted = True
             if self._is_aborted:
                 for tensor in received:
