@@ -49,7 +49,7 @@ from elasticflow.shared.state.fold.workers import (
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 18  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 19  # raise it when the same messages fold to another state: older snapshots are then not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
