@@ -79,6 +79,9 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
             return _at_risk(event)
+        case events.ProfilingFailed():
+            gpu_type = type_name(state, event.gpu_type)
+            return f"its profiling run on {gpu_type} failed, so it is decided on the other GPU types: {event.error}"
         case events.JobFailed():
             return f"failed: {event.error}"
         case events.JobFinished():
