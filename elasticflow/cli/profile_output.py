@@ -66,8 +66,8 @@ def show_types(view: TypesView) -> None:
 
 
 def _show_split(split: SplitView) -> None:
-    parts = [f"{len(counts)} {gpu_type} with {_in_words(counts)}" for gpu_type, counts in split.virtual_nodes.items()]
-    say_line(f"best split over {gpus_by_type_in_words(split.num_gpus)}: {', '.join(parts)} virtual nodes")
+    parts = "; ".join(f"{gpu_type} {_in_words(counts)}" for gpu_type, counts in split.virtual_nodes.items())
+    say_line(f"best split over {gpus_by_type_in_words(split.num_gpus)}, in virtual nodes of each GPU: {parts}")
     alone = [
         f"{gpu_type} {'does not fit' if alone_s is None else f'{1000 * alone_s:.4g} ms'}"
         for gpu_type, alone_s in split.alone_s.items()
