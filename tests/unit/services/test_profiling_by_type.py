@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from elasticflow.history.event_text import event_text
 from elasticflow.services.admission.commands.quote_and_reserve import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.policy import decide
@@ -77,8 +78,13 @@ def test_a_run_that_fails_on_one_type_continues_on_the_other_which_gets_the_job(
 def test_a_run_that_fails_after_another_type_is_measured_leaves_the_decision_to_that_type() -> None:
     history = measured(requested(two_types()), 1.0, NOW_S + 2.0)
     assert type_of(history, "a") == "P100"
-    admitted = decision(fails(history))
+    fails(history)
+    assert job(history).num_gpus == 0
+    admitted = decision(history)
     assert (type(admitted), admitted.gpu_type) == (events.JobAdmitted, "")
+    assert "admitted on V100 (it displaces the least there; not measured on P100)" in event_text(
+        admitted, None, job(history), history.state
+    )
 
 
 def test_a_run_that_fails_on_the_last_type_fails_the_job_and_blames_no_type() -> None:
@@ -200,7 +206,7 @@ def test_a_later_job_of_the_profile_is_measured_on_the_other_type() -> None:
 
 
 def test_no_decision_is_made_before_the_allocator_knows_of_the_job() -> None:
-    history = measured(requested(full(two_types(), "node-1", "P100")), 1.0, NOW_S + 2.0)
+    history = measured(requested(full(two_types(), "node-0", "V100")), 1.0, NOW_S + 2.0)
     decision(history)
     assert isinstance(history.decided(ADMISSION, submit("b", **UNKNOWN))[0], events.ProfileRequested)
     assert decide(history.state, (), NOW_S + 6.0) == ()
