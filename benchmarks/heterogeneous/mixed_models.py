@@ -17,7 +17,7 @@ class MixedGpt(Gpt):
 
 
 class MixedPerceptron(Perceptron):
-    BATCH_SIZE = 2048
+    BATCH_SIZE = 1024
     virtual_nodes: ClassVar[int] = NUM_VIRTUAL_NODES
 
 
@@ -42,7 +42,7 @@ class MixedConvolutions(Trained):
 
 
 MODELS: dict[str, type[Trained]] = {
-    "gpt": MixedGpt,
-    "perceptron": MixedPerceptron,
     "convolutions": MixedConvolutions,
+    "perceptron": MixedPerceptron,
+    "gpt": MixedGpt,
 }

@@ -27,7 +27,7 @@ SLOW_BY_RATIO: Mapping[int, float] = {4: 0.1, 2: 0.2}
 NUM_MIXES = 20
 _MIXES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (1, 3), (2, 3))  # fast and slow slots
 _SUM = (2, 8)  # fast and slow slots at 4:1
-_ITERATIONS = 8
+_ITERATIONS = 5  # of each measurement
 
 
 class _Mix(NamedTuple):
@@ -42,11 +42,12 @@ class _Mix(NamedTuple):
 
 
 def measure_mixed_slots(*, num_mixes: int) -> Measured:
-    """Of at least one mix, and the sum of both throughputs for each model."""
-    return asyncio.run(_measured(num_mixes))
+    """num_mixes: at least one. The sums are those of their models."""
+    return asyncio.run(measured_mixed_slots(num_mixes))
 
 
-async def _measured(num_mixes: int) -> Measured:
+async def measured_mixed_slots(num_mixes: int, num_sums: int = len(MODELS)) -> Measured:
+    """Of so many mixes, and of the sum of both throughputs for so many models at most."""
     chosen = [
         _Mix(model, ratio, *slots)
         for model, ratio, slots in zip(cycle(MODELS), cycle((4, 4, 4, 2, 2, 2)), _cycled(num_mixes), strict=False)
@@ -57,7 +58,7 @@ async def _measured(num_mixes: int) -> Measured:
             for model, ratio in dict.fromkeys((mix.model, mix.ratio) for mix in chosen)
         }
         mixes = [await _of_mix(engine, mix, times[mix.model, mix.ratio]) for mix in chosen]
-        models = dict.fromkeys(mix.model for mix in chosen if mix.ratio == 4)
+        models = list(dict.fromkeys(mix.model for mix in chosen if mix.ratio == 4))[:num_sums]
         sums = [await _of_sum(engine, model, times[model, 4]) for model in models]
     return {"fast_share": FAST, "mixes": mixes, "sums": sums}
 
@@ -143,7 +144,7 @@ def rows(measured: Measured) -> Iterator[Row]:
     for mix in measured["mixes"]:
         errors[mix["ratio"]].append(abs(mix["predicted_s"] / mix["measured_s"] - 1.0))
         yield Row(
-            f"{mix['model']}, {mix['num_fast']} + {mix['num_slow']} slots at {mix['ratio']}:1: predicted / measured step",
+            f"{mix['model']}, {mix['num_fast']} + {mix['num_slow']} slots at {mix['ratio']}:1: predicted / measured",
             f"{mix['predicted_s'] / mix['measured_s']:.3f}",
             "0.90 to 1.10",
             f"{mix['measured_s'] * 1e3:.0f} ms; even {mix['measured_s'] / mix['even_s'] - 1:+.0%}, "

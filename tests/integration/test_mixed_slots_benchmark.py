@@ -1,0 +1,13 @@
+"""The benchmark of mixed slots runs, with real workers and little work. No time is asserted."""
+
+from benchmarks.heterogeneous.mixed_slots import measured_mixed_slots, rows
+
+
+async def test_a_mix_is_predicted_and_measured() -> None:
+    measured = await measured_mixed_slots(1, num_sums=0)
+    (mix,) = measured["mixes"]
+    assert (mix["num_fast"], mix["num_slow"]) == (1, 1)
+    fast, *slow = mix["virtual_nodes_by_rank"]
+    assert fast + sum(slow) == 16
+    assert min(mix[name] for name in ("predicted_s", "measured_s", "even_s", "even_predicted_s")) > 0
+    assert len(list(rows(measured))) == 2
