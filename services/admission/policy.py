@@ -1,7 +1,7 @@
 """Admission control: minimum satisfactory shares for all promises, or no promise.
 
-Each command is answered on the session that the earlier ones left (`session`, `commands`); `rejection` words why not
-and makes counteroffers; `quota_rules` limits tenants.
+Each command is answered on the sessions that the earlier ones left, one for each GPU type (`sessions_by_type`,
+`commands`); `rejection` words why not and makes counteroffers; `quota_rules` limits tenants.
 Source: ElasticFlow, section 4.1 and Algorithm 1.
 """
 
@@ -13,8 +13,7 @@ from typing import cast
 from elasticflow.services.admission.commands.dispatch import answered
 from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits
 from elasticflow.services.admission.commands.submit import decide_waiting, in_order
-from elasticflow.services.admission.decide_by_type import decide_by_type, names_types
-from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import (
     Command,
     ProfileJob,
@@ -39,21 +38,21 @@ def decide(
 ) -> tuple[AdmissionEvent, ...]:
     """Answer each command on what the earlier ones left; then decide on the jobs that waited."""
     cache = PlanningCache() if cache is None else cache
-    waiting = cache.last(profiling_jobs, state.live_jobs)
-    if names_types(state, commands, waiting):
-        return decide_by_type(state, commands, now_s, cache)
-    session = AdmissionSession.start(state, now_s, cache)
-    for cleared in expired_gpu_limits(state, now_s):
-        session = session.with_event(cleared).replanned()
+    expired, waiting = expired_gpu_limits(state, now_s), cache.last(profiling_jobs, state.live_jobs)
+    if not (commands or expired or waiting):
+        return ()
+    sessions = SessionsByType.start(state, now_s, cache)
+    for cleared in expired:
+        sessions = sessions.on_job(cleared.job_id, lambda session, event=cleared: session.with_event(event).replanned())
     for kind, group in groupby(commands, key=type):
         together = tuple(group)
         if kind is SubmitJob:
-            session, together = in_order(session, cast(tuple[SubmitJob, ...], together))
+            sessions, together = in_order(sessions, cast(tuple[SubmitJob, ...], together))
         for command in together:
-            session = answered(session, command)
-    for job in session.cache.last(profiling_jobs, session.state.live_jobs):
-        session = decide_waiting(session, job)
-    return session.events
+            sessions = answered(sessions, command)
+    for job in cache.last(profiling_jobs, sessions.state.live_jobs):
+        sessions = decide_waiting(sessions, job)
+    return sessions.whole.events
 
 
 def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:

@@ -9,6 +9,7 @@ so an older message means the same as before.
 # pyright: strict
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
@@ -43,13 +44,18 @@ def accepts(state: PoolState, spec: JobSpec, recorded: str) -> bool:
     return not spec.gpu_type or as_recorded(state, spec.gpu_type) == recorded
 
 
+def accepted_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """The types of the pool that the user of a submitted spec accepts, as recorded, the first type first."""
+    known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
+    return [each for each in known if accepts(state, spec, each)]
+
+
 def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """The types on which a submitted spec may run, as recorded, the first type first: those with enough GPUs."""
+    """Those that have enough GPUs now."""
     num_gpus = Counter[str]()
     for gpu_type, count in num_gpus_by_type(state).items():
         num_gpus[as_recorded(state, gpu_type)] += count
-    known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
-    return [each for each in known if accepts(state, spec, each) and num_gpus[each] >= spec.gpu_range.least]
+    return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
 
 
 def parts(state: PoolState) -> dict[str, PoolState]:
@@ -83,5 +89,35 @@ def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
         with_nodes(state, nodes.finish()),
         live_jobs=live_jobs.finish(),
         quote_reservations=quotes.finish(),
-        demand=state.demand_by_type.get(recorded, Demand()) if recorded else state.demand,
+        demand=_demand(state, recorded),
     )
+
+
+def part_after(state: PoolState, part: PoolState, gpu_type: str, job_ids: Iterable[str]) -> PoolState:
+    """The part of a type after decisions that concern these jobs alone, given the part before.
+
+    Decisions change no nodes, so it equals `part_of_type`, in a time that does not grow with the pool.
+    """
+    if len(state.gpu_types) <= 1:
+        return state
+    live_jobs, quotes = part.live_jobs.mutate(), part.quote_reservations.mutate()
+    for job_id in job_ids:
+        job, quote = state.live_jobs.get(job_id), state.quote_reservations.get(job_id)
+        live_jobs.pop(job_id, None)
+        quotes.pop(job_id, None)
+        if job is not None and spec_of(job).gpu_type == gpu_type:
+            live_jobs[job_id] = job
+        if quote is not None and quote.spec.gpu_type == gpu_type:
+            quotes[job_id] = quote
+    return fast_replace(
+        state,
+        nodes=part.nodes,
+        num_gpus=part.num_gpus,
+        live_jobs=live_jobs.finish(),
+        quote_reservations=quotes.finish(),
+        demand=_demand(state, gpu_type),
+    )
+
+
+def _demand(state: PoolState, gpu_type: str) -> Demand:
+    return state.demand_by_type.get(gpu_type, Demand()) if gpu_type else state.demand

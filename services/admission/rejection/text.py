@@ -80,6 +80,8 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
 
 def why_no_type(state: PoolState, spec: JobSpec) -> str:
     """Why no GPU type of the pool has enough GPUs for the job."""
+    if len(state.gpu_types) <= 1 and not spec.gpu_type:
+        return why_unrunnable(state, spec)
     there = ", ".join(
         f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"
         for gpu_type, num_gpus in num_gpus_by_type(state).items()

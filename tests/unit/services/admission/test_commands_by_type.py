@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import (
@@ -106,6 +106,15 @@ def test_gpu_limits_are_planned_on_the_type_of_the_job() -> None:
     assert type_of(history, "a") == "P100"
     rejected = answer(history, SetGpuLimits(job_id="a", tenant="lab", min_gpus=8))
     assert isinstance(rejected, events.GpuLimitsRejected)
+
+
+def test_an_amendment_counts_quotes_that_are_reserved_on_another_type() -> None:
+    """The job needs 202 GPU-seconds, the quote 108, and the amendment 200 more."""
+    for hours, answered in ((450.0 / 3600, events.AmendRejected), (520.0 / 3600, events.JobAmended)):
+        history = two_types(quotas={"lab": TenantQuota(max_gpu_hours_per_day=hours)})
+        answer(history, submit("a", gpu_type="P100", **due_in(2000.0)))
+        answer(history, reserve("q", gpu_type="V100"))
+        assert isinstance(answer(history, AmendJob(job_id="a", tenant="lab", max_iterations=200)), answered)
 
 
 def test_gpu_limits_expire_on_any_type() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages import events
