@@ -50,11 +50,17 @@ def accepted_types(state: PoolState, spec: JobSpec) -> list[str]:
     return [each for each in known if accepts(state, spec, each)]
 
 
-def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """Those that have enough GPUs now."""
+def num_gpus_by_recorded_type(state: PoolState) -> Counter[str]:
+    """GPUs of the nodes that are alive."""
     num_gpus = Counter[str]()
     for gpu_type, count in num_gpus_by_type(state).items():
         num_gpus[as_recorded(state, gpu_type)] += count
+    return num_gpus
+
+
+def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """Those that have enough GPUs now."""
+    num_gpus = num_gpus_by_recorded_type(state)
     return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
 
 

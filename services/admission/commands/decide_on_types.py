@@ -30,7 +30,7 @@ def decide_on_types(sessions: SessionsByType, submission: Submission, possible: 
     for gpu_type in possible:
         session, there = sessions.ready(gpu_type, submission.spec), on_type(sessions.state, submission, gpu_type)
         if len(possible) > 1:
-            session, costs[gpu_type] = _cost(session, there)
+            session, costs[gpu_type] = cost_on_type(session, there)
         after[gpu_type] = admit_or_reject(session, there)
     chosen = possible[0] if len(possible) == 1 else _best(costs, after)
     for gpu_type, session in after.items():
@@ -75,7 +75,7 @@ def _best(costs: Mapping[str, tuple[float, float]], after: Decisions) -> str:
     return min(after, key=order)
 
 
-def _cost(session: AdmissionSession, submission: Submission) -> tuple[AdmissionSession, tuple[float, float]]:
+def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[AdmissionSession, tuple[float, float]]:
     """What the job costs there: the expected promises that it displaces, and of equal costs the slowest type, which
     others want least. Without a promise: the seconds until all jobs there are done.
     """
