@@ -269,8 +269,14 @@ def _unrunnable(pool: PoolState, planned: PlannedPool, now_s: float) -> list[Job
 
 
 def _lost_a_node(pool: PoolState, now_s: float) -> bool:
-    """Whether a node was lost in the last seconds: promises may be at risk although no job reports progress."""
-    return any(not node.alive and now_s - node.since_s < CHECK_AFTER_LOSS_S for node in pool.nodes.values())
+    """Whether a node was lost in the last seconds, or came back where it may have another GPU type than before:
+    promises may be at risk although no job reports progress."""
+    may_change_type = len(pool.gpu_types) > 1
+    return any(
+        now_s - node.since_s < CHECK_AFTER_LOSS_S
+        and (not node.alive or (may_change_type and bool(node.earlier_incarnations)))
+        for node in pool.nodes.values()
+    )
 
 
 def _stalled(state: State, now_s: float) -> list[JobAtRisk]:

@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from immutables import Map
+
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import Demand, PoolState, num_gpus_by_type, spec_of, with_nodes
+from elasticflow.shared.state.pool import Demand, NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
 
 
 def type_name(state: PoolState, recorded: str) -> str:
@@ -74,7 +77,8 @@ def parts(state: PoolState) -> dict[str, PoolState]:
 def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
     """The pool with the nodes, jobs, quote reservations and demand of one type only.
 
-    Curves, ended jobs, quotas and loads are those of the whole pool.
+    Curves, ended jobs, quotas and loads are those of the whole pool, and so is the configuration, except that a type
+    reserves one node less than it has at most: the reserve for its only node would be that node.
     """
     if len(state.gpu_types) <= 1:
         return state
@@ -83,6 +87,7 @@ def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
     for node in state.nodes.values():
         if as_recorded(state, node.gpu_type) != recorded:
             del nodes[node.node_id]
+    of_type = nodes.finish()
     live_jobs = state.live_jobs.mutate()
     for job in state.live_jobs.values():
         if spec_of(job).gpu_type != recorded:
@@ -92,7 +97,8 @@ def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
         if quote.spec.gpu_type != recorded:
             del quotes[quote.job_id]
     return fast_replace(
-        with_nodes(state, nodes.finish()),
+        with_nodes(state, of_type),
+        config=_config(state, of_type),
         live_jobs=live_jobs.finish(),
         quote_reservations=quotes.finish(),
         demand=_demand(state, recorded),
@@ -119,10 +125,17 @@ def part_after(state: PoolState, part: PoolState, gpu_type: str, job_ids: Iterab
         state,
         nodes=part.nodes,
         num_gpus=part.num_gpus,
+        config=part.config,
         live_jobs=live_jobs.finish(),
         quote_reservations=quotes.finish(),
         demand=_demand(state, gpu_type),
     )
+
+
+def _config(state: PoolState, nodes: Map[str, NodeState]) -> PoolConfig:
+    num_nodes = sum(not node.left for node in nodes.values())
+    most = max(num_nodes - 1, 0)
+    return state.config if state.config.reserve_nodes <= most else replace(state.config, reserve_nodes=most)
 
 
 def _demand(state: PoolState, gpu_type: str) -> Demand:

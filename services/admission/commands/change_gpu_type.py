@@ -12,6 +12,7 @@ from elasticflow.services.admission.commands.decide_on_types import cost_on_type
 from elasticflow.services.admission.commands.submission import Submission
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
+from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import GpuTypeChanged, GpuTypeKept
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.proposal import Proposal
@@ -105,7 +106,9 @@ def change_gpu_type(sessions: SessionsByType, job_id: str) -> SessionsByType:
         return _stays(sessions, job, "; ".join([lack, *(why for why in found.values() if isinstance(why, str))]))
     chosen = min(possible, key=lambda gpu_type: possible[gpu_type].cost)
     sessions = _moved(sessions, job, chosen, possible[chosen], lack)
-    return sessions.with_session(own, sessions.by_type[own].replanned())
+    for gpu_type in (own, chosen):
+        sessions = sessions.with_session(gpu_type, sessions.by_type[gpu_type].replanned())
+    return sessions
 
 
 def _stays(sessions: SessionsByType, job: Job, why: str) -> SessionsByType:
@@ -147,13 +150,21 @@ def _on_type(sessions: SessionsByType, job: Job, gpu_type: str, *, is_promised: 
     session, cost = cost_on_type(session, rest)
     if not is_promised:
         return _Alternative(session=session, cost=cost)
-    arriving = arriving_job(session.state, job.job_id, spec, curve, job.deadline_s)
-    session, proposal = session.propose(arriving)
-    if proposal is not None:
-        return _Alternative(session=session, cost=cost, proposal=proposal)
-    ends_s = earliest_deadline_around_s(session.plan, arriving)
+    for planned in (session.with_plan(), _on_the_reserve(session)):
+        arriving = arriving_job(planned.planned_state, job.job_id, spec, curve, job.deadline_s)
+        planned, proposal = planned.propose(arriving)
+        if proposal is not None:
+            return _Alternative(session=planned, cost=cost, proposal=proposal)
+    ends_s = earliest_deadline_around_s(planned.plan, arriving)
     when = "never" if ends_s is None else f"in {ends_s - session.now_s:.0f} s at the earliest"
     return f"beside the promises on {name} it would end {when}"
+
+
+def _on_the_reserve(session: AdmissionSession) -> AdmissionSession:
+    """The session with the GPUs of the type that are kept for failures: what has failed is of another type."""
+    state = session.planned_state
+    without_reserve = fast_replace(state, config=replace(state.config, reserve_nodes=0))
+    return fast_replace(session, planned_state=without_reserve, planned=None, search=None, rejected=())
 
 
 def _lack(state: PoolState, gpu_type: str) -> str:

@@ -10,6 +10,8 @@ from elasticflow.services.admission.policy import POLICY, decide, wake_at_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.share_schedule import ShareSegment, segments
+from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
+from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Job, Phase
 from tests.support.histories import LINEAR, NOW_S, History, best_effort, submit
 from tests.support.two_types import answer, due_in, two_types, type_of
@@ -96,6 +98,19 @@ def test_no_promise_of_the_other_type_is_broken_for_it() -> None:
     for instant_s in range(0, 500, 5):
         held = sum(s.num_gpus for s in (*there, *mine) if s.start_s <= NOW_S + instant_s < s.end_s)
         assert held <= 4
+
+
+def test_the_reserve_of_the_other_type_serves_promises_that_move_there() -> None:
+    """P100 has two nodes, one of them in reserve, and the promise of another job fills the other one."""
+    history = two_types(reserve_nodes=1).then(joined("three", "node-2", num_gpus=4, gpu_type="P100"))
+    filling = {"gpu_type": "P100", "max_iterations": 690, **due_in(380.0)}
+    assert isinstance(answer(history, submit("there", **filling)), events.JobAdmitted)
+    assert answer(history, submit("no-space", **filling)).reason == "deadline"
+    assert answer(history, submit("a", **due_in(110.0))).gpu_type == ""
+    changed = answer(without_fast_type(history, "a"), now_s=SOON_S)
+    assert isinstance(changed, events.GpuTypeChanged)
+    planned = planned_pool(part_of_type(history.state, "P100"), SOON_S)
+    assert (planned.plan.late, planned.plan.num_gpus) == ((), 8)
 
 
 def test_a_job_whose_user_named_the_type_stays_at_risk() -> None:

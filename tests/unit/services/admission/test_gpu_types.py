@@ -126,6 +126,23 @@ def test_a_quota_counts_over_all_types() -> None:
     assert "b" not in history.state.live_jobs
 
 
+# --- the reserve for failures ---------------------------------------------------------------------------
+
+
+def test_each_type_reserves_nodes_except_its_only_one() -> None:
+    history = two_types(reserve_nodes=1).then(joined("three", "node-2", num_gpus=4, gpu_type="V100"))
+    wide = {"min_gpus": 4, **due_in(500.0)}
+    assert isinstance(answer(history, submit("a", gpu_type="P100", **wide)), events.JobAdmitted)
+    full = {"gpu_type": "V100", "max_iterations": 1500, **due_in(400.0)}
+    assert isinstance(answer(history, submit("b", **full)), events.JobAdmitted)
+    assert answer(history, submit("c", **full)).reason == "deadline"
+
+
+def test_the_only_node_of_a_pool_of_one_type_is_reserved() -> None:
+    rejected = answer(pool(4, reserve_nodes=1), submit("a", **due_in(500.0)))
+    assert "kept in reserve" in rejected.explanation
+
+
 # --- profiles -------------------------------------------------------------------------------------------
 
 
