@@ -13,6 +13,7 @@ from elasticflow.client.client import Client
 from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.shared.messages.event_summary import memory_in_words
 
 
 def jobs(
@@ -182,14 +183,9 @@ def gpu_cells(view: NodeView) -> Text:
     return Text("").join(Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs)
 
 
-def memory_word(memory_bytes: int) -> str:
-    """As "79.6 GiB"; "-" if unknown."""
-    return f"{memory_bytes / 2**30:.3g} GiB" if memory_bytes else "-"
-
-
 _TYPE: Column[NodeView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-")
 _MEMORY: Column[NodeView] = Column(
-    name="MEMORY", cell=lambda view, _: memory_word(view.gpu_memory_bytes), right=True, in_narrow=False
+    name="MEMORY", cell=lambda view, _: memory_in_words(view.gpu_memory_bytes) or "-", right=True, in_narrow=False
 )
 _PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
 _NODE_COLUMNS: tuple[Column[NodeView], ...] = (

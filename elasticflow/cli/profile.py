@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run
-from elasticflow.cli.job_options import Arguments, Batch, Gpus, GpuType, Settings
+from elasticflow.cli.job_options import Arguments, Batch, GpuMemory, Gpus, GpuType, Settings
 from elasticflow.cli.terminal_output import note, print_json, say, say_line, table
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
@@ -28,6 +28,7 @@ def profile(
     setting: Settings = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
+    gpu_memory: GpuMemory = "",
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -57,6 +58,7 @@ def profile(
             settings=tuple(setting or ()),
             gpus=gpus,
             gpu_type=gpu_type,
+            gpu_memory=gpu_memory,
         )
         job, code = load(target, options.arguments)
         ready = profilable(with_code(quotable(options.apply(job)), code))

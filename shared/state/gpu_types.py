@@ -34,7 +34,7 @@ def as_recorded(state: PoolState, gpu_type: str) -> str:
 def spec_on(state: PoolState, spec: JobSpec, gpu_type: str) -> JobSpec:
     """The spec of the same job on GPUs of this type. Its profile key names the curve there."""
     recorded = as_recorded(state, gpu_type)
-    return spec if spec.gpu_type == recorded else replace(spec, gpu_type=recorded)
+    return spec if spec.gpu_type == recorded else replace(spec, gpu_type=recorded, other_gpu_types=())
 
 
 def submitted_spec(job: Job) -> JobSpec:
@@ -44,13 +44,24 @@ def submitted_spec(job: Job) -> JobSpec:
 
 def accepts(state: PoolState, spec: JobSpec, recorded: str) -> bool:
     """Whether the user of a submitted spec accepts this type."""
-    return not spec.gpu_type or as_recorded(state, spec.gpu_type) == recorded
+    named = (spec.gpu_type, *spec.other_gpu_types) if spec.gpu_type else ()
+    return not named or any(as_recorded(state, gpu_type) == recorded for gpu_type in named)
 
 
 def accepted_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """The types of the pool that the user of a submitted spec accepts, as recorded, the first type first."""
+    """The types of the pool that the user of a submitted spec accepts and that have the memory, as recorded, the first
+    type first."""
     known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
-    return [each for each in known if accepts(state, spec, each)]
+    return [each for each in known if accepts(state, spec, each) and _has_memory(state, spec, each)]
+
+
+def _has_memory(state: PoolState, spec: JobSpec, recorded: str) -> bool:
+    """Whether each GPU of the type has the memory that the job needs, as far as it is known."""
+    return not spec.gpu_memory_bytes or all(
+        spec.gpu_memory_bytes <= node.gpu_memory_bytes
+        for node in state.nodes.values()
+        if node.alive and node.gpu_memory_bytes and as_recorded(state, node.gpu_type) == recorded
+    )
 
 
 def num_gpus_by_recorded_type(state: PoolState) -> Counter[str]:
