@@ -142,12 +142,12 @@ def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[J
     """Jobs in the order of their decisions. ended: include ended jobs."""
     jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
     return tuple(
-        job_view(job, now_s, state.gpu_limits.get(job.job_id), _gpu_type(state, job))
+        job_view(job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job))
         for job in sorted(jobs, key=_by_age)
     )
 
 
-def _gpu_type(state: PoolState, job: Job) -> str:
+def gpu_type_of(state: PoolState, job: Job) -> str:
     """Of the GPUs on which it was admitted, where the pool has several types."""
     is_decided = job.phase not in (Phase.PROFILING, Phase.REJECTED) and len(state.gpu_types) > 1
     return type_name(state, job.spec.gpu_type) if is_decided and job.spec is not None else ""

@@ -26,6 +26,11 @@ def type_name(state: PoolState, recorded: str) -> str:
     return recorded or next(iter(state.gpu_types), "")
 
 
+def shown_type(state: PoolState, recorded: str) -> str:
+    """The name of the type where a pool has several; "" in a pool of one type."""
+    return type_name(state, recorded) if len(state.gpu_types) > 1 else ""
+
+
 def as_recorded(state: PoolState, gpu_type: str) -> str:
     """How specs and events name this type: "" for the first."""
     return "" if state.gpu_types[:1] == (gpu_type,) else gpu_type

@@ -59,7 +59,19 @@ def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str,
     answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
     if isinstance(answer, JobAdmitted) or not others:
         return answer
-    return replace(answer, explanation=f"on {type_name(sessions.state, chosen)}: {answer.explanation}")
+    elsewhere_too = (
+        f"; on {type_name(sessions.state, gpu_type)} {_offered(event)}"
+        for gpu_type, event in others.items()
+        if isinstance(event, JobRejected) and event.reason in ("deadline", "price")
+    )
+    explanation = f"on {type_name(sessions.state, chosen)}: {answer.explanation}{''.join(elsewhere_too)}"
+    return replace(answer, explanation=explanation)
+
+
+def _offered(event: JobRejected) -> str:
+    if event.earliest_deadline_s is None:
+        return "no deadline is possible"
+    return f"one in {event.earliest_deadline_s - event.at_s:.0f} s"
 
 
 def _best(costs: Mapping[str, tuple[float, float]], after: Decisions) -> str:

@@ -12,7 +12,7 @@ from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.profiles import with_range
-from elasticflow.shared.state.gpu_types import part_of_type, possible_types, spec_on, type_name
+from elasticflow.shared.state.gpu_types import part_of_type, possible_types, shown_type, spec_on, type_name
 from elasticflow.shared.state.pool import PoolState
 
 
@@ -24,16 +24,20 @@ def quote(
     possible = possible_types(state, question.spec)
     if state.num_gpus and not possible:
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why_no_type(state, question.spec), at_s=now_s)
-    answers = [
-        _quote_on_type(
+    answers = {
+        gpu_type: _quote_on_type(
             part_of_type(state, gpu_type),
             replace(question, spec=spec_on(state, question.spec, gpu_type)),
             now_s,
             cache.of_type(gpu_type),
         )
         for gpu_type in possible or [""]
-    ]
-    return min(answers, key=lambda answer: answer.earliest_deadline_s or math.inf)
+    }
+    best = min(answers.values(), key=lambda answer: answer.earliest_deadline_s or math.inf)
+    if len(answers) == 1 or best.earliest_deadline_s is not None:
+        return best
+    why = (f"on {type_name(state, gpu_type)}: {answer.explanation}" for gpu_type, answer in answers.items())
+    return replace(best, explanation="; ".join(why))
 
 
 def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache) -> DeadlineQuoted:
@@ -53,6 +57,6 @@ def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cach
     return DeadlineQuoted(
         earliest_deadline_s=promised_deadline_s(state, planned_s),
         gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
-        gpu_type=type_name(state, spec.gpu_type) if len(state.gpu_types) > 1 else "",
+        gpu_type=shown_type(state, spec.gpu_type),
         at_s=now_s,
     )

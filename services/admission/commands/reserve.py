@@ -34,7 +34,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promised_deadline_s,
 )
 from elasticflow.shared.state.fold.profiles import with_range
-from elasticflow.shared.state.gpu_types import accepts, possible_types, spec_on
+from elasticflow.shared.state.gpu_types import accepts, possible_types, shown_type, spec_on, type_name
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
 MAX_QUOTE_RESERVATIONS = 64  # of one tenant at a time
@@ -61,7 +61,15 @@ def reserve(sessions: SessionsByType, command: ReserveQuote) -> SessionsByType:
         return event.deadline_s if isinstance(event, QuoteReserved) else math.inf
 
     chosen = min(found, key=quoted_s)
+    if len(found) > 1 and quoted_s(chosen) == math.inf:
+        why = "; ".join(f"on {type_name(state, gpu_type)}: {_why(each)}" for gpu_type, each in found.items())
+        return sessions.after_whole(_rejected(whole, command, why))
     return sessions.after_type(chosen, found[chosen])
+
+
+def _why(rejected: AdmissionSession) -> str:
+    (event,) = rejected.events
+    return event.explanation if isinstance(event, QuoteRejected) else ""
 
 
 def _is_reserved(state: PoolState, command: ReserveQuote, now_s: float) -> bool:
@@ -97,6 +105,7 @@ def _reserve_on_type(session: AdmissionSession, command: ReserveQuote) -> Admiss
         gpu_seconds=needed,
         replanned=session.changed_schedules(),
         until_s=until_s,
+        gpu_type=shown_type(state, spec.gpu_type),
         at_s=now_s,
     )
     return session.with_event(reserved).replanned()

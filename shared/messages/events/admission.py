@@ -133,6 +133,7 @@ class QuoteReserved:
     gpu_seconds: DurationS
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     until_s: TimeS
+    gpu_type: GpuType = ""  # as its nodes name it; "": the pool has one type
     at_s: TimeS
 
 

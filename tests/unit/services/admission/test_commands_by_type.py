@@ -40,11 +40,21 @@ def test_a_quote_for_a_type_that_the_pool_lacks_says_so() -> None:
     assert "type H100" in unknown.explanation
 
 
+def test_without_a_quote_the_reason_on_each_type_is_named() -> None:
+    why = "its speed is not known yet"
+    for explanation in (
+        quoted(two_types(), model_name="unknown").explanation,
+        answer(two_types(), reserve(model_name="unknown")).explanation,
+    ):
+        assert explanation.startswith(f"on V100: {why}")
+        assert f"; on P100: {why}" in explanation
+
+
 def test_a_reserved_quote_is_taken_on_its_type() -> None:
     history = two_types()
     answer(history, submit("fills", max_iterations=3980, gpu_type="V100", **due_in(1000.0)))
     reserved = answer(history, reserve())
-    assert reserved.spec.gpu_type == "P100"
+    assert reserved.spec.gpu_type == reserved.gpu_type == "P100"
     assert history.decided(POLICY, reserve()) == ()
     promised = answer(history, submit("q", deadline_s=reserved.deadline_s))
     assert (promised.gpu_type, promised.spec.gpu_type) == ("P100", "")
@@ -55,7 +65,7 @@ def test_a_reserved_quote_is_taken_on_its_type() -> None:
 def test_a_reservation_does_not_serve_a_submission_that_names_another_type() -> None:
     history = two_types()
     reserved = answer(history, reserve())
-    assert reserved.spec.gpu_type == ""
+    assert (reserved.spec.gpu_type, reserved.gpu_type) == ("", "V100")
     promised = answer(history, submit("q", gpu_type="P100", deadline_s=reserved.deadline_s + 500.0))
     assert promised.gpu_type == "P100"
 

@@ -70,6 +70,7 @@ def test_where_no_type_keeps_the_deadline_the_earliest_offer_counts() -> None:
     rejected = answer(history, submit("a", **due_in(20.0)))
     assert (rejected.reason, rejected.gpu_type) == ("deadline", "")
     assert rejected.explanation.startswith("on V100: 100 iterations in 20 s")
+    assert rejected.explanation.endswith("a deadline in 28 s would be met; on P100 one in 53 s")
     alone = answer(two_types(), submit("a", gpu_type="V100", **due_in(20.0)))
     assert rejected.earliest_deadline_s == alone.earliest_deadline_s
     taken = submit("b", deadline_s=rejected.earliest_deadline_s)
