@@ -9,8 +9,9 @@ from tests.support.two_types import answer, due_in, two_types
 
 
 def text(shown: RenderableType) -> list[list[str]]:
-    with console().capture() as capture:
-        console().print(shown)
+    screen = console()
+    with screen.capture() as capture:
+        screen.print(shown)
     return [line.split() for line in capture.get().splitlines()]
 
 
