@@ -14,6 +14,7 @@ from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.messages.event_summary import memory_in_words
+from elasticflow.shared.state.node_speeds import slower_node_in_words
 
 
 def jobs(
@@ -148,6 +149,8 @@ def nodes(
         print_json(list(views))
     elif views:
         say(nodes_table(views, now_s))
+        for line in slower_lines(views):
+            say_line(line, "yellow")
     else:
         say_line("no nodes yet (`python -m elasticflow.services.executor` on a machine adds it)")
 
@@ -160,6 +163,15 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
         _PADDING: any(view.num_padding_gpus for view in views),
     }
     return table_of((column for column in _NODE_COLUMNS if has_value.get(column, True)), views, now_s)
+
+
+def slower_lines(views: tuple[NodeView, ...]) -> list[str]:
+    """The nodes whose type is probably wrong."""
+    return [
+        slower_node_in_words(view.node_id, view.gpu_type, view.slower_than_type)
+        for view in views
+        if view.alive and view.slower_than_type
+    ]
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:

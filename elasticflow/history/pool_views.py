@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elasticflow.history.load_views import padding_gpus
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.state.gpu_types import part_of_type, spec_on, type_name
-from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.node_speeds import slower_nodes
 from elasticflow.shared.state.pool import PoolState, largest_level
 
 LOST_LATELY_S = 3_600.0
@@ -56,7 +57,8 @@ class JobView:
 class NodeView:
     """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
     slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
-    gpu_memory_bytes: of each GPU; 0 if unknown."""
+    gpu_memory_bytes: of each GPU; 0 if unknown. slower_than_type: by which part it is slower than other nodes of its
+    type; 0.0 if it is not, or if too few jobs show it."""
 
     node_id: str
     alive: bool
@@ -69,6 +71,7 @@ class NodeView:
     num_padding_gpus: int = 0
     gpu_type: str = ""
     gpu_memory_bytes: int = 0
+    slower_than_type: float = 0.0
 
     @property
     def num_free_gpus(self) -> int:
@@ -160,6 +163,7 @@ def _by_age(job: Job) -> tuple[float, str]:
 def node_views(state: PoolState) -> tuple[NodeView, ...]:
     """All nodes, by node id."""
     num_padding_gpus = Counter(gpu.node_id for gpu in padding_gpus(state))
+    slower = slower_nodes(state)
     holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
     return tuple(
         NodeView(
@@ -174,20 +178,9 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             num_padding_gpus=num_padding_gpus[node.node_id],
             gpu_type=node.gpu_type,
             gpu_memory_bytes=node.gpu_memory_bytes,
+            slower_than_type=slower.get(node.node_id, 0.0),
         )
         for _, node in sorted(state.nodes.items())
-    )
-
-
-def padding_gpus(state: PoolState) -> frozenset[GpuId]:
-    """The idle GPUs that padding loads may use; none without a live load."""
-    if not any(load.live for load in state.loads.values()):
-        return frozenset()
-    return frozenset(
-        GpuId(node_id, gpu_index)
-        for node_id, since_s_G in state.idle_since_s.items()
-        for gpu_index, since_s in enumerate(since_s_G)
-        if since_s < CARRIES_A_JOB
     )
 
 

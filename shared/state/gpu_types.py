@@ -17,8 +17,9 @@ from immutables import Map
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import Demand, NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
+from elasticflow.shared.state.pool import NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
 
 
 def type_name(state: PoolState, recorded: str) -> str:

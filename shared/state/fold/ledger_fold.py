@@ -46,6 +46,7 @@ from elasticflow.shared.state.fold.workers import (
     workers_stopped,
 )
 from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.node_speeds import with_speed_on_node
 from elasticflow.shared.state.pool import PoolState
 
 FOLD = 19  # raise it when the same messages fold to another state: older snapshots are then not read
@@ -208,7 +209,10 @@ def _of_a_job(
             return with_job(with_start_cost(state, job, event), generation_started(state, job, event))
         case events.JobProgressed():
             after = progressed(job, event)
-            return state if after is job else with_speed_ratio(with_job(state, after), after, event, sequence)
+            if after is job:
+                return state
+            state = with_speed_on_node(with_job(state, after), after, event)
+            return with_speed_ratio(state, after, event, sequence)
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state
