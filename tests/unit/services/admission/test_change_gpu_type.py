@@ -13,8 +13,10 @@ from elasticflow.shared.messages.share_schedule import ShareSegment, segments
 from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.simulator.verification.certificate_checker import Checker
+from elasticflow.simulator.verification.certificates import CertifiedJob, Held, Level, Promise, PromiseCertificate
 from tests.support.histories import LINEAR, NOW_S, History, best_effort, submit
-from tests.support.two_types import answer, due_in, two_types, type_of
+from tests.support.two_types import SLOWER, answer, due_in, two_types, type_of
 from tests.support.worker_events import joined, lost
 
 SOON_S = NOW_S + 20.0
@@ -87,17 +89,24 @@ def test_a_promise_that_no_type_keeps_stays_and_says_why() -> None:
     assert history.state.live_jobs["a"].at_risk
 
 
-def test_no_promise_of_the_other_type_is_broken_for_it() -> None:
+def test_an_independent_checker_finds_the_schedules_of_the_other_type_right() -> None:
     history = of_fast_type("a")
     answer(history, submit("there", gpu_type="P100", max_iterations=780, **due_in(450.0)))
-    kept = answer(without_fast_type(history, "a"), now_s=SOON_S)
-    assert isinstance(kept, events.GpuTypeChanged)
-    there = schedule_of(history.state.live_jobs["there"])
-    assert there[-1].end_s <= NOW_S + 450.0
-    mine = schedule_of(history.state.live_jobs["a"])
-    for instant_s in range(0, 500, 5):
-        held = sum(s.num_gpus for s in (*there, *mine) if s.start_s <= NOW_S + instant_s < s.end_s)
-        assert held <= 4
+    assert isinstance(answer(without_fast_type(history, "a"), now_s=SOON_S), events.GpuTypeChanged)
+    promises = (promise(history, "there", 780.0), promise(history, "a", 100.0))
+    certificate = PromiseCertificate(now_s=SOON_S, num_gpus=4, promises=promises, ended=())
+    assert Checker().check_promises(certificate) == []
+
+
+def promise(history: History, job_id: str, remaining_iterations: float) -> Promise:
+    """That of a job on P100 as an independent checker sees it."""
+    job = history.state.live_jobs[job_id]
+    assert job.deadline_s is not None
+    levels = tuple(Level(num_gpus, rate, 2.0) for num_gpus, rate in SLOWER.items())
+    certified = CertifiedJob(
+        job_id=job_id, remaining_iterations=remaining_iterations, deadline_s=job.deadline_s, levels=levels
+    )
+    return Promise(job=certified, schedule=tuple(map(Held._make, schedule_of(job))))
 
 
 def test_the_reserve_of_the_other_type_serves_promises_that_move_there() -> None:
