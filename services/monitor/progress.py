@@ -4,7 +4,8 @@
 from elasticflow.services.monitor.model import Progress
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 REPORT_EVERY_S = 2.0  # progress of one job
 SETTLED_S = 5.0  # a generation's speed counts after so long

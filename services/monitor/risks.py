@@ -8,10 +8,12 @@ import math
 
 from elasticflow.services.monitor.interpolated_throughput import is_in_time
 from elasticflow.services.monitor.model import State, reports_progress
-from elasticflow.shared.messages.events import JobAtRisk, JobFailed
+from elasticflow.shared.messages.events import JobAtRisk, JobFailed, ProfilingFailed
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, planned_deadline_s, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.jobs import may_report_end
+from elasticflow.shared.state.gpu_types import failed_on_type
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
@@ -20,18 +22,23 @@ STALLED_S = 30.0  # without an iteration: at risk
 STALLED_STEPS = 10.0  # or the time of so many steps, whichever is longer
 
 
-def failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | None:
+def failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed | None:
     """A job without progress for longer than the pool tolerates has failed. (The executor reports repeated crashes.)"""
-    if not job.gpus or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s:
+    if (
+        not job.gpus
+        or not may_report_end(job, job.generation)
+        or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s
+    ):
         return None
     error = _stall_error(state, job, now_s)
-    return JobFailed(
+    failed = JobFailed(
         job_id=job.job_id,
         generation=job.generation,
         error=error,
         progressed_at_s=job.progressed_at_s,
         at_s=now_s,
     )
+    return failed_on_type(state.pool, job, failed)
 
 
 def _stall_error(state: State, job: Job, now_s: float) -> str:

@@ -5,11 +5,12 @@ curves that were measured there (docs/adr/0047).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from elasticflow.services.admission.commands.admit_or_reject import admit_or_reject
 from elasticflow.services.admission.commands.submission import Submission, on_type
+from elasticflow.services.admission.rejection.text import why_not_elsewhere
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobRejected
@@ -57,15 +58,20 @@ def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str,
         if isinstance(event, JobAdmitted | JobRejected) and event.least_gpu_seconds
     }
     answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
-    if isinstance(answer, JobAdmitted) or not others:
+    if isinstance(answer, JobAdmitted):
         return answer
-    elsewhere_too = (
-        f"; on {type_name(sessions.state, gpu_type)} {_offered(event)}"
-        for gpu_type, event in others.items()
-        if isinstance(event, JobRejected) and event.reason in ("deadline", "price")
-    )
-    explanation = f"on {type_name(sessions.state, chosen)}: {answer.explanation}{''.join(elsewhere_too)}"
+    why_not = (*_offered_elsewhere(sessions, others), *why_not_elsewhere(sessions.state, submission.spec))
+    if not others and not why_not:
+        return answer
+    explanation = "; ".join((f"on {type_name(sessions.state, chosen)}: {answer.explanation}", *why_not))
     return replace(answer, explanation=explanation)
+
+
+def _offered_elsewhere(sessions: SessionsByType, others: Mapping[str, AdmissionEvent]) -> Iterator[str]:
+    """The earliest deadline on each of the types that are not chosen."""
+    for gpu_type, event in others.items():
+        if isinstance(event, JobRejected) and event.reason in ("deadline", "price"):
+            yield f"on {type_name(sessions.state, gpu_type)} {_offered(event)}"
 
 
 def _offered(event: JobRejected) -> str:

@@ -25,9 +25,10 @@ from elasticflow.shared.scheduling.admission.admission_pricing import Submitted,
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
 from elasticflow.shared.state.fold.admission import is_resubmission
 from elasticflow.shared.state.fold.profiles import with_range
-from elasticflow.shared.state.gpu_types import accepted_types, possible_types, spec_on
+from elasticflow.shared.state.gpu_types import accepted_types, large_enough_types, possible_types, spec_on
 from elasticflow.shared.state.idempotent_replies import is_submission_of
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 
 def in_order(sessions: SessionsByType, commands: Sequence[SubmitJob]) -> tuple[SessionsByType, Sequence[SubmitJob]]:
@@ -75,10 +76,10 @@ def submit(sessions: SessionsByType, command: SubmitJob | ProfileJob) -> Session
     if isinstance(command, SubmitJob) and (taken := take(sessions, command)) is not None:
         return taken
     possible = possible_types(whole.state, command.spec)
-    if whole.state.num_gpus and not possible:
+    if whole.state.num_gpus and not large_enough_types(whole.state, command.spec):
         why = why_no_type(whole.state, command.spec)
         return sessions.after_whole(rejected(whole, submission, "unrunnable", why))
-    if not possible or not _is_profiled(sessions, submission, possible):
+    if not possible or _profiled(sessions, submission, possible) != possible:
         return sessions.after_whole(profile_requested(whole, submission))
     return decide_on_types(sessions, submission, possible)
 
@@ -107,28 +108,41 @@ def _is_reserved_by_another(whole: AdmissionSession, submission: Submission) -> 
 
 
 def decide_waiting(sessions: SessionsByType, job: Job) -> SessionsByType:
-    """Decide on a job that waits for its profiles or for GPUs, once these are there or the deadline is past."""
+    """Decide on a job that waits for its profiles, or for GPUs.
+
+    It waits for all types, except for one on which no GPU can be lent to its profiling run now: a later job of the
+    profile is measured there. A user who asks for the profile alone waits for that type as well.
+    """
     whole, submission = sessions.whole, waiting_submission(job)
     state, spec = whole.state, submission.spec
     possible = possible_types(state, spec)
-    types = possible or accepted_types(state, spec)  # without GPUs it still waits for the first node
-    if not state.num_gpus or not types or not _is_profiled(sessions, submission, types):
+    types = possible or accepted_types(state, spec)  # none may have enough GPUs now
+    profiled = _profiled(sessions, submission, types)
+    may_skip = bool(possible) and not submission.profile_only and _lacks_gpus(state, job, profiled)
+    if not state.num_gpus or not profiled or not (profiled == types or may_skip):
         return sessions.after_whole(_reject_late(whole, submission))
-    if problems := size_problems(state, spec_on(state, spec, types[0])):
+    if problems := size_problems(state, spec_on(state, spec, profiled[0])):
         return sessions.after_whole(rejected(whole, submission, "invalid", "; ".join(problems)))
     if not possible:
         return sessions.after_whole(rejected(whole, submission, "unrunnable", why_no_type(state, spec)))
-    return decide_on_types(sessions, submission, possible)
+    return decide_on_types(sessions, submission, profiled)
 
 
-def _is_profiled(sessions: SessionsByType, submission: Submission, types: Sequence[str]) -> bool:
-    """Whether its speed is known on each of these types."""
-    return all(
-        profile_known(
+def _profiled(sessions: SessionsByType, submission: Submission, types: list[str]) -> list[str]:
+    """Those of these types on which its speed is known."""
+    return [
+        gpu_type
+        for gpu_type in types
+        if profile_known(
             sessions.ready(gpu_type, submission.spec).state, on_type(sessions.state, submission, gpu_type).spec
         )
-        for gpu_type in types
-    )
+    ]
+
+
+def _lacks_gpus(state: PoolState, job: Job, profiled: list[str]) -> bool:
+    """The allocator knows of the job, and has no GPU for its profiling run on the type that is next."""
+    is_next = spec_of(job).gpu_type not in profiled
+    return is_next and not job.num_gpus and state.allocation_based_on >= job.decided_sequence
 
 
 def _reject_late(whole: AdmissionSession, submission: Submission) -> AdmissionSession:

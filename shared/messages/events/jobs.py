@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from elasticflow.shared.messages.events.profiles import ProfilingFailed, ThroughputMeasured
 from elasticflow.shared.messages.limits import (
     BatchSize,
     FewItems,
@@ -184,21 +185,6 @@ class JobFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputMeasured:
-    """The throughput of a profile on num_gpus. From the executor (in a profiling run) or the monitor (in training)."""
-
-    VERSION: ClassVar[int] = 1
-    profile_key: Name
-    num_gpus: NumGpus
-    iterations_per_s: Rate
-    dataset_size: Iterations | None = None  # samples; known after a profiling run
-    job_id: Token
-    generation: Generation
-    source: Literal["profile", "training"]
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:
     """At its measured speed the job would miss its deadline. From the monitor.
 
@@ -227,6 +213,7 @@ JobEvent = (
     | CheckpointFailed
     | JobFinished
     | JobFailed
+    | ProfilingFailed
     | ThroughputMeasured
     | JobAtRisk
 )

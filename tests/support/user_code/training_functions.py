@@ -71,6 +71,35 @@ class Points(ElasticJob):
         return []
 
 
+class EvaluatesInParts(Points):
+    evaluate_every = 5
+    evaluates_in_parts = True
+
+    def evaluate_part(self, model, part, num_parts):
+        data = self.init_dataset()
+        _, points, targets = self.collate([data[i] for i in range(part, len(data), num_parts)])
+        return {"squares": nn.functional.mse_loss(model(points), targets, reduction="sum"), "samples": len(points)}
+
+    def metrics_of_sums(self, sums):
+        return {"error": sums["squares"] / sums["samples"], "samples": sums["samples"]}
+
+
+class Scaled(Points):
+    """hyperparameters: scales: whether its scaler does anything."""
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        torch.amp.GradScaler("cpu", enabled=self.hyperparameters["scales"]).scale(loss).backward()
+        optimizer.step()
+        return loss
+
+
+class ScaledAndFast(Scaled):
+    reproducible = "fast"
+
+
 class TooBig(Points):
     """hyperparameters: fits: the most samples that its memory holds at once."""
 
@@ -170,6 +199,15 @@ class Scheduled(Points):
 
 class Fast(Points):
     reproducible = "fast"
+
+
+class NeedsTwoSamples(Fast):
+    """As a batch normalization does."""
+
+    def train(self, batch, model, optimizer):
+        if len(batch[0]) < 2:
+            raise ValueError("expected more than 1 value per channel")
+        return super().train(batch, model, optimizer)
 
 
 class WithAnUnusedLayer(nn.Linear):

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
@@ -29,14 +28,15 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
+from elasticflow.services.executor.worker.steps.evaluation import Evaluation
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
-from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.step_agreement import (
     Agreement,
     GenerationMembers,
     fingerprint,
     require_same_state,
 )
+from elasticflow.services.executor.worker.steps.step_engine import StepEngine
 from elasticflow.services.executor.worker.steps.stragglers import StragglerDetector
 from elasticflow.services.executor.worker.steps.training_function import (
     TrainingFunction,
@@ -44,19 +44,6 @@ from elasticflow.services.executor.worker.steps.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch, VirtualNodes
-
-
-class StepEngine(Protocol):
-    """Combines this worker's calls of train() to one step of the whole job: `BitwiseSteps` or `FastSteps`."""
-
-    model: nn.Module  # as the user's train() receives it
-    computed: tuple[MicroBatch, ...]  # one call for each
-
-    def close(self) -> None: ...
-    def roll_back(self) -> None: ...
-    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
-    def changed_buffers(self) -> list[list[float]]: ...
-    def combine_buffers(self, changed: Sequence[int]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -75,12 +62,14 @@ class Trainer(JobState):
     checkpoints: CheckpointStore | None = None  # rank 0's; None on other ranks and in a profiling run
     engine: StepEngine = field(init=False)
     _boundary: StepBoundary = field(init=False)
+    _evaluation: Evaluation = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
     _has_agreed_on_names: bool = False  # in this generation
 
     def __post_init__(self) -> None:
         self._boundary = StepBoundary(self.optimizer, lambda: self.members.check_received())
+        self._evaluation = Evaluation(self.function, self.model, self.spec.seed, self.telemetry.progressed)
         self.engine = self.make_engine(self.members)
 
     @property
@@ -205,19 +194,18 @@ class Trainer(JobState):
         return every > 0 and self.iteration > 0 and self.iteration % every == 0 and not self._is_evaluated
 
     def evaluate(self) -> None:
-        """Rank 0 evaluates and broadcasts the result, so that all workers meet a condition at the same step."""
-        if self.is_rank_0:
-            self.evaluate_here()
-        self.metrics = self.members.from_rank_0(self.metrics)
+        """All workers get the same metrics, so that all meet a condition at the same step."""
+        self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
+        self.cpu_throttle.sleep_off_excess()
         self._is_evaluated = True
 
-    def evaluate_here(self) -> None:
-        self.model.eval()
-        seed_generators(seed_of(self.spec.seed, Phase.EVALUATE, iteration=self.iteration))
-        with in_users_code(f"in evaluate after iteration {self.iteration}"), torch.no_grad():
-            measured = self.function.evaluate(self.model)
-            self.metrics |= {str(name): float(value) for name, value in measured.items()}
-        self.cpu_throttle.sleep_off_excess()
+    def evaluate_finally(self) -> None:
+        """After the last step. Rank 0 evaluates when its peers have left, unless it needs them."""
+        if self.function.evaluates_in_parts:
+            self.evaluate()
+        self.members.leave()
+        if self.checkpoints and not self.function.evaluates_in_parts:
+            self.metrics |= self._evaluation.here(self.iteration)
 
     # --- generations ---
 
@@ -229,6 +217,7 @@ class Trainer(JobState):
         # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
         self._is_evaluated = self._has_agreed_on_names = False
         self._stragglers = StragglerDetector(gpu_types_by_rank)
+        self.cpu_throttle.restart()
         self.telemetry.training_began(self.iteration)
 
     def switch(self, specification: RendezvousSpecification, result: RendezvousResult) -> StateTransfer:
@@ -250,11 +239,20 @@ class Trainer(JobState):
             self.load_state(transfer.state)
         release_later(self.members.group, result.transfer_group)  # closing may take a while
         if specification.stays:
-            self.members = GenerationMembers(result.training_group, self._virtual_nodes_in(specification))
-            self.engine.close()
-            self.engine = self.make_engine(self.members)
+            self._join(GenerationMembers(result.training_group, self._virtual_nodes_in(specification)))
             self.begin_generation(specification.generation, specification.gpu_types_by_rank)
         return transfer
+
+    def begin_again(self, members: GenerationMembers) -> None:
+        """From iteration 0 on with other members and the present weights, to measure."""
+        self._join(members)
+        self.iteration = 0
+        self.telemetry.training_began(0)
+
+    def _join(self, members: GenerationMembers) -> None:
+        self.members = members
+        self.engine.close()
+        self.engine = self.make_engine(members)
 
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
         return virtual_nodes_of(

@@ -398,6 +398,16 @@ def test_a_job_without_progress_fails_after_the_stall_timeout() -> None:
     assert told(monitor.hears_for(NOW_S + 60.5, NOW_S + 70.0, beat(report("a", 0))), events.JobFailed)
 
 
+def test_an_evaluation_that_moves_on_is_progress() -> None:
+    monitor = Monitor(running("a", stall_timeout_s=60.0))
+    evaluating = beat(report("a", 9, seconds_since_progress=1.0))
+    assert told(monitor.hears_for(NOW_S, NOW_S + 300.0, evaluating), events.JobFailed) == []
+    for silent_s in (beats * BEAT_S for beats in range(int(70 / BEAT_S))):
+        hangs = beat(report("a", 9, seconds_since_progress=silent_s))
+        failed = told(monitor.hears(NOW_S + 300.0 + silent_s, hangs), events.JobFailed)
+        assert bool(failed) == (silent_s == 60.0 + BEAT_S)
+
+
 def test_a_stalled_job_fails_with_its_number_of_iterations() -> None:
     monitor = Monitor(running("a", stall_timeout_s=60.0))
     (failed,) = told(monitor.hears_for(NOW_S, NOW_S + 61.0, beat(report("a", 9))), events.JobFailed)
