@@ -18,6 +18,7 @@ from elasticflow.cli import (
     map_function,
     pool,
     profile,
+    quote,
     replay,
     results,
     submit,
@@ -126,7 +127,7 @@ def _add(*commands: Callable[..., None]) -> None:
 
 
 _add(up.up, pool.down, pool.configure)
-_add(submit.submit, submit.quote, profile.profile, train.train)
+_add(submit.submit, quote.quote, profile.profile, train.train)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
 _add(map_function.map, results.results, loads.loads, suits.suits)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)

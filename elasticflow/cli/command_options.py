@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -108,6 +109,9 @@ def run_at(endpoint: Endpoint, call: Callable[[Client], Awaitable[T]], *, tenant
     return asyncio.run(connected())
 
 
+_SIZE = re.compile(r"(\d+)([KMGT]i)?B?")
+
+
 class ClassName(StrEnum):
     """Job classes as a command line spells them."""
 
@@ -131,6 +135,7 @@ class SubmissionOptions:
     settings: tuple[str, ...] = ()
     gpus: str = ""
     gpu_type: str = ""
+    gpu_memory: str = ""
     job_class: ClassName | None = None
     name: str = ""
     quote: str = ""  # id of a reserved quote that this submission takes
@@ -147,6 +152,7 @@ class SubmissionOptions:
             "--iterations": self.iterations,
             "--gpus": self.gpus,
             "--gpu-type": self.gpu_type,
+            "--gpu-memory": self.gpu_memory,
             "--class": self.job_class,
             "--name": self.name,
             "--quote": self.quote,
@@ -182,6 +188,8 @@ class SubmissionOptions:
             job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)
         if self.gpu_type:
             job.set_gpus(gpu_type=self.gpu_type)
+        if self.gpu_memory:
+            job.set_gpus(gpu_memory_bytes=size_of(self.gpu_memory, "--gpu-memory"))
         return job.term_condition(max_iterations=self.iterations)
 
 
@@ -199,6 +207,14 @@ def duration_of(text: str, option: str) -> float | None:
         return seconds_of(text) if text else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def size_of(text: str, option: str) -> int:
+    """Bytes of "512MiB", "8Gi" or "0"."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write 512MiB or 8GiB", param_hint=option)
+    return int(found[1]) << 10 * ("KMGT".index(found[2][0]) + 1 if found[2] else 0)
 
 
 def parse_gpus(text: str) -> tuple[int | None, int | None]:

@@ -96,7 +96,7 @@ def show_reserved(answer: QuoteReserved | QuoteRejected, options: SubmissionOpti
         return
     say_line(f"reserved  {answer.job_id} for {duration_in_words(answer.until_s - answer.at_s)}", "green")
     say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
-    on_type = f" of type {answer.spec.gpu_type}" if answer.spec.gpu_type else ""
+    on_type = f" of type {answer.gpu_type}" if answer.gpu_type else ""
     say_line(f"  needs     {answer.gpu_seconds:.0f} GPU-seconds{on_type}")
     say_line(f"  take it   {replace(options, quote=answer.job_id).command()}")
 

@@ -32,10 +32,14 @@ GpuType = Annotated[
     str,
     typer.Option(
         "--gpu-type",
-        metavar="TYPE",
+        metavar="TYPE[,TYPE...]",
         show_default=False,
-        help="Of all its GPUs, as `eflow nodes` shows it. Default: the pool decides.",
+        help="Of all its GPUs, as `eflow nodes` shows it; of several the pool chooses. Default: any.",
     ),
+]
+GpuMemory = Annotated[
+    str,
+    typer.Option("--gpu-memory", metavar="SIZE", help="Of each GPU, at least: 512MiB, 8GiB. Default: any."),
 ]
 Torchrun = Annotated[
     bool,

@@ -13,6 +13,8 @@ from elasticflow.client.client import Client
 from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.shared.messages.event_summary import memory_in_words
+from elasticflow.shared.state.node_speeds import slower_node_in_words
 
 
 def jobs(
@@ -147,6 +149,8 @@ def nodes(
         print_json(list(views))
     elif views:
         say(nodes_table(views, now_s))
+        for line in slower_lines(views):
+            say_line(line, "yellow")
     else:
         say_line("no nodes yet (`python -m elasticflow.services.executor` on a machine adds it)")
 
@@ -159,6 +163,15 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
         _PADDING: any(view.num_padding_gpus for view in views),
     }
     return table_of((column for column in _NODE_COLUMNS if has_value.get(column, True)), views, now_s)
+
+
+def slower_lines(views: tuple[NodeView, ...]) -> list[str]:
+    """The nodes whose type is probably wrong."""
+    return [
+        slower_node_in_words(view.node_id, view.gpu_type, view.slower_than_type)
+        for view in views
+        if view.alive and view.slower_than_type
+    ]
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:
@@ -182,14 +195,9 @@ def gpu_cells(view: NodeView) -> Text:
     return Text("").join(Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs)
 
 
-def memory_word(memory_bytes: int) -> str:
-    """As "79.6 GiB"; "-" if unknown."""
-    return f"{memory_bytes / 2**30:.3g} GiB" if memory_bytes else "-"
-
-
 _TYPE: Column[NodeView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-")
 _MEMORY: Column[NodeView] = Column(
-    name="MEMORY", cell=lambda view, _: memory_word(view.gpu_memory_bytes), right=True, in_narrow=False
+    name="MEMORY", cell=lambda view, _: memory_in_words(view.gpu_memory_bytes) or "-", right=True, in_narrow=False
 )
 _PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
 _NODE_COLUMNS: tuple[Column[NodeView], ...] = (

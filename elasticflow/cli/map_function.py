@@ -1,14 +1,13 @@
 """`eflow map`: one function on each line of a file, as tasks of a padding load."""
 
 import json
-import re
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant, duration_of, run_at
+from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant, duration_of, run_at, size_of
 from elasticflow.cli.result_output import KeepGoing, Out, PickleDir, WithIndices, result_output
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
@@ -22,7 +21,6 @@ from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.load_spec import LoadSpec
 
 _STDIN = "-"
-_SIZE = re.compile(r"(\d+)([KMGT]i)?B?")
 
 
 def map(
@@ -78,7 +76,7 @@ def map(
         code_digest=code.code_digest if code is not None else "",
         task_s=duration_of(task, "--task") or 0.0,
         overhead_s=duration_of(overhead, "--overhead") or 0.0,
-        memory_bytes=parse_size(memory),
+        memory_bytes=size_of(memory, "--memory"),
         gpu_type=gpu_type,
         task_timeout_s=duration_of(timeout, "--timeout") or 0.0,
         max_attempts=attempts,
@@ -148,10 +146,3 @@ def _show_sent(sent: SentLoad, *, as_json: bool) -> None:
             f"have {MAX_STORED_BYTES >> 20} MiB; map the others after `eflow results {sent.load_id}`"
         )
         raise typer.Exit(1)
-
-
-def parse_size(text: str) -> int:
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a size; write 512MiB or 8GiB", param_hint="--memory")
-    return int(found[1]) << 10 * ("KMGT".index(found[2][0]) + 1 if found[2] else 0)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run
-from elasticflow.cli.job_options import Arguments, Batch, Gpus, GpuType, Settings
+from elasticflow.cli.job_options import Arguments, Batch, GpuMemory, Gpus, GpuType, Settings
 from elasticflow.cli.profile_output import show_profile, show_types
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.client.client import Client
@@ -34,6 +34,7 @@ def profile(
     setting: Settings = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
+    gpu_memory: GpuMemory = "",
     by_type: Annotated[
         bool,
         typer.Option("--types", help="Show the steps of one GPU of each type, and the best split over several types."),
@@ -80,6 +81,7 @@ def profile(
             settings=tuple(setting or ()),
             gpus=gpus,
             gpu_type=gpu_type,
+            gpu_memory=gpu_memory,
         )
         job, code = load(target, options.arguments)
         ready = profilable(with_code(quotable(options.apply(job)), code))

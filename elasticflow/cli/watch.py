@@ -134,7 +134,14 @@ def picture(state: PoolState, now_s: float) -> Group:
 def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now_s: float) -> Iterator[str]:
     """A line for each job that has changed. seen: what each job looked like at the last call; updated here."""
     for view in views:
-        mark = (view.activity, view.num_gpus, view.generation, view.at_risk, int(view.progress * _STEPS))
+        mark = (
+            view.activity,
+            view.num_gpus,
+            view.gpu_type,
+            view.generation,
+            view.at_risk,
+            int(view.progress * _STEPS),
+        )
         if seen.get(view.job_id) != mark:
             seen[view.job_id] = mark
             yield change_line(view, now_s)
@@ -144,7 +151,7 @@ def change_line(view: JobView, now_s: float) -> str:
     """ "18:03:01  digits  running  4 GPUs  120/300  12.3/s  finish in 15.2s  margin 40.1s"."""
     words = [clock_time(view.ended_at_s or now_s), view.job_id, view.activity]
     if view.num_gpus:
-        words.append(gpus_counted(view.num_gpus))
+        words.append(gpus_counted(view.num_gpus, view.gpu_type))
     if view.max_iterations:
         words.append(f"{view.iteration}/{view.max_iterations}")
     if view.iterations_per_s:

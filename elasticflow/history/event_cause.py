@@ -33,6 +33,8 @@ def cause_in_words(event: Event, job_id: str) -> str:
             return f"{name(event.job_id)} was limited to {limits_in_words(event, event.at_s)}"
         case events.GpuLimitsCleared():
             return f"{whose(event.job_id)} GPU limits were cleared"
+        case events.GpuTypeChanged():
+            return f"{name(event.job_id)} moved to another GPU type"
         case events.QuoteReserved():
             return f"a quote is reserved for {name(event.job_id)}"
         case events.JobAtRisk():

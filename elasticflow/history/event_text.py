@@ -57,6 +57,10 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return f"the request to scale it was rejected: {event.explanation}"
         case events.GpuLimitsCleared():
             return f"its GPU limits were cleared: {event.reason}"
+        case events.GpuTypeChanged():
+            return _type_changed(event, state)
+        case events.GpuTypeKept():
+            return f"it stays on GPUs of its type: {event.explanation}"
         case events.CheckpointRequested():
             return "a checkpoint was requested"
         case events.CheckpointWritten():
@@ -88,6 +92,12 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return _finished(event, new)
         case _:
             return ""
+
+
+def _type_changed(event: events.GpuTypeChanged, state: PoolState) -> str:
+    share = event.minimum_satisfactory_share
+    keeps = f": {schedule_in_words(share)} keep its deadline" if share else ""
+    return f"moved to GPUs of type {type_name(state, event.gpu_type)}, because {event.explanation}{keeps}"
 
 
 def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:

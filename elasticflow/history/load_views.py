@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState
 
@@ -70,4 +72,16 @@ def _load_view(load: Load, longest_window_s: float | None, *, has_windows: bool)
         explanation=load.explanation,
         starves=load.live and has_windows and longest_window_s is not None and longest_window_s < least_window_s,
         longest_window_s=longest_window_s,
+    )
+
+
+def padding_gpus(state: PoolState) -> frozenset[GpuId]:
+    """The idle GPUs that padding loads may use; none without a live load."""
+    if not any(load.live for load in state.loads.values()):
+        return frozenset()
+    return frozenset(
+        GpuId(node_id, gpu_index)
+        for node_id, since_s_G in state.idle_since_s.items()
+        for gpu_index, since_s in enumerate(since_s_G)
+        if since_s < CARRIES_A_JOB
     )

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elasticflow.history.load_views import padding_gpus
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.state.gpu_types import type_name
-from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.node_speeds import slower_nodes
 from elasticflow.shared.state.pool import PoolState
 
 LOST_LATELY_S = 3_600.0
@@ -55,7 +56,8 @@ class JobView:
 class NodeView:
     """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
     slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
-    gpu_memory_bytes: of each GPU; 0 if unknown."""
+    gpu_memory_bytes: of each GPU; 0 if unknown. slower_than_type: by which part it is slower than other nodes of its
+    type; 0.0 if it is not, or if too few jobs show it."""
 
     node_id: str
     alive: bool
@@ -68,6 +70,7 @@ class NodeView:
     num_padding_gpus: int = 0
     gpu_type: str = ""
     gpu_memory_bytes: int = 0
+    slower_than_type: float = 0.0
 
     @property
     def num_free_gpus(self) -> int:
@@ -141,12 +144,12 @@ def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[J
     """Jobs in the order of their decisions. ended: include ended jobs."""
     jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
     return tuple(
-        job_view(job, now_s, state.gpu_limits.get(job.job_id), _gpu_type(state, job))
+        job_view(job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job))
         for job in sorted(jobs, key=_by_age)
     )
 
 
-def _gpu_type(state: PoolState, job: Job) -> str:
+def gpu_type_of(state: PoolState, job: Job) -> str:
     """Of the GPUs on which it was admitted, where the pool has several types."""
     is_decided = job.phase not in (Phase.PROFILING, Phase.REJECTED) and len(state.gpu_types) > 1
     return type_name(state, job.spec.gpu_type) if is_decided and job.spec is not None else ""
@@ -159,6 +162,7 @@ def _by_age(job: Job) -> tuple[float, str]:
 def node_views(state: PoolState) -> tuple[NodeView, ...]:
     """All nodes, by node id."""
     num_padding_gpus = Counter(gpu.node_id for gpu in padding_gpus(state))
+    slower = slower_nodes(state)
     holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
     return tuple(
         NodeView(
@@ -173,20 +177,9 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             num_padding_gpus=num_padding_gpus[node.node_id],
             gpu_type=node.gpu_type,
             gpu_memory_bytes=node.gpu_memory_bytes,
+            slower_than_type=slower.get(node.node_id, 0.0),
         )
         for _, node in sorted(state.nodes.items())
-    )
-
-
-def padding_gpus(state: PoolState) -> frozenset[GpuId]:
-    """The idle GPUs that padding loads may use; none without a live load."""
-    if not any(load.live for load in state.loads.values()):
-        return frozenset()
-    return frozenset(
-        GpuId(node_id, gpu_index)
-        for node_id, since_s_G in state.idle_since_s.items()
-        for gpu_index, since_s in enumerate(since_s_G)
-        if since_s < CARRIES_A_JOB
     )
 
 

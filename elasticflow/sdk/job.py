@@ -9,22 +9,13 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition, Scalar
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
-
-Condition = tuple[Literal["<=", ">="], float]
-
-
-class InvalidJob(ValueError):
-    """The job cannot be submitted. problems: one line for each wrong field."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
 
 
 class ElasticJob:
@@ -62,7 +53,8 @@ class ElasticJob:
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
-    gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it; "": the pool decides
+    gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it, or several: "A100,V100"; "": the pool decides
+    gpu_memory_bytes: int = 0  # that each GPU has at least; 0: any
 
     evaluate_every: ClassVar[int] = 0  # iterations between two evaluations; 0: only at the end
     evaluates_in_parts: ClassVar[bool] = False  # on all workers, by evaluate_part instead of evaluate
@@ -185,10 +177,10 @@ class ElasticJob:
         """
         if (deadline is None) == (within is None):
             raise InvalidJob("deadline: give either a datetime or within=...")
-        self._deadline_s = timestamp_of(deadline) if isinstance(deadline, datetime) else _as_float(deadline)
+        self._deadline_s = timestamp_of(deadline) if isinstance(deadline, datetime) else as_float(deadline)
         try:
             is_parsed = isinstance(within, timedelta | str)
-            self._deadline_in_s = seconds_of(within) if is_parsed else _as_float(within)
+            self._deadline_in_s = seconds_of(within) if is_parsed else as_float(within)
         except ValueError as error:
             raise InvalidJob(f"deadline: {error}") from None
         return self
@@ -201,15 +193,25 @@ class ElasticJob:
         return self
 
     def set_gpus(
-        self, *, min_gpus: int | None = None, max_gpus: int | None = None, gpu_type: str | None = None
+        self,
+        *,
+        min_gpus: int | None = None,
+        max_gpus: int | None = None,
+        gpu_type: str | None = None,
+        gpu_memory_bytes: int | None = None,
     ) -> Self:
-        """Limit the number of GPUs, powers of two, if the job does not run or converge on others; name their type."""
+        """Limit the number of GPUs, powers of two, if the job does not run or converge on others.
+
+        gpu_type: all of them have this type, or one of these: "A100,V100". gpu_memory_bytes: of each GPU, at least.
+        """
         if min_gpus is not None:
             self.min_gpus = min_gpus
         if max_gpus is not None:
             self.max_gpus = max_gpus
         if gpu_type is not None:
             self.gpu_type = gpu_type
+        if gpu_memory_bytes is not None:
+            self.gpu_memory_bytes = gpu_memory_bytes
         return self
 
     def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
@@ -218,7 +220,7 @@ class ElasticJob:
         training_function: module and class on the nodes; by default those of this class.
         code_digest: SHA-256 of the packaged code (packaging.py), "" if the nodes can import it.
         """
-        settings = dict(self.hyperparameters)
+        settings, (gpu_type, other_gpu_types) = dict(self.hyperparameters), gpu_types_of(self.gpu_type)
         spec = JobSpec(
             training_function=training_function or f"{type(self).__module__}:{type(self).__qualname__}",
             code_digest=code_digest,
@@ -226,7 +228,7 @@ class ElasticJob:
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]
             hyperparameters=settings,
             max_iterations=self.max_iterations,  # pyright: ignore[reportArgumentType]
-            metric_conditions=tuple(_metric_condition(*item) for item in self.metric_conditions.items()),
+            metric_conditions=tuple(metric_condition(*item) for item in self.metric_conditions.items()),
             job_class=self.job_class,  # pyright: ignore[reportArgumentType]
             deadline_s=self._deadline_s,
             deadline_in_s=self._deadline_in_s,
@@ -234,7 +236,9 @@ class ElasticJob:
             description=self.description,
             min_gpus=self.min_gpus,
             max_gpus=self.max_gpus,
-            gpu_type=self.gpu_type,
+            gpu_type=gpu_type,
+            other_gpu_types=other_gpu_types,
+            gpu_memory_bytes=self.gpu_memory_bytes,
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.
@@ -244,17 +248,3 @@ class ElasticJob:
         if problems:
             raise InvalidJob(*problems)
         return spec
-
-
-def _metric_condition(metric: str, condition: Any) -> MetricCondition:
-    try:
-        comparison, value = condition
-    except (TypeError, ValueError) as error:
-        problem = f'metric_conditions.{metric}: must be like (">=", 0.97), not {condition!r:.80}'
-        raise InvalidJob(problem) from error
-    return MetricCondition(metric=metric, comparison=comparison, value=_as_float(value))
-
-
-def _as_float(value: Any) -> Any:
-    """An integer as a float; validation names any other wrong value."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,7 +1,7 @@
 """Admission control: minimum satisfactory shares for all promises, or no promise.
 
-Each command is answered on the session that the earlier ones left (`session`, `commands`); `rejection` words why not
-and makes counteroffers; `quota_rules` limits tenants.
+Each command is answered on the sessions that the earlier ones left, one for each GPU type (`sessions_by_type`,
+`commands`); `rejection` words why not and makes counteroffers; `quota_rules` limits tenants.
 Source: ElasticFlow, section 4.1 and Algorithm 1.
 """
 
@@ -10,11 +10,11 @@ from functools import partial
 from itertools import groupby
 from typing import cast
 
+from elasticflow.services.admission.commands.change_gpu_type import change_gpu_type, jobs_due, next_due_s
 from elasticflow.services.admission.commands.dispatch import answered
 from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits
 from elasticflow.services.admission.commands.submit import decide_waiting, in_order
-from elasticflow.services.admission.decide_by_type import decide_by_type, names_types
-from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import (
     Command,
     ProfileJob,
@@ -37,31 +37,38 @@ from elasticflow.shared.state.pool import PoolState, profiling_jobs
 def decide(
     state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
 ) -> tuple[AdmissionEvent, ...]:
-    """Answer each command on what the earlier ones left; then decide on the jobs that waited."""
+    """Answer each command on what the earlier ones left; then decide on the jobs that waited.
+
+    Before, jobs whose GPU type no longer suffices move.
+    """
     cache = PlanningCache() if cache is None else cache
-    waiting = cache.last(profiling_jobs, state.live_jobs)
-    if names_types(state, commands, waiting):
-        return decide_by_type(state, commands, now_s, cache)
-    session = AdmissionSession.start(state, now_s, cache)
-    for cleared in expired_gpu_limits(state, now_s):
-        session = session.with_event(cleared).replanned()
+    expired, waiting = expired_gpu_limits(state, now_s), cache.last(profiling_jobs, state.live_jobs)
+    due = jobs_due(state, now_s)
+    if not (commands or expired or waiting or due):
+        return ()
+    sessions = SessionsByType.start(state, now_s, cache)
+    for cleared in expired:
+        sessions = sessions.on_job(cleared.job_id, lambda session, event=cleared: session.with_event(event).replanned())
+    for job in due:
+        sessions = change_gpu_type(sessions, job.job_id)
     for kind, group in groupby(commands, key=type):
         together = tuple(group)
         if kind is SubmitJob:
-            session, together = in_order(session, cast(tuple[SubmitJob, ...], together))
+            sessions, together = in_order(sessions, cast(tuple[SubmitJob, ...], together))
         for command in together:
-            session = answered(session, command)
-    for job in session.cache.last(profiling_jobs, session.state.live_jobs):
-        session = decide_waiting(session, job)
-    return session.events
+            sessions = answered(sessions, command)
+    for job in cache.last(profiling_jobs, sessions.state.live_jobs):
+        sessions = decide_waiting(sessions, job)
+    return sessions.whole.events
 
 
 def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:
-    """When the deadline of a job that still waits for a decision passes, or an operator's GPU limits end."""
+    """When the deadline of a job that still waits for a decision passes, an operator's GPU limits end, or a job may
+    need another GPU type."""
     waiting = profiling_jobs(state.live_jobs) if cache is None else cache.last(profiling_jobs, state.live_jobs)
     overdue_s = (job.deadline_s for job in waiting)
     limits_end_s = (limits.until_s for limits in state.gpu_limits.values())
-    return min((at_s for at_s in (*overdue_s, *limits_end_s) if at_s is not None), default=None)
+    return min((at_s for at_s in (*overdue_s, *limits_end_s, next_due_s(state)) if at_s is not None), default=None)
 
 
 def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY, with_cache
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import subjects

@@ -33,9 +33,10 @@ FEW_JOBS = 256  # beside more, a short search makes no trial
 
 @dataclass(frozen=True, kw_only=True)  # not slotted, for `fast_replace`
 class AdmissionSession:
-    """The events of one decision so far, and the pool and the plan that it leaves.
+    """The events of one decision so far on the GPUs of one type, and the pool and the plan that it leaves.
 
-    state: with all events of this decision. planned_state: where the plan started; later promises are in the plan.
+    pool: with all types, over which quotas count. state: the part of it with this type, with all events of this
+    decision. planned_state: where the plan started; later promises are in the plan.
     planned, search, pricing: None until a command needs them, see `with_plan`, `with_search`, `with_pricing`.
     pricing_afterwards: of offers, see `with_pricing_afterwards`.
     submitted: least GPU-seconds and window of the submissions at hand, all of which count as demand; inf: unknown.
@@ -44,6 +45,7 @@ class AdmissionSession:
     `accept` hands the plan's arrays on to the session that it returns; the earlier session must not plan again.
     """
 
+    pool: PoolState
     state: PoolState
     planned_state: PoolState
     now_s: float
@@ -60,10 +62,12 @@ class AdmissionSession:
     changes_reported: bool = False
 
     @staticmethod
-    def start(state: PoolState, now_s: float, cache: PlanningCache | None = None) -> "AdmissionSession":
-        """A session without events."""
+    def start(
+        state: PoolState, now_s: float, cache: PlanningCache | None = None, pool: PoolState | None = None
+    ) -> "AdmissionSession":
+        """A session without events. pool: if the state is only a part of it."""
         cache = PlanningCache() if cache is None else cache
-        return AdmissionSession(state=state, planned_state=state, now_s=now_s, cache=cache)
+        return AdmissionSession(pool=pool or state, state=state, planned_state=state, now_s=now_s, cache=cache)
 
     # --- the next session -----------------------------------------------------------------------------------
 
@@ -146,10 +150,10 @@ class AdmissionSession:
     def propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
         """A way to keep this promise too; None without a search if a job that asks for less was rejected."""
         ready = self.with_search()
-        if ready._is_hopeless(job):
+        if any(job.asks_no_less_than(rejected) for rejected in ready.rejected):
             return ready, None
         proposal = ready.admission_search.propose(job)
-        return (ready._without_space_for(job) if proposal is None else ready), proposal
+        return (fast_replace(ready, rejected=(*ready.rejected, job)) if proposal is None else ready), proposal
 
     def accept(self, proposal: Proposal) -> "tuple[AdmissionSession, dict[str, ShareSchedule]]":
         """Promise it. Also the schedules of other jobs that are no longer those of the ledger, by job."""
@@ -166,12 +170,6 @@ class AdmissionSession:
             changes_reported=True,
         )
         return accepted, replanned
-
-    def _is_hopeless(self, job: SchedulableJob) -> bool:
-        return any(asks_no_less(job, rejected) for rejected in self.rejected)
-
-    def _without_space_for(self, job: SchedulableJob) -> "AdmissionSession":
-        return fast_replace(self, rejected=(*self.rejected, job))
 
     # --- what holds beside this plan ------------------------------------------------------------------------
 
@@ -192,6 +190,11 @@ class AdmissionSession:
         return self.search
 
     @property
+    def known_pricing(self) -> AdmissionPricing:
+        assert self.pricing is not None, "see with_pricing"
+        return self.pricing
+
+    @property
     def quote_reservations(self) -> tuple[QuoteReservation, ...]:
         """Those that the plan keeps."""
         return self.planned_pool.held
@@ -204,24 +207,6 @@ class AdmissionSession:
     def changed_schedules(self) -> dict[str, ShareSchedule]:
         """The schedules with which the plan began that the ledger does not know yet, by job."""
         return {} if self.changes_reported else self.planned_pool.changed_schedules()
-
-    def promised_jobs(self) -> list[SchedulableJob]:
-        """The promised jobs, one by one."""
-        plan, curves = self.plan, self.planned_pool.curves
-        jobs, found = plan.table.jobs, list[SchedulableJob]()
-        for row in map(int, plan.promised):
-            newly = plan.accepted.get(row)
-            found.append(
-                SchedulableJob(
-                    job_id=plan.table.job_ids[row],
-                    curve=newly.curve if newly else curves[row],
-                    remaining_iterations=float(jobs.remaining_J[row]),
-                    deadline_s=float(jobs.deadline_J[row]),
-                    current_num_gpus=int(jobs.held_J[row]),
-                    stalled_until_s=float(jobs.stalled_until_J[row]),
-                )
-            )
-        return found
 
     # --- from when on, at what price ------------------------------------------------------------------------
 
@@ -245,34 +230,19 @@ class AdmissionSession:
 
     def price_limit_gpu_seconds(self, job: SchedulableJob) -> float:
         """GPU-seconds for which a job with such a window is taken; inf if this job is taken."""
-        assert self.pricing is not None, "see with_pricing"
-        return self.pricing.price_limit_gpu_seconds(job)
+        return self.known_pricing.price_limit_gpu_seconds(job)
 
     def most_displaced_within_s(self, job: SchedulableJob) -> tuple[float, float]:
         """When most of the promises that an overpriced job displaces are due: from when until when."""
-        assert self.pricing is not None, "see with_pricing"
-        return self.pricing.most_displaced_within_s(job)
+        return self.known_pricing.most_displaced_within_s(job)
 
     def is_overpriced(self, job: SchedulableJob) -> bool:
         """Whether selective admission keeps the GPUs for other jobs."""
-        if not self.is_selective:
-            return False
-        assert self.pricing is not None, "see with_pricing"
-        return self.pricing.is_overpriced(job)
+        return self.is_selective and self.known_pricing.is_overpriced(job)
 
     def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> PlannedTime | None:
         """The first deadline from this one on at which the job is not overpriced, to `within_s` seconds."""
         if not self.is_selective:
             return PlannedTime(from_s)
-        assert self.pricing is not None, "see with_pricing"
-        first_s = self.pricing.first_affordable_s(job, from_s, within_s)
+        first_s = self.known_pricing.first_affordable_s(job, from_s, within_s)
         return None if first_s is None else PlannedTime(first_s)
-
-
-def asks_no_less(job: SchedulableJob, other: SchedulableJob) -> bool:
-    """Whether `job` has the curve of `other`, no less work, and is due no later."""
-    return (
-        job.curve == other.curve
-        and job.deadline_s <= other.deadline_s
-        and job.remaining_iterations >= other.remaining_iterations
-    )

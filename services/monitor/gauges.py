@@ -4,7 +4,7 @@ from collections import Counter
 
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.scheduling.allocation.idle_gpus import IdleCause, idle_gpus
-from elasticflow.shared.state.pool import PoolState, slow_gpus_at
+from elasticflow.shared.state.pool import PoolState, num_gpus_by_type, slow_gpus_at
 
 MAX_JOBS = 500  # with time series of their own, so that Prometheus keeps a limited number
 IDLE_WINDOW_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_600.0, 14_400.0, 86_400.0)
@@ -20,6 +20,10 @@ class PoolGauges:
         self._nodes = metrics.gauge("ef_nodes_alive", "Nodes whose heartbeats arrive")
         self._gpus = metrics.gauge("ef_gpus", "GPUs of the nodes that are alive")
         self._gpus_used = metrics.gauge("ef_gpus_used", "GPUs that carry a worker")
+        self._of_type = metrics.gauge_by("ef_gpus_by_type", "The same where types differ, by GPU type", "gpu_type")
+        self._used_of_type = metrics.gauge_by(
+            "ef_gpus_used_by_type", "GPUs that carry a worker where types differ, by GPU type", "gpu_type"
+        )
         self._gpus_slow = metrics.gauge("ef_gpus_slow", "GPUs on which a worker was slower than its peers")
         self._gpus_idle = metrics.gauge_by("ef_gpus_idle", "GPUs on which no job is placed, by cause", "cause")
         self._idle_total = metrics.counter_by("ef_idle_gpu_seconds_total", "GPU-seconds without a job", "cause")
@@ -37,6 +41,7 @@ class PoolGauges:
         self._nodes.set(sum(node.alive for node in pool.nodes.values()))
         self._gpus.set(pool.num_gpus)
         self._gpus_used.set(sum(len(job.gpus) for job in live))
+        self._update_types(pool)
         self._gpus_slow.set(len(slow_gpus_at(pool, now_s)))
         self._update_idle(pool, now_s)
         for gauge in (self._jobs, self._num_gpus, self._rate, self._margin):
@@ -50,6 +55,16 @@ class PoolGauges:
                 remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
                 if job.deadline_s is not None:
                     self._margin.set(job.job_id, job.deadline_s - now_s - remaining_s)
+
+    def _update_types(self, pool: PoolState) -> None:
+        by_type = num_gpus_by_type(pool)
+        nodes = (pool.nodes.get(gpu.node_id) for job in pool.live_jobs.values() for gpu in job.gpus)
+        used = Counter(node.gpu_type for node in nodes if node is not None and node.alive)
+        for gauge in (self._of_type, self._used_of_type):
+            gauge.clear()
+        for gpu_type, num_gpus in by_type.items() if len(by_type) > 1 else ():
+            self._of_type.set(gpu_type, num_gpus)
+            self._used_of_type.set(gpu_type, used[gpu_type])
 
     def _update_idle(self, pool: PoolState, now_s: float) -> None:
         idle = idle_gpus(pool)

@@ -41,6 +41,11 @@ def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
     return " ".join(f"{node}:{','.join(map(str, indices))}" for node, indices in by_node.items())
 
 
+def memory_in_words(num_bytes: int) -> str:
+    """The memory of a GPU, as "79.6 GiB"; "" if unknown."""
+    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes else ""
+
+
 def _steps(schedule: ShareSchedule) -> list[str]:
     return [
         f"{s.num_gpus} GPU{'' if s.num_gpus == 1 else 's'} for {s.end_s - s.start_s:.1f} s"

@@ -23,6 +23,8 @@ from elasticflow.shared.messages.limits import (
     GpuType,
     Integer,
     Name,
+    NamedGpuType,
+    NumBytes,
     PositiveDurationS,
     PositiveGpus,
     PositiveIterations,
@@ -95,6 +97,12 @@ class JobSpec:
     min_gpus: PositiveGpus = 1  # the job does not run, or does not converge, on fewer
     max_gpus: PositiveGpus | None = None  # nor on more; equal to min_gpus: an inelastic job
     gpu_type: GpuType = ""  # of all its GPUs; "": the pool decides
+    other_gpu_types: Annotated[tuple[NamedGpuType, ...], FewItems] = ()  # that its user accepts instead of gpu_type
+    gpu_memory_bytes: NumBytes = 0  # that each GPU has at least; 0: any
+
+    def __post_init__(self) -> None:
+        if self.other_gpu_types and not self.gpu_type:
+            raise ValueError("must have a gpu_type if it has other_gpu_types")
 
     @property
     def entry(self) -> str:

@@ -37,6 +37,7 @@ Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_LINE_PATTERN)]
 Rack = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": unknown
 GpuType = Annotated[str, StringConstraints(pattern=GPU_TYPE_PATTERN)]
+NamedGpuType = Annotated[GpuType, Len(min_length=1)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]

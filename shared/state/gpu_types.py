@@ -9,17 +9,27 @@ so an older message means the same as before.
 # pyright: strict
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+
+from immutables import Map
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import Demand, PoolState, num_gpus_by_type, spec_of, with_nodes
+from elasticflow.shared.state.pool import NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
 
 
 def type_name(state: PoolState, recorded: str) -> str:
     """The type as its nodes name it; "" if none does."""
     return recorded or next(iter(state.gpu_types), "")
+
+
+def shown_type(state: PoolState, recorded: str) -> str:
+    """The name of the type where a pool has several; "" in a pool of one type."""
+    return type_name(state, recorded) if len(state.gpu_types) > 1 else ""
 
 
 def as_recorded(state: PoolState, gpu_type: str) -> str:
@@ -30,7 +40,7 @@ def as_recorded(state: PoolState, gpu_type: str) -> str:
 def spec_on(state: PoolState, spec: JobSpec, gpu_type: str) -> JobSpec:
     """The spec of the same job on GPUs of this type. Its profile key names the curve there."""
     recorded = as_recorded(state, gpu_type)
-    return spec if spec.gpu_type == recorded else replace(spec, gpu_type=recorded)
+    return spec if spec.gpu_type == recorded else replace(spec, gpu_type=recorded, other_gpu_types=())
 
 
 def submitted_spec(job: Job) -> JobSpec:
@@ -40,16 +50,38 @@ def submitted_spec(job: Job) -> JobSpec:
 
 def accepts(state: PoolState, spec: JobSpec, recorded: str) -> bool:
     """Whether the user of a submitted spec accepts this type."""
-    return not spec.gpu_type or as_recorded(state, spec.gpu_type) == recorded
+    named = (spec.gpu_type, *spec.other_gpu_types) if spec.gpu_type else ()
+    return not named or any(as_recorded(state, gpu_type) == recorded for gpu_type in named)
 
 
-def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """The types with enough GPUs that the user of a submitted spec accepts, as recorded, the first type first."""
+def accepted_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """The types of the pool that the user of a submitted spec accepts and that have the memory, as recorded, the first
+    type first."""
+    known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
+    return [each for each in known if accepts(state, spec, each) and _has_memory(state, spec, each)]
+
+
+def _has_memory(state: PoolState, spec: JobSpec, recorded: str) -> bool:
+    """Whether each GPU of the type has the memory that the job needs, as far as it is known."""
+    return not spec.gpu_memory_bytes or all(
+        spec.gpu_memory_bytes <= node.gpu_memory_bytes
+        for node in state.nodes.values()
+        if node.alive and node.gpu_memory_bytes and as_recorded(state, node.gpu_type) == recorded
+    )
+
+
+def num_gpus_by_recorded_type(state: PoolState) -> Counter[str]:
+    """GPUs of the nodes that are alive."""
     num_gpus = Counter[str]()
     for gpu_type, count in num_gpus_by_type(state).items():
         num_gpus[as_recorded(state, gpu_type)] += count
-    known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
-    return [each for each in known if accepts(state, spec, each) and num_gpus[each] >= spec.gpu_range.least]
+    return num_gpus
+
+
+def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """Those that have enough GPUs now."""
+    num_gpus = num_gpus_by_recorded_type(state)
+    return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
 
 
 def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
@@ -80,7 +112,8 @@ def parts(state: PoolState) -> dict[str, PoolState]:
 def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
     """The pool with the nodes, jobs, quote reservations and demand of one type only.
 
-    Curves, ended jobs, quotas and loads are those of the whole pool.
+    Curves, ended jobs, quotas and loads are those of the whole pool, and so is the configuration, except that a type
+    reserves one node less than it has at most: the reserve for its only node would be that node.
     """
     if len(state.gpu_types) <= 1:
         return state
@@ -89,6 +122,7 @@ def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
     for node in state.nodes.values():
         if as_recorded(state, node.gpu_type) != recorded:
             del nodes[node.node_id]
+    of_type = nodes.finish()
     live_jobs = state.live_jobs.mutate()
     for job in state.live_jobs.values():
         if spec_of(job).gpu_type != recorded:
@@ -98,8 +132,46 @@ def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
         if quote.spec.gpu_type != recorded:
             del quotes[quote.job_id]
     return fast_replace(
-        with_nodes(state, nodes.finish()),
+        with_nodes(state, of_type),
+        config=_config(state, of_type),
         live_jobs=live_jobs.finish(),
         quote_reservations=quotes.finish(),
-        demand=state.demand_by_type.get(recorded, Demand()) if recorded else state.demand,
+        demand=_demand(state, recorded),
     )
+
+
+def part_after(state: PoolState, part: PoolState, gpu_type: str, job_ids: Iterable[str]) -> PoolState:
+    """The part of a type after decisions that concern these jobs alone, given the part before.
+
+    Decisions change no nodes, so it equals `part_of_type`, in a time that does not grow with the pool.
+    """
+    if len(state.gpu_types) <= 1:
+        return state
+    live_jobs, quotes = part.live_jobs.mutate(), part.quote_reservations.mutate()
+    for job_id in job_ids:
+        job, quote = state.live_jobs.get(job_id), state.quote_reservations.get(job_id)
+        live_jobs.pop(job_id, None)
+        quotes.pop(job_id, None)
+        if job is not None and spec_of(job).gpu_type == gpu_type:
+            live_jobs[job_id] = job
+        if quote is not None and quote.spec.gpu_type == gpu_type:
+            quotes[job_id] = quote
+    return fast_replace(
+        state,
+        nodes=part.nodes,
+        num_gpus=part.num_gpus,
+        config=part.config,
+        live_jobs=live_jobs.finish(),
+        quote_reservations=quotes.finish(),
+        demand=_demand(state, gpu_type),
+    )
+
+
+def _config(state: PoolState, nodes: Map[str, NodeState]) -> PoolConfig:
+    num_nodes = sum(not node.left for node in nodes.values())
+    most = max(num_nodes - 1, 0)
+    return state.config if state.config.reserve_nodes <= most else replace(state.config, reserve_nodes=most)
+
+
+def _demand(state: PoolState, gpu_type: str) -> Demand:
+    return state.demand_by_type.get(gpu_type, Demand()) if gpu_type else state.demand

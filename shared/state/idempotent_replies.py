@@ -21,7 +21,7 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
+from elasticflow.shared.state.gpu_types import shown_type, spec_on, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
@@ -60,7 +60,7 @@ def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEven
         return _of_load(load, command) if load is not None else None
     quote = state.quote_reservations.get(command.job_id)
     if isinstance(command, ReserveQuote) and quote is not None:
-        return _quote_reserved(quote)
+        return _quote_reserved(state, quote)
     job, limits = state.job(command.job_id), state.gpu_limits.get(command.job_id)
     if job is None:
         return None
@@ -89,7 +89,7 @@ def _of_load(load: Load, command: LoadCommand) -> events.LoadDecision:
             )
 
 
-def _quote_reserved(quote: QuoteReservation) -> events.QuoteReserved:
+def _quote_reserved(state: PoolState, quote: QuoteReservation) -> events.QuoteReserved:
     return events.QuoteReserved(
         job_id=quote.job_id,
         tenant=quote.tenant,
@@ -98,6 +98,7 @@ def _quote_reserved(quote: QuoteReservation) -> events.QuoteReserved:
         schedule=quote.schedule,
         gpu_seconds=quote.gpu_seconds,
         until_s=quote.until_s,
+        gpu_type=shown_type(state, quote.spec.gpu_type),
         at_s=quote.at_s,
     )
 

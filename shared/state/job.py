@@ -131,6 +131,8 @@ class Job:
     recovered_iteration: int = 0  # the newest from which survivors of a crash continued
     at_risk: bool = False
     at_risk_since_s: float | None = None  # when the monitor last found it at risk, even if it no longer is
+    gpu_type_kept_at_s: float | None = None  # when admission last found no other GPU type for it
+    gpu_type_kept_sequence: int = 0  # sequence of that decision
     ended_at_s: float | None = None
 
     @property

@@ -17,13 +17,12 @@ from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
+from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB, IdleWindows
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 
-DEMAND_CHUNK = 256  # submissions
-MAX_DEMAND_CHUNKS = 32
 # more than a busy pool decides in the seconds after which the work queue delivers a command again
 MAX_DECIDED_COMMANDS = 1 << 15
 
@@ -63,6 +62,14 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedOnNode:
+    """The highest speed of a job while it trained on one node alone, over that of its scaling curve."""
+
+    job_id: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What admission promised a tenant within one minute, or rejected. at_s: the time of the last one."""
 
@@ -85,34 +92,11 @@ class QuoteReservation:
     until_s: float
 
 
-# The two numbers of a command's `QueuePosition`, and the ledger's sequence of the decision on it. A plain tuple, which
-# snapshots load faster: they hold thousands.
+# A command's `QueuePosition`, and the ledger's sequence of the decision on it: a plain tuple, which loads faster
 DecidedCommand = tuple[int, float, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """The newest submissions with a deadline, promised or not. Selective admission expects similar ones to come.
-
-    A chunk holds at_s, the least GPU-seconds and the seconds to the deadline of each, one after another. Full chunks
-    never change, so an addition costs the same after ten submissions and after ten thousand.
-    """
-
-    since_s: float | None = None  # the oldest submission
-    full: tuple[tuple[float, ...], ...] = ()  # oldest first
-    newest: tuple[float, ...] = ()
-
-    def added(self, at_s: float, gpu_seconds: float, window_s: float) -> "Demand":
-        """With one more submission; the oldest are dropped."""
-        newest = (*self.newest, at_s, gpu_seconds, window_s)
-        since_s = at_s if self.since_s is None else self.since_s
-        if len(newest) < 3 * DEMAND_CHUNK:
-            return Demand(since_s=since_s, full=self.full, newest=newest)
-        full = (*self.full[-(MAX_DEMAND_CHUNKS - 1) :], newest)
-        return Demand(since_s=max(since_s, full[0][0]), full=full, newest=())
-
-
-# immutables.Map() is typed Map[Any, Any] at best; say once what the empty ones hold.
+# immutables.Map() is typed Map[Any, Any] at best
 _NO_JOBS = cast("Map[str, Job]", Map())
 _NO_LOADS = cast("Map[str, Load]", Map())
 _NO_NODES = cast("Map[str, NodeState]", Map())
@@ -124,6 +108,7 @@ _NO_COMMANDS = cast("Map[int, DecidedCommand]", Map())
 _NO_TIMES = cast("Map[str, tuple[float, ...]]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
 _NO_DEMAND = cast("Map[str, Demand]", Map())
+_NO_SPEEDS_ON_NODES = cast("Map[str, tuple[SpeedOnNode, ...]]", Map())
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`
@@ -137,6 +122,7 @@ class PoolState:
     configured: bool = False
     nodes: Map[str, NodeState] = _NO_NODES
     num_gpus: int = field(init=False)  # of all nodes that are alive; see `with_nodes`
+    speeds_on_nodes: Map[str, tuple[SpeedOnNode, ...]] = _NO_SPEEDS_ON_NODES  # the newest: see node_speeds.py
     gpu_types: tuple[str, ...] = ()  # named by nodes so far; the first is that of jobs and nodes that name none
     live_jobs: Map[str, Job] = _NO_JOBS
     ended_jobs: Map[str, Job] = _NO_JOBS  # the newest: see MAX_ENDED_JOBS in fold/jobs.py

@@ -136,8 +136,8 @@ def _show_state(entries: "tuple[Entry, ...]", at_s: float, job_id: str | None, a
 
 def _show_verification(entries: "tuple[Entry, ...]", as_json: bool) -> None:
     from elasticflow.simulator.baselines.policy_catalogue import planners
+    from elasticflow.simulator.replay.event_lines import difference_lines
     from elasticflow.simulator.replay.retaken_decisions import verify
-    from elasticflow.simulator.replay.state_tables import difference_lines
 
     verification = verify(entries, planners())
     difference, terminal = verification.difference, console()
@@ -181,7 +181,7 @@ def _follow_stream(job_id: str | None, delay_s: float | None, as_json: bool) -> 
 
 
 def _step_through(entries: "Iterable[Entry]", job_id: str | None, delay_s: float | None, as_json: bool) -> None:
-    from elasticflow.simulator.replay.state_tables import event_rows, line
+    from elasticflow.simulator.replay.event_lines import event_rows, line
 
     terminal = console()
     by_key = delay_s is None and sys.stdin.isatty() and terminal.is_terminal and not as_json

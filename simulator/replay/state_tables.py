@@ -1,6 +1,6 @@
-"""Output of `replay`: the folded pool as an object and as tables, events as lines, and differing decisions."""
+"""Output of `replay`: the folded pool as an object and as tables."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,14 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.history.pool_views import NodeView, node_views
-from elasticflow.shared.messages.event_summary import gpus_in_words, summary
-from elasticflow.shared.messages.events import PlanDecided
-from elasticflow.shared.state.fold.ledger_fold import Unreadable
+from elasticflow.history.formatting import gpus_by_type_in_words
+from elasticflow.history.pool_views import NodeView, gpu_type_of, node_views
+from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.replay.recorded_ledger import Entry
-from elasticflow.simulator.replay.retaken_decisions import Difference
+from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
 
 _PHASE_STYLES = {
     Phase.PROFILING: "cyan",
@@ -46,6 +43,7 @@ def as_object(state: PoolState, at_s: float, job_id: str | None = None) -> dict[
         "at_s": at_s,
         "at": clock_time(at_s),
         "num_gpus": state.num_gpus,
+        "num_gpus_by_type": num_gpus_by_type(state),
         "num_gpus_placed": sum(len(job.gpus) for job in state.live_jobs.values()),
         "jobs": [_job(state, job) for job in shown if job_id in (None, job.job_id)],
         "nodes": [_node(state, view) for view in node_views(state)],
@@ -69,6 +67,7 @@ def _job(state: PoolState, job: Job) -> dict[str, Any]:
         "explanation": job.explanation,
         "num_gpus": job.num_gpus,
         "generation": job.generation,
+        "gpu_type": gpu_type_of(state, job),
         "gpus": gpus_in_words(job.gpus),
         "training": job.training,
         "previous_generation": job.previous_generation
@@ -109,6 +108,7 @@ def _node(state: PoolState, node: NodeView) -> dict[str, Any]:
         "incarnation": state.nodes[node.node_id].incarnation,
         "alive": node.alive,
         "device": node.device,
+        "gpu_type": node.gpu_type,
         "num_gpus": node.num_gpus,
         "num_gpus_placed": node.num_gpus - node.num_free_gpus,
         "num_padding_gpus": node.num_padding_gpus,
@@ -121,9 +121,10 @@ def _node(state: PoolState, node: NodeView) -> dict[str, Any]:
 
 def tables(shown: Mapping[str, Any]) -> Group:
     """The object of `as_object` as tables."""
-    title = Text(
-        f"sequence {shown['sequence']} at {shown['at']}, {shown['num_gpus_placed']} of {shown['num_gpus']} GPUs placed"
-    )
+    by_type = shown["num_gpus_by_type"]
+    types = f" ({gpus_by_type_in_words(by_type)})" if len(by_type) > 1 else ""
+    placed = f"{shown['num_gpus_placed']} of {shown['num_gpus']} GPUs placed{types}"
+    title = Text(f"sequence {shown['sequence']} at {shown['at']}, {placed}")
     return Group(
         title,
         headed("jobs", _jobs_table(shown)),
@@ -147,6 +148,9 @@ def _jobs_table(shown: Mapping[str, Any]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("SHARE", "GENERATION", "ITERATION", "RATE/S"):
         table.add_column(name, justify="right")
+    with_type = any(job["gpu_type"] for job in shown["jobs"])
+    if with_type:
+        table.add_column("TYPE", no_wrap=True)
     table.add_column("GPUS")
     table.add_column("DEADLINE IN S", justify="right")
     table.add_column("MARGIN S", justify="right")
@@ -163,6 +167,7 @@ def _jobs_table(shown: Mapping[str, Any]) -> Table:
             str(job["generation"]),
             f"{job['iteration']}/{job['max_iterations'] or '?'}",
             _number(job["iterations_per_s"]),
+            *([escape(job["gpu_type"])] if with_type else []),
             escape(job["gpus"] or ", ".join(job["stopping"])),
             _number(left_s),
             f"[red]{margin:.1f}[/]" if margin is not None and margin < 0 else _number(margin),
@@ -171,7 +176,8 @@ def _jobs_table(shown: Mapping[str, Any]) -> Table:
 
 
 def _nodes_table(shown: Mapping[str, Any]) -> Table:
-    table = plain_table("NODE", "INCARNATION", "STATE", "DEVICE")
+    with_type = any(node["gpu_type"] for node in shown["nodes"])
+    table = plain_table("NODE", "INCARNATION", "STATE", "DEVICE", *(["TYPE"] if with_type else []))
     for name in ("GPUS PLACED", "PADDING"):
         table.add_column(name, justify="right")
     for node in shown["nodes"]:
@@ -180,6 +186,7 @@ def _nodes_table(shown: Mapping[str, Any]) -> Table:
             escape(node["incarnation"]),
             "[green]alive[/]" if node["alive"] else "[red]lost[/]",
             node["device"],
+            *([escape(node["gpu_type"]) or "-"] if with_type else []),
             f"{node['num_gpus_placed']}/{node['num_gpus']}",
             str(node["num_padding_gpus"] or "-"),
         )
@@ -196,55 +203,3 @@ def _curves_table(shown: Mapping[str, Any]) -> Table:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
-
-
-# --- events ---------------------------------------------------------------------------------------------
-
-
-def event_rows(entry: Entry, job_id: str | None = None) -> Iterator[dict[str, Any]]:
-    """The events of one ledger message, one row each; only those of the job if job_id is given."""
-    place = {"sequence": entry.sequence, "at": clock_time(entry.stored_at_s)}
-    message = entry.message
-    if isinstance(message, Unreadable):
-        if job_id is None:
-            yield place | {"event": "unreadable", "service": "", "keys": {"problems": message.problems}}
-        return
-    events = message.events if isinstance(message, PlanDecided) else (message,)
-    service = message.service if isinstance(message, PlanDecided) else ""
-    for event in events:
-        if job_id is None or _names(event, job_id):
-            yield place | {"event": type(event).__name__, "service": service, "keys": summary(event)}
-
-
-def _names(event: Any, job_id: str) -> bool:
-    return (
-        getattr(event, "job_id", None) == job_id
-        or job_id in getattr(event, "num_gpus_by_job", ())
-        or job_id in getattr(event, "replanned", ())
-        or any(placed.job_id == job_id for placed in getattr(event, "placements", ()))
-    )
-
-
-def line(row: Mapping[str, Any]) -> Text:
-    """A row of `event_rows` as one line."""
-    text = Text()
-    text.append(f"{row['sequence']:>7} ", style="dim")
-    text.append(f"{row['at'][11:]} ")
-    text.append(row["event"], style="bold")
-    if row["service"]:
-        text.append(f" by {row['service']}", style="cyan")
-    for key, value in row["keys"].items():
-        text.append(f" {key}=", style="dim")
-        text.append(str(value))
-    return text
-
-
-def difference_lines(difference: Difference) -> Iterator[Text]:
-    """The first decision that differs when retaken, field by field."""
-    yield Text(
-        f"the decision of {difference.service} at sequence {difference.sequence} "
-        f"(based on {difference.based_on}, at {clock_time(difference.now_s)}) differs when retaken:",
-        style="red",
-    )
-    for field in difference.fields:
-        yield Text(f"  {field.path}: recorded {field.recorded!r:.300}, now {field.again!r:.300}")

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages.commands import QuoteDeadline, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEvent

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import elasticflow.shared.scheduling
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages.commands import AmendJob, QuoteDeadline, ReserveQuote
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up

@@ -2,7 +2,7 @@
 
 import math
 
-from elasticflow.services.admission.commands.quote_and_reserve import why_not_taken
+from elasticflow.services.admission.commands.reserve import why_not_taken
 from elasticflow.services.admission.commands.submission import (
     Submission,
     admitted,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from elasticflow.services.admission.commands.replan import Found, Replanning, own
 from elasticflow.services.admission.rejection.text import RUNS_NOWHERE, no_such_job
-from elasticflow.services.admission.session import AdmissionSession, asks_no_less
+from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import AmendJob
 from elasticflow.shared.messages.events import AmendRejected, JobAmended
 from elasticflow.shared.messages.rejection import Offer
@@ -191,8 +191,8 @@ class _Amendment:
 
     def needs_price(self, terms: _Terms) -> bool:
         """Whether the terms ask for more than the promise that the job has."""
-        return not asks_no_less(self.replanning.before, self._on(terms))
+        return not self.replanning.before.asks_no_less_than(self._on(terms))
 
     def _is_overpriced(self, after: SchedulableJob) -> bool:
-        asks_for_less = asks_no_less(self.replanning.before, after)
+        asks_for_less = self.replanning.before.asks_no_less_than(after)
         return not asks_for_less and self.replanning.session.is_overpriced(after)

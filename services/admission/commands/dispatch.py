@@ -1,4 +1,4 @@
-"""Which function answers which command."""
+"""Which function answers which command, and in the session of which GPU type."""
 
 from typing import assert_never
 
@@ -6,14 +6,16 @@ from elasticflow.services.admission.commands.amend import amend
 from elasticflow.services.admission.commands.cancel_and_checkpoint import cancel, checkpoint
 from elasticflow.services.admission.commands.gpu_limits import set_gpu_limits
 from elasticflow.services.admission.commands.loads import cancel_load, open_load, seal_load
-from elasticflow.services.admission.commands.quote_and_reserve import reserve
+from elasticflow.services.admission.commands.reserve import reserve
 from elasticflow.services.admission.commands.submit import submit
 from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
     CancelLoad,
     Command,
+    LoadCommand,
     OpenLoad,
     ProfileJob,
     RequestCheckpoint,
@@ -24,26 +26,40 @@ from elasticflow.shared.messages.commands import (
 )
 
 
-def answered(session: AdmissionSession, command: Command) -> AdmissionSession:
-    """The session after one command."""
+def answered(sessions: SessionsByType, command: Command) -> SessionsByType:
+    """The sessions after one command."""
     match command:
         case SubmitJob() | ProfileJob():
-            return submit(session, command)
+            return submit(sessions, command)
+        case ReserveQuote():
+            return reserve(sessions, command)
+        case OpenLoad() | SealLoad() | CancelLoad():
+            return sessions.after_whole(_of_load(sessions.whole, command))
+        case CancelJob() | AmendJob() | SetGpuLimits() | RequestCheckpoint():
+            return sessions.on_job(command.job_id, lambda session: _of_job(session, command))
+        case _:
+            assert_never(command)
+
+
+def _of_load(whole: AdmissionSession, command: LoadCommand) -> AdmissionSession:
+    match command:
+        case OpenLoad():
+            return open_load(whole, command)
+        case SealLoad():
+            return seal_load(whole, command)
+        case CancelLoad():
+            return cancel_load(whole, command)
+
+
+def _of_job(
+    session: AdmissionSession, command: CancelJob | AmendJob | SetGpuLimits | RequestCheckpoint
+) -> AdmissionSession:
+    match command:
         case CancelJob():
             return cancel(session, command)
-        case ReserveQuote():
-            return reserve(session, command)
         case AmendJob():
             return amend(session, command)
         case SetGpuLimits():
             return set_gpu_limits(session, command)
         case RequestCheckpoint():
             return checkpoint(session, command)
-        case OpenLoad():
-            return open_load(session, command)
-        case SealLoad():
-            return seal_load(session, command)
-        case CancelLoad():
-            return cancel_load(session, command)
-        case _:
-            assert_never(command)

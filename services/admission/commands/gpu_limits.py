@@ -21,7 +21,7 @@ from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.planned_pool import flat, planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
-from elasticflow.shared.state.fold.admission import submitted_range, with_gpu_range
+from elasticflow.shared.state.fold.job_changes import submitted_range, with_gpu_range
 from elasticflow.shared.state.fold.profiles import with_range
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState

@@ -5,6 +5,7 @@ Source: PaddingTorch, section 3.2: a load pays where the useful share of idle wi
 
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
+from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.messages.events import (
     CancelLoadRejected,
     LoadCancelled,
@@ -84,9 +85,11 @@ def _missing_gpu(state: PoolState, spec: LoadSpec) -> str | None:
     nodes = [node for node in state.nodes.values() if node.alive]
     if not nodes or any(spec.fits(node.gpu_type, node.gpu_memory_bytes) for node in nodes):
         return None
-    kinds = {f"{node.gpu_type or 'unnamed'} ({_memory_word(node.gpu_memory_bytes)})" for node in nodes}
+    kinds = {
+        f"{node.gpu_type or 'unnamed'} ({memory_in_words(node.gpu_memory_bytes) or 'unknown memory'})" for node in nodes
+    }
     of_type = f" of type {spec.gpu_type}" if spec.gpu_type else ""
-    with_memory = f" with {_memory_word(spec.memory_bytes)} of memory" if spec.memory_bytes else ""
+    with_memory = f" with {memory_in_words(spec.memory_bytes)} of memory" if spec.memory_bytes else ""
     return f"its tasks need a GPU{of_type}{with_memory}, and the pool has {', '.join(sorted(kinds))}"
 
 
@@ -141,7 +144,3 @@ def _rejected(
         at_s=session.now_s,
     )
     return session.with_event(rejected)
-
-
-def _memory_word(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes else "unknown memory"

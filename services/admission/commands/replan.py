@@ -73,7 +73,7 @@ class Replanning:
             num_new_jobs=0,
             at_s=self.session.now_s,
         )
-        return objection(self.session.state, request) if more else None
+        return objection(self.session.pool, request) if more else None
 
     @property
     def held(self) -> Schedule:

@@ -1,6 +1,6 @@
 """A submission, and the events that answer it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticflow.services.admission.quota_rules import Request, objection
 from elasticflow.services.admission.rejection.counteroffers import Rejection
@@ -11,9 +11,10 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.jobs.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.scheduler_view import promised_deadline_s
-from elasticflow.shared.state.gpu_types import submitted_spec
+from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.idempotent_replies import waits_for
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,11 @@ def waiting_submission(job: Job) -> Submission:
         deadline_s=job.deadline_s,
         profile_only=job.profile_only,
     )
+
+
+def on_type(state: PoolState, submission: Submission, gpu_type: str) -> Submission:
+    """The same submission to the GPUs of this type."""
+    return replace(submission, spec=spec_on(state, submission.spec, gpu_type))
 
 
 def profile_requested(session: AdmissionSession, submission: Submission) -> AdmissionSession:
@@ -120,7 +126,7 @@ def rejected(
 
 def objection_to(session: AdmissionSession, submission: Submission, needed_gpu_seconds: float) -> str | None:
     """What a quota rule says against it."""
-    return objection(session.state, request_of(session, submission, needed_gpu_seconds))
+    return objection(session.pool, request_of(session, submission, needed_gpu_seconds))
 
 
 def request_of(session: AdmissionSession, submission: Submission, gpu_seconds: float) -> Request:

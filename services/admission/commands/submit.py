@@ -1,11 +1,14 @@
-"""Submissions: a job is decided on at once, or waits for its profile or for the pool's first node."""
+"""Submissions: a job is decided on at once, or waits for its profiles or for the pool's first node."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from elasticflow.services.admission.commands.admit_or_reject import admit_or_reject
-from elasticflow.services.admission.commands.quote_and_reserve import take
+from elasticflow.services.admission.commands.decide_on_types import decide_on_types
+from elasticflow.services.admission.commands.reserve import take
 from elasticflow.services.admission.commands.submission import (
     Submission,
+    on_type,
     profile_requested,
     rejected,
     request_of,
@@ -13,38 +16,50 @@ from elasticflow.services.admission.commands.submission import (
     waiting_submission,
 )
 from elasticflow.services.admission.quota_rules import counts_as_demand
-from elasticflow.services.admission.rejection.text import problems_of, size_problems, too_small
+from elasticflow.services.admission.rejection.text import problems_of, size_problems, why_no_type
 from elasticflow.services.admission.session import AdmissionSession
-from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import Submitted, submitted
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
 from elasticflow.shared.state.fold.admission import is_resubmission
 from elasticflow.shared.state.fold.profiles import with_range
-from elasticflow.shared.state.gpu_types import spec_on
+from elasticflow.shared.state.gpu_types import accepted_types, large_enough_types, possible_types, spec_on
 from elasticflow.shared.state.idempotent_replies import is_submission_of
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import spec_of
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 
-def in_order(session: AdmissionSession, commands: Sequence[SubmitJob]) -> tuple[AdmissionSession, Sequence[SubmitJob]]:
-    """Submissions that came together, in the order of judgement: selective admission judges the smallest first."""
-    demand = [demand_of(session, command) for command in commands]
-    session = session.expecting([each for each in demand if each[0] > 0])
-    if not session.is_selective:
-        return session, commands
-    order = sorted(range(len(commands)), key=lambda index: demand[index][0])
-    return session, [commands[index] for index in order]
+def in_order(sessions: SessionsByType, commands: Sequence[SubmitJob]) -> tuple[SessionsByType, Sequence[SubmitJob]]:
+    """Submissions that came together, in the order of judgement: selective admission judges the smallest first.
+
+    Each counts as demand on each type on which it may run.
+    """
+    state, least = sessions.state, dict[int, float]()
+    types = [possible_types(state, command.spec) for command in commands]
+    for gpu_type, session in sessions.by_type.items():
+        demand = {
+            number: _demand_of(session, replace(command, spec=spec_on(state, command.spec, gpu_type)))
+            for number, command in enumerate(commands)
+            if gpu_type in types[number]
+        }
+        asked = {number: each for number, each in demand.items() if each[0] > 0}
+        sessions = sessions.with_session(gpu_type, session.expecting(tuple(asked.values())))
+        least |= {number: min(each[0], least.get(number, math.inf)) for number, each in asked.items()}
+    if not sessions.whole.is_selective:
+        return sessions, commands
+    order = sorted(range(len(commands)), key=lambda number: least.get(number, 0.0))
+    return sessions, [commands[number] for number in order]
 
 
-def demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
+def _demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
     """0 GPU-seconds without a deadline, while the job's speed is unknown, for a known job, and beyond a quota."""
     submission = submission_of(command, session.now_s)
     spec, deadline_s = submission.spec, submission.deadline_s
     state = with_range(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves) if spec.job_class is JobClass.SLO else None
-    if curve is None or deadline_s is None or state.job(command.job_id) is not None:
+    if curve is None or deadline_s is None or session.pool.job(command.job_id) is not None:
         return 0.0, 0.0
     job = arriving_job(state, command.job_id, spec, curve, deadline_s)
     asked = submitted(job, session.now_s)
@@ -52,60 +67,89 @@ def demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
     return asked if counts else (0.0, 0.0)
 
 
-def submit(session: AdmissionSession, command: SubmitJob | ProfileJob) -> AdmissionSession:
+def submit(sessions: SessionsByType, command: SubmitJob | ProfileJob) -> SessionsByType:
     """Decide on a submission, unless the same was decided already."""
-    session = fast_replace(session, state=with_range(session.state, command.spec))
-    submission = submission_of(command, session.now_s)
-    if (answered := repeated_or_wrong(session, submission, command)) is not None:
-        return answered
-    if isinstance(command, SubmitJob) and (taken := take(session, command)) is not None:
+    whole = sessions.whole
+    submission = submission_of(command, whole.now_s)
+    if (answered := _repeated_or_wrong(whole, submission, command)) is not None:
+        return sessions.after_whole(answered)
+    if isinstance(command, SubmitJob) and (taken := take(sessions, command)) is not None:
         return taken
-    state, spec = session.state, command.spec
-    if state.num_gpus and (profile_known(state, spec) or too_small(state, spec)):
-        return admit_or_reject(session, submission)
-    return profile_requested(session, submission)
+    possible = possible_types(whole.state, command.spec)
+    if whole.state.num_gpus and not large_enough_types(whole.state, command.spec):
+        why = why_no_type(whole.state, command.spec)
+        return sessions.after_whole(rejected(whole, submission, "unrunnable", why))
+    if not possible or _profiled(sessions, submission, possible) != possible:
+        return sessions.after_whole(profile_requested(whole, submission))
+    return decide_on_types(sessions, submission, possible)
 
 
-def repeated_or_wrong(
-    session: AdmissionSession, submission: Submission, command: SubmitJob | ProfileJob
+def _repeated_or_wrong(
+    whole: AdmissionSession, submission: Submission, command: SubmitJob | ProfileJob
 ) -> AdmissionSession | None:
     """The answer to a submission that was decided already, or that no schedule can repair; None: decide on it."""
-    state, spec = session.state, submission.spec
-    if _is_reserved_by_another(session, submission):
+    state, spec = whole.state, submission.spec
+    if _is_reserved_by_another(whole, submission):
         why = f"job_id: another tenant has reserved a quote under the name {command.job_id}; choose another"
-        return rejected(session, submission, "duplicate", why)
+        return rejected(whole, submission, "duplicate", why)
     known = state.job(submission.job_id)
     if known is not None and not is_resubmission(known, command):
         if is_submission_of(command, known):
-            return session
+            return whole
         why = f"job_id: {submission.job_id} names another job already, of another spec or tenant; choose another"
-        return rejected(session, submission, "duplicate", why)
-    problems = problems_of(state, spec_on(state, spec, spec.gpu_type), session.now_s)
-    return rejected(session, submission, "invalid", "; ".join(problems)) if problems else None
+        return rejected(whole, submission, "duplicate", why)
+    problems = problems_of(state, spec_on(state, spec, spec.gpu_type), whole.now_s)
+    return rejected(whole, submission, "invalid", "; ".join(problems)) if problems else None
 
 
-def _is_reserved_by_another(session: AdmissionSession, submission: Submission) -> bool:
-    quote = session.state.quote_reservations.get(submission.job_id)
-    return quote is not None and quote.tenant != submission.tenant and session.now_s < quote.until_s
+def _is_reserved_by_another(whole: AdmissionSession, submission: Submission) -> bool:
+    quote = whole.state.quote_reservations.get(submission.job_id)
+    return quote is not None and quote.tenant != submission.tenant and whole.now_s < quote.until_s
 
 
-def decide_waiting(session: AdmissionSession, job: Job) -> AdmissionSession:
-    """Decide on a job that waits for its profile or for the pool's first node, once that is there or the deadline is
-    past."""
-    state, spec, submission = session.state, spec_of(job), waiting_submission(job)
-    if not state.num_gpus or not profile_known(state, spec):
-        return reject_late(session, submission)
-    problems = size_problems(state, spec)
-    if problems:
-        return rejected(session, submission, "invalid", "; ".join(problems))
-    return admit_or_reject(session, submission)
+def decide_waiting(sessions: SessionsByType, job: Job) -> SessionsByType:
+    """Decide on a job that waits for its profiles, or for GPUs.
+
+    It waits for all types, except for one on which no GPU can be lent to its profiling run now: a later job of the
+    profile is measured there. A user who asks for the profile alone waits for that type as well.
+    """
+    whole, submission = sessions.whole, waiting_submission(job)
+    state, spec = whole.state, submission.spec
+    possible = possible_types(state, spec)
+    types = possible or accepted_types(state, spec)  # none may have enough GPUs now
+    profiled = _profiled(sessions, submission, types)
+    may_skip = bool(possible) and not submission.profile_only and _lacks_gpus(state, job, profiled)
+    if not state.num_gpus or not profiled or not (profiled == types or may_skip):
+        return sessions.after_whole(_reject_late(whole, submission))
+    if problems := size_problems(state, spec_on(state, spec, profiled[0])):
+        return sessions.after_whole(rejected(whole, submission, "invalid", "; ".join(problems)))
+    if not possible:
+        return sessions.after_whole(rejected(whole, submission, "unrunnable", why_no_type(state, spec)))
+    return decide_on_types(sessions, submission, profiled)
 
 
-def reject_late(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+def _profiled(sessions: SessionsByType, submission: Submission, types: list[str]) -> list[str]:
+    """Those of these types on which its speed is known."""
+    return [
+        gpu_type
+        for gpu_type in types
+        if profile_known(
+            sessions.ready(gpu_type, submission.spec).state, on_type(sessions.state, submission, gpu_type).spec
+        )
+    ]
+
+
+def _lacks_gpus(state: PoolState, job: Job, profiled: list[str]) -> bool:
+    """The allocator knows of the job, and has no GPU for its profiling run on the type that is next."""
+    is_next = spec_of(job).gpu_type not in profiled
+    return is_next and not job.num_gpus and state.allocation_based_on >= job.decided_sequence
+
+
+def _reject_late(whole: AdmissionSession, submission: Submission) -> AdmissionSession:
     """Reject a job that waited until its deadline."""
-    state = session.state
-    if submission.deadline_s is not None and submission.deadline_s <= session.now_s:
+    state = whole.state
+    if submission.deadline_s is not None and submission.deadline_s <= whole.now_s:
         missed = "its speed was measured" if state.num_gpus else "a node joined the pool"
         reason = "deadline" if state.num_gpus else "unrunnable"
-        return rejected(session, submission, reason, f"its deadline passed before {missed}")
-    return session
+        return rejected(whole, submission, reason, f"its deadline passed before {missed}")
+    return whole

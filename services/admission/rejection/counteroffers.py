@@ -93,13 +93,31 @@ def _infeasibility_certificate(
         return Unproven(earliest_deadline_s=earliest_s)
     return find_infeasibility_certificate(
         job,
-        session.promised_jobs() if is_thorough else [],
+        _promised_jobs(session) if is_thorough else [],
         session.plan.num_gpus,
         session.now_s,
         job.resize_cost,
         earliest_deadline_s=earliest_s,
         max_variables=MAX_PROGRAM_VARIABLES,
     )
+
+
+def _promised_jobs(session: AdmissionSession) -> list[SchedulableJob]:
+    plan, curves = session.plan, session.planned_pool.curves
+    jobs, found = plan.table.jobs, list[SchedulableJob]()
+    for row in map(int, plan.promised):
+        newly = plan.accepted.get(row)
+        found.append(
+            SchedulableJob(
+                job_id=plan.table.job_ids[row],
+                curve=newly.curve if newly else curves[row],
+                remaining_iterations=float(jobs.remaining_J[row]),
+                deadline_s=float(jobs.deadline_J[row]),
+                current_num_gpus=int(jobs.held_J[row]),
+                stalled_until_s=float(jobs.stalled_until_J[row]),
+            )
+        )
+    return found
 
 
 def _offers(

@@ -3,6 +3,7 @@
 import math
 from datetime import UTC, datetime
 
+from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -89,14 +90,28 @@ def why_no_type(state: PoolState, spec: JobSpec) -> str:
     """Why the job runs on no GPU type of the pool: none has enough GPUs, or its profiling runs failed."""
     if failures := _profiling_failures(state, spec):
         return f"{'; '.join(failures)}; correct it and submit it, which measures it again"
-    there = ", ".join(
-        f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"
-        for gpu_type, num_gpus in num_gpus_by_type(state).items()
+    if len(state.gpu_types) <= 1 and not spec.gpu_type and not spec.gpu_memory_bytes:
+        return why_unrunnable(state, spec)
+    named = (spec.gpu_type, *spec.other_gpu_types)
+    wanted = f"type {' or '.join(named)}" if spec.gpu_type else "one type"
+    memory = f" with {memory_in_words(spec.gpu_memory_bytes)} of memory each" if spec.gpu_memory_bytes else ""
+    field = "gpu_type" if spec.gpu_type else "gpu_memory_bytes" if spec.gpu_memory_bytes else "min_gpus"
+    least = spec.gpu_range.least
+    needed = f"at least {least} GPU{'s' if least > 1 else ''} of {wanted}{memory}"
+    return f"{field}: it needs {needed}, and the pool has {_gpus_there(state, with_memory=bool(memory))}"
+
+
+def _gpus_there(state: PoolState, *, with_memory: bool) -> str:
+    """As "4 of type P100 (16 GiB), 4 of no named type"."""
+    memory = {node.gpu_type: memory_in_words(node.gpu_memory_bytes) for node in state.nodes.values() if node.alive}
+    return (
+        ", ".join(
+            f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"
+            + (f" ({memory[gpu_type] or 'unknown memory'})" if with_memory else "")
+            for gpu_type, num_gpus in num_gpus_by_type(state).items()
+        )
+        or "none"
     )
-    there = there or "none"
-    least, wanted = spec.gpu_range.least, f"type {spec.gpu_type}" if spec.gpu_type else "one type"
-    field = "gpu_type" if spec.gpu_type else "min_gpus"
-    return f"{field}: it needs at least {least} GPU{'s' if least > 1 else ''} of {wanted}, and the pool has {there}"
 
 
 def why_not_elsewhere(state: PoolState, spec: JobSpec) -> list[str]:

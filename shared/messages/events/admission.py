@@ -1,19 +1,17 @@
-"""Decisions of admission on commands. From admission, all of them."""
+"""Decisions of admission on submissions and quotes. From admission, all of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from elasticflow.shared.messages.events.job_changes import JobChange
 from elasticflow.shared.messages.events.loads import LoadDecision
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
     GpuType,
-    Iterations,
     NumGpus,
-    PositiveGpus,
-    PositiveIterations,
     Rate,
     Text,
     TimeS,
@@ -135,117 +133,13 @@ class QuoteReserved:
     gpu_seconds: DurationS
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     until_s: TimeS
+    gpu_type: GpuType = ""  # as its nodes name it; "": the pool has one type
     at_s: TimeS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuoteRejected:
     """Admission reserves nothing. From admission."""
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    explanation: Text
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobAmended:
-    """The new promise of the job, with a schedule that keeps it. From admission.
-
-    gpu_seconds: of the new schedule beyond the old one. replanned: as in `JobAdmitted`.
-    """
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    deadline_s: TimeS | None
-    max_iterations: PositiveIterations
-    minimum_satisfactory_share: ShareSchedule
-    gpu_seconds: DurationS
-    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmendRejected:
-    """The job and its promise are unchanged. From admission.
-
-    offers: amendments that admission accepts if they are requested at once.
-    """
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    explanation: Text
-    offers: Annotated[tuple[Offer, ...], FewItems] = ()
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLimitsSet:
-    """An operator's GPU limits apply to the job from now on; this schedule keeps its promise. From admission.
-
-    gpu_seconds, replanned: as in `JobAmended`.
-    """
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    min_gpus: PositiveGpus | None
-    max_gpus: PositiveGpus | None
-    until_s: TimeS | None
-    minimum_satisfactory_share: ShareSchedule = ()
-    gpu_seconds: DurationS = 0.0
-    replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLimitsRejected:
-    """The GPU limits of the job are unchanged. From admission.
-
-    num_gpus: the nearest limit that admission accepts if it is requested at once; None if there is none.
-    """
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    explanation: Text
-    num_gpus: NumGpus | None = None
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLimitsCleared:
-    """The job has no GPU limits of an operator from now on. From admission."""
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    reason: Text
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRequested:
-    """Rank 0 of the training generation must write a checkpoint now. From admission; read by executors."""
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointUpToDate:
-    """The job does not train, so its newest checkpoint holds all its work. From admission.
-
-    iteration: of that checkpoint; 0: the job has none and no work to save.
-    """
-
-    VERSION: ClassVar[int] = 1
-    job_id: Token
-    iteration: Iterations
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRejected:
-    """The job is unknown, or was never admitted and has nothing to save. From admission."""
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -262,13 +156,6 @@ AdmissionEvent = (
     | CancelRejected
     | QuoteReserved
     | QuoteRejected
-    | JobAmended
-    | AmendRejected
-    | GpuLimitsSet
-    | GpuLimitsRejected
-    | GpuLimitsCleared
-    | CheckpointRequested
-    | CheckpointUpToDate
-    | CheckpointRejected
+    | JobChange
     | LoadDecision
 )

@@ -27,7 +27,7 @@ from elasticflow.shared.scheduling.availability import fill_many_jobs
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.job_table import Levels, SchedulableJob, levels_of
-from elasticflow.shared.state.pool import Demand
+from elasticflow.shared.state.demand import Demand
 
 FEWEST_SUBMISSIONS = 4
 """With fewer submissions there is no price."""

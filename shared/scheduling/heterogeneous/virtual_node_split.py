@@ -74,7 +74,8 @@ class TooLittleMemory:
     most_per_gpu: Mapping[str, tuple[int, int]]
 
     def __str__(self) -> str:
-        held = ", ".join(f"{most} on each of {number} {name}" for name, (most, number) in self.most_per_gpu.items())
+        by_type = self.most_per_gpu.items()
+        held = ", ".join(f"{most or 'none'} on each of {number} {name}" for name, (most, number) in by_type)
         return (
             f"{self.num_virtual_nodes} virtual nodes do not fit the memory of the GPUs ({held}); "
             "take more GPUs, or a smaller global batch"

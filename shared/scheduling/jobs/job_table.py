@@ -40,6 +40,14 @@ class SchedulableJob:
     reserve_nodes: int = 0  # its schedule allows for failures of this many nodes at once, repeatedly
     notice_s: float = 0.0  # from a failure until the job restarts
 
+    def asks_no_less_than(self, other: "SchedulableJob") -> bool:
+        """Whether it has the curve of the other, no less work, and is due no later."""
+        return (
+            self.curve == other.curve
+            and self.deadline_s <= other.deadline_s
+            and self.remaining_iterations >= other.remaining_iterations
+        )
+
 
 def end_s(schedule: Schedule) -> float:
     """When the job of `schedule` ends; -inf for the empty schedule of a job without remaining work."""

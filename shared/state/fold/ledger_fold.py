@@ -10,16 +10,15 @@ from typing import assert_never
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, PlanDecided
-from elasticflow.shared.state.fold.admission import (
-    accepted,
+from elasticflow.shared.state.fold.admission import accepted, configured, quote_reserved, rejected
+from elasticflow.shared.state.fold.idle_windows import with_idle_windows
+from elasticflow.shared.state.fold.job_changes import (
     amended,
-    configured,
     gpu_limits_cleared,
     gpu_limits_set,
-    quote_reserved,
-    rejected,
+    gpu_type_changed,
+    gpu_type_kept,
 )
-from elasticflow.shared.state.fold.idle_windows import with_idle_windows
 from elasticflow.shared.state.fold.jobs import (
     ended,
     is_intact,
@@ -49,9 +48,10 @@ from elasticflow.shared.state.fold.workers import (
 )
 from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.node_speeds import with_speed_on_node
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 19  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 20  # raise it when the same messages fold to another state: older snapshots are then not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +144,8 @@ def _of_a_job(
     | events.JobAmended
     | events.GpuLimitsSet
     | events.GpuLimitsCleared
+    | events.GpuTypeChanged
+    | events.GpuTypeKept
     | events.CheckpointRequested
     | events.CheckpointWritten
     | events.CheckpointFailed
@@ -174,6 +176,10 @@ def _of_a_job(
             return gpu_limits_set(state, job, event, sequence)
         case events.GpuLimitsCleared():
             return gpu_limits_cleared(state, job, sequence)
+        case events.GpuTypeChanged():
+            return gpu_type_changed(state, job, event, sequence)
+        case events.GpuTypeKept():
+            return gpu_type_kept(state, job, event, sequence)
         case events.JobFailed():
             if not may_report_end(job, event.generation) or is_outdated_failure(state, job, event):
                 return state
@@ -212,7 +218,10 @@ def _of_a_job(
             return with_job(with_start_cost(state, job, event), generation_started(state, job, event))
         case events.JobProgressed():
             after = progressed(job, event)
-            return state if after is job else with_speed_ratio(with_job(state, after), after, event, sequence)
+            if after is job:
+                return state
+            state = with_speed_on_node(with_job(state, after), after, event)
+            return with_speed_ratio(state, after, event, sequence)
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state

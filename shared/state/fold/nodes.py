@@ -6,6 +6,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
 from elasticflow.shared.state.job import Job, nodes_of
+from elasticflow.shared.state.node_speeds import without_speeds_on_node
 from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 
 KEEP_LEFT_S = 3_600.0
@@ -35,7 +36,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         gpu_type=event.gpu_type,
         gpu_memory_bytes=event.gpu_memory_bytes,
     )
-    state = with_nodes(state, state.nodes.set(event.node_id, node))
+    state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
@@ -75,6 +76,7 @@ def without_departed_nodes(state: PoolState, now_s: float) -> PoolState:
     nodes = state.nodes.mutate()
     for node_id in gone:
         del nodes[node_id]
+        state = without_speeds_on_node(state, node_id)
     return with_nodes(state, nodes.finish()) if gone else state
 
 

@@ -3,7 +3,8 @@
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.state.pool import Demand, PoolState, Usage
+from elasticflow.shared.state.demand import Demand
+from elasticflow.shared.state.pool import PoolState, Usage
 
 MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more may exist
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import typer
 
-from elasticflow.cli.map_function import InputLines, parse_size
+from elasticflow.cli.command_options import size_of
+from elasticflow.cli.map_function import InputLines
 from elasticflow.cli.result_output import ResultOutput
 from elasticflow.client.result_values import pickled_value_of
 from elasticflow.errors import BadInputLine, NotLoadable, NotPrintable, TaskError
@@ -81,9 +82,9 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
 
 
 def test_sizes_are_binary() -> None:
-    assert [parse_size(text) for text in ("0", "512MiB", "8Gi", "3B")] == [0, 512 << 20, 8 << 30, 3]
+    assert [size_of(text, "--memory") for text in ("0", "512MiB", "8Gi", "3B")] == [0, 512 << 20, 8 << 30, 3]
     with pytest.raises(typer.BadParameter, match="'8GB' is not a size"):
-        parse_size("8GB")
+        size_of("8GB", "--memory")
 
 
 @pytest.mark.parametrize(

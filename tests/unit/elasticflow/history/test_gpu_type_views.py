@@ -12,6 +12,7 @@ from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text
 from elasticflow.history.pool_views import job_views, node_views
 from elasticflow.history.profile_views import profile_view
+from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
 from tests.support.histories import NOW_S, History, best_effort, pool, spec
 from tests.support.two_types import two_types
@@ -89,3 +90,18 @@ def test_a_profile_is_that_of_the_named_type(named: str, key: str, rate: float) 
     view = profile_view(two_types(fast=4, slow=8).state, spec(gpu_type=named))
     assert view is not None
     assert (view.profile_key, view.points[0].iterations_per_s, view.complete) == (f"linear/b64{key}", rate, True)
+
+
+def test_a_change_of_the_type_is_explained_with_its_reason_and_schedule() -> None:
+    history, lack = two_types().then(admitted()), "the pool has 0 GPUs of type V100 now"
+    share = (NOW_S, NOW_S + 70.0, 2.0)
+    changed = events.GpuTypeChanged(
+        job_id="a", gpu_type="P100", explanation=lack, minimum_satisfactory_share=share, at_s=NOW_S
+    )
+    before, after = job(history), job(history.then(changed))
+    assert event_text(changed, before, after, history.state) == (
+        "moved to GPUs of type P100, because the pool has 0 GPUs of type V100 now: 2 GPUs for 1m 10s keep its deadline"
+    )
+    assert cause_in_words(changed, "b") == "a moved to another GPU type"
+    kept = events.GpuTypeKept(job_id="a", explanation=lack, at_s=NOW_S)
+    assert event_text(kept, after, after, history.state) == f"it stays on GPUs of its type: {lack}"

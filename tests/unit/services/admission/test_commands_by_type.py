@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import (
@@ -40,11 +40,21 @@ def test_a_quote_for_a_type_that_the_pool_lacks_says_so() -> None:
     assert "type H100" in unknown.explanation
 
 
+def test_without_a_quote_the_reason_on_each_type_is_named() -> None:
+    why = "its speed is not known yet"
+    for explanation in (
+        quoted(two_types(), model_name="unknown").explanation,
+        answer(two_types(), reserve(model_name="unknown")).explanation,
+    ):
+        assert explanation.startswith(f"on V100: {why}")
+        assert f"; on P100: {why}" in explanation
+
+
 def test_a_reserved_quote_is_taken_on_its_type() -> None:
     history = two_types()
     answer(history, submit("fills", max_iterations=3980, gpu_type="V100", **due_in(1000.0)))
     reserved = answer(history, reserve())
-    assert reserved.spec.gpu_type == "P100"
+    assert reserved.spec.gpu_type == reserved.gpu_type == "P100"
     assert history.decided(POLICY, reserve()) == ()
     promised = answer(history, submit("q", deadline_s=reserved.deadline_s))
     assert (promised.gpu_type, promised.spec.gpu_type) == ("P100", "")
@@ -55,7 +65,7 @@ def test_a_reserved_quote_is_taken_on_its_type() -> None:
 def test_a_reservation_does_not_serve_a_submission_that_names_another_type() -> None:
     history = two_types()
     reserved = answer(history, reserve())
-    assert reserved.spec.gpu_type == ""
+    assert (reserved.spec.gpu_type, reserved.gpu_type) == ("", "V100")
     promised = answer(history, submit("q", gpu_type="P100", deadline_s=reserved.deadline_s + 500.0))
     assert promised.gpu_type == "P100"
 
@@ -106,6 +116,15 @@ def test_gpu_limits_are_planned_on_the_type_of_the_job() -> None:
     assert type_of(history, "a") == "P100"
     rejected = answer(history, SetGpuLimits(job_id="a", tenant="lab", min_gpus=8))
     assert isinstance(rejected, events.GpuLimitsRejected)
+
+
+def test_an_amendment_counts_quotes_that_are_reserved_on_another_type() -> None:
+    """The job needs 202 GPU-seconds, the quote 108, and the amendment 200 more."""
+    for hours, answered in ((450.0 / 3600, events.AmendRejected), (520.0 / 3600, events.JobAmended)):
+        history = two_types(quotas={"lab": TenantQuota(max_gpu_hours_per_day=hours)})
+        answer(history, submit("a", gpu_type="P100", **due_in(2000.0)))
+        answer(history, reserve("q", gpu_type="V100"))
+        assert isinstance(answer(history, AmendJob(job_id="a", tenant="lab", max_iterations=200)), answered)
 
 
 def test_gpu_limits_expire_on_any_type() -> None:

@@ -1,5 +1,7 @@
 """Given a pool of two GPU types, each command is decided on the types that it may concern."""
 
+from dataclasses import replace
+
 import pytest
 
 from elasticflow.services.admission.policy import POLICY, decide
@@ -11,9 +13,10 @@ from elasticflow.shared.messages.commands import (
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from tests.support.histories import NOW_S, History, best_effort, pool, spec, submit
-from tests.support.two_types import answer, due_in, reserve, two_types, type_of
+from tests.support.two_types import BOTH, answer, due_in, reserve, two_types, type_of
 from tests.support.worker_events import joined
 
+GIB = 1 << 30
 UNKNOWN = {"model_name": "unknown"}
 
 
@@ -67,6 +70,7 @@ def test_where_no_type_keeps_the_deadline_the_earliest_offer_counts() -> None:
     rejected = answer(history, submit("a", **due_in(20.0)))
     assert (rejected.reason, rejected.gpu_type) == ("deadline", "")
     assert rejected.explanation.startswith("on V100: 100 iterations in 20 s")
+    assert rejected.explanation.endswith("a deadline in 28 s would be met; on P100 one in 53 s")
     alone = answer(two_types(), submit("a", gpu_type="V100", **due_in(20.0)))
     assert rejected.earliest_deadline_s == alone.earliest_deadline_s
     taken = submit("b", deadline_s=rejected.earliest_deadline_s)
@@ -124,6 +128,65 @@ def test_a_quota_counts_over_all_types() -> None:
     rejected = answer(history, submit("b", gpu_type="P100", **due_in(500.0)))
     assert rejected.reason == "quota"
     assert "b" not in history.state.live_jobs
+
+
+# --- several types, and memory --------------------------------------------------------------------------
+
+
+def test_of_several_named_types_the_best_is_chosen() -> None:
+    either = {"gpu_type": "V100", "other_gpu_types": ("P100",)}
+    assert answer(two_types(), submit("a", **either, **due_in(500.0))).gpu_type == "P100"
+    assert answer(two_types(), submit("a", **either, **due_in(40.0))).gpu_type == ""
+    named = answer(two_types(), submit("a", gpu_type="H100", other_gpu_types=("V100",), **due_in(500.0)))
+    assert (named.gpu_type, named.spec.other_gpu_types) == ("", ("V100",))
+    lacking = answer(two_types(), submit("a", gpu_type="H100", other_gpu_types=("A100",)))
+    assert "1 GPU of type H100 or A100, and the pool has 4 of type P100" in lacking.explanation
+
+
+def test_a_job_that_needs_memory_goes_to_a_type_that_has_it() -> None:
+    history = with_memory()
+    assert answer(history, submit("a", gpu_memory_bytes=16 * GIB, **due_in(500.0))).gpu_type == "P100"
+    assert answer(history, submit("b", gpu_memory_bytes=17 * GIB, **due_in(500.0))).gpu_type == ""
+
+
+def test_memory_that_no_type_has_is_named_in_the_rejection() -> None:
+    rejected = answer(with_memory(), submit("a", gpu_memory_bytes=80 * GIB))
+    assert (rejected.reason, rejected.explanation) == (
+        "unrunnable",
+        "gpu_memory_bytes: it needs at least 1 GPU of one type with 80 GiB of memory each, "
+        "and the pool has 4 of type P100 (16 GiB), 4 of type V100 (32 GiB)",
+    )
+    unnamed = History().configured().then(replace(joined("one"), gpu_memory_bytes=4 * GIB))
+    assert "4 of no named type (4 GiB)" in answer(unnamed, submit("a", gpu_memory_bytes=80 * GIB)).explanation
+
+
+def test_unknown_memory_is_enough() -> None:
+    assert isinstance(answer(two_types(), submit("a", gpu_memory_bytes=80 * GIB, **due_in(500.0))), events.JobAdmitted)
+
+
+def with_memory() -> History:
+    """V100 has 32 GiB, P100 16."""
+    history = History().configured(curves=BOTH)
+    for node, gpu_type, memory in (("node-0", "V100", 32), ("node-1", "P100", 16)):
+        history.then(replace(joined("one", node, gpu_type=gpu_type), gpu_memory_bytes=memory * GIB))
+    return history
+
+
+# --- the reserve for failures ---------------------------------------------------------------------------
+
+
+def test_each_type_reserves_nodes_except_its_only_one() -> None:
+    history = two_types(reserve_nodes=1).then(joined("three", "node-2", num_gpus=4, gpu_type="V100"))
+    wide = {"min_gpus": 4, **due_in(500.0)}
+    assert isinstance(answer(history, submit("a", gpu_type="P100", **wide)), events.JobAdmitted)
+    full = {"gpu_type": "V100", "max_iterations": 1500, **due_in(400.0)}
+    assert isinstance(answer(history, submit("b", **full)), events.JobAdmitted)
+    assert answer(history, submit("c", **full)).reason == "deadline"
+
+
+def test_the_only_node_of_a_pool_of_one_type_is_reserved() -> None:
+    rejected = answer(pool(4, reserve_nodes=1), submit("a", **due_in(500.0)))
+    assert "kept in reserve" in rejected.explanation
 
 
 # --- profiles -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from elasticflow.services.monitor.gauges import PoolGauges
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.runtime.process.metrics import Metrics
 from tests.support.histories import NOW_S, pool, submit
+from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, placed
 
 WHERE = 'pool="lab",service="monitor"'
@@ -47,3 +48,14 @@ def test_idle_time_counts_by_cause_from_update_to_update_and_windows_when_they_e
     assert series(metrics, "ef_idle_window_seconds_sum") == {f"{{{WHERE}}}": 14.0}
     assert series(metrics, "ef_idle_window_seconds_count") == {f"{{{WHERE}}}": 2.0}
     assert series(metrics, "ef_gpus_idle")[f'{{cause="no_demand",{WHERE}}}'] == 0.0
+
+
+def test_gpus_are_counted_by_type_where_a_pool_has_several() -> None:
+    metrics, history = Metrics("monitor", "lab"), two_types(slow=2).then(admitted(), placed(1, "node-1:0"))
+    PoolGauges(metrics).update(history.state, NOW_S)
+    labels = [f'{{gpu_type="{name}",{WHERE}}}' for name in ("P100", "V100")]
+    assert series(metrics, "ef_gpus_by_type") == dict(zip(labels, (2.0, 4.0), strict=True))
+    assert series(metrics, "ef_gpus_used_by_type") == dict(zip(labels, (1.0, 0.0), strict=True))
+    alone = Metrics("monitor", "lab")
+    PoolGauges(alone).update(pool(4).state, NOW_S)
+    assert series(alone, "ef_gpus_by_type") == {}

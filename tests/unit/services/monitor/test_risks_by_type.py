@@ -7,7 +7,7 @@ from elasticflow.services.monitor.policy import decide
 from elasticflow.shared.messages import events
 from tests.support.histories import NOW_S, spec
 from tests.support.two_types import due_in, two_types
-from tests.support.worker_events import admitted
+from tests.support.worker_events import admitted, joined
 
 
 @pytest.mark.parametrize(("lost", "at_risk"), [("node-0", ["fast"]), ("node-1", ["slow"])])
@@ -19,3 +19,11 @@ def test_a_type_that_vanishes_puts_only_its_jobs_at_risk(lost: str, at_risk: lis
     risks = [event for event in decide(start(history.state), (), NOW_S + 1.0) if isinstance(event, events.JobAtRisk)]
     assert [risk.job_id for risk in risks] == at_risk
     assert [risk.projected_finish_s for risk in risks] == [None]
+
+
+def test_a_node_that_comes_back_with_another_type_puts_its_former_jobs_at_risk() -> None:
+    promised = {"minimum_satisfactory_share": (NOW_S, NOW_S + 400.0, 1.0), **due_in(500.0, spec=spec(**due_in(500.0)))}
+    history = two_types().then(admitted("fast", **promised), joined("again", "node-0", gpu_type="P100"))
+    (risk,) = decide(start(history.state), (), NOW_S + 11.0)
+    assert isinstance(risk, events.JobAtRisk)
+    assert risk.job_id == "fast"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.monitor import policy as monitor

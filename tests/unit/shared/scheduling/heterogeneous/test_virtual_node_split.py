@@ -120,7 +120,7 @@ def test_too_little_memory_names_what_each_type_holds() -> None:
     found = split_virtual_nodes([gpus("a", 2, 32, 1.0, most=5), GpusOfType(name="b", num_gpus=9, step_s_V=())], 32)
     assert found == TooLittleMemory(num_virtual_nodes=32, most_per_gpu={"a": (5, 2), "b": (0, 9)})
     assert str(found) == (
-        "32 virtual nodes do not fit the memory of the GPUs (0 on each of 9 b, 5 on each of 2 a); "
+        "32 virtual nodes do not fit the memory of the GPUs (none on each of 9 b, 5 on each of 2 a); "
         "take more GPUs, or a smaller global batch"
     )
 

@@ -1,6 +1,5 @@
-"""A quote is the earliest deadline that would be promised now; a reservation keeps it for a while.
+"""A reservation keeps a quoted deadline for a while, until a submission takes it.
 
-`quote` reserves nothing. What keeps a quoted deadline is reserved until a submission takes it, or until it expires.
 The reserved schedule begins when the reservation expires. So a user who takes it at the last moment gets the deadline,
 and until then other jobs use the GPUs.
 """
@@ -11,14 +10,14 @@ from dataclasses import replace
 from elasticflow.services.admission.quota_rules import Request, objection
 from elasticflow.services.admission.rejection.text import (
     no_deadline,
-    problems_of,
     size_problems,
     why_no_type,
     why_unquotable,
 )
-from elasticflow.services.admission.session import AdmissionSession, asks_no_less
-from elasticflow.shared.messages.commands import QuoteDeadline, ReserveQuote, SubmitJob
-from elasticflow.shared.messages.events import DeadlineQuoted, JobAdmitted, QuoteRejected, QuoteReserved
+from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.services.admission.sessions_by_type import SessionsByType
+from elasticflow.shared.messages.commands import ReserveQuote, SubmitJob
+from elasticflow.shared.messages.events import JobAdmitted, QuoteRejected, QuoteReserved
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
 from elasticflow.shared.scheduling.availability.earliest_completion import (
@@ -34,35 +33,69 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     known_curve,
     promised_deadline_s,
 )
-from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.profiles import with_range
-from elasticflow.shared.state.gpu_types import part_of_type, possible_types, spec_on, type_name
+from elasticflow.shared.state.gpu_types import accepts, possible_types, shown_type, spec_on, type_name
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
 MAX_QUOTE_RESERVATIONS = 64  # of one tenant at a time
 
 
-def reserve(session: AdmissionSession, command: ReserveQuote) -> AdmissionSession:
-    """Reserve the earliest deadline that moves no other job, unless the same reservation exists already."""
-    spec, quote, now_s = command.spec, session.state.quote_reservations.get(command.job_id), session.now_s
-    if quote is not None and is_reserved(quote, command, now_s):
-        return session
-    state = with_range(session.state, spec)
-    curve, until_s = known_curve(state, spec, curves=session.cache.curves), now_s + command.reserve_s
-    why = obstacle(state, command, now_s)
-    if why is None and curve is None:
-        why = why_unquotable(state, spec)
-    if why is not None or curve is None:
-        return quote_rejected(session, command, why or "")
+def reserve(sessions: SessionsByType, command: ReserveQuote) -> SessionsByType:
+    """Reserve the earliest deadline of all GPU types that moves no other job, unless the same reservation exists."""
+    whole, state = sessions.whole, sessions.state
+    if _is_reserved(state, command, whole.now_s):
+        return sessions
+    types = possible_types(state, command.spec)
+    why = _obstacle(state, command, whole.now_s)
+    if why is not None or not types:
+        return sessions.after_whole(_rejected(whole, command, why or why_no_type(state, command.spec)))
+    found = {
+        gpu_type: _reserve_on_type(
+            sessions.by_type[gpu_type], replace(command, spec=spec_on(state, command.spec, gpu_type))
+        )
+        for gpu_type in types
+    }
+
+    def quoted_s(gpu_type: str) -> float:
+        (event,) = found[gpu_type].events
+        return event.deadline_s if isinstance(event, QuoteReserved) else math.inf
+
+    chosen = min(found, key=quoted_s)
+    if len(found) > 1 and quoted_s(chosen) == math.inf:
+        why = "; ".join(f"on {type_name(state, gpu_type)}: {_why(each)}" for gpu_type, each in found.items())
+        return sessions.after_whole(_rejected(whole, command, why))
+    return sessions.after_type(chosen, found[chosen])
+
+
+def _why(rejected: AdmissionSession) -> str:
+    (event,) = rejected.events
+    return event.explanation if isinstance(event, QuoteRejected) else ""
+
+
+def _is_reserved(state: PoolState, command: ReserveQuote, now_s: float) -> bool:
+    """Whether a reservation answers the command already."""
+    quote = state.quote_reservations.get(command.job_id)
+    if quote is None or now_s >= quote.until_s or not accepts(state, command.spec, quote.spec.gpu_type):
+        return False
+    asked = spec_on(state, command.spec, quote.spec.gpu_type)
+    return (quote.tenant, quote.spec) == (command.tenant, asked)
+
+
+def _reserve_on_type(session: AdmissionSession, command: ReserveQuote) -> AdmissionSession:
+    spec, now_s = command.spec, session.now_s
+    state, until_s = with_range(session.state, spec), now_s + command.reserve_s
+    curve = known_curve(state, spec, curves=session.cache.curves)
+    if curve is None:
+        return _rejected(session, command, why_unquotable(state, spec))
     job = arriving_job(state, command.job_id, spec, curve, math.inf)
     session, found = _reservation(session.with_plan(), job, until_s)
     if found is None:
-        return quote_rejected(session, command, no_deadline(state))
+        return _rejected(session, command, no_deadline(state))
     planned_s, schedule = found
     needed = gpu_seconds(schedule)
     request = Request(job_id=command.job_id, tenant=command.tenant, gpu_seconds=needed, at_s=now_s)
-    if (why := objection(state, request)) is not None:
-        return quote_rejected(session, command, why)
+    if (why := objection(session.pool, request)) is not None:
+        return _rejected(session, command, why)
     reserved = QuoteReserved(
         job_id=command.job_id,
         tenant=command.tenant,
@@ -72,21 +105,17 @@ def reserve(session: AdmissionSession, command: ReserveQuote) -> AdmissionSessio
         gpu_seconds=needed,
         replanned=session.changed_schedules(),
         until_s=until_s,
+        gpu_type=shown_type(state, spec.gpu_type),
         at_s=now_s,
     )
     return session.with_event(reserved).replanned()
 
 
-def is_reserved(quote: QuoteReservation, command: ReserveQuote, now_s: float) -> bool:
-    """Whether this reservation answers the command."""
-    return now_s < quote.until_s and (quote.tenant, quote.spec) == (command.tenant, command.spec)
-
-
-def quote_rejected(session: AdmissionSession, command: ReserveQuote, why: str) -> AdmissionSession:
+def _rejected(session: AdmissionSession, command: ReserveQuote, why: str) -> AdmissionSession:
     return session.with_event(QuoteRejected(job_id=command.job_id, explanation=why, at_s=session.now_s))
 
 
-def obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> str | None:
+def _obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> str | None:
     """What speaks against it before anything is planned."""
     known, quote = state.job(command.job_id), state.quote_reservations.get(command.job_id)
     if (known is not None and known.live) or (quote is not None and now_s < quote.until_s):
@@ -119,13 +148,29 @@ def _reservation(
     return session, None if schedule is None else (deadline_s, schedule)
 
 
-def take(session: AdmissionSession, command: SubmitJob) -> AdmissionSession | None:
-    """Promise what was quoted, if the submission asks for no more; None if no reservation serves it."""
-    now_s, spec = session.now_s, command.spec
-    quote, deadline_s = _quote_of(session.state, command, now_s), spec.resolved_deadline_s(now_s)
-    state = with_range(session.state, spec)
+def take(sessions: SessionsByType, command: SubmitJob) -> SessionsByType | None:
+    """Promise what was quoted, on the type of the quote, if the submission asks for no more; None if no reservation
+    serves it."""
+    state, now_s = sessions.state, sessions.whole.now_s
+    quote = state.quote_reservations.get(command.job_id)
+    if quote is None or quote.tenant != command.tenant or now_s >= quote.until_s:
+        return None
+    if not accepts(state, command.spec, quote.spec.gpu_type):
+        return None
+    admitted = _promised_as_quoted(sessions.by_type[quote.spec.gpu_type], command, quote)
+    if admitted is None:
+        return None
+    return sessions.after_type(quote.spec.gpu_type, admitted)
+
+
+def _promised_as_quoted(
+    session: AdmissionSession, command: SubmitJob, quote: QuoteReservation
+) -> AdmissionSession | None:
+    now_s, gpu_type = session.now_s, quote.spec.gpu_type
+    spec = spec_on(session.state, command.spec, gpu_type)
+    deadline_s, state = spec.resolved_deadline_s(now_s), with_range(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves)
-    if quote is None or deadline_s is None or curve is None or spec.job_class is not JobClass.SLO:
+    if deadline_s is None or curve is None or spec.job_class is not JobClass.SLO:
         return None
     session, job = session.with_plan(), arriving_job(state, command.job_id, spec, curve, deadline_s)
     if _shortfall(session, quote, job):
@@ -133,12 +178,13 @@ def take(session: AdmissionSession, command: SubmitJob) -> AdmissionSession | No
     admitted = JobAdmitted(
         job_id=command.job_id,
         tenant=command.tenant,
-        spec=spec,
+        spec=command.spec,
         deadline_s=deadline_s,
         minimum_satisfactory_share=quote.schedule,
         gpu_seconds=quote.gpu_seconds,
         least_gpu_seconds=least_gpu_seconds(job, now_s),
         replanned=session.changed_schedules(),
+        gpu_type=gpu_type,
         at_s=now_s,
     )
     return session.with_event(admitted).replanned()
@@ -157,56 +203,8 @@ def _shortfall(session: AdmissionSession, quote: QuoteReservation, job: Schedula
     if quote not in session.quote_reservations:  # a node was lost, say
         return "its GPUs are lost"
     quoted = quoted_job(session.state, quote, session.cache.curves)
-    if quoted is None or not asks_no_less(quoted, job):
+    if quoted is None or not quoted.asks_no_less_than(job):
         return "the submission asks for more than was quoted"
     if end_under_s(session.plan, job, unflat(quote.schedule)) > job.deadline_s:
         return "the job was measured since, and is slower than the quote assumed"
     return ""
-
-
-def _quote_of(state: PoolState, command: SubmitJob, now_s: float) -> QuoteReservation | None:
-    """The reservation that a submission names."""
-    quote = state.quote_reservations.get(command.job_id)
-    return quote if quote is not None and quote.tenant == command.tenant and now_s < quote.until_s else None
-
-
-def quote(
-    state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache | None = None
-) -> DeadlineQuoted:
-    """The earliest deadline that this job would be promised now, on any GPU type, or why there is none."""
-    cache = PlanningCache() if cache is None else cache
-    possible = possible_types(state, question.spec)
-    if state.num_gpus and not possible:
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=why_no_type(state, question.spec), at_s=now_s)
-    answers = [
-        _quote_on_type(
-            part_of_type(state, gpu_type),
-            replace(question, spec=spec_on(state, question.spec, gpu_type)),
-            now_s,
-            cache.of_type(gpu_type),
-        )
-        for gpu_type in possible or [""]
-    ]
-    return min(answers, key=lambda answer: answer.earliest_deadline_s or math.inf)
-
-
-def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache) -> DeadlineQuoted:
-    spec, state = question.spec, with_range(state, question.spec)
-    session = AdmissionSession.start(state, now_s, cache)
-    problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)
-    curve = known_curve(state, spec, curves=session.cache.curves)
-    if problems or curve is None:
-        why = "; ".join(problems) or why_unquotable(state, spec)
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
-    job = arriving_job(state, "quote", spec, curve, math.inf)
-    session = session.expecting_another().with_pricing().with_search()
-    planned_s = session.earliest_deadline_s(job)
-    if planned_s is None:
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=no_deadline(state), at_s=now_s)
-    proposal = session.admission_search.propose(replace(job, deadline_s=planned_s))
-    return DeadlineQuoted(
-        earliest_deadline_s=promised_deadline_s(state, planned_s),
-        gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
-        gpu_type=type_name(state, spec.gpu_type) if len(state.gpu_types) > 1 else "",
-        at_s=now_s,
-    )

@@ -1,0 +1,122 @@
+"""The decision on a submission of known speed: taken on each GPU type on which it may run; the best one counts.
+
+A job trains on one type. Each type is a pool of its own with its own plan and prices, so a promise on it rests on
+curves that were measured there (docs/adr/0047).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from elasticflow.services.admission.commands.admit_or_reject import admit_or_reject
+from elasticflow.services.admission.commands.submission import Submission, on_type
+from elasticflow.services.admission.rejection.text import why_not_elsewhere
+from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.services.admission.sessions_by_type import SessionsByType
+from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobRejected
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
+from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
+from elasticflow.shared.state.gpu_types import type_name
+from elasticflow.shared.state.pool import spec_of
+
+Decisions = Mapping[str, AdmissionSession]  # by type: the session after the decision on it
+
+
+def decide_on_types(sessions: SessionsByType, submission: Submission, possible: list[str]) -> SessionsByType:
+    """Decide on each possible type. The types that are not chosen keep their plans."""
+    if submission.profile_only:
+        possible = possible[:1]
+    costs, after = dict[str, tuple[float, float]](), dict[str, AdmissionSession]()
+    for gpu_type in possible:
+        session, there = sessions.ready(gpu_type, submission.spec), on_type(sessions.state, submission, gpu_type)
+        if len(possible) > 1:
+            session, costs[gpu_type] = cost_on_type(session, there)
+        after[gpu_type] = admit_or_reject(session, there)
+    chosen = possible[0] if len(possible) == 1 else _best(costs, after)
+    for gpu_type, session in after.items():
+        if gpu_type != chosen:
+            is_given_up = isinstance(_answer(session), JobAdmitted)
+            sessions = sessions.with_session(gpu_type, session.replanned() if is_given_up else session)
+    return sessions.after_type(chosen, after[chosen], (_as_submitted(sessions, submission, chosen, after),))
+
+
+def _answer(session: AdmissionSession) -> AdmissionEvent:
+    (event,) = session.events
+    return event
+
+
+def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str, after: Decisions) -> AdmissionEvent:
+    """The decision for the ledger: the user's spec, the type, and the demand on the other types."""
+    answer = _answer(after[chosen])
+    if not isinstance(answer, JobAdmitted | JobRejected):
+        return answer
+    others = {gpu_type: _answer(session) for gpu_type, session in after.items() if gpu_type != chosen}
+    elsewhere = {
+        gpu_type: event.least_gpu_seconds
+        for gpu_type, event in others.items()
+        if isinstance(event, JobAdmitted | JobRejected) and event.least_gpu_seconds
+    }
+    answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
+    if isinstance(answer, JobAdmitted):
+        return answer
+    why_not = (*_offered_elsewhere(sessions, others), *why_not_elsewhere(sessions.state, submission.spec))
+    if not others and not why_not:
+        return answer
+    explanation = "; ".join((f"on {type_name(sessions.state, chosen)}: {answer.explanation}", *why_not))
+    return replace(answer, explanation=explanation)
+
+
+def _offered_elsewhere(sessions: SessionsByType, others: Mapping[str, AdmissionEvent]) -> Iterator[str]:
+    """The earliest deadline on each of the types that are not chosen."""
+    for gpu_type, event in others.items():
+        if isinstance(event, JobRejected) and event.reason in ("deadline", "price"):
+            yield f"on {type_name(sessions.state, gpu_type)} {_offered(event)}"
+
+
+def _offered(event: JobRejected) -> str:
+    if event.earliest_deadline_s is None:
+        return "no deadline is possible"
+    return f"one in {event.earliest_deadline_s - event.at_s:.0f} s"
+
+
+def _best(costs: Mapping[str, tuple[float, float]], after: Decisions) -> str:
+    """The type that admits it at the least cost; if none does, the one that offers the earliest deadline."""
+
+    def order(gpu_type: str) -> tuple[object, ...]:
+        answer = _answer(after[gpu_type])
+        if not isinstance(answer, JobRejected):
+            return False, *costs[gpu_type]
+        earliest_s = math.inf if answer.earliest_deadline_s is None else answer.earliest_deadline_s
+        return True, earliest_s, answer.reason == "unrunnable"
+
+    return min(after, key=order)
+
+
+def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[AdmissionSession, tuple[float, float]]:
+    """What the job costs there: the expected promises that it displaces, and of equal costs the slowest type, which
+    others want least. Without a promise: the seconds until all jobs there are done.
+    """
+    spec, state = submission.spec, session.state
+    curve = known_curve(state, spec, curves=session.cache.curves)
+    if curve is None:
+        return session, (math.inf, 0.0)
+    if spec.job_class is not JobClass.SLO:
+        own = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
+        return session, ((own + _left_gpu_seconds(session)) / state.num_gpus, 0.0)
+    job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
+    least = least_gpu_seconds(job, session.now_s)
+    if not math.isfinite(least):
+        return session, (math.inf, 0.0)
+    session = session.with_plan().with_pricing()
+    return session, (session.displaced_promises(job), -least)
+
+
+def _left_gpu_seconds(session: AdmissionSession) -> float:
+    """What all admitted jobs of the type still need, each on the number of GPUs on which it needs least."""
+    state, left = session.state, 0.0
+    for job in state.live_jobs.values():
+        curve = known_curve(state, spec_of(job), curves=session.cache.curves)
+        iterations = max(spec_of(job).max_iterations - job.iteration, 0)
+        left += curve.least_gpu_seconds(float(iterations), math.inf) if curve is not None and iterations else 0.0
+    return left

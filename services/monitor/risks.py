@@ -1,0 +1,141 @@
+"""Promises at risk, and jobs that have failed because they make no progress. Pure.
+
+Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures).
+"""
+# pyright: strict
+
+import math
+
+from elasticflow.services.monitor.interpolated_throughput import is_in_time
+from elasticflow.services.monitor.model import State, reports_progress
+from elasticflow.shared.messages.events import JobAtRisk, JobFailed, ProfilingFailed
+from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
+from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, planned_deadline_s, promised_deadline_s
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.jobs import may_report_end
+from elasticflow.shared.state.gpu_types import may_run_elsewhere
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState, spec_of
+
+CHECK_AFTER_LOSS_S = 5.0  # which promises are at risk
+STALLED_S = 30.0  # without an iteration: at risk
+STALLED_STEPS = 10.0  # or the time of so many steps, whichever is longer
+
+
+def failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed | None:
+    """A job without progress for longer than the pool tolerates has failed. (The executor reports repeated crashes.)"""
+    if (
+        not job.gpus
+        or not may_report_end(job, job.generation)
+        or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s
+    ):
+        return None
+    error = _stall_error(state, job, now_s)
+    gpu_type = spec_of(job).gpu_type
+    if may_run_elsewhere(state.pool, job, gpu_type):
+        return ProfilingFailed(
+            job_id=job.job_id,
+            generation=job.generation,
+            gpu_type=gpu_type,
+            error=error,
+            progressed_at_s=job.progressed_at_s,
+            at_s=now_s,
+        )
+    return JobFailed(
+        job_id=job.job_id,
+        generation=job.generation,
+        error=error,
+        progressed_at_s=job.progressed_at_s,
+        at_s=now_s,
+    )
+
+
+def _stall_error(state: State, job: Job, now_s: float) -> str:
+    stalled_s = _stalled_for_s(state, job, now_s)
+    if job.training_generation is None:
+        return f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
+    progress = state.progress.get(job.job_id)
+    iteration = max(job.iteration, progress.report.iteration if progress is not None else 0)
+    return f"no iteration ended for {stalled_s:.0f} s after {iteration} were done; does train() return?"
+
+
+def _stalled_for_s(state: State, job: Job, now_s: float) -> float:
+    """Seconds since the job's last iteration or placement.
+
+    Time without a connection to the bus does not count: only the monitor reports progress, so meanwhile the ledger
+    shows none although jobs train.
+    """
+    if state.connected_since_s is None or state.is_disconnected(now_s):
+        return 0.0
+    moved_at_s = max(job.placed_at_s, job.progressed_at_s, state.connected_since_s)
+    progress = state.progress.get(job.job_id)
+    if progress is not None and reports_progress(job, progress.generation):
+        moved_at_s = max(moved_at_s, progress.moved_at_s)
+    return now_s - moved_at_s
+
+
+def at_risk(pool: PoolState, now_s: float, cache: PlanningCache | None) -> list[JobAtRisk]:
+    """Promised jobs for which no schedule meets the deadline at the speed that is known now."""
+    planned = planned_pool(pool, now_s, cache)
+    risks: list[JobAtRisk] = []
+    for row in planned.plan.late:
+        job, schedule = planned.listed[row], planned.plan.table.schedule(row)
+        projected_s = schedule[-1].end_s if schedule else None
+        if job.deadline_s is None or job.at_risk:
+            continue
+        if is_in_time(job, planned.curves[row], planned_deadline_s(pool, job.deadline_s), now_s):
+            continue
+        if projected_s is None or projected_s > job.deadline_s:
+            # The schedules of late jobs fit beside each other, so each can be promised the end of its own.
+            earliest_s = None
+            if projected_s is not None:
+                earliest_s = float(math.ceil(promised_deadline_s(pool, PlannedTime(projected_s))))
+            risks.append(_risk(job, projected_s, job.deadline_s, now_s, earliest_s))
+    return [*risks, *_unrunnable(pool, planned, now_s)]
+
+
+def _unrunnable(pool: PoolState, planned: PlannedPool, now_s: float) -> list[JobAtRisk]:
+    """Promised jobs that run on no number of GPUs that the pool has."""
+    listed = {job.job_id for job in planned.listed}
+    return [
+        _risk(job, None, job.deadline_s, now_s)
+        for job_id, job in sorted(pool.live_jobs.items())
+        if job.promised and not job.at_risk and job_id not in listed and job.deadline_s is not None
+    ]
+
+
+def lost_a_node(pool: PoolState, now_s: float) -> bool:
+    """Whether a node was lost in the last seconds, or came back where it may have another GPU type than before:
+    promises may be at risk although no job reports progress."""
+    may_change_type = len(pool.gpu_types) > 1
+    return any(
+        now_s - node.since_s < CHECK_AFTER_LOSS_S
+        and (not node.alive or (may_change_type and bool(node.earlier_incarnations)))
+        for node in pool.nodes.values()
+    )
+
+
+def stalled(state: State, now_s: float) -> list[JobAtRisk]:
+    """Promised jobs that hold GPUs and make no progress."""
+    risks: list[JobAtRisk] = []
+    for _, job in sorted(state.pool.live_jobs.items()):
+        step_s = 1.0 / job.iterations_per_s if job.iterations_per_s else 0.0
+        tolerated_s = max(STALLED_S, STALLED_STEPS * step_s)
+        if not job.promised or job.at_risk or not job.gpus or job.deadline_s is None:
+            continue
+        if _stalled_for_s(state, job, now_s) > tolerated_s:
+            risks.append(_risk(job, None, job.deadline_s, now_s))
+    return risks
+
+
+def _risk(
+    job: Job, projected_s: float | None, deadline_s: float, now_s: float, earliest_s: float | None = None
+) -> JobAtRisk:
+    return JobAtRisk(
+        job_id=job.job_id,
+        generation=job.generation,
+        projected_finish_s=projected_s,
+        deadline_s=deadline_s,
+        earliest_deadline_s=earliest_s,
+        at_s=now_s,
+    )

@@ -1,0 +1,138 @@
+"""The fold of admission's decisions on admitted jobs. Part of `ledger_fold`.
+
+An operator's GPU limits narrow the range in the job's spec while they are in force, so planning sees only a range.
+"""
+
+from dataclasses import replace
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.state.fold.jobs import scheduling_event, with_job
+from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.usage_and_demand import with_usage
+from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState, Usage, spec_of
+
+
+def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int) -> PoolState:
+    """Workers learn of another number of iterations in their next generation, which placement starts at once."""
+    if job.phase is not Phase.ADMITTED:
+        return state
+    spec = spec_of(job)
+    if event.max_iterations != spec.max_iterations:
+        job = fast_replace(
+            job,
+            spec=replace(spec, max_iterations=event.max_iterations),
+            submitted_spec=job.submitted_spec or spec,
+            has_outdated_spec=bool(job.gpus),
+        )
+    job = fast_replace(
+        job,
+        deadline_s=event.deadline_s,
+        minimum_satisfactory_share=event.minimum_satisfactory_share,
+        planned_share=event.minimum_satisfactory_share,
+        at_risk=False,
+        earliest_deadline_s=None,
+    )
+    used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds, num_jobs=0)
+    state = with_usage(with_replanned(state, event), job.tenant, used)
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def with_replanned(
+    state: PoolState,
+    event: events.JobAdmitted | events.QuoteReserved | events.JobAmended | events.GpuLimitsSet | events.GpuTypeChanged,
+) -> PoolState:
+    if not event.replanned:
+        return state
+    live_jobs = state.live_jobs.mutate()
+    for job_id, schedule in event.replanned.items():
+        other = live_jobs.get(job_id)
+        if other is not None:
+            live_jobs[job_id] = fast_replace(other, planned_share=schedule)
+    return fast_replace(state, live_jobs=live_jobs.finish())
+
+
+def without_share(state: PoolState, job_id: str) -> PoolState:
+    """Remove the share that the last allocation gave to a job of this id: for GPUs that it no longer trains on."""
+    shares = {name: num_gpus for name, num_gpus in state.num_gpus_by_job.items() if name != job_id}
+    return fast_replace(state, num_gpus_by_job=shares)
+
+
+# --- GPU limits -----------------------------------------------------------------------------------------
+
+
+def submitted_range(job: Job) -> GpuRange:
+    """The range that the user gave."""
+    return (job.submitted_spec or spec_of(job)).gpu_range
+
+
+def with_gpu_range(job: Job, gpu_range: GpuRange) -> JobSpec:
+    """The job's spec with this range."""
+    return replace(spec_of(job), min_gpus=gpu_range.least, max_gpus=gpu_range.most)
+
+
+def gpu_limits_set(state: PoolState, job: Job, event: events.GpuLimitsSet, sequence: int) -> PoolState:
+    limits = GpuLimits(min_gpus=event.min_gpus, max_gpus=event.max_gpus, until_s=event.until_s)
+    gpu_range = submitted_range(job).intersection(limits.gpu_range)
+    if job.phase is not Phase.ADMITTED or gpu_range.is_empty:
+        return state
+    job = fast_replace(
+        job,
+        spec=with_gpu_range(job, gpu_range),
+        submitted_spec=job.submitted_spec or spec_of(job),
+        minimum_satisfactory_share=event.minimum_satisfactory_share,
+        planned_share=event.minimum_satisfactory_share,
+    )
+    used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds, num_jobs=0)
+    state = with_usage(with_replanned(state, event), job.tenant, used)
+    state = fast_replace(with_range(state, spec_of(job)), gpu_limits=state.gpu_limits.set(job.job_id, limits))
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def gpu_limits_cleared(state: PoolState, job: Job, sequence: int) -> PoolState:
+    """Restore the user's range. The schedule stays: it keeps the promise with more sizes as well."""
+    if job.job_id not in state.gpu_limits:
+        return state
+    spec = job.submitted_spec or spec_of(job)
+    job = fast_replace(
+        job,
+        spec=replace(spec_of(job), min_gpus=spec.min_gpus, max_gpus=spec.max_gpus),
+        at_risk=False,
+        earliest_deadline_s=None,
+    )
+    state = fast_replace(state, gpu_limits=state.gpu_limits.delete(job.job_id))
+    return scheduling_event(with_job(with_range(state, spec_of(job)), job), sequence)
+
+
+# --- GPU types ------------------------------------------------------------------------------------------
+
+
+def gpu_type_changed(state: PoolState, job: Job, event: events.GpuTypeChanged, sequence: int) -> PoolState:
+    """The next generation has GPUs of the other type. Workers on the present ones must stop."""
+    spec = spec_on(state, spec_of(job), event.gpu_type)
+    if job.phase is not Phase.ADMITTED or spec is job.spec:
+        return state
+    job = fast_replace(
+        job,
+        spec=spec,
+        submitted_spec=submitted_spec(job),
+        minimum_satisfactory_share=event.minimum_satisfactory_share,
+        planned_share=event.minimum_satisfactory_share,
+        num_gpus=0,
+        reserved_gpus=(),
+        broken=job.broken or bool(job.gpus),
+        at_risk=False,
+        earliest_deadline_s=None,
+        gpu_type_kept_at_s=None,
+        gpu_type_kept_sequence=0,
+    )
+    state = without_share(with_range(with_replanned(state, event), spec), job.job_id)
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def gpu_type_kept(state: PoolState, job: Job, event: events.GpuTypeKept, sequence: int) -> PoolState:
+    return with_job(state, fast_replace(job, gpu_type_kept_at_s=event.at_s, gpu_type_kept_sequence=sequence))
