@@ -39,6 +39,7 @@ from elasticflow.shared.state.fold.workers import (
     gpu_limits_yield,
     memory_exceeded,
     progressed,
+    with_slower_mix,
     with_speed_ratio,
     with_start_cost,
     worker_crashed,
@@ -49,7 +50,7 @@ from elasticflow.shared.state.fold.workers import (
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 18  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 19  # raise it when the same messages fold to another state: older snapshots are then not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,10 @@ def _of_a_job(
             return with_job(with_start_cost(state, job, event), generation_started(state, job, event))
         case events.JobProgressed():
             after = progressed(job, event)
-            return state if after is job else with_speed_ratio(with_job(state, after), after, event, sequence)
+            if after is job:
+                return state
+            state = with_speed_ratio(with_job(state, after), after, event, sequence)
+            return with_slower_mix(state, after, event, sequence)
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state
