@@ -18,7 +18,8 @@ from elasticflow.shared.scheduling.placement.gpu_positions import LastPositions
 from elasticflow.shared.scheduling.placement.placement import any_spread
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import MeasuredCurve, NodeState, PoolState
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.pool import NodeState, PoolState
 
 PROFILE = "on-paper/b256"
 NOW_S = 1_800_000_000.0

@@ -17,7 +17,8 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, resize
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.jobs import state_holders
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import MeasuredCurve, PoolState, largest_level, spec_of
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.pool import PoolState, largest_level, spec_of
 
 PROBE_S = 15.0  # of training there, until the speed is steady and reported
 

@@ -40,8 +40,9 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.policy import Policy
-from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 REPORT_EVERY_S = 2.0  # progress of one job
 LOAD_REPORT_EVERY_S = 5.0  # progress of one padding load

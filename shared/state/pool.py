@@ -4,7 +4,6 @@ Every service folds the same events into this one value (`ledger_fold.evolve`) a
 persistent (immutables.Map): a fold step costs the same with ten jobs and with a hundred thousand.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +13,14 @@ from immutables import Map
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import QueuePosition
-from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
+from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB, IdleWindows
-from elasticflow.shared.state.job import NO_SPEEDS, Job, Phase, SpeedStatistics
+from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load
+from elasticflow.shared.state.measured_curve import MeasuredCurve
 
 DEMAND_CHUNK = 256  # submissions
 MAX_DEMAND_CHUNKS = 32
@@ -83,28 +83,6 @@ class QuoteReservation:
     gpu_seconds: float
     at_s: float
     until_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCurve:
-    """The scaling curve of a profile, as far as it is measured: iterations/s by number of GPUs. See `fold/profiles.py`.
-
-    probed_to: the most GPUs that were measured or probed; inf: more would not help; 0: the profiling run is not over.
-    probed_at_s: when a job last began a scaling probe.
-    """
-
-    iterations_per_s: Mapping[int, float]
-    measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
-    dataset_size: int | None = None
-    probed_to: float = 0.0
-    probed_at_s: float = -math.inf
-    speed: SpeedStatistics = NO_SPEEDS  # of the jobs of this profile that ended
-    parts: tuple[GpuRange, ...] = ()  # the ranges whose parts have keys of their own
-
-    @property
-    def complete(self) -> bool:
-        """The profiling run is over: promises may use the curve."""
-        return self.probed_to > 0
 
 
 # The two numbers of a command's `QueuePosition`, and the ledger's sequence of the decision on it. A plain tuple, which

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
-from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes, predicted_from, samples_to_measure
+from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes, predicted_from
 
 SECONDS = st.floats(1e-3, 1e3)
 MEASURED = st.dictionaries(st.integers(1, 200), SECONDS, min_size=1, max_size=8)
@@ -47,15 +47,6 @@ def test_the_ratio_of_speeds_is_the_one_that_predicted(times: StepTimes, speed_r
     assert not any(point.measured for point in predicted.points_P)
     measured = StepTimes.of_measurements("b", {point.samples: point.step_s for point in predicted.points_P})
     assert measured.speed_ratio(times) == pytest.approx(speed_ratio)
-
-
-@given(st.integers(1, 10_000))
-def test_measured_samples_are_powers_of_two_and_midpoints(most_samples: int) -> None:
-    measured = samples_to_measure(most_samples)
-    assert measured[0] == 1
-    assert all(low < high <= most_samples for low, high in pairwise(measured))
-    assert all(number.bit_count() == 1 or (number % 3 == 0 and (number // 3).bit_count() == 1) for number in measured)
-    assert 2 * most_samples < 3 * measured[-1]
 
 
 @given(STEPS_S)

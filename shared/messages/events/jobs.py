@@ -21,6 +21,7 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +186,18 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputMeasured:
-    """The throughput of a profile on num_gpus. From the executor (in a profiling run) or the monitor (in training)."""
+    """The throughput of a profile on num_gpus. From the executor (in a profiling run) or the monitor (in training).
+
+    dataset_size: samples; known after a profiling run.
+    single_gpu: of a profiling run on one GPU, in a pool with several GPU types.
+    """
 
     VERSION: ClassVar[int] = 1
     profile_key: Name
     num_gpus: NumGpus
     iterations_per_s: Rate
-    dataset_size: Iterations | None = None  # samples; known after a profiling run
+    dataset_size: Iterations | None = None
+    single_gpu: SingleGpuStepTimes | None = None
     job_id: Token
     generation: Generation
     source: Literal["profile", "training"]

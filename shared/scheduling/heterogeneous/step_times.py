@@ -14,13 +14,6 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
-def samples_to_measure(most_samples: int) -> tuple[int, ...]:
-    """Powers of two and the midpoints between them, up to `most_samples`: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
-    powers = [1 << exponent for exponent in range(most_samples.bit_length())]
-    midpoints = [3 * power // 2 for power in powers if power > 1]
-    return tuple(sorted(samples for samples in powers + midpoints if samples <= most_samples))
-
-
 class StepTime(NamedTuple):
     """measured: whether this time, or both times that it lies between, were measured."""
 

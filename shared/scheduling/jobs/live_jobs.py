@@ -38,7 +38,8 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     stalled_until_s,
 )
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 _SPARE_ROWS = 8  # for arriving jobs
 OVERDUE_S = 1.0  # of work that an overdue job is assumed to need

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, LEVEL_BY_NAME, Level
-from elasticflow.shared.state.pool import MeasuredCurve
+from elasticflow.shared.state.measured_curve import MeasuredCurve
 
 UNMEASURED_SAVING = 0.1
 """Assumed fraction of its time that a closer placement saves where no table exists. Cautious: figure 2(b) shows

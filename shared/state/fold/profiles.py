@@ -15,7 +15,8 @@ from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import MeasuredCurve, PoolState, spec_of
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 _NO_CURVE = MeasuredCurve(iterations_per_s={})
 
@@ -39,6 +40,7 @@ def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequ
         iterations_per_s={**curve.iterations_per_s, event.num_gpus: event.iterations_per_s},
         measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
         dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
+        single_gpu=event.single_gpu or curve.single_gpu,
     )
     return fast_replace(with_curve(state, event.profile_key, curve), scheduling_event_sequence=sequence)
 

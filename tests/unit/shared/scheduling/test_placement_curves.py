@@ -10,7 +10,7 @@ from elasticflow.shared.scheduling.jobs.placement_curves import (
 )
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, NODE, RACK, SOCKET
-from elasticflow.shared.state.pool import MeasuredCurve
+from elasticflow.shared.state.measured_curve import MeasuredCurve
 
 CURVES = placement_curves(
     {

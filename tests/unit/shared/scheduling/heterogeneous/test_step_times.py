@@ -9,15 +9,9 @@ from elasticflow.shared.scheduling.heterogeneous.step_times import (
     StepTime,
     StepTimes,
     predicted_from,
-    samples_to_measure,
 )
 
 TIMES = StepTimes.of_measurements("V100", {4: 1.0, 8: 1.4, 16: 3.0})
-
-
-def test_powers_of_two_and_midpoints_are_measured() -> None:
-    assert samples_to_measure(50) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-    assert samples_to_measure(0) == ()
 
 
 @pytest.mark.parametrize(

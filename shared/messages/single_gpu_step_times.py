@@ -1,0 +1,34 @@
+"""The step time of one GPU by its number of virtual nodes, as a profiling run measures it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
+from pydantic import Strict
+
+from elasticflow.shared.messages.limits import MAX_BATCH, FewItems, PositiveDurationS
+
+PositiveVirtualNodes = Annotated[int, Strict(), Gt(0), Le(MAX_BATCH)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleGpuStepTimes:
+    """num_virtual_nodes: of the job; in the fast mode, equal parts of its batch, since the job itself has no number.
+
+    step_s_by_virtual_nodes: the median step in seconds of one GPU that computes so many of them, all of them included.
+    """
+
+    num_virtual_nodes: PositiveVirtualNodes
+    step_s_by_virtual_nodes: Annotated[Mapping[PositiveVirtualNodes, PositiveDurationS], FewItems]
+    reproducible: Literal["bitwise", "fast"]
+
+
+def counts_to_measure(most: int) -> tuple[int, ...]:
+    """Powers of two and the midpoints between them, and `most` itself: 1, 2, 3, 4, 6, 8, 12, 16, ...
+
+    Source: VirtualFlow, section 5.1.1.
+    """
+    powers = [1 << exponent for exponent in range(most.bit_length())]
+    midpoints = [3 * power // 2 for power in powers if power > 1]
+    return tuple(sorted({count for count in powers + midpoints if count < most} | {most}))

@@ -1,0 +1,109 @@
+"""The step times of a job by GPU type, and its communication, from the profiles of a pool. Pure.
+
+A type without step times of its own is predicted from a measured one, by the ratio of their speeds on one GPU.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
+from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes, predicted_from
+from elasticflow.shared.state.gpu_types import possible_types, spec_on, type_name
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.pool import PoolState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStepTimes:
+    """num_virtual_nodes: into so many equal parts a split divides the global batch.
+
+    by_type: by recorded type, the first type first; those without a known speed on one GPU are missing.
+    """
+
+    num_virtual_nodes: int
+    global_batch_size: int
+    by_type: Mapping[str, StepTimes]
+    communication: CommunicationTimes
+
+    def step_s_V(self, recorded_type: str) -> tuple[float, ...]:
+        """The step time of one GPU of this type with 1, 2, ... virtual nodes, as far as they fit its memory."""
+        return self.by_type[recorded_type].of_virtual_nodes(self.global_batch_size, self.num_virtual_nodes)
+
+
+def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
+    """Of a submitted spec on the types where it may run; None if no type has measured step times.
+
+    state: with all types. Speeds that jobs report in training correct the step times as they correct the curves.
+    """
+    curves = _curves(state, spec)
+    measured = {
+        recorded: _measured(type_name(state, recorded), spec.global_batch_size, curve.iterations_per_s[1], single_gpu)
+        for recorded, curve in curves.items()
+        if (single_gpu := curve.single_gpu) is not None
+    }
+    if not measured:
+        return None
+    base = max(measured, key=lambda recorded: len(measured[recorded].points_P))
+    by_type = {
+        recorded: measured.get(recorded)
+        or predicted_from(
+            measured[base], type_name(state, recorded), curve.iterations_per_s[1] / curves[base].iterations_per_s[1]
+        )
+        for recorded, curve in curves.items()
+    }
+    return JobStepTimes(
+        num_virtual_nodes=_num_virtual_nodes(curves[base]),
+        global_batch_size=spec.global_batch_size,
+        by_type=by_type,
+        communication=_communication(
+            spec.global_batch_size, [(curves[recorded], times) for recorded, times in measured.items()]
+        ),
+    )
+
+
+def _curves(state: PoolState, spec: JobSpec) -> dict[str, MeasuredCurve]:
+    """By recorded type, where the speed on one GPU is known."""
+    keys = {recorded: spec_on(state, spec, type_name(state, recorded)) for recorded in possible_types(state, spec)}
+    curves = {recorded: state.curves.get(on_type.measured_key) for recorded, on_type in keys.items()}
+    return {recorded: curve for recorded, curve in curves.items() if curve and curve.iterations_per_s.get(1)}
+
+
+def _measured(
+    gpu_type: str, global_batch_size: int, iterations_per_s: float, single_gpu: SingleGpuStepTimes
+) -> StepTimes:
+    """iterations_per_s: of one GPU by its curve, to which the step times are corrected."""
+    num_virtual_nodes, step_s = single_gpu.num_virtual_nodes, single_gpu.step_s_by_virtual_nodes
+    correction = 1.0 / (step_s[num_virtual_nodes] * iterations_per_s)
+    return StepTimes.of_measurements(
+        gpu_type,
+        {_samples(count, num_virtual_nodes, global_batch_size): s * correction for count, s in step_s.items()},
+    )
+
+
+def _communication(global_batch_size: int, measured: list[tuple[MeasuredCurve, StepTimes]]) -> CommunicationTimes:
+    """A step on several GPUs of one type less the step of its largest part on one; of several types the longest."""
+    steps_s = dict[int, tuple[float, float]]()
+    for curve, times in measured:
+        num_virtual_nodes = _num_virtual_nodes(curve)
+        for num_gpus, rate in curve.iterations_per_s.items():
+            if num_gpus == 1 or not rate:
+                continue
+            largest = -(-num_virtual_nodes // num_gpus)
+            alone_s = times.at(_samples(largest, num_virtual_nodes, global_batch_size)).step_s
+            longest_s, longest_alone_s = steps_s.get(num_gpus, (0.0, math.inf))
+            if 1.0 / rate - alone_s > longest_s - longest_alone_s:
+                steps_s[num_gpus] = 1.0 / rate, alone_s
+    return CommunicationTimes.of_measurements(steps_s)
+
+
+def _num_virtual_nodes(measured: MeasuredCurve) -> int:
+    assert measured.single_gpu is not None
+    return measured.single_gpu.num_virtual_nodes
+
+
+def _samples(count: int, num_virtual_nodes: int, global_batch_size: int) -> int:
+    """Of so many virtual nodes; they differ by one sample at most, and the larger ones count."""
+    return -(-count * global_batch_size // num_virtual_nodes)

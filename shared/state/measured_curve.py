@@ -1,0 +1,33 @@
+"""What is measured of a throughput profile. `fold/profiles.py` keeps it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.state.job import NO_SPEEDS, SpeedStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCurve:
+    """The scaling curve of a profile, as far as it is measured: iterations/s by number of GPUs.
+
+    probed_to: the most GPUs that were measured or probed; inf: more would not help; 0: the profiling run is not over.
+    probed_at_s: when a job last began a scaling probe.
+    single_gpu: measured in a pool with several GPU types.
+    """
+
+    iterations_per_s: Mapping[int, float]
+    measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
+    dataset_size: int | None = None
+    single_gpu: SingleGpuStepTimes | None = None
+    probed_to: float = 0.0
+    probed_at_s: float = -math.inf
+    speed: SpeedStatistics = NO_SPEEDS  # of the jobs of this profile that ended
+    parts: tuple[GpuRange, ...] = ()  # the ranges whose parts have keys of their own
+
+    @property
+    def complete(self) -> bool:
+        """The profiling run is over: promises may use the curve."""
+        return self.probed_to > 0

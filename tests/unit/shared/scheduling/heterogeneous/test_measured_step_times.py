@@ -1,0 +1,82 @@
+"""Given measured profiles of a job, its step times on each GPU type, and how long its workers communicate."""
+
+import pytest
+
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.scheduling.heterogeneous.measured_step_times import JobStepTimes, job_step_times
+from elasticflow.shared.scheduling.heterogeneous.step_times import StepTime
+from tests.support.histories import LINEAR, NOW_S, History, spec
+from tests.support.two_types import two_types
+
+ON_V100 = SingleGpuStepTimes(
+    num_virtual_nodes=8,
+    step_s_by_virtual_nodes={1: 0.3, 2: 0.4, 4: 0.6, 8: 1.0},
+    reproducible="bitwise",
+)
+JOB = spec(model_name="new")
+
+
+def measured(
+    key: str, num_gpus: int, rate: float, at_s: float, single_gpu: SingleGpuStepTimes | None = None
+) -> events.ThroughputMeasured:
+    return events.ThroughputMeasured(
+        profile_key=key,
+        num_gpus=num_gpus,
+        iterations_per_s=rate,
+        single_gpu=single_gpu,
+        job_id="a",
+        generation=1,
+        source="profile",
+        at_s=NOW_S + at_s,
+    )
+
+
+def times_of(history: History) -> JobStepTimes:
+    times = job_step_times(history.state, JOB)
+    assert times is not None
+    return times
+
+
+def test_the_fold_keeps_step_times_beside_later_speeds_of_the_profile() -> None:
+    history = two_types().then(measured("new/b64", 1, 1.0, 1.0, ON_V100), measured("new/b64", 2, 1.5, 2.0))
+    assert history.state.curves["new/b64"].single_gpu == ON_V100
+
+
+def test_a_measured_type_has_its_own_times_and_another_is_predicted_by_their_speeds() -> None:
+    history = two_types().then(measured("new/b64", 1, 1.0, 1.0, ON_V100), measured("new/b64@P100", 1, 0.25, 2.0))
+    times = times_of(history)
+    assert list(times.by_type) == ["", "P100"]
+    assert times.by_type[""].at(32) == StepTime(32, pytest.approx(0.6))
+    assert times.by_type["P100"].at(32) == StepTime(32, pytest.approx(2.4), measured=False)
+    assert (times.by_type[""].gpu_type, times.by_type["P100"].gpu_type) == ("V100", "P100")
+    assert times.step_s_V("") == pytest.approx((0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
+
+
+def test_a_type_of_unknown_speed_has_no_times() -> None:
+    assert job_step_times(two_types().state, JOB) is None
+    assert list(times_of(two_types().then(measured("new/b64", 1, 1.0, 1.0, ON_V100))).by_type) == [""]
+
+
+def test_curves_alone_say_nothing_about_parts_of_the_batch() -> None:
+    assert job_step_times(two_types(curves={"linear/b64": LINEAR}).state, spec()) is None
+
+
+def test_a_speed_in_training_corrects_all_step_times() -> None:
+    history = two_types().then(measured("new/b64", 1, 1.0, 1.0, ON_V100), measured("new/b64", 1, 0.5, 2.0))
+    assert times_of(history).step_s_V("")[::7] == pytest.approx((0.6, 2.0))
+
+
+def test_communication_is_the_distributed_step_less_its_largest_part_and_the_longest_of_all_types() -> None:
+    on_p100 = SingleGpuStepTimes(
+        num_virtual_nodes=8, step_s_by_virtual_nodes={1: 1.0, 4: 2.0, 8: 4.0}, reproducible="bitwise"
+    )
+    history = two_types().then(
+        measured("new/b64", 1, 1.0, 1.0, ON_V100),
+        measured("new/b64", 2, 1 / 0.75, 2.0),
+        measured("new/b64", 4, 1 / 0.6, 3.0),
+        measured("new/b64@P100", 1, 0.25, 4.0, on_p100),
+        measured("new/b64@P100", 2, 1 / 2.1, 5.0),
+    )
+    communication = times_of(history).communication
+    assert (communication.at(2), communication.at(4)) == pytest.approx((0.15, 0.2))
