@@ -95,6 +95,7 @@ class JobSpec:
     min_gpus: PositiveGpus = 1  # the job does not run, or does not converge, on fewer
     max_gpus: PositiveGpus | None = None  # nor on more; equal to min_gpus: an inelastic job
     gpu_type: GpuType = ""  # of all its GPUs; "": the pool decides
+    mixed_gpu_types: bool = False  # other types may join in the bitwise mode too, although they compute other bits
 
     @property
     def entry(self) -> str:

@@ -1,7 +1,8 @@
 """The GPU types of a pool, and the part of the pool that has one type. Pure.
 
-All GPUs of a job have one type. Planners decide on the parts one after another, each as on a pool of its own, so a
-pool of one type is planned as if types did not exist (docs/adr/0047).
+All GPUs of a job's share have one type. Planners decide on the parts one after another, each as on a pool of its own,
+so a pool of one type is planned as if types did not exist (docs/adr/0047). What is idle then may join a job of another
+type (docs/adr/0048).
 
 In specs and events of the ledger "" stands for the first type of the pool, which is also that of nodes without a type:
 so an older message means the same as before.
@@ -15,6 +16,8 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import Demand, PoolState, num_gpus_by_type, spec_of, with_nodes
+
+CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
 
 
 def type_name(state: PoolState, recorded: str) -> str:
@@ -43,11 +46,23 @@ def accepts(state: PoolState, spec: JobSpec, recorded: str) -> bool:
     return not spec.gpu_type or as_recorded(state, spec.gpu_type) == recorded
 
 
-def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """The types on which a submitted spec may run, as recorded, the first type first: those with enough GPUs."""
+def num_recorded_gpus(state: PoolState) -> Counter[str]:
+    """GPUs of the nodes that are alive, by recorded type."""
     num_gpus = Counter[str]()
     for gpu_type, count in num_gpus_by_type(state).items():
         num_gpus[as_recorded(state, gpu_type)] += count
+    return num_gpus
+
+
+def have_same_arithmetic(state: PoolState, *recorded: str) -> bool:
+    """Whether GPUs of these types compute the same bits: all of them are one type, or CPU slots of any share."""
+    names = {type_name(state, each) for each in recorded}
+    return len(names) == 1 or all(name.startswith(CPU_SLOTS) for name in names)
+
+
+def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """The types on which a submitted spec may run, as recorded, the first type first: those with enough GPUs."""
+    num_gpus = num_recorded_gpus(state)
     known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
     return [each for each in known if accepts(state, spec, each) and num_gpus[each] >= spec.gpu_range.least]
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from elasticflow.shared.messages.limits import MAX_GPU_TYPE_LENGTH
+from elasticflow.shared.state.gpu_types import CPU_SLOTS
 
 _LISTING_TIMEOUT_S = 30.0
 _QUERY = ("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
@@ -60,7 +61,7 @@ def gpu_type_of(product_name: str) -> str:
 
 def cpu_slot_type(cpu_share: float) -> str:
     """The GPU type of CPU slots: "cpu-0.25" for a quarter of a core. A share of 1 or more is no limit: "cpu-1"."""
-    return f"cpu-{min(1.0, cpu_share):.3g}"
+    return f"{CPU_SLOTS}{min(1.0, cpu_share):.3g}"
 
 
 def _named(name: str, installed: Sequence[LocalGpu]) -> LocalGpu | None:
