@@ -218,6 +218,7 @@ def _measured(job: Job, profiled: from_worker.Profiled, now_s: float) -> Through
         num_gpus=len(job.gpus),
         iterations_per_s=profiled.iterations_per_s,
         dataset_size=profiled.dataset_size,
+        single_gpu=profiled.single_gpu,
         job_id=job.job_id,
         generation=job.generation,
         source="profile",

@@ -73,7 +73,7 @@ class FrameReader(Generic[Message]):
 
 def _decode(body: bytes) -> ChannelMessage:
     try:
-        name, fields = cast(tuple[str, object], _unpack(body))
+        name, fields = cast(tuple[str, object], _unpack(body, strict_map_key=False))
         return _ADAPTERS[name].validate_python(fields)
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
         raise BrokenChannel(f"unreadable message: {type(error).__name__}: {error}"[:500]) from error

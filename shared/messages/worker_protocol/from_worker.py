@@ -23,6 +23,7 @@ from elasticflow.shared.messages.limits import (
     Text,
 )
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
 Metrics = Annotated[Mapping[Name, Finite], FewItems]
@@ -134,10 +135,14 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """Median throughput of a profiling run with this number of workers. From rank 0."""
+    """Median throughput of a profiling run with this number of workers. From rank 0.
+
+    dataset_size: samples; None: unknown, in a script. single_gpu: if the assignment asked for it.
+    """
 
     iterations_per_s: Rate
-    dataset_size: Iterations | None  # samples; None: unknown, in a script
+    dataset_size: Iterations | None
+    single_gpu: SingleGpuStepTimes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

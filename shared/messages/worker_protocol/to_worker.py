@@ -55,6 +55,7 @@ class Assignment:
     micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
     virtual_nodes_by_rank: virtual nodes of each worker of the generation.
     gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
+    measures_step_times: a profiling run on one GPU also measures steps with fewer virtual nodes.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 
@@ -81,6 +82,7 @@ class Assignment:
     checkpoint_every_s: PositiveDurationS = 30.0
     profile_min_s: PositiveDurationS = 0.6
     profile_max_iterations: Annotated[int, Strict(), Ge(3)] = 30
+    measures_step_times: bool = False
     checkpoint_wait_s: DurationS = 60.0  # NFS may show a new file in a folder so much later (acdirmax)
 
 

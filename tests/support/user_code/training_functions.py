@@ -172,6 +172,15 @@ class Fast(Points):
     reproducible = "fast"
 
 
+class NeedsTwoSamples(Fast):
+    """As a batch normalization does."""
+
+    def train(self, batch, model, optimizer):
+        if len(batch[0]) < 2:
+            raise ValueError("expected more than 1 value per channel")
+        return super().train(batch, model, optimizer)
+
+
 class WithAnUnusedLayer(nn.Linear):
     def __init__(self):
         super().__init__(4, 1)

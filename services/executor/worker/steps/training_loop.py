@@ -3,7 +3,6 @@
 training_step.py has one step, and what the workers agree on in it.
 """
 
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from elasticflow.services.executor.worker.steps.repeatability_check import (
     needs_repeatability_check,
     run_first_step_twice,
 )
+from elasticflow.services.executor.worker.steps.speed_measurement import measure_speed
 from elasticflow.services.executor.worker.steps.training_step import Trainer
 from elasticflow.services.executor.worker.steps.worker_setup import MakeEngine, set_up, worker_engine
 from elasticflow.shared.messages.job_spec import TORCHRUN
@@ -39,7 +39,6 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 log = structlog.get_logger()
 
-_MIN_MEASURED_ITERATIONS = 3
 _RANK_DELAY_S = 0.1  # between two survivors that would write the same checkpoint
 
 RunInNewThread = Callable[[Callable[[], None]], None]  # the process ends when the work does
@@ -77,7 +76,7 @@ def _profile(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> 
     """The speed, on rank 0."""
     trainer, _ = _begin(assignment, channel, telemetry)
     try:
-        return _measure_speed(trainer, assignment, channel)
+        return measure_speed(trainer, channel)
     except MemoryExceeded as exceeded:  # no state is kept: another generation measures smaller micro-batches
         log.warning("interrupted", reason=str(exceeded))
         size = exceeded.micro_batch_size
@@ -223,28 +222,3 @@ def _finish(
     metrics = trainer.finite_metrics()
     channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))
     log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)
-
-
-def _measure_speed(trainer: Trainer, assignment: Assignment, channel: Channel) -> Profiled | None:
-    """Median speed after a short warm-up. Rank 0's clock decides when the measurement suffices."""
-
-    def is_enough() -> bool:
-        return len(step_times_s) >= _MIN_MEASURED_ITERATIONS and (
-            sum(step_times_s) >= assignment.profile_min_s or len(step_times_s) >= assignment.profile_max_iterations
-        )
-
-    step_times_s: list[float] = []
-    if run_first_step_twice(trainer, stop=channel.stop_requested):  # also the warm-up
-        return None
-    trainer.check_state()
-    stopping = False
-    while not stopping:
-        began_s = time.monotonic()
-        stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and is_enough())).stop
-        step_times_s.append(time.monotonic() - began_s)
-    trainer.members.leave()
-    if not (trainer.is_rank_0 and is_enough()):
-        return None
-    rate = 1 / max(statistics.median(step_times_s), 1e-6)
-    log.info("profiled", iterations_per_s=round(rate, 3), iterations=len(step_times_s))
-    return Profiled(iterations_per_s=rate, dataset_size=trainer.dataset.partitions.num_samples)

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
@@ -37,6 +36,7 @@ from elasticflow.services.executor.worker.steps.step_agreement import (
     fingerprint,
     require_same_state,
 )
+from elasticflow.services.executor.worker.steps.step_engine import StepEngine
 from elasticflow.services.executor.worker.steps.stragglers import StragglerDetector
 from elasticflow.services.executor.worker.steps.training_function import (
     TrainingFunction,
@@ -44,19 +44,6 @@ from elasticflow.services.executor.worker.steps.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch, VirtualNodes
-
-
-class StepEngine(Protocol):
-    """Combines this worker's calls of train() to one step of the whole job: `BitwiseSteps` or `FastSteps`."""
-
-    model: nn.Module  # as the user's train() receives it
-    computed: tuple[MicroBatch, ...]  # one call for each
-
-    def close(self) -> None: ...
-    def roll_back(self) -> None: ...
-    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
-    def changed_buffers(self) -> list[list[float]]: ...
-    def combine_buffers(self, changed: Sequence[int]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -250,11 +237,20 @@ class Trainer(JobState):
             self.load_state(transfer.state)
         release_later(self.members.group, result.transfer_group)  # closing may take a while
         if specification.stays:
-            self.members = GenerationMembers(result.training_group, self._virtual_nodes_in(specification))
-            self.engine.close()
-            self.engine = self.make_engine(self.members)
+            self._join(GenerationMembers(result.training_group, self._virtual_nodes_in(specification)))
             self.begin_generation(specification.generation, specification.gpu_types_by_rank)
         return transfer
+
+    def begin_again(self, members: GenerationMembers) -> None:
+        """From iteration 0 on with other members and the present weights, to measure."""
+        self._join(members)
+        self.iteration = 0
+        self.telemetry.training_began(0)
+
+    def _join(self, members: GenerationMembers) -> None:
+        self.members = members
+        self.engine.close()
+        self.engine = self.make_engine(members)
 
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
         return virtual_nodes_of(

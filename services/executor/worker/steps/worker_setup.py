@@ -38,6 +38,7 @@ from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS, Bitw
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.step_engine import StepEngine
 from elasticflow.services.executor.worker.steps.training_function import (
     Stateful,
     TrainingFailed,
@@ -45,7 +46,7 @@ from elasticflow.services.executor.worker.steps.training_function import (
     load_training_function,
     virtual_nodes_of,
 )
-from elasticflow.services.executor.worker.steps.training_step import StepEngine, Trainer
+from elasticflow.services.executor.worker.steps.training_step import Trainer
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import (
     LockstepScheduler,
     SequentialScheduler,

@@ -11,6 +11,7 @@ from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobSpec, MetricCondition
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 from elasticflow.shared.messages.worker_protocol.forking import (
     ForkFailed,
     ForkServerReady,
@@ -62,6 +63,7 @@ SPEC = JobSpec(
     metric_conditions=(MetricCondition(metric="accuracy", comparison=">=", value=0.9),),
     deadline_in_s=60.0,
 )
+STEP_TIMES = SingleGpuStepTimes(num_virtual_nodes=2, step_s_by_virtual_nodes={1: 0.05, 2: 0.08}, reproducible="bitwise")
 TIMELINE = ResizeTimeline(prepare_s=0.7, stop_s=0.01, first_step_s=0.1, bytes_moved=4096)
 MESSAGES = (
     WriteLog(file="/somewhere/g3-r1.log"),
@@ -76,7 +78,7 @@ MESSAGES = (
     Progressed(iteration=9, iterations_per_s=None, metrics={"loss": 0.5}),
     Alive(iteration=9, seconds_since_progress=3.5),
     CheckpointWritten(iteration=9),
-    Profiled(iterations_per_s=12.5, dataset_size=1500),
+    Profiled(iterations_per_s=12.5, dataset_size=1500, single_gpu=STEP_TIMES),
     Finished(iteration=100, condition="metric", metrics={"accuracy": 0.91}),
     Failed(error="ValueError: no", traceback="line 1\nline 2"),
     ForkServerReady(),

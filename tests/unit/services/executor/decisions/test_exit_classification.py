@@ -7,6 +7,7 @@ import pytest
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
@@ -169,6 +170,18 @@ def test_a_profiling_run_is_measured_once_and_its_end_is_no_crash() -> None:
     node.forget().place("node-0:0", "node-0:1")
     starts = [(start.worker.rank, start.assignment.purpose) for start in node.starts]
     assert starts == [(0, "profile"), (1, "profile")]
+
+
+def test_only_a_pool_of_several_types_measures_step_times() -> None:
+    alone = ExecutorNode().settle().profile().forget().place("node-0:0")
+    assert [start.assignment.measures_step_times for start in alone.starts] == [False]
+    measured = SingleGpuStepTimes(num_virtual_nodes=1, step_s_by_virtual_nodes={1: 0.4}, reproducible="fast")
+    node = ExecutorNode().settle()
+    node.ledger(*(replace(OTHER_NODE, node_id=f"node-{name}", gpu_type=name) for name in ("V100", "P100"))).profile()
+    node.forget().place("node-0:0").reports(Started(iteration=0))
+    assert [start.assignment.measures_step_times for start in node.starts] == [True]
+    node.reports(Profiled(iterations_per_s=2.5, dataset_size=1000, single_gpu=measured))
+    assert node.state.pool.curves["unseen/b64"].single_gpu == measured
 
 
 def test_a_profiling_run_that_is_replaced_is_killed_at_once() -> None:
