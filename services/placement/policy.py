@@ -5,7 +5,7 @@ is never moved; a job without a promise is moved only where its migration benefi
 Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py, topology.py).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache as remember
 from functools import partial
@@ -67,7 +67,7 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
     due = due_jobs(state, shares, now_s)
     kept = kept_added_gpus(state, due)
     by_type = [
-        _placed_on_type(part, shares, due.intersection(part.live_jobs), _within(part, kept), now_s, cache.of_type(gpu_type))
+        _placed_on_type(part, shares, due, _within(part, kept), now_s, cache.of_type(gpu_type))
         for gpu_type, part in parts(state).items()
     ]
     migrated = tuple(job_id for placement in by_type for job_id in placement.migrated)
@@ -105,16 +105,17 @@ def _decided(placements: Iterable[PlacedJob], now_s: float) -> tuple[PlacementDe
 def _placed_on_type(
     state: PoolState,
     shares: Mapping[str, int],
-    due: Set[str],
+    due: set[str],
     joined: Mapping[str, tuple[GpuId, ...]],
     now_s: float,
     cache: PlanningCache,
 ) -> Placement:
     """The GPUs of all jobs of a type, if some of them are due or may migrate; else of none.
 
-    joined: GPUs that stay with jobs of other types.
+    state: the part of this type. due: of all types. joined: GPUs that stay with jobs of other types.
     """
     jobs, topology = list(state.live_jobs.values()), pool_topology(state, cache)
+    due = due.intersection(state.live_jobs)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     last = cache.last_positions(topology)
     if not due and not any_spread(last, {job.job_id: job.own_gpus for job in unplanned}):
