@@ -131,6 +131,7 @@ class SubmissionOptions:
     settings: tuple[str, ...] = ()
     gpus: str = ""
     gpu_type: str = ""
+    mixed: bool = False
     job_class: ClassName | None = None
     name: str = ""
     quote: str = ""  # id of a reserved quote that this submission takes
@@ -154,6 +155,7 @@ class SubmissionOptions:
         }
         for option, value in options.items():
             words += [option, str(value)] if value not in ("", None) else []
+        words += ["--mixed"] if self.mixed else []
         for setting in self.settings:
             words += ["--set", setting]
         words += self.where
@@ -182,6 +184,8 @@ class SubmissionOptions:
             job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)
         if self.gpu_type:
             job.set_gpus(gpu_type=self.gpu_type)
+        if self.mixed:
+            job.mixed_gpu_types = True
         return job.term_condition(max_iterations=self.iterations)
 
 

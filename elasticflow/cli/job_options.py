@@ -37,6 +37,10 @@ GpuType = Annotated[
         help="Of all its GPUs, as `eflow nodes` shows it. Default: the pool decides.",
     ),
 ]
+Mixed = Annotated[
+    bool,
+    typer.Option("--mixed", help="Let idle GPUs of other types join a bitwise job too; they compute other bits."),
+]
 Torchrun = Annotated[
     bool,
     typer.Option("--torchrun", help="Run the script unchanged; each resize restarts it from its snapshot."),

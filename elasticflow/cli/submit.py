@@ -33,6 +33,7 @@ from elasticflow.cli.job_options import (
     BatchPerWorker,
     Gpus,
     GpuType,
+    Mixed,
     Settings,
     Target,
     Torchrun,
@@ -61,6 +62,7 @@ def submit(
     setting: Settings = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
+    mixed: Mixed = False,
     job_class: Annotated[
         ClassName | None,
         typer.Option(
@@ -84,11 +86,7 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     timeout: Annotated[
         str,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="With --wait: the longest wait, like 90s, 10m, 2h. Default: none.",
-        ),
+        typer.Option("--timeout", metavar="TIME", help="With --wait: the longest wait, like 90s, 10m. Default: none."),
     ] = "",
     detach: Annotated[bool, typer.Option("--detach", "--no-wait", help="Do not wait for the decision.")] = False,
     nats_url: NatsUrl = "",
@@ -132,6 +130,7 @@ def submit(
         settings=tuple(setting or ()),
         gpus=gpus,
         gpu_type=gpu_type,
+        mixed=mixed,
         job_class=job_class,
         name=name,
         tenant=tenant,

@@ -63,6 +63,7 @@ class ElasticJob:
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
     gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it; "": the pool decides
+    mixed_gpu_types: bool = False  # bitwise too: idle GPUs of other types may join, although they compute other bits
 
     evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
     shuffle: ClassVar[bool] = True  # the samples, in another order in each epoch
@@ -141,11 +142,7 @@ class ElasticJob:
 
         global_batch_size: samples in one iteration over all workers, independent of their number.
         """
-        given: dict[str, Scalar | None] = {
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            **more,
-        }
+        given = {"global_batch_size": global_batch_size, "learning_rate": learning_rate, **more}
         named = {name: value for name, value in given.items() if value is not None}
         self.hyperparameters = {**self.hyperparameters, **named}
         return self
@@ -225,6 +222,7 @@ class ElasticJob:
             min_gpus=self.min_gpus,
             max_gpus=self.max_gpus,
             gpu_type=self.gpu_type,
+            mixed_gpu_types=self.mixed_gpu_types,
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.

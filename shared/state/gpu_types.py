@@ -54,6 +54,12 @@ def num_recorded_gpus(state: PoolState) -> Counter[str]:
     return num_gpus
 
 
+def num_added_by_type(state: PoolState, job: Job) -> dict[str, int]:
+    """GPUs of other types that joined a job, by the type as its nodes name it."""
+    nodes = (state.nodes.get(gpu.node_id) for gpu in job.added_gpus)
+    return dict(sorted(Counter(node.gpu_type for node in nodes if node is not None).items()))
+
+
 def have_same_arithmetic(state: PoolState, *recorded: str) -> bool:
     """Whether GPUs of these types compute the same bits: all of them are one type, or CPU slots of any share."""
     names = {type_name(state, each) for each in recorded}
