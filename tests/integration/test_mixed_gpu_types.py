@@ -14,7 +14,7 @@ from tests.support.real_pool import POOL, RunningPool, running_pool
 
 CONFIG = PoolConfig(stop_free=True, resize_cost_s_by_num_gpus={1: 0.2})
 FAST, SLOW = "cpu-0.4", "cpu-0.2"
-LAST = 400  # iterations
+LAST = 160  # iterations
 
 
 def spec(max_iterations: int, **changes: object) -> JobSpec:
@@ -33,9 +33,14 @@ async def admitted(pool: RunningPool, job_id: str, spec: JobSpec) -> None:
     assert isinstance(await pool.client.submit(spec, job_id=job_id), JobAdmitted)
 
 
-def nodes_of(job: Job) -> list[str]:
-    """Of its workers, in rank order."""
-    return [gpu.node_id for gpu in job.gpus]
+async def until_on(pool: RunningPool, *nodes: str, after: int = 0) -> Job:
+    """The job once its workers are on these nodes, in rank order, and have reached a later iteration."""
+
+    def trains_there(state: PoolState) -> bool:
+        job = state.live_jobs["mixed"]
+        return job.training and tuple(gpu.node_id for gpu in job.gpus) == nodes and job.iteration > after
+
+    return (await pool.when(trains_there, f"it trains on {nodes} after iteration {after}")).live_jobs["mixed"]
 
 
 def digest_of(data_dir: Path, job_id: str) -> str:
@@ -48,21 +53,6 @@ def digest_of(data_dir: Path, job_id: str) -> str:
 
 async def test_idle_slots_of_another_type_join_a_job_and_go_back(tmp_path: Path) -> None:
     """The job ends with the bits of one undisturbed worker."""
-
-    def trains_on(nodes: list[str], after: int = 0) -> bool:
-        job = state_of["now"].live_jobs["mixed"]
-        return job.training and nodes_of(job) == nodes and job.iteration > after
-
-    state_of = dict[str, PoolState]()
-
-    async def when(pool: RunningPool, nodes: list[str], what: str, after: int = 0) -> Job:
-        def holds(state: PoolState) -> bool:
-            state_of["now"] = state
-            assert "mixed" in state.live_jobs, "it ended before"
-            return trains_on(nodes, after)
-
-        return (await pool.when(holds, what)).live_jobs["mixed"]
-
     async with running_pool(tmp_path, num_nodes=0, replicas={}, config=CONFIG) as pool:
         with (
             executor_process(pool.url, POOL, pool.data_dir, "fast", slots=1, cpu_share="0.4"),
@@ -70,21 +60,19 @@ async def test_idle_slots_of_another_type_join_a_job_and_go_back(tmp_path: Path)
         ):
             await pool.when(lambda state: state.num_gpus == 3, "both nodes joined")
             await admitted(pool, "mixed", spec(LAST))
-            job = await when(pool, ["fast", "slow", "slow"], "the slow slots join it")
+            job = await until_on(pool, "fast", "slow", "slow")
             fast, *slow = job.virtual_nodes_by_rank
             assert fast + sum(slow) == 16
             assert fast > max(slow), "the allocator knows the speeds"
-            await when(pool, ["fast", "slow", "slow"], "it trains there", after=job.iteration + 10)
-            await admitted(pool, "slow", spec(30, gpu_type=SLOW, min_gpus=2))
-            await when(pool, ["fast"], "it gives the slow slots back")
+            await until_on(pool, "fast", "slow", "slow", after=job.iteration)
+            await admitted(pool, "slow", spec(15, gpu_type=SLOW, min_gpus=2))
+            await until_on(pool, "fast")
             await pool.ended(["slow"])
-            await when(pool, ["fast", "slow", "slow"], "they join it again")
+            await until_on(pool, "fast", "slow", "slow")
             await pool.ended(["mixed"])
             await admitted(pool, "alone", spec(LAST, gpu_type=FAST))
             state = await pool.ended(["alone"])
         await pool.ledger()
-    assert {name: job.phase for name, job in state.ended_jobs.items()} == dict.fromkeys(
-        ("mixed", "slow", "alone"), Phase.FINISHED
-    )
-    assert [job.restarts for job in state.ended_jobs.values()] == [0, 0, 0]
+    ended = state.ended_jobs.values()
+    assert [(job.phase, job.restarts) for job in ended] == [(Phase.FINISHED, 0)] * 3
     assert digest_of(pool.data_dir, "mixed") == digest_of(pool.data_dir, "alone")
