@@ -15,9 +15,10 @@ from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
 
 
 def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:
-    """Of each job with GPUs of other types, those that it keeps: as many as are allocated; all if it is not due."""
+    """Of each job with GPUs of other types, those on live nodes that it keeps: as many as are allocated; all if it is
+    not due."""
     return {
-        job_id: _allocated(state, job) if job_id in due else job.added_gpus
+        job_id: _allocated(state, job) if job_id in due else _alive(state, job)
         for job_id, job in state.live_jobs.items()
         if job.num_added_gpus
     }
@@ -25,21 +26,21 @@ def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[G
 
 def added_gpus(
     state: PoolState,
-    due: Collection[str],
+    anew: Collection[str],
     own_gpus: Mapping[str, tuple[GpuId, ...]],
     kept: Mapping[str, tuple[GpuId, ...]],
     now_s: float,
 ) -> dict[str, tuple[GpuId, ...]]:
-    """The GPUs of other types by due job, in the order of `allocated_mix`; none where too few are free.
+    """The GPUs of other types by job, in the order of `allocated_mix`; none where too few are free.
 
-    own_gpus: of the due jobs, on their types. GPUs that count as slow join no job.
+    anew: the jobs that are placed anew; own_gpus: of these, on their types. GPUs that count as slow join no job.
     """
-    mixes = {job_id: mix for job_id in sorted(due) if (mix := allocated_mix(state, state.live_jobs[job_id]))}
+    mixes = {job_id: mix for job_id in sorted(anew) if (mix := allocated_mix(state, state.live_jobs[job_id]))}
     if not mixes:
         return {}
     taken = set[GpuId](slow_gpus_at(state, now_s))
     for job_id, job in state.live_jobs.items():
-        taken.update(own_gpus.get(job_id, ()) if job_id in due else (*job.gpus, *job.reserved_gpus))
+        taken.update(own_gpus.get(job_id, ()) if job_id in anew else (*job.gpus, *job.reserved_gpus))
         taken.update(kept.get(job_id, ()))
     free = _free_by_type(state, taken)
     found = dict[str, tuple[GpuId, ...]]()
@@ -62,12 +63,16 @@ def _allocated(state: PoolState, job: Job) -> tuple[GpuId, ...]:
     own, left = spec_of(job).gpu_type, defaultdict[str, int](int)
     left.update({other: len(counts) for other, counts in allocated_mix(state, job).items() if other != own})
     kept = list[GpuId]()
-    for gpu in job.added_gpus:
+    for gpu in _alive(state, job):
         gpu_type = recorded_type(state, gpu)
-        if alive(state, gpu.node_id) and left[gpu_type]:
+        if left[gpu_type]:
             left[gpu_type] -= 1
             kept.append(gpu)
     return tuple(kept)
+
+
+def _alive(state: PoolState, job: Job) -> tuple[GpuId, ...]:
+    return tuple(gpu for gpu in job.added_gpus if alive(state, gpu.node_id))
 
 
 def _free_by_type(state: PoolState, taken: Set[GpuId]) -> defaultdict[str, set[GpuId]]:

@@ -19,12 +19,12 @@ def allocated_mix(state: PoolState, job: Job) -> Mapping[str, tuple[int, ...]]:
 
 
 def placed_mix(state: PoolState, job: Job) -> Mapping[str, tuple[int, ...]]:
-    """The same of its present generation."""
+    """The same of its present generation; survivors on GPUs of other types count as 0."""
     if not job.num_added_gpus:
         return {}
     found = dict[str, tuple[int, ...]]()
     types = [spec_of(job).gpu_type] * len(job.own_gpus) + [recorded_type(state, gpu) for gpu in job.added_gpus]
-    for gpu_type, count in zip(types, job.virtual_nodes_by_rank, strict=False):  # survivors have none
+    for gpu_type, count in zip(types, job.virtual_nodes_by_rank or (0,) * len(types), strict=True):
         found[gpu_type] = (*found.get(gpu_type, ()), count)
     return found
 

@@ -72,10 +72,11 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
     ]
     migrated = tuple(job_id for placement in by_type for job_id in placement.migrated)
     own = {job_id: gpus for placement in by_type for job_id, gpus in placement.gpus_by_job.items()}
-    added = added_gpus(state, due, own, kept, now_s)
+    anew = due.union(migrated)
+    added = added_gpus(state, anew, own, kept, now_s)
     placed = tuple(
         next_one
-        for job_id in sorted(due.union(migrated))
+        for job_id in sorted(anew)
         if _changes(
             job := state.live_jobs[job_id],
             next_one := mixed_generation(state, job, own[job_id], added[job_id])

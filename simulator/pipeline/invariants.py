@@ -34,11 +34,16 @@ def violations(entries: Iterable[Entry]) -> Iterator[str]:
             *_decided_twice(entry, decided),
             *_taken_twice(entry, positions),
             *_risen(before, state),
-            *_overcommitted(state),
-            *_of_two_types(state),
-            *_wrongly_idle(state),
+            *state_violations(state),
         ):
             yield f"sequence {entry.sequence}: {problem}"
+
+
+def state_violations(state: PoolState) -> Iterator[str]:
+    """What is wrong with the GPUs of jobs in one state, a sentence each."""
+    yield from _overcommitted(state)
+    yield from _of_two_types(state)
+    yield from _wrongly_idle(state)
 
 
 def acknowledged_early(entries: Iterable[Entry], acknowledged: Iterable[Acknowledged]) -> Iterator[str]:
