@@ -2,7 +2,7 @@
 
 No promise counts on them, and each type's own jobs come first: a job leaves them as soon as one of these gets them.
 A promised job takes them only if its promise is kept even if it makes no progress while they join and leave.
-Source: VirtualFlow, section 5.1.2; docs/adr/0048.
+Source: VirtualFlow, section 5.1.2; docs/adr/0049.
 """
 # pyright: strict
 

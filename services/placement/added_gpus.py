@@ -1,4 +1,4 @@
-"""Which GPUs of other types join a job, as the allocation gives them. Pure (docs/adr/0048).
+"""Which GPUs of other types join a job, as the allocation gives them. Pure (docs/adr/0049).
 
 They never displace a job of their own type: this is decided after the GPUs of all jobs on their own types.
 """

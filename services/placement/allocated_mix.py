@@ -1,4 +1,4 @@
-"""The virtual nodes of a job on GPUs of several types: as allocated, and as placed. Pure (docs/adr/0048)."""
+"""The virtual nodes of a job on GPUs of several types: as allocated, and as placed. Pure (docs/adr/0049)."""
 # pyright: strict
 
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ def new_generation(job: Job, gpus: tuple[GpuId, ...]) -> PlacedJob:
 
 
 def mixed_generation(state: PoolState, job: Job, own: tuple[GpuId, ...], added: tuple[GpuId, ...]) -> PlacedJob:
-    """Its virtual nodes are divided as the allocation says (docs/adr/0048).
+    """Its virtual nodes are divided as the allocation says (docs/adr/0049).
 
     own: the job's share. added: GPUs of other types, in the order of `allocated_mix`.
     """

@@ -2,7 +2,7 @@
 
 All GPUs of a job's share have one type. Planners decide on the parts one after another, each as on a pool of its own,
 so a pool of one type is planned as if types did not exist (docs/adr/0047). What is idle then may join a job of another
-type (docs/adr/0048).
+type (docs/adr/0049).
 
 In specs and events of the ledger "" stands for the first type of the pool, which is also that of nodes without a type:
 so an older message means the same as before.

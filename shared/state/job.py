@@ -111,7 +111,7 @@ class Job:
     rejected_generation: int = 0  # generations up to this one ran a rejected job of the same id
     gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
     virtual_nodes_by_rank: tuple[int, ...] = ()  # of the current generation; empty: as even as possible
-    num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0048)
+    num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0049)
     slower_when_mixed: bool = False  # GPUs of other types slowed it down: none join it again
     reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while survivors train on a part of it
     placed_at_s: float = 0.0

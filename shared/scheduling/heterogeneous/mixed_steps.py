@@ -57,7 +57,7 @@ class MixedSteps:
 def mixed_steps(state: PoolState, submitted: JobSpec, own: str) -> MixedSteps | None:
     """Of a job on its own recorded type; None if its step times are unknown or no other type may join it.
 
-    In the bitwise mode only types with the same arithmetic may, unless the user allows others (docs/adr/0048).
+    In the bitwise mode only types with the same arithmetic may, unless the user allows others (docs/adr/0049).
     """
     times = job_step_times(state, submitted)
     if times is None:

@@ -99,7 +99,7 @@ def progress_rate(job: Job, curve: ScalingCurve) -> float:
 def held_num_gpus(job: Job) -> int:
     """GPUs on which the job can continue; a decided share that does not train yet counts as held.
 
-    A promised job may have to leave GPUs of other types at any time, so that each plan budgets a stop (docs/adr/0048).
+    A promised job may have to leave GPUs of other types at any time, so that each plan budgets a stop (docs/adr/0049).
     """
     leaves = job.promised and job.num_added_gpus > 0
     return 0 if job.broken or job.has_outdated_spec or leaves else len(job.own_gpus)
