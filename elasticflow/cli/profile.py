@@ -1,21 +1,27 @@
 """`eflow profile`."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run
 from elasticflow.cli.job_options import Arguments, Batch, Gpus, GpuType, Settings
-from elasticflow.cli.terminal_output import note, print_json, say, say_line, table
+from elasticflow.cli.profile_output import show_profile, show_types
+from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
 from elasticflow.errors import UnknownJob
 from elasticflow.history.formatting import undecided_in_words
-from elasticflow.history.pool_views import ProfileView, profile_view
+from elasticflow.history.profile_views import profile_view
+from elasticflow.history.type_views import types_view
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.submission import Submission, load, profilable, quotable, with_code
-from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
+from elasticflow.shared.messages.gpus_by_type import gpus_by_type
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.state.gpu_types import submitted_spec
+from elasticflow.shared.state.pool import PoolState
 
 
 def profile(
@@ -28,13 +34,26 @@ def profile(
     setting: Settings = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
+    by_type: Annotated[
+        bool,
+        typer.Option("--types", help="Show the steps of one GPU of each type, and the best split over several types."),
+    ] = False,
+    mix: Annotated[
+        str,
+        typer.Option(
+            "--mix",
+            metavar="NxTYPE,...",
+            help="With --types: split over these GPUs, as 2xV100,8xP100. Default: all live GPUs.",
+            show_default=False,
+        ),
+    ] = "",
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show the measured throughput of a job by number of GPUs.
+    """Show the measured throughput of a job by number of GPUs, on each GPU type.
 
     Without a measurement, the command measures the job now: in a profiling run
     on GPUs that no promise needs. It submits no job. --gpus limits the numbers
@@ -45,10 +64,14 @@ def profile(
       eflow profile digits-3f9a1c
       eflow profile train.py --gpus 1..4
       eflow profile train.py:Digits --batch 256 --json
+      eflow profile train.py --types --mix 2xV100,8xP100
     """
+    if mix and not by_type:
+        raise typer.BadParameter("it needs --types", param_hint="--mix")
+    num_gpus = gpus_by_type(mix, "--mix") if mix else None
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     if ":" not in target and not target.endswith(".py"):
-        view = run(lambda client: _known(client, target), **where)
+        state, spec = run(lambda client: _known(client, target), **where)
     else:
         options = SubmissionOptions(
             target=target,
@@ -60,32 +83,36 @@ def profile(
         )
         job, code = load(target, options.arguments)
         ready = profilable(with_code(quotable(options.apply(job)), code))
-        view = run(lambda client: _measured(client, ready), **where)
-    print_json(view) if as_json else _show(view)
+        state, spec = run(lambda client: _measured(client, ready), **where)
+    if by_type:
+        types = types_view(state, spec, num_gpus)
+        print_json(types) if as_json else show_types(types)
+        return
+    view = profile_view(state, spec)
+    if view is None:
+        raise InvalidJob(f"{target} has no measurement yet")
+    print_json(view) if as_json else show_profile(view)
 
 
-async def _known(client: Client, job_id: str) -> ProfileView:
-    """Raises UnknownJob."""
+async def _known(client: Client, job_id: str) -> tuple[PoolState, JobSpec]:
+    """The pool, and the job's spec with the GPU type that its user named. Raises UnknownJob."""
     state = await client.state()
     job = state.job(job_id)
     if job is None or job.spec is None:
         raise UnknownJob(job_id, f"pool {client.endpoint.pool}")
-    view = profile_view(state, job.spec)
-    if view is None:
-        raise InvalidJob(f"{job_id} has no measurement yet")
-    return view
+    return state, replace(job.spec, gpu_type=submitted_spec(job).gpu_type)
 
 
-async def _measured(client: Client, ready: Submission) -> ProfileView:
+async def _measured(client: Client, ready: Submission) -> tuple[PoolState, JobSpec]:
+    """The pool after the profiling run. Raises InvalidJob if it cannot be measured."""
     answer = await client.profile(
         ready.spec,
         code=ready.code,
         on_undecided=lambda event: note(f"{event.job_id}: {undecided_in_words(event)} ..."),
     )
-    view = profile_view(await client.state(), ready.spec)
-    if not isinstance(answer, JobProfiled) or view is None:
+    if not isinstance(answer, JobProfiled) or not answer.iterations_per_s:
         raise InvalidJob(_why_not(answer))
-    return view
+    return await client.state(), ready.spec
 
 
 def _why_not(answer: ProfileReply) -> str:
@@ -98,23 +125,3 @@ def _why_not(answer: ProfileReply) -> str:
             return "the job runs on no number of GPUs of this pool"
         case _:
             return answer.explanation
-
-
-def _show(view: ProfileView) -> None:
-    say_line(f"{view.profile_key}, {view.global_batch_size} samples an iteration")
-    rows = (
-        (
-            str(point.num_gpus),
-            f"{point.iterations_per_s:.4g}",
-            f"{point.samples_per_s:.4g}",
-            f"{point.speedup:.2f}",
-            f"{point.efficiency:.0%}",
-            clock_time(point.measured_at_s) if point.measured_at_s is not None else "-",
-            "" if point.is_in_range else f"not in {view.gpu_range}",
-        )
-        for point in view.points
-    )
-    columns = ("GPUS", "ITERATIONS/S", "SAMPLES/S", "SPEEDUP", "EFFICIENCY", "PROFILED", "")
-    say(table(*columns, rows=rows, right=columns[:6]))
-    if not view.complete:
-        say_line("other numbers of GPUs are not yet measured", "yellow")

@@ -45,6 +45,8 @@ def cause_in_words(event: Event, job_id: str) -> str:
             return f"{whose(event.job_id)} micro-batches exceeded the memory"
         case events.ThroughputMeasured():
             return f"{whose(event.job_id)} speed on {gpus_counted(event.num_gpus)} was measured"
+        case events.ProfilingFailed():
+            return f"{whose(event.job_id)} profiling run failed"
         case events.NodeJoined():
             return f"{event.node_id} joined with {gpus_counted(event.num_gpus, event.gpu_type)}"
         case events.NodeLost():

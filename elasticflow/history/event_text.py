@@ -21,7 +21,7 @@ from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.messages.events import Event
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.state.gpu_types import spec_on, type_name
+from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration
 from elasticflow.shared.state.pool import PoolState
 
@@ -79,6 +79,9 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
             return _at_risk(event)
+        case events.ProfilingFailed():
+            gpu_type = type_name(state, event.gpu_type)
+            return f"its profiling run on {gpu_type} failed, so it is decided on the other GPU types: {event.error}"
         case events.JobFailed():
             return f"failed: {event.error}"
         case events.JobFinished():
@@ -136,9 +139,16 @@ def _type_and_why(event: events.JobAdmitted, state: PoolState) -> str:
     name = type_name(state, event.gpu_type)
     if event.spec.gpu_type:
         return f"{name} as requested"
-    if not event.minimum_satisfactory_share:
-        return f"{name} (all jobs there are done first)"
-    return f"{name} (it displaces the least there)"
+    why = "it displaces the least there" if event.minimum_satisfactory_share else "all jobs there are done first"
+    unmeasured = "".join(f"; not measured on {other}" for other in _unmeasured_types(event, state))
+    return f"{name} ({why}{unmeasured})"
+
+
+def _unmeasured_types(event: events.JobAdmitted, state: PoolState) -> list[str]:
+    """Those that were not counted, although the job accepts them: no GPU could be lent, or its profiling run failed."""
+    others = [each for each in large_enough_types(state, event.spec) if each != event.gpu_type]
+    curves = {each: state.curves.get(spec_on(state, event.spec, each).profile_key) for each in others}
+    return [type_name(state, each) for each, curve in curves.items() if curve is None or not curve.complete]
 
 
 def _rejected(event: events.JobRejected) -> str:

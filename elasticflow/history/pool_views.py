@@ -1,17 +1,16 @@
-"""Jobs, nodes and throughput profiles of a folded pool as rows of plain values, for tables and JSON. Pure."""
+"""Jobs and nodes of a folded pool as rows of plain values, for tables and JSON. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
-from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
-from elasticflow.shared.state.gpu_types import num_added_by_type, part_of_type, spec_on, type_name
+from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState, largest_level
+from elasticflow.shared.state.pool import PoolState
 
 LOST_LATELY_S = 3_600.0
 
@@ -194,57 +193,3 @@ def padding_gpus(state: PoolState) -> frozenset[GpuId]:
 def present_nodes(views: tuple[NodeView, ...], now_s: float) -> tuple[NodeView, ...]:
     """The live nodes, and those lost in the last hour; not those that left."""
     return tuple(view for view in views if view.alive or (not view.left and now_s - view.since_s <= LOST_LATELY_S))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilePoint:
-    """speedup: over the fewest GPUs on which it runs; efficiency: speedup for each GPU, from 0 to 1."""
-
-    num_gpus: int
-    iterations_per_s: float
-    samples_per_s: float
-    speedup: float
-    efficiency: float
-    is_in_range: bool
-    measured_at_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileView:
-    """All measurements of a profile. gpu_range: of the job. complete: no number of GPUs is left to measure."""
-
-    profile_key: str
-    global_batch_size: int
-    gpu_range: str
-    complete: bool
-    dataset_size: int | None
-    points: tuple[ProfilePoint, ...]  # by number of GPUs
-
-
-def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
-    """On the first GPU type if the spec names none. None if nothing has been measured there."""
-    spec, state = spec_on(state, spec, spec.gpu_type), part_of_type(state, spec.gpu_type)
-    whole, own = state.curves.get(spec.measured_key), state.curves.get(spec.profile_key)
-    if whole is None or not whole.iterations_per_s:
-        return None
-    rates = sorted(whole.iterations_per_s.items())
-    first, slowest = next(((num_gpus, rate) for num_gpus, rate in rates if rate), (1, 1.0))
-    return ProfileView(
-        profile_key=spec.measured_key,
-        global_batch_size=spec.global_batch_size,
-        gpu_range=str(spec.gpu_range),
-        complete=own is not None and own.complete and largest_level(state, spec) <= own.probed_to,
-        dataset_size=whole.dataset_size,
-        points=tuple(
-            ProfilePoint(
-                num_gpus=num_gpus,
-                iterations_per_s=rate,
-                samples_per_s=rate * spec.global_batch_size,
-                speedup=rate / slowest,
-                efficiency=rate / slowest * first / num_gpus,
-                is_in_range=spec.gpu_range.allows(num_gpus),
-                measured_at_s=whole.measured_at_s.get(num_gpus),
-            )
-            for num_gpus, rate in rates
-        ),
-    )

@@ -20,7 +20,8 @@ from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.fold.profiles import profile_completed, with_profiling_on
+from elasticflow.shared.state.fold.profiles import profile_completed
+from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, spec_of

@@ -7,6 +7,7 @@ that it leaves. GPUs are taken from extra shares and best-effort jobs, never fro
 # pyright: strict
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache as remember
@@ -20,7 +21,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     resize_cost,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.gpu_types import possible_types, spec_on, submitted_spec
+from elasticflow.shared.state.gpu_types import parts, possible_types, profiling_failure, spec_on, submitted_spec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, largest_level, profiling_jobs, spec_of
 
@@ -70,21 +71,37 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
 
 
 def types_to_measure(state: PoolState) -> dict[str, str]:
-    """The profiling runs that continue on another GPU type, because the type before is measured or gone, by job."""
-    found = dict[str, str]()
-    for job in profiling_jobs(state.live_jobs):
+    """The GPU types on which profiling runs begin or continue, by job, where it is another one than before.
+
+    A run leaves a type that is measured, gone, or not possible for the job; and one that lends it no GPU and has fewer
+    free GPUs than another unknown type.
+    """
+    found, waiting = dict[str, str](), profiling_jobs(state.live_jobs)
+    num_free = _num_free_by_type(state) if waiting else {}
+    for job in waiting:
         spec, now_on = submitted_spec(job), spec_of(job).gpu_type
         unknown = [each for each in possible_types(state, spec) if not profile_known(state, spec_on(state, spec, each))]
-        if unknown and now_on not in unknown:
-            found[job.job_id] = unknown[0]
+        if not unknown or (now_on in unknown and job.num_gpus):
+            continue
+        freest = max(unknown, key=lambda each: (num_free[each], each == now_on))
+        if freest != now_on:
+            found[job.job_id] = freest
     return found
+
+
+def _num_free_by_type(state: PoolState) -> dict[str, int]:
+    """GPUs that no share of the present allocation uses, by recorded type."""
+    shares = Counter[str]()
+    for job in state.live_jobs.values():
+        shares[spec_of(job).gpu_type] += job.num_gpus
+    return {gpu_type: part.num_gpus - shares[gpu_type] for gpu_type, part in parts(state).items()}
 
 
 def _candidates(state: PoolState) -> list[Job]:
     """The oldest job of each unknown profile; those that are being measured come first."""
     jobs = dict[str, Job]()
     for job in profiling_jobs(state.live_jobs):
-        if not profile_known(state, spec_of(job)):
+        if not profile_known(state, spec_of(job)) and not profiling_failure(state, spec_of(job), spec_of(job).gpu_type):
             jobs.setdefault(spec_of(job).measured_key, job)
     return sorted(jobs.values(), key=lambda job: not job.num_gpus or job.num_gpus != _next_level(state, job))
 

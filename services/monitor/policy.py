@@ -28,6 +28,7 @@ from elasticflow.shared.messages.events import (
     LoadProgressed,
     LoadReport,
     NodeLost,
+    ProfilingFailed,
     ThroughputMeasured,
 )
 from elasticflow.shared.messages.limits import MAX_RANGES
@@ -38,7 +39,8 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promised_deadline_s,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.gpu_types import parts
+from elasticflow.shared.state.fold.jobs import may_report_end
+from elasticflow.shared.state.gpu_types import failed_on_type, parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.policy import Policy
@@ -139,18 +141,23 @@ def _lost_nodes(state: State, now_s: float) -> list[NodeLost | FenceNode]:
 # --- jobs -----------------------------------------------------------------------------------------------
 
 
-def _failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | None:
+def _failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed | None:
     """A job without progress for longer than the pool tolerates has failed. (The executor reports repeated crashes.)"""
-    if not job.gpus or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s:
+    if (
+        not job.gpus
+        or not may_report_end(job, job.generation)
+        or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s
+    ):
         return None
     error = _stall_error(state, job, now_s)
-    return JobFailed(
+    failed = JobFailed(
         job_id=job.job_id,
         generation=job.generation,
         error=error,
         progressed_at_s=job.progressed_at_s,
         at_s=now_s,
     )
+    return failed_on_type(state.pool, job, failed)
 
 
 def _stall_error(state: State, job: Job, now_s: float) -> str:

@@ -13,8 +13,9 @@ from collections import Counter
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages.events import JobFailed, ProfilingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import Demand, PoolState, num_gpus_by_type, spec_of, with_nodes
 
 CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
@@ -66,11 +67,43 @@ def have_same_arithmetic(state: PoolState, *recorded: str) -> bool:
     return len(names) == 1 or all(name.startswith(CPU_SLOTS) for name in names)
 
 
-def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """The types on which a submitted spec may run, as recorded, the first type first: those with enough GPUs."""
+def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """The types with enough GPUs that the user of a submitted spec accepts, as recorded, the first type first."""
     num_gpus = num_recorded_gpus(state)
     known = [as_recorded(state, gpu_type) for gpu_type in state.gpu_types] or [""]
     return [each for each in known if accepts(state, spec, each) and num_gpus[each] >= spec.gpu_range.least]
+
+
+def possible_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """The types on which a submitted spec may run: large enough, and no profiling run of it failed there."""
+    large_enough = large_enough_types(state, spec)
+    return [each for each in large_enough if not profiling_failure(state, spec, each)]
+
+
+def profiling_failure(state: PoolState, spec: JobSpec, gpu_type: str) -> str:
+    """Why a profiling run of a submitted spec failed on this type; "" if none did."""
+    curve = state.curves.get(spec_on(state, spec, gpu_type).measured_key)
+    return "" if curve is None else curve.failure
+
+
+def failed_on_type(state: PoolState, job: Job, failed: JobFailed) -> JobFailed | ProfilingFailed:
+    """The same failure, but the job goes on if a profiling run failed on one type and other types are left."""
+    node = None if failed.node_id is None else state.nodes.get(failed.node_id)
+    gpu_type = spec_of(job).gpu_type if node is None else as_recorded(state, node.gpu_type)
+    left = set(possible_types(state, submitted_spec(job))) - {gpu_type}
+    if job.phase is not Phase.PROFILING or not left:
+        return failed
+    return ProfilingFailed(
+        job_id=failed.job_id,
+        generation=failed.generation,
+        gpu_type=gpu_type,
+        error=failed.error,
+        traceback=failed.traceback,
+        node_id=failed.node_id,
+        incarnation=failed.incarnation,
+        progressed_at_s=failed.progressed_at_s,
+        at_s=failed.at_s,
+    )
 
 
 def parts(state: PoolState) -> dict[str, PoolState]:

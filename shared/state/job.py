@@ -108,7 +108,8 @@ class Job:
 
     num_gpus: int = 0  # its share in the current allocation
     generation: int = 0
-    rejected_generation: int = 0  # generations up to this one ran a rejected job of the same id
+    # generations up to this one report nothing: they ran a rejected job of the same id, or a profiling run that failed
+    void_generation: int = 0
     gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
     virtual_nodes_by_rank: tuple[int, ...] = ()  # of the current generation; empty: as even as possible
     num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0049)

@@ -16,12 +16,14 @@ class MeasuredCurve:
     probed_to: the most GPUs that were measured or probed; inf: more would not help; 0: the profiling run is not over.
     probed_at_s: when a job last began a scaling probe.
     single_gpu: measured in a pool with several GPU types.
+    failure: why the profiling run failed on this GPU type, so that jobs of the profile do not run there; else "".
     """
 
     iterations_per_s: Mapping[int, float]
     measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
     dataset_size: int | None = None
     single_gpu: SingleGpuStepTimes | None = None
+    failure: str = ""
     probed_to: float = 0.0
     probed_at_s: float = -math.inf
     speed: SpeedStatistics = NO_SPEEDS  # of the jobs of this profile that ended

@@ -7,6 +7,7 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.pool import num_gpus_by_type
 from elasticflow.simulator.replay.recorded_ledger import Entry
+from tests.support.command_line import CommandLinePool
 from tests.support.executor_process import executor_process
 from tests.support.real_pool import POOL, RunningPool, job, running_pool
 
@@ -48,6 +49,9 @@ async def test_jobs_are_profiled_on_both_types_and_each_trains_on_one(tmp_path: 
             named = await decided(pool, "named", spec(gpu_type=FAST))
             lacking = await pool.client.submit(spec(gpu_type="H100"), job_id="lacking")
             state = await pool.ended(["first", "wide", "named"])
+            shown = await CommandLinePool(pool.url, pool.bus, tmp_path).eflow(
+                "profile", "first", "--types", "--json", "--pool", POOL
+            )
         entries = await pool.ledger()
     node_of = {
         "" if state.gpu_types[0] == FAST else FAST: {"fast"},
@@ -58,6 +62,11 @@ async def test_jobs_are_profiled_on_both_types_and_each_trains_on_one(tmp_path: 
     assert placed_on(entries, "first") == node_of[first.gpu_type]
     assert placed_on(entries, "wide") == node_of[wide.gpu_type] == {"slow"}
     assert placed_on(entries, "named") == node_of[named.gpu_type] == {"fast"}
+    steps = {each["gpu_type"]: each["steps"] for each in shown.value["types"]}
+    assert set(steps) == {FAST, SLOW}
+    assert all([point["num_virtual_nodes"] for point in points] == [1, 2, 3, 4, 6, 8] for points in steps.values())
+    assert all(point["measured"] for points in steps.values() for point in points)
+    assert set(shown.value["split"]["alone_s"]) == {FAST, SLOW}
     assert isinstance(lacking, JobRejected)
     assert lacking.reason == "unrunnable"
     assert {state.ended_jobs[name].phase.value for name in ("first", "wide", "named")} == {"finished"}

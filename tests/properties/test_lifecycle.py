@@ -96,7 +96,7 @@ def test_the_fields_of_a_job_are_consistent(history: tuple[Any, ...]) -> None:
             assert job.iteration >= 0
             assert not (job.broken and job.training)
             for stopping in job.stopping:
-                assert stopping.generation < job.generation or stopping.generation <= job.rejected_generation
+                assert stopping.generation < job.generation or stopping.generation <= job.void_generation
             previous = job.previous_generation
             if previous is not None:
                 assert previous.generation < job.generation or job.broken  # the next generation waits for it

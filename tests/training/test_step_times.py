@@ -6,6 +6,7 @@ import pytest
 
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Profiled
+from tests.training.test_scripts import example
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -76,3 +77,8 @@ async def test_a_count_does_not_begin_late_in_the_time_of_the_run(node, spec_of)
     spec = spec_of("Points", hyperparameters={"step_s": 0.01})
     late = {"timeouts": FailureTimeouts(stall_timeout_s=0.1)}
     assert list((await profiled(node, spec, **late)).single_gpu.step_s_by_virtual_nodes) == [8]
+
+
+async def test_a_script_is_measured_as_a_class_is(node, spec_of):
+    measured = await profiled(node, example(spec_of))
+    assert list(measured.single_gpu.step_s_by_virtual_nodes) == [1, 2, 3, 4, 6, 8]

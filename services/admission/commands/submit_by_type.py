@@ -19,7 +19,7 @@ from elasticflow.services.admission.commands.submission import (
     waiting_submission,
 )
 from elasticflow.services.admission.commands.submit import reject_late, repeated_or_wrong
-from elasticflow.services.admission.rejection.text import size_problems, why_no_type
+from elasticflow.services.admission.rejection.text import size_problems, why_no_type, why_not_elsewhere
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
@@ -27,9 +27,9 @@ from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobR
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
-from elasticflow.shared.state.gpu_types import accepts, possible_types, spec_on, type_name
+from elasticflow.shared.state.gpu_types import accepts, large_enough_types, possible_types, spec_on, type_name
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import spec_of
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 Decisions = Mapping[str, AdmissionSession]  # by type: the session after the decision on it
 
@@ -43,24 +43,30 @@ def submit_by_type(sessions: SessionsByType, command: SubmitJob | ProfileJob) ->
     if isinstance(command, SubmitJob) and (taken := _taken(sessions, command)) is not None:
         return taken
     possible = possible_types(whole.state, command.spec)
-    if whole.state.num_gpus and not possible:
+    if whole.state.num_gpus and not large_enough_types(whole.state, command.spec):
         why = why_no_type(whole.state, command.spec)
         return sessions.after_whole(rejected(whole, submission, "unrunnable", why))
-    if not possible or not _is_profiled(sessions, submission, possible):
+    if not possible or _profiled(sessions, submission, possible) != possible:
         return sessions.after_whole(profile_requested(whole, submission))
     return _decided(sessions, submission, possible)
 
 
 def decide_waiting_by_type(sessions: SessionsByType, job: Job) -> SessionsByType:
-    """Decide on a job that waits for its profiles on all types, or for GPUs."""
+    """Decide on a job that waits for its profiles, or for GPUs.
+
+    It waits for all types, except for one on which no GPU can be lent to its profiling run now: a later job of the
+    profile is measured there. A user who asks for the profile alone waits for that type as well.
+    """
     whole, submission = sessions.whole, waiting_submission(job)
     possible = possible_types(whole.state, submission.spec)
-    if not possible or not _is_profiled(sessions, submission, possible):
+    profiled = _profiled(sessions, submission, possible)
+    is_enough = profiled == possible or (not submission.profile_only and _lacks_gpus(whole.state, job, profiled))
+    if not profiled or not is_enough:
         return sessions.after_whole(reject_late(whole, submission))
-    problems = size_problems(whole.state, spec_on(whole.state, submission.spec, possible[0]))
+    problems = size_problems(whole.state, spec_on(whole.state, submission.spec, profiled[0]))
     if problems:
         return sessions.after_whole(rejected(whole, submission, "invalid", "; ".join(problems)))
-    return _decided(sessions, submission, possible)
+    return _decided(sessions, submission, profiled)
 
 
 def _taken(sessions: SessionsByType, command: SubmitJob) -> SessionsByType | None:
@@ -80,12 +86,19 @@ def _taken(sessions: SessionsByType, command: SubmitJob) -> SessionsByType | Non
     return sessions.after_type(gpu_type, taken, tuple(promised))
 
 
-def _is_profiled(sessions: SessionsByType, submission: Submission, possible: list[str]) -> bool:
-    """Whether its speed is known on each of these types."""
-    return all(
-        profile_known(sessions.ready(gpu_type, submission.spec).state, _on(sessions, submission, gpu_type).spec)
+def _profiled(sessions: SessionsByType, submission: Submission, possible: list[str]) -> list[str]:
+    """Those of these types on which its speed is known."""
+    return [
+        gpu_type
         for gpu_type in possible
-    )
+        if profile_known(sessions.ready(gpu_type, submission.spec).state, _on(sessions, submission, gpu_type).spec)
+    ]
+
+
+def _lacks_gpus(state: PoolState, job: Job, profiled: list[str]) -> bool:
+    """The allocator knows of the job, and has no GPU for its profiling run on the type that is next."""
+    is_next = spec_of(job).gpu_type not in profiled
+    return is_next and not job.num_gpus and state.allocation_based_on >= job.decided_sequence
 
 
 def _on(sessions: SessionsByType, submission: Submission, gpu_type: str) -> Submission:
@@ -131,9 +144,14 @@ def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str,
         if isinstance(event, JobAdmitted | JobRejected) and event.least_gpu_seconds
     }
     answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
-    if isinstance(answer, JobAdmitted) or not others:
+    if isinstance(answer, JobAdmitted):
         return answer
-    return replace(answer, explanation=f"on {type_name(sessions.whole.state, chosen)}: {answer.explanation}")
+    state = sessions.whole.state
+    why_not = why_not_elsewhere(state, submission.spec)
+    if not others and not why_not:
+        return answer
+    explanation = "; ".join((f"on {type_name(state, chosen)}: {answer.explanation}", *why_not))
+    return replace(answer, explanation=explanation)
 
 
 def _best(costs: Mapping[str, tuple[float, float]], after: Decisions) -> str:

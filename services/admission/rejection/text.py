@@ -12,6 +12,13 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promisable_gpus,
     promised_deadline_s,
 )
+from elasticflow.shared.state.gpu_types import (
+    large_enough_types,
+    possible_types,
+    profiling_failure,
+    spec_on,
+    type_name,
+)
 from elasticflow.shared.state.pool import PoolState, largest_level, num_gpus_by_type
 
 _SPEED_UNKNOWN = (
@@ -79,7 +86,9 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
 
 
 def why_no_type(state: PoolState, spec: JobSpec) -> str:
-    """Why no GPU type of the pool has enough GPUs for the job."""
+    """Why the job runs on no GPU type of the pool: none has enough GPUs, or its profiling runs failed."""
+    if failures := _profiling_failures(state, spec):
+        return f"{'; '.join(failures)}; correct it and submit it, which measures it again"
     there = ", ".join(
         f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"
         for gpu_type, num_gpus in num_gpus_by_type(state).items()
@@ -88,6 +97,23 @@ def why_no_type(state: PoolState, spec: JobSpec) -> str:
     least, wanted = spec.gpu_range.least, f"type {spec.gpu_type}" if spec.gpu_type else "one type"
     field = "gpu_type" if spec.gpu_type else "min_gpus"
     return f"{field}: it needs at least {least} GPU{'s' if least > 1 else ''} of {wanted}, and the pool has {there}"
+
+
+def why_not_elsewhere(state: PoolState, spec: JobSpec) -> list[str]:
+    """Why a decision on a submitted spec does not count some types that have enough GPUs."""
+    unknown = (each for each in possible_types(state, spec) if not profile_known(state, spec_on(state, spec, each)))
+    return [
+        *_profiling_failures(state, spec),
+        *(f"on {type_name(state, each)} no GPU could be lent to measure its speed" for each in unknown),
+    ]
+
+
+def _profiling_failures(state: PoolState, spec: JobSpec) -> list[str]:
+    return [
+        f"on {type_name(state, each)} its profiling run failed: {failure}"
+        for each in large_enough_types(state, spec)
+        if (failure := profiling_failure(state, spec, each))
+    ]
 
 
 def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float) -> str:

@@ -6,24 +6,25 @@ from elasticflow.services.executor.decisions.crash_survivors import is_counted_a
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
 from elasticflow.services.executor.decisions.state import State, can_train, is_awaited, is_quarantined
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
-from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExceeded, WorkerCrashed
+from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExceeded, ProfilingFailed, WorkerCrashed
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-from elasticflow.shared.state.fold.jobs import is_outdated_finish
+from elasticflow.shared.state.fold.jobs import is_outdated_finish, may_report_end
 from elasticflow.shared.state.fold.workers import halved, has_micro_batches_of
+from elasticflow.shared.state.gpu_types import failed_on_type
 from elasticflow.shared.state.job import Job, Phase
 
 
 def end_of_job(
     state: State, job: Job, workers: tuple[WorkerRecord, ...], now_s: float
-) -> JobFinished | JobFailed | WorkerCrashed | MemoryExceeded | None:
+) -> JobFinished | JobFailed | ProfilingFailed | WorkerCrashed | MemoryExceeded | None:
     """The one event that ends the job or breaks its generation, if there is cause for it on this node."""
     if not job.live:
         return None
     if is_quarantined(state, job):
         return _quarantined(state, job, now_s) if any(gpu.node_id == state.node_id for gpu in job.gpus) else None
     for worker in workers:
-        if is_awaited(state, job, worker.id.generation):
+        if is_awaited(state, job, worker.id.generation) and may_report_end(job, worker.id.generation):
             event = _outcome(state, job, worker, now_s)
             if event is not None:
                 return event
@@ -38,7 +39,9 @@ def end_of_job(
 # --- finished, failed -----------------------------------------------------------------------------------
 
 
-def _outcome(state: State, job: Job, worker: WorkerRecord, now_s: float) -> JobFinished | JobFailed | None:
+def _outcome(
+    state: State, job: Job, worker: WorkerRecord, now_s: float
+) -> JobFinished | JobFailed | ProfilingFailed | None:
     generation, outcome = worker.id.generation, worker.outcome
     if isinstance(outcome, from_worker.Finished) and job.phase is Phase.ADMITTED:
         finished = JobFinished(
@@ -59,8 +62,10 @@ def _outcome(state: State, job: Job, worker: WorkerRecord, now_s: float) -> JobF
     return _failed(state, job, generation, error, now_s, traceback) if error else None
 
 
-def _failed(state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = "") -> JobFailed:
-    return JobFailed(
+def _failed(
+    state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = ""
+) -> JobFailed | ProfilingFailed:
+    failed = JobFailed(
         job_id=job.job_id,
         generation=generation,
         error=error,
@@ -69,6 +74,7 @@ def _failed(state: State, job: Job, generation: int, error: str, now_s: float, t
         incarnation=state.incarnation,
         at_s=now_s,
     )
+    return failed_on_type(state.pool, job, failed)
 
 
 def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float | None:
@@ -79,7 +85,7 @@ def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float |
     return worker.start_ordered_at_s + state.pool.config.timeouts.profiling_timeout_s if pending else None
 
 
-def _quarantined(state: State, job: Job, now_s: float) -> JobFailed:
+def _quarantined(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed:
     nodes = ", ".join(job.nodes_lost_at_start)
     error = (
         f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
@@ -136,7 +142,7 @@ def _directness(worker: WorkerRecord) -> tuple[bool, int]:
     return (worker.ended is not None and worker.ended.exit_code == ExitCode.PEER_LOST, worker.id.rank)
 
 
-def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> WorkerCrashed | JobFailed:
+def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> WorkerCrashed | JobFailed | ProfilingFailed:
     """A new generation is due, unless too many in a row have crashed without progress."""
     worker_id = worker.ledger_id(job)
     assert worker_id is not None, worker.id

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.events.nodes import *  # noqa: F403
 from elasticflow.shared.messages.events.nodes import NodeEvent, NodeFenced, NodeReported
 from elasticflow.shared.messages.events.planning import *  # noqa: F403
 from elasticflow.shared.messages.events.planning import PlanEvent
+from elasticflow.shared.messages.events.profiles import *  # noqa: F403
 
 Event = PlanEvent | NodeEvent | JobEvent | LoadReport
 Reply = AdmissionEvent | DeadlineQuoted | MessageRejected  # to the sender of a command

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from elasticflow.shared.messages.events.profiles import ProfilingFailed, ThroughputMeasured
 from elasticflow.shared.messages.limits import (
     BatchSize,
     FewItems,
@@ -21,7 +22,6 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,26 +185,6 @@ class JobFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputMeasured:
-    """The throughput of a profile on num_gpus. From the executor (in a profiling run) or the monitor (in training).
-
-    dataset_size: samples; known after a profiling run.
-    single_gpu: of a profiling run on one GPU, in a pool with several GPU types.
-    """
-
-    VERSION: ClassVar[int] = 1
-    profile_key: Name
-    num_gpus: NumGpus
-    iterations_per_s: Rate
-    dataset_size: Iterations | None = None
-    single_gpu: SingleGpuStepTimes | None = None
-    job_id: Token
-    generation: Generation
-    source: Literal["profile", "training"]
-    at_s: TimeS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:
     """At its measured speed the job would miss its deadline. From the monitor.
 
@@ -233,6 +213,7 @@ JobEvent = (
     | CheckpointFailed
     | JobFinished
     | JobFailed
+    | ProfilingFailed
     | ThroughputMeasured
     | JobAtRisk
 )

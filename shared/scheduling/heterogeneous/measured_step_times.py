@@ -11,7 +11,7 @@ from typing import Literal
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
-from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes, predicted_from
+from elasticflow.shared.scheduling.heterogeneous.step_times import StepTime, StepTimes, predicted_from
 from elasticflow.shared.state.gpu_types import possible_types, spec_on, type_name
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState
@@ -30,6 +30,11 @@ class JobStepTimes:
     reproducible: Literal["bitwise", "fast"]
     by_type: Mapping[str, StepTimes]
     communication: CommunicationTimes
+
+    def at(self, recorded_type: str, count: int) -> StepTime:
+        """The step of one GPU of this type with so many virtual nodes."""
+        samples = _samples(count, self.num_virtual_nodes, self.global_batch_size)
+        return self.by_type[recorded_type].at(samples)
 
     def step_s_V(self, recorded_type: str) -> tuple[float, ...]:
         """The step time of one GPU of this type with 1, 2, ... virtual nodes, as far as they fit its memory."""

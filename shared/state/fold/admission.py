@@ -12,6 +12,7 @@ from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
 from elasticflow.shared.state.fold.profiles import configured_curves, with_range
+from elasticflow.shared.state.fold.profiling_runs import with_another_attempt
 from elasticflow.shared.state.fold.usage_and_demand import with_demand, with_rejected_demand, with_usage
 from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.job import Job, Phase
@@ -56,13 +57,15 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
             job,
             num_gpus=known.num_gpus,
             generation=known.generation,
-            rejected_generation=known.rejected_generation if known.live else known.generation,
+            void_generation=known.void_generation if known.live else known.generation,
             gpus=known.gpus,
             placed_at_s=known.placed_at_s,
             stopping=known.stopping,
             broken=bool(known.gpus),
         )
-    if not profiling:
+    if profiling:
+        state = with_another_attempt(state, event.spec)
+    else:
         used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds)
         state = with_usage(with_replanned(without_quote(state, event.job_id), event), event.tenant, used)
         state = with_demand(state, event)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
-from elasticflow.shared.messages.events import JobFailed, JobFinished
+from elasticflow.shared.messages.events import JobFailed, JobFinished, ProfilingFailed
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.profiles import with_speed
@@ -29,9 +29,10 @@ def scheduling_event(state: PoolState, sequence: int) -> PoolState:
 def may_report_end(job: Job, generation: int) -> bool:
     """Whether a generation may report the job's end: while it runs, and while its replacement waits for its end.
 
-    Workers of a rejected job of the same id may not: they trained something else.
+    Workers of a rejected job of the same id may not: they trained something else. Nor may those of a failed profiling
+    run, whose job continues without their GPU type.
     """
-    if 0 < generation <= job.rejected_generation:
+    if 0 < generation <= job.void_generation:
         return False
     if job.previous_generation is not None and generation == job.previous_generation.generation:
         return True
@@ -48,7 +49,7 @@ def is_outdated_finish(job: Job, finished: JobFinished) -> bool:
     return finished.condition == "max_iterations" and finished.iteration < spec_of(job).max_iterations
 
 
-def is_outdated_failure(state: PoolState, job: Job, failed: JobFailed) -> bool:
+def is_outdated_failure(state: PoolState, job: Job, failed: JobFailed | ProfilingFailed) -> bool:
     """Whether its writer paused and did not know the newest state: a stalled job moved on, or the node was lost."""
     if failed.progressed_at_s is not None:
         return (failed.generation, failed.progressed_at_s) != (job.generation, job.progressed_at_s)

@@ -33,6 +33,7 @@ from elasticflow.shared.state.fold.loads import with_load_event
 from elasticflow.shared.state.fold.nodes import node_joined, node_lost
 from elasticflow.shared.state.fold.plan import allocated, commands_decided, placed
 from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
+from elasticflow.shared.state.fold.profiling_runs import profiling_failed, with_failures_forgotten
 from elasticflow.shared.state.fold.workers import (
     checkpoint_completed,
     generation_started,
@@ -47,6 +48,7 @@ from elasticflow.shared.state.fold.workers import (
     workers_gone_after_the_end,
     workers_stopped,
 )
+from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 
@@ -155,6 +157,7 @@ def _of_a_job(
     | events.JobProgressed
     | events.JobFinished
     | events.JobFailed
+    | events.ProfilingFailed
     | events.JobAtRisk,
     sequence: int,
 ) -> PoolState:
@@ -176,7 +179,13 @@ def _of_a_job(
             if not may_report_end(job, event.generation) or is_outdated_failure(state, job, event):
                 return state
             job = fast_replace(job, traceback=event.traceback)
+            if job.phase is Phase.PROFILING:
+                state = with_failures_forgotten(state, submitted_spec(job))
             return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)
+        case events.ProfilingFailed():
+            if not may_report_end(job, event.generation) or is_outdated_failure(state, job, event):
+                return state
+            return profiling_failed(state, job, event, sequence) if job.phase is Phase.PROFILING else state
         case events.JobFinished():
             if not may_report_end(job, event.generation) or job.phase is Phase.PROFILING:
                 return state

@@ -4,7 +4,8 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive, all_stopping, state_holders, workers_on
-from elasticflow.shared.state.fold.profiles import probed, with_profiling_on
+from elasticflow.shared.state.fold.profiles import probed
+from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.job import Job, Phase, StoppingWorkers
 from elasticflow.shared.state.pool import MAX_DECIDED_COMMANDS, PoolState, spec_of
 

@@ -6,33 +6,31 @@ curve the job does not run.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
 
-_NO_CURVE = MeasuredCurve(iterations_per_s={})
+NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 
 def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolState:
     for profile_key, table in event.config.curves.items():
-        known = state.curves.get(profile_key, _NO_CURVE)
+        known = state.curves.get(profile_key, NO_CURVE)
         at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
         at_s = {**known.measured_at_s, **at_s}
-        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, probed_to=math.inf)
+        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, failure="", probed_to=math.inf)
         state = with_curve(state, profile_key, curve)
     return state
 
 
 def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
-    curve = state.curves.get(event.profile_key, _NO_CURVE)
+    curve = state.curves.get(event.profile_key, NO_CURVE)
     if event.at_s <= curve.measured_at_s.get(event.num_gpus, -1.0):
         return state
     curve = replace(
@@ -41,35 +39,23 @@ def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequ
         measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
         dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
         single_gpu=event.single_gpu or curve.single_gpu,
+        failure="",
     )
     return fast_replace(with_curve(state, event.profile_key, curve), scheduling_event_sequence=sequence)
 
 
 def profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolState:
     """No scheduling event: the allocator's same decision contains an allocation based on this."""
-    curve = state.curves.get(event.profile_key, _NO_CURVE)
+    curve = state.curves.get(event.profile_key, NO_CURVE)
     probed_to = math.inf if event.measured_to is None else event.measured_to
     curve = replace(curve, iterations_per_s=event.iterations_per_s, probed_to=probed_to)
     return with_curve(state, event.profile_key, curve)
 
 
-def with_profiling_on(state: PoolState, profiled_on: Mapping[str, str]) -> PoolState:
-    """The pool with these profiling runs on GPUs of these types, by job. Their workers on other types must stop."""
-    for job_id, gpu_type in profiled_on.items():
-        job = state.live_jobs.get(job_id)
-        spec = None if job is None else spec_on(state, spec_of(job), gpu_type)
-        if job is not None and spec is not None and spec is not job.spec:
-            moved = fast_replace(
-                job, spec=spec, submitted_spec=submitted_spec(job), broken=job.broken or bool(job.gpus)
-            )
-            state = fast_replace(with_range(state, spec), live_jobs=state.live_jobs.set(job_id, moved))
-    return state
-
-
 def probed(state: PoolState, job: Job, num_gpus: int, at_s: float) -> PoolState:
     """A job starts a scaling probe on a number of GPUs without a measurement. No job of the profile repeats it."""
     profile_key = spec_of(job).profile_key
-    curve = state.curves.get(profile_key, _NO_CURVE)
+    curve = state.curves.get(profile_key, NO_CURVE)
     return with_curve(state, profile_key, replace(curve, probed_to=num_gpus, probed_at_s=at_s))
 
 
@@ -85,7 +71,7 @@ def with_range(state: PoolState, spec: JobSpec) -> PoolState:
     """The state with a curve for the spec's GPU range, if it has one. Admission needs it before its decision, too."""
     if spec.profile_key in state.curves or spec.profile_key == spec.measured_key:
         return state
-    whole = state.curves.get(spec.measured_key, _NO_CURVE)
+    whole = state.curves.get(spec.measured_key, NO_CURVE)
     state = with_curve(state, spec.measured_key, replace(whole, parts=(*whole.parts, spec.gpu_range)))
     part = state.curves[spec.profile_key]
     wider = (wide.profile_key(spec.measured_key) for wide in whole.parts if wide.contains(spec.gpu_range))
@@ -100,7 +86,7 @@ def with_curve(state: PoolState, profile_key: str, curve: MeasuredCurve) -> Pool
     curves = state.curves.set(profile_key, curve)
     for gpu_range in curve.parts:
         part_key = gpu_range.profile_key(profile_key)
-        known = curves.get(part_key, _NO_CURVE)
+        known = curves.get(part_key, NO_CURVE)
         curves = curves.set(part_key, _part(curve, gpu_range, known))
     return fast_replace(state, curves=curves)
 

@@ -116,7 +116,7 @@ def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
     if gone not in job.stopping:
         return job
     job = fast_replace(job, stopping=tuple(s for s in job.stopping if s != gone))
-    if event.iteration is None or event.generation <= job.rejected_generation:
+    if event.iteration is None or event.generation <= job.void_generation:
         return job
     job = checkpointed(job, event.iteration)
     return job if job.training_generation is not None else fast_replace(job, iteration=job.checkpoint_iteration)

@@ -10,7 +10,8 @@ from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
 from elasticflow.cli.watch import picture
 from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text
-from elasticflow.history.pool_views import job_views, node_views, profile_view
+from elasticflow.history.pool_views import job_views, node_views
+from elasticflow.history.profile_views import profile_view
 from elasticflow.shared.runtime.process.terminal import console
 from tests.support.histories import NOW_S, History, best_effort, pool, spec
 from tests.support.two_types import two_types

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.history.pool_views import profile_view
+from elasticflow.history.profile_views import profile_view
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT

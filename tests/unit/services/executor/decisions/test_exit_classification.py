@@ -184,6 +184,18 @@ def test_only_a_pool_of_several_types_measures_step_times() -> None:
     assert node.state.pool.curves["unseen/b64"].single_gpu == measured
 
 
+def test_a_profiling_run_that_fails_on_one_type_is_reported_once_and_its_workers_end() -> None:
+    node = ExecutorNode().settle()
+    node.ledger(*(replace(OTHER_NODE, node_id=f"node-{name}", gpu_type=name) for name in ("V100", "P100"))).profile()
+    node.place("node-0:0").reports(Started(iteration=0)).forget()
+    node.reports(Failed(error="no memory")).settle()
+    assert [(type(event), event.gpu_type) for event in node.emitted] == [(events.ProfilingFailed, "")]
+    assert node.state.pool.live_jobs["a"].broken
+    assert node.actions == kills(0)
+    node.ends(code=ExitCode.FAILED).at(NOW_S + TIMES.profiling_timeout_s)
+    assert kinds(node.emitted) == [events.ProfilingFailed]
+
+
 def test_a_profiling_run_that_is_replaced_is_killed_at_once() -> None:
     node = ExecutorNode().settle().profile().place("node-0:0").reports(Started(iteration=0)).forget().place()
     assert node.actions == kills(0)

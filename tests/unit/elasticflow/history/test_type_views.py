@@ -1,0 +1,108 @@
+"""A job's steps on each GPU type, and the recommended split, as `eflow profile --types` shows them."""
+
+from typing import Any
+
+import pytest
+
+from elasticflow.history.type_views import SplitView, TypesView, types_view
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.state.gpu_types import failed_on_type
+from tests.support.histories import NOW_S, History, spec
+from tests.support.two_types import two_types
+from tests.support.worker_events import admitted, job, placed
+
+JOB = spec(model_name="new")
+ON_V100 = SingleGpuStepTimes(
+    num_virtual_nodes=8, step_s_by_virtual_nodes={1: 0.1, 2: 0.2, 4: 0.4, 8: 0.8}, reproducible="bitwise"
+)
+
+
+def speed(key: str, num_gpus: int, rate: float, **changes: Any) -> events.ThroughputMeasured:
+    values = {"job_id": "a", "generation": 1, "source": "profile", "at_s": NOW_S + num_gpus} | changes
+    return events.ThroughputMeasured(profile_key=key, num_gpus=num_gpus, iterations_per_s=rate, **values)
+
+
+def profiled(*, fast: int = 1, slow: int = 4) -> History:
+    """A virtual node takes 0.1 s on V100, which is measured, and 0.4 s on P100, which is predicted."""
+    fast_s = speed("new/b64", 1, 1 / 0.8, single_gpu=ON_V100)
+    return two_types(fast=fast, slow=slow).then(fast_s, speed("new/b64@P100", 1, 1 / 3.2))
+
+
+def split_of(view: TypesView) -> SplitView:
+    assert view.split is not None, view.obstacle
+    return view.split
+
+
+def test_steps_on_a_measured_and_on_a_predicted_type() -> None:
+    view = types_view(profiled().state, JOB)
+    assert view.num_virtual_nodes == 8
+    fast, slow = view.types
+    assert (fast.gpu_type, fast.num_gpus, slow.gpu_type, slow.num_gpus) == ("V100", 1, "P100", 4)
+    assert [(point.num_virtual_nodes, point.num_samples, point.measured) for point in fast.steps] == [
+        (1, 8, True),
+        (2, 16, True),
+        (3, 24, True),
+        (4, 32, True),
+        (6, 48, True),
+        (8, 64, True),
+    ]
+    assert not any(point.measured for point in slow.steps)
+    assert [round(point.step_s, 6) for point in slow.steps] == [0.4, 0.8, 1.2, 1.6, 2.4, 3.2]
+    assert slow.steps[-1].samples_per_s == pytest.approx(20.0)
+    assert (fast.iterations_per_s, slow.iterations_per_s) == ({1: 1 / 0.8}, {1: 1 / 3.2})
+
+
+def test_the_best_split_uses_all_live_gpus_or_those_that_the_user_names() -> None:
+    state = profiled().state
+    split = split_of(types_view(state, JOB))
+    assert split.virtual_nodes == {"V100": (4,), "P100": (1, 1, 1, 1)}
+    assert split.num_gpus == {"V100": 1, "P100": 4}
+    assert (split.step_s, split.speedup, split.measured_step_s) == (pytest.approx(0.4), pytest.approx(2.0), None)
+    assert split.alone_s == pytest.approx({"V100": 0.8, "P100": 0.8})
+    assert split_of(types_view(state, JOB, {"V100": 2, "P100": 1})).virtual_nodes == {"V100": (4, 4)}
+
+
+def test_a_split_on_one_type_shows_the_step_of_its_profile() -> None:
+    state = profiled().then(speed("new/b64", 2, 2.0)).state
+    assert split_of(types_view(state, JOB, {"V100": 2})).measured_step_s == 0.5
+
+
+def test_a_split_that_a_job_trains_with_shows_its_step() -> None:
+    history = profiled().then(admitted("a", spec=JOB))
+    gpus = ("node-0:0", *(f"node-1:{index}" for index in range(4)))
+    placement = placed(1, *gpus).placements[0]
+    mixed = events.PlacedJob(job_id="a", generation=1, gpus=placement.gpus, virtual_nodes_by_rank=(4, 1, 1, 1, 1))
+    history.then(events.PlacementDecided(placements=(mixed,), at_s=NOW_S)).started("a")
+    assert split_of(types_view(history.state, JOB)).measured_step_s is None
+    history.then(events.JobProgressed(job_id="a", generation=1, iteration=10, iterations_per_s=2.5, at_s=NOW_S + 5.0))
+    assert split_of(types_view(history.state, JOB)).measured_step_s == pytest.approx(0.4)
+
+
+def test_a_type_of_unknown_speed_is_no_part_of_a_split() -> None:
+    state = profiled().state
+    with pytest.raises(BadSettings, match="no speed is known on K80: name types on which it is, here V100, P100"):
+        types_view(state, JOB, {"V100": 1, "K80": 2})
+
+
+def test_without_measured_steps_there_is_no_split() -> None:
+    view = types_view(two_types().state, spec())
+    assert (view.split, view.num_virtual_nodes) == (None, None)
+    assert view.obstacle.startswith("no steps of parts of the batch are measured")
+    assert [each.steps for each in view.types] == [(), ()]
+    assert view.types[0].iterations_per_s[2] == 2.0
+
+
+def test_a_type_on_which_the_profiling_run_failed_says_why() -> None:
+    history = profiled().then(events.ProfileRequested(job_id="a", tenant="lab", spec=JOB, deadline_s=None, at_s=NOW_S))
+    failed = events.JobFailed(job_id="a", generation=0, error="no memory", at_s=NOW_S)
+    history.then(failed_on_type(history.state, job(history), failed))
+    fast, slow = types_view(history.state, JOB).types
+    assert (fast.failure, fast.steps, slow.failure) == ("no memory", (), "")
+
+
+def test_only_the_type_that_the_user_names_is_shown() -> None:
+    assert [each.gpu_type for each in types_view(profiled().state, spec(model_name="new", gpu_type="P100")).types] == [
+        "P100"
+    ]
