@@ -7,8 +7,10 @@ import pytest
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
+from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.scheduling.jobs.scheduler_view import held_num_gpus
 from tests.support.histories import NOW_S, History, best_effort, spec
 from tests.support.two_types import due_in, reserve, two_types, with_step_times
 
@@ -138,6 +140,15 @@ def test_a_promised_job_is_mixed_only_if_it_can_afford_both_switches(deadline_in
     history = admitted(measured(), **due_in(deadline_in_s))
     assert ("a" in mixed(history)) == is_mixed
     assert history.state.live_jobs["a"].promised
+
+
+def test_each_plan_leaves_a_promised_job_the_time_to_leave() -> None:
+    history = admitted(measured(), **due_in(40.0))
+    allocated(history)
+    a = history.state.live_jobs["a"]
+    alone = fast_replace(a, gpus=a.own_gpus, num_added_gpus=0)
+    assert (held_num_gpus(a), held_num_gpus(alone)) == (0, 4)
+    assert held_num_gpus(fast_replace(a, spec=best_effort())) == 4, "no promise to keep"
 
 
 def test_a_job_that_soon_ends_or_gpus_that_are_soon_needed_are_left_alone() -> None:
