@@ -9,7 +9,7 @@ from typing import ClassVar
 from elasticflow.shared.errors import Stop
 
 _EXTRAS = {
-    "server": ("highspy", "numba", "numpy", "prometheus_client", "psutil"),
+    "server": ("highspy", "numba", "numpy", "prometheus_client", "psutil", "pynvml"),
     "train": ("torch",),
     "plot": ("matplotlib",),
     "examples": ("sklearn",),

@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.engine import resizes, restores, stalls, steady, torchft, torchrun, transient, uneven
+from benchmarks.engine import resizes, restores, stalls, steady, torchft, torchrun, transient
 from benchmarks.engine.parts import Options, Part
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -27,7 +27,6 @@ PARTS: Mapping[str, Part] = {
     "stalls": Part(measure=stalls.measure, table=stalls.table),
     "restores": Part(measure=restores.measure, table=restores.table),
     "transient": Part(measure=transient.measure, table=transient.table),
-    "uneven": Part(measure=uneven.measure, table=uneven.table),
 }
 
 

@@ -29,6 +29,7 @@ from benchmarks.engine.sensitive import (
 )
 from benchmarks.engine.smooth import Smooth
 from benchmarks.engine.stage import Outcome, Played, play_all
+from benchmarks.engine.transports import TransportName
 from elasticflow import ElasticJob
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -38,27 +39,37 @@ _TOLERANCE = 1e-4  # of weights of about one, after some hundred steps
 
 
 async def prove(
-    virtual_nodes: int, seeds: Sequence[int], *, at_once: int = 1, is_uneven: bool = False
+    virtual_nodes: int,
+    seeds: Sequence[int],
+    *,
+    at_once: int = 1,
+    is_uneven: bool = False,
+    transport: TransportName = TransportName.GLOO,
 ) -> dict[str, Any]:
     """The row of one V. is_uneven: workers have unequal numbers of virtual nodes, others in each generation."""
-    spec = partial(spec_of, JOBS[virtual_nodes]())
+    spec = partial(spec_of, JOBS[virtual_nodes](), transport=transport)
     uneven = virtual_nodes if is_uneven else 0
     outcome = await play_all(spec, f"v{virtual_nodes}", seeds, at_once=at_once, uneven=uneven)
     return {
         "virtual_nodes": virtual_nodes,
         "uneven": is_uneven,
+        "transport": transport.value,
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
     }
 
 
-async def prove_fast(seeds: Sequence[int], *, at_once: int = 1) -> dict[str, Any]:
+async def prove_fast(
+    seeds: Sequence[int], *, at_once: int = 1, transport: TransportName = TransportName.GLOO
+) -> dict[str, Any]:
     """The row of the fast mode. The oldest worker is spared, because a restart from a checkpoint repeats steps with
     other rounding."""
-    outcome = await play_all(partial(spec_of, Smooth()), "fast", seeds, at_once=at_once, spares_oldest=True)
+    spec = partial(spec_of, Smooth(), transport=transport)
+    outcome = await play_all(spec, "fast", seeds, at_once=at_once, spares_oldest=True)
     return {
         "virtual_nodes": "fast",
+        "transport": transport.value,
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in fast_differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
@@ -131,9 +142,18 @@ def reading_errors(expected: dict[int, str]) -> list[int]:
     return wrong
 
 
-def spec_of(job: ElasticJob, record: Path, *, step_s: float = 0.0, max_iterations: int = 10**9) -> JobSpec:
+def spec_of(
+    job: ElasticJob,
+    record: Path,
+    *,
+    step_s: float = 0.0,
+    max_iterations: int = 10**9,
+    transport: TransportName = TransportName.GLOO,
+) -> JobSpec:
     """record: folder in which each worker records its state."""
-    job.set_hyperparameter(global_batch_size=GLOBAL_BATCH_SIZE, step_s=step_s, record=str(record))
+    job.set_hyperparameter(
+        global_batch_size=GLOBAL_BATCH_SIZE, step_s=step_s, record=str(record), transport=transport.value
+    )
     return job.term_condition(max_iterations=max_iterations).set_job_class("best_effort").spec()
 
 
@@ -145,19 +165,19 @@ def main(
     uneven: Annotated[
         bool, typer.Option("--uneven", help="Give the workers unequal numbers of virtual nodes, in the bitwise mode.")
     ] = False,
+    transport: Annotated[TransportName, typer.Option(help="What moves the workers' gradients.")] = TransportName.GLOO,
     at_once: Annotated[int, typer.Option(min=1, help="Run so many schedules concurrently.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Run random schedules. Exit code 1 if any state differs, or a schedule does not finish."""
     configure_logs(level="error")
     tried = range(first, first + seeds)
-    rows = [asyncio.run(prove(v, tried, at_once=at_once, is_uneven=uneven)) for v in virtual_nodes]
+    rows = [asyncio.run(prove(v, tried, at_once=at_once, is_uneven=uneven, transport=transport)) for v in virtual_nodes]
     if fast:
-        rows.append(asyncio.run(prove_fast(range(first, first + fast), at_once=at_once)))
+        rows.append(asyncio.run(prove_fast(range(first, first + fast), at_once=at_once, transport=transport)))
     result = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "torch": torch.__version__,
-        "backend": "gloo",
         "rows": rows,
     }
     text = json.dumps(result, indent=2)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from benchmarks.engine.transports import use_in_this_process
 from elasticflow import ElasticJob, Scalar
 
 NUM_SAMPLES = 50
@@ -26,14 +27,16 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # numbers (B,), points 
 
 class Sensitive(ElasticJob):
     """hyperparameters: step_s: minimum duration of a step of one worker, less for several; record: a folder in which
-    each worker records its state at the beginning of each step, one line each; "": none."""
+    each worker records its state at the beginning of each step, one line each; "": none. transport: a `TransportName`.
+    """
 
-    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.05, "step_s": 0.0, "record": ""}
+    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.05, "step_s": 0.0, "record": "", "transport": "gloo"}
     evaluate_every: ClassVar[int] = 25
 
     _recorded = -1  # iteration
 
     def init_model(self) -> nn.Module:
+        use_in_this_process(str(self.hyperparameters["transport"]))
         return Branching()
 
     def init_dataset(self) -> Dataset[Any]:

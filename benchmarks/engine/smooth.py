@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from benchmarks.engine.sensitive import NUM_FEATURES, NUM_SAMPLES, Numbered, digest
+from benchmarks.engine.transports import use_in_this_process
 from elasticflow import ElasticJob, Scalar
 
 _WIDTH = 8
@@ -27,9 +28,10 @@ class Smooth(ElasticJob):
     seen, and the weights."""
 
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "fast"
-    hyperparameters: Mapping[str, Scalar] = {"step_s": 0.0, "record": ""}
+    hyperparameters: Mapping[str, Scalar] = {"step_s": 0.0, "record": "", "transport": "gloo"}
 
     def init_model(self) -> nn.Module:
+        use_in_this_process(str(self.hyperparameters["transport"]))
         self._bare = Counting()
         return self._bare
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.heterogeneous import completion_times, solver
+from benchmarks.heterogeneous import completion_times, mixed_slots, solver
 from benchmarks.heterogeneous.parts import Options, Part
 from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
@@ -20,6 +20,7 @@ class PartName(StrEnum):
 
     SOLVER = "solver"
     COMPLETION_TIMES = "completion_times"
+    MIXED_SLOTS = "mixed_slots"
 
 
 PARTS: Mapping[str, Part] = {
@@ -30,6 +31,10 @@ PARTS: Mapping[str, Part] = {
     PartName.COMPLETION_TIMES: Part(
         lambda options: completion_times.measure_completion_times(options.pool, num_jobs=options.scaled(300)),
         completion_times.rows,
+    ),
+    PartName.MIXED_SLOTS: Part(
+        lambda options: mixed_slots.measure_mixed_slots(num_mixes=options.scaled(mixed_slots.NUM_MIXES)),
+        mixed_slots.rows,
     ),
 }
 

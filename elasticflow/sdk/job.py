@@ -65,7 +65,8 @@ class ElasticJob:
     gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it; "": the pool decides
     mixed_gpu_types: bool = False  # bitwise too: idle GPUs of other types may join, although they compute other bits
 
-    evaluate_every: ClassVar[int] = 0  # iterations between two calls of evaluate; 0: only at the end
+    evaluate_every: ClassVar[int] = 0  # iterations between two evaluations; 0: only at the end
+    evaluates_in_parts: ClassVar[bool] = False  # on all workers, by evaluate_part instead of evaluate
     shuffle: ClassVar[bool] = True  # the samples, in another order in each epoch
     shuffle_window: ClassVar[int] = 1024  # samples; for data in partitions
     data_workers: ClassVar[int] = 1  # processes of each worker that read ahead; 0: the worker reads
@@ -122,6 +123,15 @@ class ElasticJob:
         `evaluate_every` iterations and at the end."""
         del model
         return {}
+
+    def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]:
+        """Sums over one part of other data, for example {"correct": 93, "samples": 100}, with the same names in each
+        part. Called as `evaluate` is, but on all workers, if `evaluates_in_parts`."""
+        raise TypeError(f"{type(self).__name__} lacks evaluate_part")
+
+    def metrics_of_sums(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        """Metrics from what all parts together returned; by default the sums."""
+        return sums
 
     def collate(self, samples: list[Any]) -> Any:
         """A batch from samples of the data set; by default torch's `default_collate`, which stacks tensors."""

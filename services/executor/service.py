@@ -186,6 +186,7 @@ def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> 
         on_event=on_event,
         preload=settings.preload,
         device=settings.device,
+        gpu_names=settings.gpu_names,
         warm_workers=settings.warm_workers,
     )
 

@@ -14,6 +14,7 @@ from elasticflow.shared.runtime.process.local_hardware import (
     LocalGpu,
     cpu_slot_type,
     num_cores,
+    part_of_type,
     visible_gpus,
 )
 from elasticflow.shared.runtime.process.reachable_host import reachable_host
@@ -55,7 +56,8 @@ class ExecutorSettings:
 
     node_id: str  # EF_NODE_ID: unique in the pool; default: the host's name
     device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
-    num_gpus: int  # EF_SLOTS: GPUs, or CPU slots without GPUs
+    num_gpus: int  # EF_SLOTS: GPUs, or equal parts of GPUs if there are more slots; CPU slots without GPUs
+    gpu_names: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: the GPU of each slot; empty without GPUs
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
     gpu_type: str  # EF_GPU_TYPE: of all its GPUs; default: NVML's product name; of CPU slots their share: cpu-0.25
     gpu_memory_bytes: int  # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; 0: unknown
@@ -83,22 +85,29 @@ class ExecutorSettings:
         found = len(gpus)
         read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
         cores = num_cores()
-        num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=found or MAX_GPUS)
+        num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=MAX_GPUS)
+        if 0 < found < num_gpus and num_gpus % found:
+            read.reject(
+                f"EF_SLOTS={num_gpus}: must be at most {found}, the number of GPUs here, or a multiple of it: equal "
+                "parts of each GPU"
+            )
+        parts = max(num_gpus // found, 1) if found else 1
         # of a part, the sockets are unknown
         all_gpus = num_gpus == found > 0 and "CUDA_VISIBLE_DEVICES" not in given
         sockets = discovered_sockets() if all_gpus else 1
         fair_share = 1.0 if found else min(1.0, CPU_SLOTS_PART_OF_CORES * cores / num_gpus)
         node_id = read.token("EF_NODE_ID", _token(socket.gethostname()))
         cpu_share = read.number("EF_CPU_SHARE", fair_share, low=0.001, high=1e4)
-        used = gpus[:num_gpus]
+        used = [gpu for gpu in gpus for _ in range(parts)][:num_gpus]
         if not given.get("EF_GPU_TYPE") and len({gpu.gpu_type for gpu in used}) > 1:
             read.reject(_two_executors(node_id, used))
-        gpu_type = used[0].gpu_type if used else cpu_slot_type(cpu_share)
-        memory_bytes = min((gpu.memory_bytes for gpu in used), default=0)
+        gpu_type = part_of_type(used[0].gpu_type, parts) if used else cpu_slot_type(cpu_share)
+        memory_bytes = min((gpu.memory_bytes for gpu in used), default=0) // parts
         settings = cls(
             node_id=node_id,
             device="cuda" if found else "cpu",
             num_gpus=num_gpus,
+            gpu_names=tuple(gpu.name for gpu in used),
             cpu_share=cpu_share,
             gpu_type=read.token("EF_GPU_TYPE", gpu_type, GPU_TYPE_PATTERN),
             gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory_bytes, low=0, high=2**53),

@@ -79,7 +79,7 @@ class Progress:
     since_s: float
     report: WorkerReport
     at_s: float
-    moved_at_s: float  # when the iteration last increased
+    moved_at_s: float  # when the iteration last increased, or an evaluation moved on
     mean_iterations_per_s: float | None
 
 
@@ -207,11 +207,13 @@ def _next_progress(before: Progress | None, report: WorkerReport, now_s: float) 
     if report.iterations_per_s is not None and report.iteration > before.report.iteration:
         newest = report.iterations_per_s
         mean = newest if mean is None else (1 - RATE_WEIGHT) * mean + RATE_WEIGHT * newest
-    moved = report.iteration > before.report.iteration
+    moved_at_s = now_s if report.iteration > before.report.iteration else before.moved_at_s
+    if report.seconds_since_progress is not None:
+        moved_at_s = max(moved_at_s, now_s - report.seconds_since_progress)
     return replace(
         before,
         report=report,
         at_s=now_s,
-        moved_at_s=now_s if moved else before.moved_at_s,
+        moved_at_s=moved_at_s,
         mean_iterations_per_s=mean,
     )

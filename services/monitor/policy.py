@@ -40,7 +40,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.jobs import may_report_end
-from elasticflow.shared.state.gpu_types import failed_on_type, parts
+from elasticflow.shared.state.gpu_types import may_run_elsewhere, parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.policy import Policy
@@ -150,14 +150,23 @@ def _failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | Profil
     ):
         return None
     error = _stall_error(state, job, now_s)
-    failed = JobFailed(
+    gpu_type = spec_of(job).gpu_type
+    if may_run_elsewhere(state.pool, job, gpu_type):
+        return ProfilingFailed(
+            job_id=job.job_id,
+            generation=job.generation,
+            gpu_type=gpu_type,
+            error=error,
+            progressed_at_s=job.progressed_at_s,
+            at_s=now_s,
+        )
+    return JobFailed(
         job_id=job.job_id,
         generation=job.generation,
         error=error,
         progressed_at_s=job.progressed_at_s,
         at_s=now_s,
     )
-    return failed_on_type(state.pool, job, failed)
 
 
 def _stall_error(state: State, job: Job, now_s: float) -> str:

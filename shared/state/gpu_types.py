@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
-from elasticflow.shared.messages.events import JobFailed, ProfilingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import Demand, PoolState, num_gpus_by_type, spec_of, with_nodes
@@ -86,24 +85,10 @@ def profiling_failure(state: PoolState, spec: JobSpec, gpu_type: str) -> str:
     return "" if curve is None else curve.failure
 
 
-def failed_on_type(state: PoolState, job: Job, failed: JobFailed) -> JobFailed | ProfilingFailed:
-    """The same failure, but the job goes on if a profiling run failed on one type and other types are left."""
-    node = None if failed.node_id is None else state.nodes.get(failed.node_id)
-    gpu_type = spec_of(job).gpu_type if node is None else as_recorded(state, node.gpu_type)
-    left = set(possible_types(state, submitted_spec(job))) - {gpu_type}
-    if job.phase is not Phase.PROFILING or not left:
-        return failed
-    return ProfilingFailed(
-        job_id=failed.job_id,
-        generation=failed.generation,
-        gpu_type=gpu_type,
-        error=failed.error,
-        traceback=failed.traceback,
-        node_id=failed.node_id,
-        incarnation=failed.incarnation,
-        progressed_at_s=failed.progressed_at_s,
-        at_s=failed.at_s,
-    )
+def may_run_elsewhere(state: PoolState, job: Job, gpu_type: str) -> bool:
+    """Whether a profiling run that fails on this type, as recorded, leaves the job another one."""
+    possible = possible_types(state, submitted_spec(job))
+    return job.phase is Phase.PROFILING and any(each != gpu_type for each in possible)
 
 
 def parts(state: PoolState) -> dict[str, PoolState]:

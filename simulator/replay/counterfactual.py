@@ -24,6 +24,7 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     PlanEvent,
     PoolConfigured,
+    ProfilingFailed,
     WorkersStopped,
 )
 from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost
@@ -119,7 +120,7 @@ class _Counterfactual:
                     if lost.node_id in job.nodes:
                         self._trainings.pop(job.job_id, None)
                 self._fold(lost)
-            case JobFailed() as failed:
+            case JobFailed() | ProfilingFailed() as failed:
                 if (job := self._state.live_jobs.get(failed.job_id)) is not None:
                     self._trainings.pop(failed.job_id, None)
                     failed = replace(failed, generation=job.generation)

@@ -17,6 +17,7 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     PlanEvent,
     ProfileCompleted,
+    ProfilingFailed,
 )
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
@@ -125,7 +126,7 @@ class ExogenousEvent:
     at_s: float
     commands: tuple[Command, ...] = ()
     settings: tuple[PlanEvent, ...] = ()
-    event: NodeJoined | NodeLost | JobFailed | None = None
+    event: NodeJoined | NodeLost | JobFailed | ProfilingFailed | None = None
 
 
 def exogenous_events(entries: tuple[Entry, ...]) -> Iterator[ExogenousEvent]:
@@ -139,7 +140,7 @@ def exogenous_events(entries: tuple[Entry, ...]) -> Iterator[ExogenousEvent]:
                 yield ExogenousEvent(at_s=now_s, commands=commands)
             case PlanDecided(service=service, events=events, now_s=now_s) if service == OPERATOR:
                 yield ExogenousEvent(at_s=now_s, settings=events)
-            case NodeJoined() | NodeLost() | JobFailed() as event:
+            case NodeJoined() | NodeLost() | JobFailed() | ProfilingFailed() as event:
                 yield ExogenousEvent(at_s=event.at_s, event=event)
             case _:
                 pass

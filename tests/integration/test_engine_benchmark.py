@@ -4,13 +4,12 @@ import os
 
 import pytest
 
-from benchmarks.engine import resizes, restores, stalls, torchft, torchrun, transient, uneven
+from benchmarks.engine import resizes, restores, stalls, torchft, torchrun, transient
 from benchmarks.engine.parts import Options
 from benchmarks.engine.stalls import measure_stalls
 from benchmarks.engine.steady import measure_steady
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
 from benchmarks.engine.transient import measure_transient
-from benchmarks.engine.uneven import measure_uneven
 
 SMALL = Options(million_parameters=(1,), rounds=1)
 
@@ -63,14 +62,3 @@ async def test_the_cost_of_checkpoints_and_joining_workers_is_measured() -> None
     row = await measure_stalls(1, rounds=1)
     assert row["step_s"] > 0
     assert stalls.table([row]).row_count == 1
-
-
-async def test_uneven_splits_are_measured_next_to_each_slot_alone() -> None:
-    rows = await measure_uneven(rounds=1, iterations=3)
-    assert [row["virtual_nodes_by_rank"] for row in rows] == [[8], [8], [4, 4], [6, 2], [7, 1]]
-    fast_s, slow_s = (row["step_s"] for row in rows[:2])
-    for row in rows[2:]:
-        fast, slow = row["virtual_nodes_by_rank"]
-        assert row["expected_s"] == max(fast_s * fast / 8, slow_s * slow / 8)
-        assert row["step_s"] > 0
-    assert uneven.table(rows).row_count == len(rows)

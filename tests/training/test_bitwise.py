@@ -18,6 +18,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
+from tests.support.user_code.training_functions import NUM_SAMPLES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -50,6 +51,16 @@ async def one_worker(node, spec_of) -> tuple[str, dict[str, float]]:
     job_id = node.new_job_id()
     metrics = await run(node, stateful(spec_of), job_id=job_id)
     return digest_of(node, job_id), metrics
+
+
+async def test_workers_that_share_the_evaluation_get_the_metrics_of_one_worker(node, spec_of):
+    spec = spec_of("EvaluatesInParts", global_batch_size=4, max_iterations=12)
+    alone, *together = [
+        await run(node, spec, job_id=node.new_job_id(), num_workers=num_workers) for num_workers in (1, 3, 4)
+    ]
+    assert all(metrics == alone for metrics in together)
+    assert alone["samples"] == NUM_SAMPLES
+    assert 0 < alone["error"] < 10
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 8])

@@ -119,6 +119,17 @@ async def test_a_schedule_that_steps_by_itself_is_found_in_the_first_step(node, 
     assert failed.error.startswith("train() steps the schedule in self.schedule for every part of a batch")
 
 
+@pytest.mark.parametrize("function", ["Scaled", "ScaledAndFast"])
+async def test_gradient_scaling_is_refused_in_the_first_step(node, spec_of, function):
+    failed, _ = await failure_of(node, spec_of(function, hyperparameters={"scales": True}), num_workers=2)
+    assert failed.error.startswith("GradScaler is not supported: its scale would differ between workers")
+    assert "torch.autocast(..., dtype=torch.bfloat16)" in failed.error
+    spec = spec_of(function, hyperparameters={"scales": False}, max_iterations=3)
+    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
+    await workers.first(Finished)
+    await workers.ended()
+
+
 @pytest.mark.parametrize("function", ["HarmlessCache", "Stateful", "Fast", "ScheduleInAttribute"])
 async def test_a_repeatable_step_is_profiled(node, spec_of, function):
     job_id = node.new_job_id()
@@ -266,7 +277,7 @@ async def test_an_unusable_gpu_does_not_fail_the_job(node, spec_of):
     workers = await node.launch(spec_of("Points"), job_id=job_id, device="cuda", gpu_index=NO_SUCH_GPU)
     assert (await workers.ended())[0].code == ExitCode.DEVICE_UNUSABLE
     assert not workers.all_of(Failed)
-    assert f"cannot use GPU {NO_SUCH_GPU}, which nvidia-smi lists" in node.log_of(job_id)
+    assert f"cannot use GPU {NO_SUCH_GPU}, which the driver lists" in node.log_of(job_id)
 
 
 async def test_a_gpu_lost_in_a_step_does_not_fail_the_job(node, spec_of):

@@ -108,7 +108,7 @@ finish_work(device)
 torch.testing.assert_close(model.weight.grad, torch.ones(1, 3, device=device))
 assert group.all_gather(torch.ones(2, dtype=torch.float64))[0].tolist() == [1.0, 1.0]
 group.exchange([], [])
-print(group.process_group._get_backend(device).name(), flush=True)
+print(group._on_device.process_group._get_backend(device).name(), flush=True)
 os._exit(0)
 """
 

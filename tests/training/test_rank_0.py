@@ -26,7 +26,7 @@ IN_A_SWITCH = {
     "before the first step after the switch": f"{ENGINE}.steps.training_step:Trainer.begin_generation",
 }
 ALONE = {
-    "while it evaluates": f"{ENGINE}.steps.training_step:Trainer.evaluate_here",
+    "while it evaluates": f"{ENGINE}.steps.evaluation:Evaluation.here",
     "while it writes a checkpoint": "os:fsync",
 }
 AFTER_THE_LAST_STEP = f"{ENGINE}.checkpoint.writer:CheckpointWriter.write_now"

@@ -10,6 +10,7 @@ from benchmarks.engine.playing import CHANCES, schedule
 from benchmarks.engine.schedules import fast_differences, prove, prove_fast
 from benchmarks.engine.sensitive import NUM_SAMPLES
 from benchmarks.engine.stage import Played
+from benchmarks.engine.transports import TransportName
 
 
 @pytest.mark.parametrize(("virtual_nodes", "seeds"), [(4, (3,)), (8, (0,)), (16, (2,))])
@@ -26,6 +27,17 @@ async def test_no_schedule_of_workers_with_unequal_numbers_of_virtual_nodes_chan
     assert row["unfinished"] == []
     assert row["differences"] == []
     assert row["states_compared"] > row["generations"] > row["schedules"]
+
+
+@pytest.mark.parametrize("transport", [TransportName.ASYNCHRONOUS, TransportName.STAGED])
+async def test_no_schedule_changes_the_bits_over_the_transports_of_gpus(transport):
+    """One ends all calls of a closed group without an error, and leaves garbage, as NCCL does."""
+    row = await prove(4, (1, 2), at_once=2, transport=transport)
+    assert row["unfinished"] == []
+    assert row["differences"] == []
+    fast = await prove_fast((1,), transport=transport)
+    assert fast["unfinished"] == []
+    assert fast["differences"] == []
 
 
 async def test_in_the_fast_mode_replicas_agree_and_samples_follow_the_ideal_order():

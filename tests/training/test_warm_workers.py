@@ -40,9 +40,8 @@ class Warm:
         await self.when(lambda: len(self.launcher.warm_pool.ready) == NUM_GPUS)
         return self.launcher.warm_pool.ready
 
-    async def run(self, spec, job_id: str, *, gpu_index: int) -> int:
-        """Run a job with one worker to its end. The process that it had."""
-        worker = await self.launcher.launch(
+    async def launch(self, spec, job_id: str, *, gpu_index: int) -> WorkerHandle:
+        return await self.launcher.launch(
             Assignment(
                 job_id=job_id,
                 generation=1,
@@ -54,6 +53,10 @@ class Warm:
                 gpu_index=gpu_index,
             )
         )
+
+    async def run(self, spec, job_id: str, *, gpu_index: int) -> int:
+        """Run a job with one worker to its end. The process that it had."""
+        worker = await self.launch(spec, job_id, gpu_index=gpu_index)
         await self.when(lambda: worker.exited is not None)
         assert worker.exited is not None
         assert worker.exited.code == ExitCode.DONE
@@ -94,6 +97,17 @@ async def test_a_job_receives_the_warm_worker_of_its_gpu_and_no_other_job_does(w
 async def test_a_gpu_beyond_the_limit_gets_a_new_process(warm, spec_of):
     waiting = await warm.all_ready()
     assert await warm.run(spec_of("Points"), "third", gpu_index=NUM_GPUS) not in waiting.values()
+    assert warm.launcher.warm_pool.ready == waiting
+
+
+async def test_a_torchrun_script_gets_a_new_process(warm, spec_of):
+    """A warm worker sees its own GPU only, and the script those of all its local ranks."""
+    waiting = await warm.all_ready()
+    spec = spec_of("examples.ddp.snapshots:__torchrun__")
+    worker = await warm.launch(spec, "script", gpu_index=1)
+    assert worker.pid not in waiting.values()
+    worker.kill()
+    await warm.when(lambda: worker.exited is not None)
     assert warm.launcher.warm_pool.ready == waiting
 
 

@@ -11,7 +11,7 @@ from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.state.fold.jobs import is_outdated_finish, may_report_end
 from elasticflow.shared.state.fold.workers import halved, has_micro_batches_of
-from elasticflow.shared.state.gpu_types import failed_on_type
+from elasticflow.shared.state.gpu_types import as_recorded, may_run_elsewhere
 from elasticflow.shared.state.job import Job, Phase
 
 
@@ -65,7 +65,18 @@ def _outcome(
 def _failed(
     state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = ""
 ) -> JobFailed | ProfilingFailed:
-    failed = JobFailed(
+    gpu_type = as_recorded(state.pool, state.node_specification.gpu_type)
+    if may_run_elsewhere(state.pool, job, gpu_type):
+        return ProfilingFailed(
+            job_id=job.job_id,
+            generation=generation,
+            gpu_type=gpu_type,
+            error=error,
+            node_id=state.node_id,
+            incarnation=state.incarnation,
+            at_s=now_s,
+        )
+    return JobFailed(
         job_id=job.job_id,
         generation=generation,
         error=error,
@@ -74,7 +85,6 @@ def _failed(
         incarnation=state.incarnation,
         at_s=now_s,
     )
-    return failed_on_type(state.pool, job, failed)
 
 
 def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float | None:

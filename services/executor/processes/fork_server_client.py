@@ -159,7 +159,7 @@ def _environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",  # a process with threads must not fork
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # nor one that touched CUDA: torch.cuda.is_available() would
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, which named the type of each GPU
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, which named the type of each GPU
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, sums of products differ from call to call
     }
     return inherited | needed

@@ -18,6 +18,7 @@ from elasticflow.services.executor.processes.fork_server_client import Exited, F
 from elasticflow.services.executor.processes.forked_process import ForkedProcess, fork_process
 from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
 from elasticflow.services.executor.processes.warm_pool import WarmPool
+from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WriteLog
@@ -58,6 +59,7 @@ class Launcher:
 
     on_event: called in the event loop for each message of a worker, in order, and last for its end.
     preload: modules that many training functions import, e.g. sklearn.datasets; imported once for all workers.
+    gpu_names: of the GPU of each slot, for CUDA_VISIBLE_DEVICES; a GPU that slots share occurs several times.
     warm_workers: the first so many GPUs have a warm worker.
     """
 
@@ -69,10 +71,12 @@ class Launcher:
         on_event: OnEvent,
         preload: Sequence[str] = (),
         device: Literal["cpu", "cuda"] = "cpu",
+        gpu_names: Sequence[str] = (),
         warm_workers: int = 0,
     ) -> None:
         self._logs = data_dir.resolve() / "logs"
         self._marks = {"EF_WORKER": "1", "EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir.resolve())}
+        self._gpus = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names)} if gpu_names else {}
         self._on_event = on_event
         self._preload = preload
         self._server: ForkServer | None = None
@@ -92,8 +96,12 @@ class Launcher:
         self._warming = asyncio.create_task(self.warm_pool.run(), name="warm_pool")
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
-        """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed."""
-        process = self.warm_pool.take(assignment.gpu_index) or await self.fork()
+        """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed.
+
+        A torchrun script sees all GPUs of its job on this node. A warm worker sees one, and cannot see others later.
+        """
+        may_be_warm = assignment.spec.entry != TORCHRUN
+        process = (self.warm_pool.take(assignment.gpu_index) if may_be_warm else None) or await self.fork()
         handle = WorkerHandle(assignment, process)
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
         handle.send(WriteLog(file=str(log_file)))
@@ -147,7 +155,7 @@ class Launcher:
         return self._logs / "fork-server.log"
 
     async def _start_server(self) -> None:
-        self._server = await ForkServer.start(self._marks, self._server_log, self._preload)
+        self._server = await ForkServer.start(self._marks | self._gpus, self._server_log, self._preload)
         self._server_ready.set()
 
     async def _keep_server(self) -> None:

@@ -20,6 +20,11 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         full_mesh.py            gloo's connections between them, made in attempts
         tcp_connections.py      finds and shuts down this process's connections
         groups.py               collectives between connected workers
+        transport.py            what moves a group's tensors: an interface, and a transfer
+        device_transport.py     which of these a group needs for its device
+        gloo_transport.py       between hosts
+        nccl_transport.py       between GPUs
+        staged_transport.py     between workers that share a GPU, by way of the host
         peer_loss.py            detects the loss of a peer; the peer-loss watchdog
         compatibility_digest.py what workers must have in common
         switch.py               to another generation, without a stop
@@ -28,7 +33,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     steps/        training
         training_loop.py        from the assignment to the end of the job
         worker_setup.py         from the assignment to a worker that can train
-        training_step.py        one step: compute, agree, evaluate, switch
+        training_step.py        one step: compute, agree, switch
+        evaluation.py           the user's evaluation, by rank 0 or in parts on all workers
         step_agreement.py       what all workers agree on in each step; whether their states differ
         job_state.py            what a checkpoint or a state transfer carries; the step boundary to roll back to
         training_function.py    the interface of the user's class, and its import
@@ -63,6 +69,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         sample_order.py         (seed, iteration, virtual node) -> samples (pure)
         sample_readers.py       read map-style and streamed data sets
         read_ahead.py           batches of coming steps
+        device_copies.py        batches to the device, beside its work
         reader_process.py       a process that reads them
     checkpoint/   the job's state on disk
         store.py                complete or absent, newest generation first

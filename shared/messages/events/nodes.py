@@ -55,7 +55,7 @@ NodeEvent = NodeJoined | NodeLost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """One worker's newest step."""
+    """One worker's newest step. seconds_since_progress: None of an older executor."""
 
     job_id: Token
     generation: Generation
@@ -63,7 +63,7 @@ class WorkerReport:
     iteration: Iterations
     iterations_per_s: Rate | None
     checkpoint_iteration: Iterations = 0
-    seconds_since_progress: DurationS = 0.0
+    seconds_since_progress: DurationS | None = None
     metrics: Annotated[Mapping[Name, Finite], FewItems] = field(default_factory=dict[str, float])
 
 

@@ -19,9 +19,9 @@ from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingFailed:
-    """The job cannot be measured on GPUs of this type, as recorded; other types are left. From the executor or monitor.
+    """The job cannot be measured on GPUs of this type, but other types are left. From the executor or the monitor.
 
-    On the last type the event is `JobFailed`, which has the same causes and fields.
+    gpu_type: as recorded. On the last type the event is `JobFailed`, which has the same causes.
     """
 
     VERSION: ClassVar[int] = 1
@@ -29,7 +29,6 @@ class ProfilingFailed:
     generation: Generation
     gpu_type: GpuType
     error: Text
-    traceback: Text = ""
     node_id: Token | None = None
     incarnation: Token | None = None
     progressed_at_s: TimeS | None = None

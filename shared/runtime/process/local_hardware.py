@@ -1,29 +1,26 @@
-"""The GPUs and cores of this machine. GPUs are listed without CUDA: a process that initialised CUDA cannot fork
-CUDA users. nvidia-smi asks NVML, as a library of NVML would, and is installed with each driver.
+"""The GPUs and cores of this machine. NVML lists GPUs without CUDA: a process that initialised CUDA cannot fork CUDA
+users. A GPU that is partitioned (MIG) counts as its instances.
 """
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from elasticflow.shared.messages.limits import MAX_GPU_TYPE_LENGTH
 from elasticflow.shared.state.gpu_types import CPU_SLOTS
 
-_LISTING_TIMEOUT_S = 30.0
-_QUERY = ("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
-_BYTES_PER_MIB = 1 << 20
 CPU_SLOTS_PART_OF_CORES = 0.8  # all CPU slots of a machine together; the rest is for NATS and the services
 
 
 class LocalGpu(NamedTuple):
-    """A GPU of this machine. name: as CUDA_VISIBLE_DEVICES names it. memory_bytes: 0 if unknown."""
+    """A GPU of this machine, or an instance of a partitioned one. name: as CUDA_VISIBLE_DEVICES names it."""
 
     name: str
     gpu_type: str = ""  # "": unknown
-    memory_bytes: int = 0
+    memory_bytes: int = 0  # 0: unknown
     uuid: str = ""
+    device_index: int = -1  # of the whole GPU, as nvidia-smi counts
 
 
 def num_cores() -> int:
@@ -36,7 +33,9 @@ def num_cores() -> int:
 def visible_gpus(environment: Mapping[str, str]) -> tuple[LocalGpu, ...]:
     """GPUs of a process with this environment: where CUDA_VISIBLE_DEVICES is set, those before the first that it names
     and that is not there; else all of the driver's."""
-    installed = _installed_gpus()
+    from elasticflow.shared.runtime.process.nvml import installed_gpus  # here: only a machine that runs pools has NVML
+
+    installed = installed_gpus()
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None or not installed:
         return installed
@@ -59,28 +58,24 @@ def gpu_type_of(product_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", model).lstrip("-._")[:MAX_GPU_TYPE_LENGTH].rstrip("-._")
 
 
+def part_of_type(gpu_type: str, parts: int) -> str:
+    """The type of slots that share each GPU: "H100-80GB-HBM3-1of4"."""
+    return f"{gpu_type}-1of{parts}" if gpu_type and parts > 1 else gpu_type
+
+
 def cpu_slot_type(cpu_share: float) -> str:
     """The GPU type of CPU slots: "cpu-0.25" for a quarter of a core. A share of 1 or more is no limit: "cpu-1"."""
     return f"{CPU_SLOTS}{min(1.0, cpu_share):.3g}"
 
 
 def _named(name: str, installed: Sequence[LocalGpu]) -> LocalGpu | None:
-    """The GPU of this name, an index or the beginning of a UUID; None if it is not there."""
-    if name.startswith("MIG-"):
-        return LocalGpu(name)  # the query lists whole GPUs only
+    """The GPU of this name, an index or the beginning of a UUID; None if it is not there.
+
+    Of a partitioned GPU, an index means the first instance, as for CUDA.
+    """
     for gpu in installed:
-        if name == gpu.name or (name.startswith("GPU-") and gpu.uuid.startswith(name)):
+        if name == str(gpu.device_index):
+            return gpu
+        if name.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(name):
             return gpu._replace(name=name)
     return None
-
-
-def _installed_gpus() -> tuple[LocalGpu, ...]:
-    try:
-        listing = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_LISTING_TIMEOUT_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    rows = (line.split(", ") for line in listing.splitlines())
-    return tuple(
-        LocalGpu(str(index), gpu_type_of(name), int(mib) * _BYTES_PER_MIB if mib.isdecimal() else 0, uuid)
-        for index, (uuid, name, mib) in enumerate(row for row in rows if len(row) == 3)
-    )

@@ -83,6 +83,35 @@ class Busy(Points):
         return super().train(batch, model, optimizer)
 
 
+class EvaluatesInParts(Points):
+    evaluate_every = 5
+    evaluates_in_parts = True
+
+    def evaluate_part(self, model, part, num_parts):
+        data = self.init_dataset()
+        _, points, targets = self.collate([data[i] for i in range(part, len(data), num_parts)])
+        return {"squares": nn.functional.mse_loss(model(points), targets, reduction="sum"), "samples": len(points)}
+
+    def metrics_of_sums(self, sums):
+        return {"error": sums["squares"] / sums["samples"], "samples": sums["samples"]}
+
+
+class Scaled(Points):
+    """hyperparameters: scales: whether its scaler does anything."""
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        torch.amp.GradScaler("cpu", enabled=self.hyperparameters["scales"]).scale(loss).backward()
+        optimizer.step()
+        return loss
+
+
+class ScaledAndFast(Scaled):
+    reproducible = "fast"
+
+
 class TooBig(Points):
     """hyperparameters: fits: the most samples that its memory holds at once."""
 

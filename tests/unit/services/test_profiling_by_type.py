@@ -1,5 +1,6 @@
 """Given a pool of two GPU types, a job of unknown speed waits for no type that cannot measure it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ProfileJob, QuoteDeadline
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known
-from elasticflow.shared.state.gpu_types import failed_on_type, possible_types
+from elasticflow.shared.state.gpu_types import may_run_elsewhere, possible_types
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import spec_of
 from tests.support.histories import NOW_S, History, spec, submit
@@ -48,10 +49,21 @@ def measured(history: History, rate: float, at_s: float) -> History:
     return history
 
 
-def failure(history: History) -> Any:
-    """What the executor reports where the profiling run of job a ends with an error."""
-    failed = events.JobFailed(job_id="a", generation=job(history).generation, error=TOO_BIG, at_s=NOW_S + 5.0)
-    return failed_on_type(history.state, job(history), failed)
+def failure(history: History, **changes: Any) -> events.ProfilingFailed:
+    """What the executor reports where the profiling run of job a ends with an error, and another type is left."""
+    assert may_run_elsewhere(history.state, job(history), type_of(history, "a"))
+    failed = events.ProfilingFailed(
+        job_id="a",
+        generation=job(history).generation,
+        gpu_type=type_of(history, "a"),
+        error=TOO_BIG,
+        at_s=NOW_S + 5.0,
+    )
+    return replace(failed, **changes)
+
+
+def is_on_its_last_type(history: History) -> bool:
+    return not may_run_elsewhere(history.state, job(history), type_of(history, "a"))
 
 
 def fails(history: History) -> History:
@@ -89,20 +101,19 @@ def test_a_run_that_fails_after_another_type_is_measured_leaves_the_decision_to_
 
 def test_a_run_that_fails_on_the_last_type_fails_the_job_and_blames_no_type() -> None:
     history = fails(requested(two_types()))
-    failed = failure(history)
-    assert (type(failed), failed.error) == (events.JobFailed, TOO_BIG)
-    history.then(failed)
+    assert is_on_its_last_type(history)
+    history.then(events.JobFailed(job_id="a", generation=job(history).generation, error=TOO_BIG, at_s=NOW_S + 6.0))
     assert history.state.ended_jobs["a"].phase is Phase.FAILED
     assert possible_types(history.state, spec(**UNKNOWN)) == ["", "P100"]
 
 
 @pytest.mark.parametrize("named", ["V100", "P100"])
 def test_a_run_on_the_only_type_that_the_user_accepts_fails_the_job(named: str) -> None:
-    assert isinstance(failure(requested(two_types(), gpu_type=named)), events.JobFailed)
+    assert is_on_its_last_type(requested(two_types(), gpu_type=named))
 
 
 def test_a_run_fails_the_job_if_the_other_type_has_too_few_gpus() -> None:
-    assert isinstance(failure(requested(two_types(fast=4, slow=1), min_gpus=2)), events.JobFailed)
+    assert is_on_its_last_type(requested(two_types(fast=4, slow=1), min_gpus=2))
 
 
 def test_the_second_report_of_a_failed_run_changes_nothing() -> None:
@@ -115,27 +126,15 @@ def test_the_second_report_of_a_failed_run_changes_nothing() -> None:
 
 def test_a_report_of_a_lost_executor_changes_nothing() -> None:
     history = requested(two_types())
-    failed = events.JobFailed(
-        job_id="a", generation=1, error=TOO_BIG, node_id="node-0", incarnation="other", at_s=NOW_S
-    )
-    history.then(failed_on_type(history.state, job(history), failed))
+    history.then(failure(history, node_id="node-0", incarnation="other"))
     assert possible_types(history.state, spec(**UNKNOWN)) == ["", "P100"]
 
 
 def test_workers_that_fail_after_the_run_has_left_their_type_stop_no_other() -> None:
     history = measured(requested(two_types()), 1.0, NOW_S + 2.0)
-    late = events.JobFailed(
-        job_id="a",
-        generation=job(history).stopping[0].generation,
-        error=TOO_BIG,
-        node_id="node-0",
-        incarnation="one",
-        at_s=NOW_S + 3.0,
-    )
-    failed = failed_on_type(history.state, job(history), late)
-    assert isinstance(failed, events.ProfilingFailed)
-    assert failed.gpu_type == ""
-    history.then(failed)
+    generation = job(history).stopping[0].generation
+    history.then(failure(history, generation=generation, gpu_type="", node_id="node-0", incarnation="one"))
+    assert possible_types(history.state, spec(**UNKNOWN)) == ["P100"]
     assert (job(history).nodes, job(history).broken) == (("node-1",), False)
 
 

@@ -5,13 +5,14 @@ share them. A reading thread would change the bits of the training, so processes
 does not depend on them: if a process fails, the worker reads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import structlog
 import torch
 
+from elasticflow.services.executor.worker.data.device_copies import DeviceCopies
 from elasticflow.services.executor.worker.data.reader_process import NotRead, ReaderProcess, ReadPart
 from elasticflow.services.executor.worker.data.sample_order import Part, SampleOrder
 from elasticflow.services.executor.worker.data.sample_readers import Reader
@@ -37,7 +38,7 @@ class ReadAhead:
     ) -> None:
         self._read = read
         self._order = order
-        self._copies = Copies(device)
+        self._copies = DeviceCopies(device)
         self._cpu_throttle = cpu_throttle
         self._pending: dict[Part, Future[ReadPart]] = {}
         self._processes = [
@@ -85,7 +86,7 @@ class ReadAhead:
         self._processes, self._pending = [], {}
 
     def _batch(self, part: Part) -> Any:
-        """As `Copies.begin` returns it."""
+        """As `DeviceCopies.begin` returns it."""
         if (future := self._pending.pop(part, None)) is not None:
             try:
                 arrived = future.result(_READ_TIMEOUT_S)
@@ -100,58 +101,3 @@ class ReadAhead:
         """From now on the worker reads. If the data set itself fails, so does the worker."""
         log.warning("reading_ahead_ended", reason=str(why) or type(why).__name__)
         self.close()
-
-
-class Copies:
-    """Copies batches to the device beside its work: any thread begins, the user of the batch finishes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def begin(self, batch: Any) -> Any:
-        """The input of `finish`. Copies from pinned memory run in the background."""
-        if self._stream is None:
-            return batch
-        with torch.cuda.stream(self._stream):
-            return moved(batch, self._device), self._stream.record_event()
-
-    def finish(self, begun: Any) -> Any:
-        """The batch with all its tensors on the device; later device work waits for the copy."""
-        if self._stream is None:
-            return begun
-        batch, copied = begun
-        here = torch.cuda.current_stream(self._device)
-        here.wait_event(copied)
-        for tensor in tensors_in(batch):
-            # otherwise the allocator could reuse its memory during this stream's work
-            tensor.record_stream(here)
-        return batch
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with all its tensors on the device."""
-    match batch:
-        case torch.Tensor():
-            return batch.to(device, non_blocking=True)
-        case Mapping():
-            return {key: moved(value, device) for key, value in batch.items()}
-        case list() | tuple():
-            return [moved(value, device) for value in batch]
-        case _:
-            return batch
-
-
-def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    """batch: as `moved` returns it."""
-    match batch:
-        case torch.Tensor():
-            yield batch
-        case dict():
-            for value in batch.values():
-                yield from tensors_in(value)
-        case list():
-            for value in batch:
-                yield from tensors_in(value)
-        case _:
-            pass

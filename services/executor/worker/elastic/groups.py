@@ -1,48 +1,41 @@
-"""A group of connected workers: collectives over NCCL for tensors on GPUs and over gloo for the rest.
+"""A group of connected workers: collectives on their devices, and over gloo for tensors on the host.
 
 A process holds several groups at a time, since a worker switches generations while it trains. torch's default group is
 one for the whole process, so these groups are not registered with torch. They only move bytes, except `all_reduce`.
 Losses of peers are in peer_loss.py.
 """
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# (torch.distributed has no public way to make a group that is not the whole process's)
+# pyright: reportPrivateImportUsage=false
+# (torch.distributed documents its stores, but does not export them by the letter)
 
 import pickle
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
+from elasticflow.services.executor.worker.elastic.device_transport import device_transport
+from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.peer_loss import (
     PeerLost,
     ThreadAbandoned,
+    end_as_lost_peer,
     raising_peer_lost,
 )
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
-from elasticflow.services.executor.worker.elastic.tcp_connections import connections, shut_down
+from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
 
-_TRANSFER_BYTES = 250 << 20  # of coalesced small tensors
 _RELEASE_DELAY_S = 1.0  # until the training thread holds no reference: the last holder waits for the closing
-
-
-class Transfer(NamedTuple):
-    """A tensor to or from a peer. tag: identifies one of several transfers between the same two workers."""
-
-    tensor: torch.Tensor
-    peer: int
-    tag: int = 0
 
 
 class Group:
     """One of `size` workers that connect under a name in a store.
 
-    The constructor blocks until all are connected. Raises RendezvousAborted once `aborted` is set.
+    device: of the tensors that the workers exchange beside those on the host; None: there are none. The constructor
+    blocks until all are connected. Raises RendezvousAborted once `aborted` is set.
     """
 
     def __init__(
@@ -52,74 +45,43 @@ class Group:
         generation: int,
         rank: int,
         size: int,
-        device: torch.device,
+        device: torch.device | None,
         timeout_s: float,
         aborted: threading.Event | None = None,
     ) -> None:
         self.generation, self.rank, self.size = generation, rank, size
         self._state = threading.Lock()
         self._closed = self._is_waiting = self._is_abandoned = False
-        self._unfinished: dict[torch.futures.Future[torch.Tensor], torch.Tensor] = {}  # sums
         self._device = device
-        self._timeout = timedelta(seconds=timeout_s)
         aborted = aborted or threading.Event()
-        kinds = dist.ProcessGroup.BackendType
-        self.process_group = dist.ProcessGroup(store, rank, size)
-        gloo, self._connections = connect_all(store, rank, size, timeout_s=timeout_s, aborted=aborted)
-        if aborted.is_set():  # NCCL's set-up cannot be aborted
+        self._host = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
+        if aborted.is_set():
             raise RendezvousAborted
-        self.process_group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-        self.process_group._set_default_backend(kinds.GLOO)
-        if device.type == "cuda":
-            store.set_timeout(self._timeout)  # NCCL waits in it, until rank 0 has prepared
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
-            nccl.eager_connect_single_device(device)  # now, not in the first step
-            self.process_group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-            self.process_group._set_default_backend(kinds.NCCL)
+        self._on_device: Transport = self._host
+        if device is not None:
+            self._on_device = device_transport(
+                self._host, store, rank, size, device=device, timeout_s=timeout_s, aborted=aborted
+            )
 
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all workers, by rank."""
-        gathered = [torch.empty_like(mine) for _ in range(self.size)]
-        with self.collective():
-            self.process_group.allgather([gathered], [mine]).wait()
-        return gathered
+        """The tensors of all workers, by rank. They lie on the host."""
+        with self._collective():
+            return self._host.all_gather(mine)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The sum, in place, in any order. The result is invalid if `check_received` raises PeerLost afterwards."""
-        if self._device.type == "cuda":
-            return self.process_group.allreduce([tensor]).get_future().then(lambda summed: summed.value()[0])
-        done = torch.futures.Future[torch.Tensor]()
-        with self._state:
-            if self._closed:  # it would wait forever behind a partly sent transfer
-                done.set_result(tensor)
-                return done
-            # before it begins: another thread may close the group at any time
-            self._unfinished[done] = tensor
-        sum_of_library = self.process_group.allreduce([tensor]).get_future()
-        sum_of_library.add_done_callback(lambda summed: self._summed(summed, done))
-        return done
-
-    def _summed(self, summed: Any, done: torch.futures.Future[torch.Tensor]) -> None:
-        try:
-            summed.value()
-        except RuntimeError:
-            self.close()
-        with self._state:
-            tensor = self._unfinished.pop(done, None)
-        if tensor is not None:
-            done.set_result(tensor)
+        return self._transport_of(tensor).all_reduce(tensor)
 
     def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
-        """Overwrite the tensor with the source's."""
-        with self.collective():
-            self.process_group.broadcast(tensor, source).wait()
+        """Overwrite a tensor on the host with the source's."""
+        with self._collective():
+            self._host.broadcast([tensor], source=source)
 
     def broadcast_all(self, tensors: list[torch.Tensor], *, source: int) -> None:
-        """Overwrite the tensors with the source's, coalesced as DistributedDataParallel does."""
-        with self.collective():
-            dist._broadcast_coalesced(self.process_group, tensors, _TRANSFER_BYTES, source)
+        """Overwrite the tensors of one device with the source's. They are invalid if `check_received` raises PeerLost
+        afterwards."""
+        with self._collective():
+            self._transport_of(*tensors).broadcast(tensors, source=source)
 
     def broadcast_object(self, value: Any, *, source: int) -> Any:
         """The source's value, pickled: all workers of a job run the same code anyway."""
@@ -131,43 +93,40 @@ class Group:
         return pickle.loads(data.numpy().tobytes())
 
     def exchange(self, sends: Iterable[Transfer], receives: Iterable[Transfer]) -> None:
-        """Run all transfers concurrently, and return when all are done.
+        """Run all transfers concurrently; received data are invalid if `check_received` raises PeerLost afterwards.
 
         Two workers list their transfers in the same order. All tensors lie on one device.
         """
         sends, receives = list(sends), list(receives)
-        # NCCL must start them as one operation, or they deadlock.
-        together = any(transfer.tensor.is_cuda for transfer in (*sends, *receives))
-        with self.collective():
-            if together:
-                self.process_group._start_coalescing(self._device)
-            works = [self.process_group.send([t.tensor], t.peer, t.tag) for t in sends]
-            works += [self.process_group.recv([t.tensor], t.peer, t.tag) for t in receives]
-            if together:
-                works = [self.process_group._end_coalescing(self._device)]
-            for work in works:
-                if together:
-                    work.wait()
-                else:  # gloo has only the timeout of its connections
-                    work.wait(self._timeout)
+        transport = self._transport_of(*(transfer.tensor for transfer in (*sends, *receives)))
+        with self._collective():
+            transport.exchange(sends, receives)
 
     def barrier(self) -> None:
         """Return when all workers have arrived: closing sockets earlier may cut off a peer's last bytes."""
         self.all_gather(torch.zeros(1))
 
+    def await_all(self) -> None:
+        """As `barrier`, for workers that may arrive later than a collective may last."""
+        with self._collective():
+            self._host.await_all(self.rank)
+
     def check_received(self) -> None:
-        """Raises PeerLost if received data may be invalid because the group was closed meanwhile."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        """Block until the device has received all data. Raises PeerLost if they may be invalid because the group was
+        closed meanwhile."""
+        self._on_device.wait()
         self.check_open()
 
     def check_open(self) -> None:
-        """Raises PeerLost if the group was closed."""
+        """Raises PeerLost if the group was closed, or must be."""
         if self._closed:
             raise PeerLost("the group was closed during the computation")
+        if error := self._on_device.error or self._host.error:
+            self.close()
+            raise PeerLost(error)
 
     def close(self) -> None:
-        """Shut down the connections after the loss of a peer; callable from any thread.
+        """End all collectives after the loss of a peer; callable from any thread.
 
         Peers that wait for this worker fail, and so learn of the loss. Most waits in this process fail as well. torch
         closes the sockets once no reference to the group is left, here or in a forked process.
@@ -176,13 +135,12 @@ class Group:
             if self._closed:
                 return
             self._closed = True
-            unfinished, self._unfinished = self._unfinished, {}
-        for connection in self._connections & connections():
-            shut_down(connection)
-        if self._device.type == "cuda":
-            self.process_group._get_backend(self._device).abort()
-        for done, tensor in unfinished.items():
-            done.set_result(tensor)
+        self._host.abort()
+        if self._on_device is not self._host:
+            try:
+                self._on_device.abort()
+            except TimeoutError as error:
+                end_as_lost_peer(str(error))
 
     def abandon_waiting_thread(self) -> bool:
         """Abandon the thread that still waits in this closed group, for another to continue. False if none waits."""
@@ -192,14 +150,16 @@ class Group:
             return is_newly_abandoned
 
     @contextmanager
-    def collective(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         """Raises PeerLost for a collective that fails in the block, or ThreadAbandoned if the watchdog abandoned it.
 
         No collective begins in a closed group: it would wait forever behind a partly sent transfer.
         """
+        self.check_open()
         with self._state:
+            self._is_waiting = not self._closed
+        if not self._is_waiting:
             self.check_open()
-            self._is_waiting = True
         try:
             with raising_peer_lost():
                 yield
@@ -210,9 +170,13 @@ class Group:
                 raise ThreadAbandoned
 
     def release(self) -> None:
-        """Drop the reference to torch's group; idempotent. Its threads and sockets end with the last reference."""
-        with suppress(AttributeError):
-            del self.process_group
+        """Drop the references to torch's groups; idempotent. Their threads and sockets end with the last reference."""
+        self._on_device.release()
+        self._host.release()
+
+    def _transport_of(self, *tensors: torch.Tensor) -> Transport:
+        on_device = self._device is not None and any(tensor.device.type == self._device.type for tensor in tensors)
+        return self._on_device if on_device else self._host
 
 
 def release_later(*things: object) -> None:

@@ -8,18 +8,20 @@ continues from the step boundary, with the same state.
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its errors, but does not export all of them)
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 import structlog
 import torch.distributed as dist
 
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 
 log = structlog.get_logger()
 
@@ -52,6 +54,12 @@ def raising_peer_lost() -> Iterator[None]:
         if is_communication_error(error):
             raise PeerLost(f"a collective failed: {error}") from error
         raise
+
+
+def end_as_lost_peer(reason: str) -> NoReturn:
+    """End this process: its GPU waits forever, and so would each thread that asks for a result of it."""
+    log.error("worker_cannot_be_freed", reason=reason)
+    os._exit(ExitCode.PEER_LOST)
 
 
 class ClosableGroup(Protocol):

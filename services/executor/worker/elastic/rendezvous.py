@@ -226,7 +226,7 @@ def _group(
         generation=specification.generation,
         rank=specification.rendezvous_rank,
         size=size,
-        device=specification.device if name == "training" else torch.device("cpu"),
+        device=specification.device if name == "training" else None,
         timeout_s=specification.timeouts.collective_timeout_s,
         aborted=aborted,
     )

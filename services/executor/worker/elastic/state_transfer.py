@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from elasticflow.services.executor.worker.elastic.groups import Group, Transfer
+from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.nested_tensors import (
     TensorPlaceholder,
     flatten,
     placeholders_in,
     unflatten,
 )
+from elasticflow.services.executor.worker.elastic.transport import Transfer
 
 NO_STATE = -1  # completed steps of a joining worker
 _SMALL_BYTES = 1 << 16

@@ -28,8 +28,13 @@ class CpuThrottle:
         self._cpu_clock = cpu_clock
         self._wall_clock = wall_clock
         self._sleep = sleep
-        self._cpu_mark_s = cpu_clock()
-        self._wall_mark_s = wall_clock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin an interval. What the process did before it trained, or between two generations, is no device's work: a
+        thread of gloo may use a whole core until the connections of a lost peer are closed."""
+        self._cpu_mark_s = self._cpu_clock()
+        self._wall_mark_s = self._wall_clock()
         self._charged_s = 0.0
 
     def charge(self, cpu_s: float) -> None:

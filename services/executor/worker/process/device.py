@@ -71,14 +71,14 @@ def release_memory(device: torch.device) -> None:
 
 @dataclass(eq=False)
 class DeviceUnusable(Retry):
-    """Not the job's fault: the executor may restart it, here or elsewhere. gpu_index: as this process counts GPUs."""
+    """Not the job's fault: the executor may restart it, here or elsewhere. gpu_index: on this node."""
 
     gpu_index: int
     reason: str
     torch_version: str = torch.__version__
 
     MESSAGE: ClassVar[str] = (
-        "torch {torch_version} cannot use GPU {gpu_index}, which nvidia-smi lists: {reason}; install a build of torch "
+        "torch {torch_version} cannot use GPU {gpu_index}, which the driver lists: {reason}; install a build of torch "
         "that fits the node's driver, or start its executor with EF_DEVICE=cpu"
     )
 
@@ -94,27 +94,27 @@ def visible_devices(gpu_indices: Sequence[int], inherited: Mapping[str, str]) ->
     return ",".join(names[i] if i < len(names) and names[i] else str(i) for i in gpu_indices)
 
 
-def claim_alone(kind: str, gpu_index: int) -> torch.device:
-    """As `claim`; afterwards this process and its children see no other GPU. Call it before any use of CUDA."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([gpu_index], os.environ) if kind == "cuda" else ""
-    return claim(kind, 0)
-
-
 def claim(kind: str, gpu_index: int) -> torch.device:
-    """The device of this process from now on, also for code that only says "cuda". Raises DeviceUnusable."""
+    """The device of this process from now on; it and its children see no other GPU. Raises DeviceUnusable.
+
+    Each process that sees another GPU may make a context there, of half a gigabyte. A warm worker claims its GPU twice.
+    """
     if kind == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch.set_num_threads(1)  # a slot is at most one core
         _keep_freed_memory()
         return torch.device("cpu")
+    if not torch.cuda.is_initialized():
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([gpu_index], os.environ)
     try:
         torch.cuda.init()
-        torch.cuda.set_device(gpu_index)
+        torch.cuda.set_device(0)
     except (
         AssertionError,
         RuntimeError,
     ) as error:  # torch without CUDA; no driver, no such GPU, a broken one
         raise DeviceUnusable(gpu_index, str(error).partition("\n")[0]) from error
-    return torch.device("cuda", gpu_index)
+    return torch.device("cuda", 0)
 
 
 def warm_up(kind: str, gpu_index: int) -> None:

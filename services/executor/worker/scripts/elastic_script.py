@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import prepare_thread
 from elasticflow.services.executor.worker.scripts.script_environment import (
+    SINGLE_PROCESS_ENVIRONMENT,
     module_of,
     run_script,
-    single_process_environment,
 )
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread, Returned
 from elasticflow.services.executor.worker.steps.training_function import Stateful, TrainingFailed
@@ -33,12 +33,13 @@ class ElasticScript:
     """A `TrainingFunction`. additional_state: further objects that outlive a resize, by name."""
 
     evaluate_every = 0
+    evaluates_in_parts = False
     shuffle = True
     shuffle_window = 1024
     reproducible = "bitwise"
     find_unused_parameters = False
 
-    def __init__(self, spec: JobSpec, device: torch.device, gpu_index: int) -> None:
+    def __init__(self, spec: JobSpec, device: torch.device) -> None:
         self.hyperparameters: Mapping[str, Scalar] = spec.hyperparameters
         self.iteration = 0
         self.is_over = False
@@ -46,7 +47,7 @@ class ElasticScript:
         self.virtual_nodes = 0
         self._spec = spec
         self._module = module_of(spec)
-        self._run = partial(run_script, spec, single_process_environment(gpu_index), **{_HOOK: self})
+        self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self})
         self._thread = CooperativeThread("script")
         self._thread.resume(partial(prepare_thread, device))
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer
@@ -105,6 +106,12 @@ class ElasticScript:
             self._has_failed = True
             raise
         return {} if self._loss is None else {"loss": self._loss}
+
+    def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]:
+        raise AssertionError("one process evaluates")
+
+    def metrics_of_sums(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        raise AssertionError("one process evaluates")
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
         """Run the code behind the loop."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -48,16 +49,14 @@ def _folder_of(assignment: Assignment) -> Iterator[Path]:
             home.rmdir()
 
 
-def single_process_environment(gpu_index: int) -> dict[str, str]:
-    """For a script that does not see its peers."""
-    return {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": str(gpu_index),
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }
+SINGLE_PROCESS_ENVIRONMENT: Mapping[str, str] = {  # of a script that sees neither its peers nor their GPUs
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 
 
 def run_script(spec: JobSpec, environment: Mapping[str, str], **main_module: Any) -> None:
@@ -95,13 +94,11 @@ def torchrun_environment(
     slots: Sequence[GpuSlot],
     address: str,
     inherited: Mapping[str, str] = os.environ,
-    *,
-    sees_all_gpus: bool = False,
 ) -> dict[str, str]:
     """slots: of all workers, by rank. address: host:port of rank 0's store, unused by a worker that is alone.
 
-    The script sees only the GPUs of its node's workers, numbered from 0. sees_all_gpus: a warm worker has initialized
-    CUDA before, so its local rank is the number of its GPU.
+    The script sees only the GPUs of its node's workers, numbered from 0, so its process must not have used CUDA before.
+    Raises TrainingFailed if two of them share a GPU.
     """
     host, _, port = address.rpartition(":")
     rank, world_size = assignment.rank, len(slots)
@@ -110,7 +107,7 @@ def torchrun_environment(
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
-        "LOCAL_RANK": slots[rank].gpu_index if sees_all_gpus else local.index(rank),
+        "LOCAL_RANK": local.index(rank),
         "LOCAL_WORLD_SIZE": len(local),
         "GROUP_RANK": nodes.index(slots[rank].node_id),
         "GROUP_WORLD_SIZE": len(nodes),
@@ -126,8 +123,11 @@ def torchrun_environment(
         "TORCHELASTIC_RUN_ID": assignment.job_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
     }
-    if assignment.device == "cpu":
-        words["CUDA_VISIBLE_DEVICES"] = ""
-    elif not sees_all_gpus:
-        words["CUDA_VISIBLE_DEVICES"] = visible_devices([slots[r].gpu_index for r in local], inherited)
+    gpu_names = visible_devices([slots[r].gpu_index for r in local], inherited).split(",")
+    if assignment.device == "cuda" and len(set(gpu_names)) < len(gpu_names):
+        raise TrainingFailed(
+            "a torchrun script needs a GPU for each of its workers, and slots of this node share one: submit it to a "
+            "pool whose executors run without EF_SLOTS, or with --gpus 1"
+        )
+    words["CUDA_VISIBLE_DEVICES"] = "" if assignment.device == "cpu" else ",".join(gpu_names)
     return {name: str(number) for name, number in numbers.items()} | words

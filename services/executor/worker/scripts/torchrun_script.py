@@ -113,7 +113,7 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
             raise PeerLost(f"the rendezvous of generation {assignment.generation} failed: {error}") from error
         bind_to_host(assignment.advertise_host)
     return _World(
-        environment=torchrun_environment(assignment, slots, address, sees_all_gpus=torch.cuda.is_initialized()),
+        environment=torchrun_environment(assignment, slots, address),
         done=done,
         store=store,
         size=len(slots),

@@ -56,19 +56,27 @@ class FastSteps:
             return model
         buffers = [name for name, _ in model.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
-        on_cpu = device.type == "cpu"
         parallel = DistributedDataParallel(
             model,
-            device_ids=None if on_cpu else [device],
-            process_group=ReducerGroup(self._group) if on_cpu else self._group.process_group,
+            device_ids=None if device.type == "cpu" else [device],
+            process_group=ReducerGroup(self._group),
             init_sync=False,
             find_unused_parameters=find_unused_parameters,
         )
-        self._group.broadcast_all([parameter.detach() for parameter in model.parameters()], source=0)
-        # A thread stuck in torch's own gloo sums cannot be abandoned, and a mean of means is wrong for uneven parts.
-        if on_cpu or len(set(self._weights)) > 1:
-            parallel.register_comm_hook(self._group, self._weighted_sum)
+        self._take_parameters_of_rank_0(model, self._group)
+        # A thread stuck in torch's own sums cannot be abandoned, and a mean of means is wrong for uneven parts.
+        parallel.register_comm_hook(self._group, self._weighted_sum)
         return parallel
+
+    @staticmethod
+    def _take_parameters_of_rank_0(model: nn.Module, group: Group) -> None:
+        """Raises PeerLost before any parameter changes."""
+        parameters = [parameter.detach() for parameter in model.parameters()]
+        received = [parameter.clone() for parameter in parameters]
+        group.broadcast_all(received, source=0)
+        group.check_received()
+        for parameter, value in zip(parameters, received, strict=True):
+            parameter.copy_(value)
 
     def _weighted_sum(self, group: Group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP hook: each worker's mean gradient is weighted by its part of the global batch."""
@@ -109,7 +117,7 @@ class FastSteps:
 
 
 class ReducerGroup(dist.ProcessGroup):
-    """Runs the transfers of torch's reducer over our own group on CPU slots, so that a stuck thread can be abandoned.
+    """Runs the transfers of torch's reducer over our own group, so that a stuck thread can be abandoned.
 
     Gradients go through a hook. The reducer also exchanges its buckets, which it rebuilds after the first step, and,
     with find_unused_parameters, which parameters each step used.
@@ -122,7 +130,8 @@ class ReducerGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], opts: dist.BroadcastOptions) -> dist.Work:
         """Complete on return, so that no caller continues with a partial tensor. Raises PeerLost, ThreadAbandoned."""
         (tensor,) = tensors
-        self._group.broadcast(tensor, source=opts.rootRank)
+        self._group.broadcast_all([tensor], source=opts.rootRank)
+        self._group.check_received()
         done = torch.futures.Future[torch.Tensor]()
         done.set_result(tensor)
         return _create_work_from_future(done)

@@ -12,7 +12,11 @@ from elasticflow.services.executor.worker.data.sample_readers import reader_of
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
-from elasticflow.services.executor.worker.steps.user_code_checks import require_model, require_optimizer
+from elasticflow.services.executor.worker.steps.user_code_checks import (
+    refuse_gradient_scaling,
+    require_model,
+    require_optimizer,
+)
 from elasticflow.shared.messages.job_spec import JobSpec
 
 
@@ -38,6 +42,7 @@ class JobObjects:
 
 def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
     """Raises TrainingFailed, and what the user's code raises."""
+    refuse_gradient_scaling()
     seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = require_model(function.init_model()).to(device)

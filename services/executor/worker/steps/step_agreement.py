@@ -7,7 +7,7 @@ does not have, would make one of them diverge unnoticed. So the workers compare 
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -71,7 +71,7 @@ class GenerationMembers:
         ready_generation: the generation to which this worker could switch now, 0 if there is none. compute_s: time
         before this worker's first wait for peers. rows: numbers of each micro-batch computed here, all equally many.
         """
-        block = self._blocks[self.rank]
+        block = self.block
         rows = self._by_virtual_node(rows)
         width = len(rows[0]) if rows else 0
         longest = max(map(len, self._blocks))
@@ -118,9 +118,34 @@ class GenerationMembers:
     def _mean(self, values: Sequence[float]) -> float:
         return tree_sum([weight * value for weight, value in zip(self._weights, values, strict=True)])
 
+    @property
+    def block(self) -> range:
+        """The virtual nodes of this worker; empty for a surplus worker."""
+        return self._blocks[self.rank]
+
     def from_rank_0(self, value: Any) -> Any:
         """A collective: rank 0's value, on all ranks."""
         return value if self.group is None else self.group.broadcast_object(value, source=0)
+
+    def await_all(self) -> None:
+        """A collective: return when all workers have arrived, however long their own code takes."""
+        if self.group is not None:
+            self.group.await_all()
+
+    def sums(self, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """A collective: sums over all virtual nodes, the same bits on all workers, and at any number of them.
+
+        rows: of this worker's virtual nodes, in order, all with the same names.
+        """
+        names = self.from_rank_0(tuple(rows[0]) if rows else ())
+        mine = [float(row[name]) for row in rows for name in names]
+        gathered = self._all_gather(mine, length=max(map(len, self._blocks)) * len(names))
+        all_rows = [
+            theirs[i * len(names) : (i + 1) * len(names)]
+            for theirs, block in zip(gathered, self._blocks, strict=True)
+            for i in range(len(block))
+        ]
+        return {name: tree_sum(list(column)) for name, column in zip(names, zip(*all_rows, strict=True), strict=True)}
 
     def check_received(self) -> None:
         """Before received data changes anything permanently. Raises PeerLost if a peer is gone."""

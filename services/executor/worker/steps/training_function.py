@@ -41,6 +41,7 @@ class TrainingFunction(Protocol):
     iteration: int  # completed steps; set before each call of train
     is_over: bool  # set by train: the job ends after this step
     evaluate_every: int  # iterations; 0: only at the end
+    evaluates_in_parts: bool  # on all workers, by evaluate_part
 
     @property
     def data_workers(
@@ -58,10 +59,21 @@ class TrainingFunction(Protocol):
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
     def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any: ...
     def evaluate(self, model: nn.Module) -> Mapping[str, float]: ...
+    def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]: ...
+    def metrics_of_sums(self, sums: Mapping[str, float]) -> Mapping[str, float]: ...
     def collate(self, samples: list[Any]) -> Any: ...
 
 
-_METHODS = ("init_model", "init_dataset", "init_optimizer", "train", "evaluate", "collate")
+_METHODS = (
+    "init_model",
+    "init_dataset",
+    "init_optimizer",
+    "train",
+    "evaluate",
+    "evaluate_part",
+    "metrics_of_sums",
+    "collate",
+)
 
 
 def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:

@@ -214,10 +214,9 @@ def _finish(
     channel: Channel,
     condition: Literal["max_iterations", "metric"],
 ) -> None:
-    trainer.members.leave()
+    trainer.evaluate_finally()
     if not trainer.checkpoints:
         return
-    trainer.evaluate_here()
     writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state())
     metrics = trainer.finite_metrics()
     channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))

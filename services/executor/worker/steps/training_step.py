@@ -28,8 +28,8 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
+from elasticflow.services.executor.worker.steps.evaluation import Evaluation
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
-from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.step_agreement import (
     Agreement,
     GenerationMembers,
@@ -62,12 +62,14 @@ class Trainer(JobState):
     checkpoints: CheckpointStore | None = None  # rank 0's; None on other ranks and in a profiling run
     engine: StepEngine = field(init=False)
     _boundary: StepBoundary = field(init=False)
+    _evaluation: Evaluation = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
     _has_agreed_on_names: bool = False  # in this generation
 
     def __post_init__(self) -> None:
         self._boundary = StepBoundary(self.optimizer, lambda: self.members.check_received())
+        self._evaluation = Evaluation(self.function, self.model, self.spec.seed, self.telemetry.progressed)
         self.engine = self.make_engine(self.members)
 
     @property
@@ -192,19 +194,18 @@ class Trainer(JobState):
         return every > 0 and self.iteration > 0 and self.iteration % every == 0 and not self._is_evaluated
 
     def evaluate(self) -> None:
-        """Rank 0 evaluates and broadcasts the result, so that all workers meet a condition at the same step."""
-        if self.is_rank_0:
-            self.evaluate_here()
-        self.metrics = self.members.from_rank_0(self.metrics)
+        """All workers get the same metrics, so that all meet a condition at the same step."""
+        self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
+        self.cpu_throttle.sleep_off_excess()
         self._is_evaluated = True
 
-    def evaluate_here(self) -> None:
-        self.model.eval()
-        seed_generators(seed_of(self.spec.seed, Phase.EVALUATE, iteration=self.iteration))
-        with in_users_code(f"in evaluate after iteration {self.iteration}"), torch.no_grad():
-            measured = self.function.evaluate(self.model)
-            self.metrics |= {str(name): float(value) for name, value in measured.items()}
-        self.cpu_throttle.sleep_off_excess()
+    def evaluate_finally(self) -> None:
+        """After the last step. Rank 0 evaluates when its peers have left, unless it needs them."""
+        if self.function.evaluates_in_parts:
+            self.evaluate()
+        self.members.leave()
+        if self.checkpoints and not self.function.evaluates_in_parts:
+            self.metrics |= self._evaluation.here(self.iteration)
 
     # --- generations ---
 
@@ -216,6 +217,7 @@ class Trainer(JobState):
         # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
         self._is_evaluated = self._has_agreed_on_names = False
         self._stragglers = StragglerDetector(gpu_types_by_rank)
+        self.cpu_throttle.restart()
         self.telemetry.training_began(self.iteration)
 
     def switch(self, specification: RendezvousSpecification, result: RendezvousResult) -> StateTransfer:

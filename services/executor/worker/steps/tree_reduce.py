@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from elasticflow.services.executor.worker.elastic.groups import Group, Transfer
+from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.elastic.transport import Transfer
 from elasticflow.services.executor.worker.steps.summation_tree import Node, TreeSum, subtrees
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch, VirtualNodes
 
@@ -128,6 +129,7 @@ class _Exchange:
         self._gather_my_chunk()
         flat[self._chunks[self._group.rank]] = self._finished_chunk()
         self._share(flat)
+        self._group.check_received()  # what a closed group has left here must not reach the model
         there = (self._present[0] != 0).tolist()
         return [view if used else None for view, used in zip(self._views[0], there, strict=True)]
 

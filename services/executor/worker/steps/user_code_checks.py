@@ -64,6 +64,20 @@ def require_optimizer(made: Any) -> torch.optim.Optimizer:
     return made
 
 
+def refuse_gradient_scaling() -> None:
+    """In this process: a scaler's factor is no state of a job, so workers that join would scale by another one."""
+    torch.amp.GradScaler.scale = _refuse_to_scale  # pyright: ignore[reportAttributeAccessIssue] - has overloads
+
+
+def _refuse_to_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+    if scaler.is_enabled():
+        raise TrainingFailed(
+            "GradScaler is not supported: its scale would differ between workers, and bits between their numbers; use "
+            "torch.autocast(..., dtype=torch.bfloat16), which needs no scaler, or GradScaler(enabled=False)"
+        )
+    return outputs
+
+
 def _kind_of(made: Any) -> str:
     return "None" if made is None else f"a {type(made).__name__}"
 

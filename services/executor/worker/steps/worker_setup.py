@@ -82,9 +82,7 @@ def set_up(
     specification = rendezvous_specification(assignment, device)
     store = open_rendezvous(specification, channel)
     function = (
-        ElasticScript(spec, device, assignment.gpu_index)
-        if spec.entry == SCRIPT
-        else load_training_function(spec, assignment.code_path)
+        ElasticScript(spec, device) if spec.entry == SCRIPT else load_training_function(spec, assignment.code_path)
     )
     objects = make_job_objects(function, spec, device)
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset

@@ -20,7 +20,7 @@ from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottl
 from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
     DeviceUnusable,
-    claim_alone,
+    claim,
     is_out_of_memory,
 )
 from elasticflow.services.executor.worker.process.log_file import write_output_to
@@ -71,7 +71,7 @@ def _exit_code_of(order: RunTasks, channel: "RunnerChannel") -> ExitCode:
     try:
         if order.device == "cpu":
             os.nice(order.cpu_niceness)
-        claim_alone(order.device, order.gpu_index)
+        claim(order.device, order.gpu_index)
         if order.memory_limit_bytes and order.device == "cpu":
             limit_memory(order.memory_limit_bytes)
         function = load_task_function(order.function, order.code_path)

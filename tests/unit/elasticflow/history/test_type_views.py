@@ -8,10 +8,9 @@ from elasticflow.history.type_views import SplitView, TypesView, types_view
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
-from elasticflow.shared.state.gpu_types import failed_on_type
 from tests.support.histories import NOW_S, History, spec
 from tests.support.two_types import two_types
-from tests.support.worker_events import admitted, job, placed
+from tests.support.worker_events import admitted, placed
 
 JOB = spec(model_name="new")
 ON_V100 = SingleGpuStepTimes(
@@ -96,8 +95,7 @@ def test_without_measured_steps_there_is_no_split() -> None:
 
 def test_a_type_on_which_the_profiling_run_failed_says_why() -> None:
     history = profiled().then(events.ProfileRequested(job_id="a", tenant="lab", spec=JOB, deadline_s=None, at_s=NOW_S))
-    failed = events.JobFailed(job_id="a", generation=0, error="no memory", at_s=NOW_S)
-    history.then(failed_on_type(history.state, job(history), failed))
+    history.then(events.ProfilingFailed(job_id="a", generation=0, gpu_type="", error="no memory", at_s=NOW_S))
     fast, slow = types_view(history.state, JOB).types
     assert (fast.failure, fast.steps, slow.failure) == ("no memory", (), "")
 

@@ -44,6 +44,16 @@ def test_each_gpu_is_one_slot() -> None:
     assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "3"}, num_gpus=8).device == "cpu"
 
 
+def test_more_slots_than_gpus_share_each_of_them_equally() -> None:
+    settings = read({"EF_SLOTS": "4"}, gpus=(LocalGpu("0", "H100", 80), LocalGpu("GPU-b", "H100", 81)))
+    assert settings.gpu_names == ("0", "0", "GPU-b", "GPU-b")
+    assert (settings.num_gpus, settings.gpu_type, settings.gpu_memory_bytes) == (4, "H100-1of2", 40)
+    with pytest.raises(
+        BadSettings, match="EF_SLOTS=3: must be at most 2, the number of GPUs here, or a multiple of it"
+    ):
+        read({"EF_SLOTS": "3"}, num_gpus=2)
+
+
 def test_gpus_have_the_type_and_the_least_memory_that_the_driver_reports() -> None:
     gpus = (LocalGpu("0", "H100", 80), LocalGpu("1", "H100", 79))
     settings = read({}, gpus=gpus)

@@ -15,6 +15,7 @@ from elasticflow.shared.messages.events import NodeReported, PlacedJob, WorkerRe
 from tests.support import histories
 from tests.support.executor_node import TIMELINE
 from tests.support.histories import NOW_S, History, gpus, spec
+from tests.support.worker_events import joined
 
 TIMEOUT_S = 3.0
 BEAT_S = 0.5
@@ -398,6 +399,16 @@ def test_a_job_without_progress_fails_after_the_stall_timeout() -> None:
     assert told(monitor.hears_for(NOW_S + 60.5, NOW_S + 70.0, beat(report("a", 0))), events.JobFailed)
 
 
+def test_an_evaluation_that_moves_on_is_progress() -> None:
+    monitor = Monitor(running("a", stall_timeout_s=60.0))
+    evaluating = beat(report("a", 9, seconds_since_progress=1.0))
+    assert told(monitor.hears_for(NOW_S, NOW_S + 300.0, evaluating), events.JobFailed) == []
+    for silent_s in (beats * BEAT_S for beats in range(int(70 / BEAT_S))):
+        hangs = beat(report("a", 9, seconds_since_progress=silent_s))
+        failed = told(monitor.hears(NOW_S + 300.0 + silent_s, hangs), events.JobFailed)
+        assert bool(failed) == (silent_s == 60.0 + BEAT_S)
+
+
 def test_a_stalled_job_fails_with_its_number_of_iterations() -> None:
     monitor = Monitor(running("a", stall_timeout_s=60.0))
     (failed,) = told(monitor.hears_for(NOW_S, NOW_S + 61.0, beat(report("a", 9))), events.JobFailed)
@@ -412,6 +423,17 @@ def test_a_job_that_does_not_start_fails_with_this_explanation() -> None:
     history.then(asked, events.PlacementDecided(placements=(placed,), at_s=NOW_S))
     (failed,) = told(Monitor(history).hears_for(NOW_S, NOW_S + 61.0, beat()), events.JobFailed)
     assert "it did not start to train within" in failed.error
+
+
+def test_a_profiling_run_that_stalls_on_one_of_two_types_fails_there_only_and_once() -> None:
+    named = (joined("x", "node-1", gpu_type="V100"), joined("y", "node-2", gpu_type="P100"))
+    history = pool(2, stall_timeout_s=60.0).then(*named)
+    asked = events.ProfileRequested(job_id="a", tenant="lab", spec=spec(model_name="new"), deadline_s=None, at_s=NOW_S)
+    placed = PlacedJob(job_id="a", generation=1, gpus=gpus("node-0:0"))
+    history.then(asked, events.PlacementDecided(placements=(placed,), at_s=NOW_S))
+    beats = [beat(node=node.node_id, incarnation=node.incarnation) for node in history.state.nodes.values()]
+    reported = Monitor(history).hears_for(NOW_S, NOW_S + 70.0, *beats)
+    assert [(type(event), event.gpu_type) for event in reported] == [(events.ProfilingFailed, "")]
 
 
 def test_a_long_profiling_run_with_progress_does_not_fail() -> None:

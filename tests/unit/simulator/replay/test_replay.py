@@ -27,7 +27,7 @@ from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.replay.recorded_ledger import OPERATOR, folded, read_entries, up_to
+from elasticflow.simulator.replay.recorded_ledger import OPERATOR, exogenous_events, folded, read_entries, up_to
 from elasticflow.simulator.replay.retaken_decisions import differences, verify
 from elasticflow.simulator.replay.state_tables import as_object, tables
 from tests.support.histories import NOW_S, submit
@@ -125,6 +125,12 @@ def exported(recording: Recording, folder: Path) -> Path:
 
 
 # --- fold -----------------------------------------------------------------------------------------------
+
+
+def test_what_ends_a_profiling_run_is_exogenous(recording: Recording) -> None:
+    failed = events.ProfilingFailed(job_id="one", generation=1, gpu_type="P100", error="no memory", at_s=NOW_S)
+    recording.fact(failed)
+    assert [each.event for each in exogenous_events(read_entries(recording.records))][-1] == failed
 
 
 def test_the_state_at_a_sequence_or_an_instant(recording: Recording) -> None:

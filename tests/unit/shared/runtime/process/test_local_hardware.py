@@ -1,12 +1,13 @@
-"""The GPUs of this machine, as the driver's command lists them, and the names of their types."""
+"""The GPUs of this machine, as NVML lists them, and the names of their types."""
 
 import os
 import re
-import stat
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,12 +18,48 @@ from elasticflow.shared.runtime.process.local_hardware import LocalGpu, cpu_slot
 V100 = "Tesla V100-SXM2-16GB"
 
 
-def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: str) -> None:
-    """A command that prints these rows of UUID, product and MiB of memory, whatever the query."""
-    driver = folder / "nvidia-smi"
-    driver.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
-    driver.chmod(driver.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+class Gpu(NamedTuple):
+    """As NVML knows it. mib: None: not supported. instances: of a partitioned GPU."""
+
+    uuid: str
+    product: str
+    mib: int | None = 16_384
+    instances: "tuple[Gpu | None, ...] | None" = None
+
+
+def install_driver(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
+    """NVML of a machine with these GPUs."""
+
+    def memory(gpu: Gpu) -> SimpleNamespace:
+        if gpu.mib is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(total=gpu.mib << 20)
+
+    def mig_mode(gpu: Gpu) -> tuple[int, int]:
+        if gpu.product == V100:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return int(gpu.instances is not None), 1
+
+    def instance(gpu: Gpu, number: int) -> Gpu:
+        found = (gpu.instances or ())[number]
+        if found is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found
+
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(gpus),
+        "nvmlDeviceGetHandleByIndex": lambda index: gpus[index],
+        "nvmlDeviceGetName": lambda gpu: gpu.product,
+        "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetMigMode": mig_mode,
+        "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: len(gpu.instances or ()),
+        "nvmlDeviceGetMigDeviceHandleByIndex": instance,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
 
 
 @pytest.mark.parametrize(
@@ -36,36 +73,56 @@ def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: str) ->
         ("7,0", ()),
         ("GPU-b2", ("GPU-b2",)),
         ("GPU-c3,0", ()),
-        ("MIG-d4", ("MIG-d4",)),
+        ("MIG-d4", ()),
     ],
 )
 def test_visible_gpus_are_those_that_cuda_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: tuple[str, ...]
 ) -> None:
-    install_driver(tmp_path, monkeypatch, f"GPU-a1, {V100}, 16384", f"GPU-b2, {V100}, 16384")
+    install_driver(monkeypatch, Gpu("GPU-a1", V100), Gpu("GPU-b2", V100))
     found = visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert tuple(gpu.name for gpu in found) == seen
 
 
-def test_each_visible_gpu_has_its_own_type_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_visible_gpu_has_its_own_type_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     install_driver(
-        tmp_path, monkeypatch, "GPU-a1, NVIDIA H100 80GB HBM3, 81559", f"GPU-b2, {V100}, 16384", "GPU-c3, X, [N/A]"
+        monkeypatch, Gpu("GPU-a1", "NVIDIA H100 80GB HBM3", 81_559), Gpu("GPU-b2", V100), Gpu("GPU-c3", "X", None)
     )
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-b2,0,2,MIG-d4"}) == (
-        LocalGpu("GPU-b2", "V100-SXM2-16GB", 16_384 << 20, "GPU-b2"),
-        LocalGpu("0", "H100-80GB-HBM3", 81_559 << 20, "GPU-a1"),
-        LocalGpu("2", "X", 0, "GPU-c3"),
-        LocalGpu("MIG-d4", "", 0, ""),
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-b2,0,2"}) == (
+        LocalGpu("GPU-b2", "V100-SXM2-16GB", 16_384 << 20, "GPU-b2", 1),
+        LocalGpu("0", "H100-80GB-HBM3", 81_559 << 20, "GPU-a1", 0),
+        LocalGpu("2", "X", 0, "GPU-c3", 2),
     )
 
 
-def test_a_machine_without_a_driver_has_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_partitioned_gpu_counts_as_its_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA would show only the first of them, so each worker gets its own by its name."""
+    parts = (
+        Gpu("MIG-p", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20_096),
+        None,
+        Gpu("MIG-q", "A100-SXM4-40GB MIG 1g.5gb", 4_864),
+    )
+    install_driver(
+        monkeypatch, Gpu("GPU-a1", "NVIDIA A100-SXM4-40GB", 40_000), Gpu("GPU-b2", "A100-SXM4-40GB", 40_000, parts)
+    )
+    large = LocalGpu("MIG-p", "A100-SXM4-40GB-MIG-3g.20gb", 20_096 << 20, "MIG-p", 1)
+    small = LocalGpu("MIG-q", "A100-SXM4-40GB-MIG-1g.5gb", 4_864 << 20, "MIG-q", 1)
+    whole = LocalGpu("0", "A100-SXM4-40GB", 40_000 << 20, "GPU-a1", 0)
+    assert visible_gpus({}) == (whole, large, small)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-q"}) == (small,)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}) == (large,)
+
+
+def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
 
 
-def test_a_driver_without_gpus_says_so_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_driver(tmp_path, monkeypatch, "No devices were found")
+def test_a_driver_without_gpus_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_driver(monkeypatch)
     assert visible_gpus({}) == ()
 
 

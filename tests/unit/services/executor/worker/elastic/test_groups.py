@@ -3,9 +3,9 @@
 # pyright: reportPrivateImportUsage=false
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic.groups import Group, Transfer
+from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, ThreadAbandoned
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
+from elasticflow.services.executor.worker.elastic.transport import Transfer
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
@@ -48,7 +49,7 @@ def group() -> Group:
 
 
 def test_a_stuck_thread_is_abandoned_once_and_notices_it(group: Group) -> None:
-    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
+    group._host.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
     ends: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def exchange() -> None:
@@ -68,7 +69,7 @@ def test_a_stuck_thread_is_abandoned_once_and_notices_it(group: Group) -> None:
 
 
 def test_only_a_waiting_thread_is_abandoned_and_no_wait_begins_in_a_closed_group(group: Group) -> None:
-    group.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
+    group._host.process_group = transfer = ForgottenTransfer()  # type: ignore[assignment]
     group.close()
     assert not group.abandon_waiting_thread()
     with pytest.raises(PeerLost):
@@ -94,7 +95,7 @@ class NeverSums:
 @pytest.mark.parametrize("when", ["before it begins", "while it begins"])
 def test_no_sum_waits_in_a_closed_group(group: Group, when: str) -> None:
     """The reducer has begun one bucket when the group is closed, and continues with the next."""
-    group.process_group = NeverSums(group.close)  # type: ignore[assignment]
+    group._host.process_group = NeverSums(group.close)  # type: ignore[assignment]
     if when == "before it begins":
         group.close()
     gradients = torch.ones(3)
@@ -106,7 +107,7 @@ def test_no_sum_waits_in_a_closed_group(group: Group, when: str) -> None:
 def test_an_aborted_sum_ends_and_is_invalid(group: Group) -> None:
     """torch's reducer would wait for it, and use the result."""
     library = NeverSums()
-    group.process_group = library  # type: ignore[assignment]
+    group._host.process_group = library  # type: ignore[assignment]
     gradients = torch.ones(3)
     done = group.all_reduce(gradients)
     group.check_received()
@@ -135,50 +136,25 @@ def test_connections_of_users_while_a_group_is_built_do_not_belong_to_the_group(
                 second.all_gather(torch.ones(1))
 
 
-@dataclass
-class OnGpu:
-    """Stands for a tensor on a GPU."""
+def test_a_worker_waits_longer_for_its_peers_own_code_than_for_a_collective() -> None:
+    store = dist.HashStore()
 
-    is_cuda: bool = True
+    def arrive(rank: int) -> str:
+        group = Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=1.0)
+        if rank:
+            time.sleep(2.0)  # it evaluates
+        group.await_all()
+        if rank:
+            time.sleep(2.0)
+        try:
+            group.barrier()
+        except PeerLost as lost:
+            return str(lost)
+        return ""
 
-
-class Coalescing:
-    """Like NCCL: coalesced transfers have no work of their own; an empty list has none at all."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def _start_coalescing(self, _: object) -> None:
-        self.calls.append("start")
-
-    def _end_coalescing(self, _: object) -> "Coalescing":
-        self.calls.append("end")
-        return self
-
-    def send(self, tensors: list[object], *_: object) -> "Coalescing | None":
-        self.calls.append("send")
-        return None if isinstance(tensors[0], OnGpu) else self
-
-    recv = send
-
-    def wait(self, *_: object) -> None:
-        self.calls.append("wait")
-
-
-@pytest.mark.parametrize(
-    ("tensor", "calls"),
-    [
-        (OnGpu(), ["start", "send", "send", "end", "wait"]),
-        (torch.ones(1), ["send", "send", "wait", "wait"]),
-        (None, []),
-    ],
-)
-def test_only_transfers_of_gpu_tensors_are_coalesced(group: Group, tensor: object, calls: list[str]) -> None:
-    """A job on GPUs may keep a tensor on the host, too."""
-    group.process_group = library = Coalescing()  # type: ignore[assignment]
-    transfers = [Transfer(tensor, 1)] if tensor is not None else []  # type: ignore[arg-type]
-    group.exchange(transfers, transfers)
-    assert library.calls == calls
+    with ThreadPoolExecutor(2) as threads:
+        waited, _ = threads.map(arrive, range(2))
+    assert "Timed out" in waited
 
 
 def test_a_worker_that_learns_of_a_loss_does_not_finish_computing_the_step(group: Group) -> None:

@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elasticflow.services.executor.worker.elastic.groups import Group, Transfer
+from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.state_transfer import NO_STATE, transfer_state
 from elasticflow.services.executor.worker.elastic.tcp_connections import connections
+from elasticflow.services.executor.worker.elastic.transport import Transfer
 
 CPU = torch.device("cpu")
 
@@ -134,7 +135,7 @@ def test_a_third_worker_learns_of_a_loss_from_the_one_that_noticed_it():
         group.barrier()  # both have arrived
         if group.rank == 0:
             # without the copies that the other thread made meanwhile
-            still_open = group._connections & connections()
+            still_open = group._host._connections & connections()
             copies.extend(os.dup(descriptor) for descriptor, _ in still_open)
             group.close()
             return

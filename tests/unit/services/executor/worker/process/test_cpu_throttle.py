@@ -84,3 +84,13 @@ def test_the_real_clocks_agree():
         cpu_throttle.sleep_off_excess()
     cpu_s, wall_s = time.process_time() - cpu_start_s, time.monotonic() - wall_start_s
     assert 0 < cpu_s <= 0.3 * wall_s
+
+
+def test_work_between_two_generations_is_not_paid_back():
+    machine = Machine()
+    cpu_throttle = throttled(machine, 0.2)
+    machine.work(3.4)  # while it waits for the survivors of a lost node
+    cpu_throttle.restart()
+    machine.work(0.01)
+    cpu_throttle.sleep_off_excess()
+    assert machine.wall_s == pytest.approx(3.4 + 0.05)

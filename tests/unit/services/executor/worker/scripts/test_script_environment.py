@@ -45,10 +45,17 @@ def test_ranks_are_counted_over_all_nodes_and_on_each():
 def test_a_script_sees_only_the_gpus_of_its_nodes_workers(inherited, visible):
     reported = torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {"CUDA_VISIBLE_DEVICES": inherited})
     assert reported["CUDA_VISIBLE_DEVICES"] == visible
-    warm = torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", {}, sees_all_gpus=True)
-    assert (warm["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in warm) == ("2", False)
+    assert reported["LOCAL_RANK"] == "0", "local ranks count the job's GPUs, whatever their numbers on the node"
     on_cpu = torchrun_environment(assignment(rank=2, device="cpu"), SEATS, "10.0.0.1:4000", {})
     assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_workers_that_share_a_gpu_cannot_run_a_script_under_torchrun():
+    shared = {"CUDA_VISIBLE_DEVICES": "0,0,1,1"}
+    with pytest.raises(TrainingFailed, match="needs a GPU for each of its workers, and slots of this node share one"):
+        torchrun_environment(assignment(rank=2), SEATS, "10.0.0.1:4000", shared)
+    alone = torchrun_environment(assignment(world_size=1), [GpuSlot("n", 3)], "127.0.0.1:0", shared)
+    assert alone["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_a_worker_that_is_alone_uses_no_store():

@@ -73,7 +73,7 @@ def assert_abandoned(waits: Worker, step: Future[None], silent: Worker) -> None:
 def test_no_step_waits_for_a_sum_in_a_closed_group() -> None:
     """Equal parts on whole cores, which torch could sum by itself."""
     with group_of_workers(nn.Linear(3, 1)) as (worker,):
-        worker.group.process_group = NeverSums(worker.group.close)  # type: ignore[assignment]
+        worker.group._host.process_group = NeverSums(worker.group.close)  # type: ignore[assignment]
         worker.step()
         with pytest.raises(PeerLost):
             worker.group.check_received()
@@ -111,7 +111,7 @@ class NeverSumsUsedParameters(NeverSums):
 
 def test_no_step_waits_for_the_used_parameters_in_a_closed_group() -> None:
     with group_of_workers(nn.Linear(3, 1), find_unused_parameters=True) as (worker,):
-        worker.group.process_group = NeverSumsUsedParameters(worker.group.close)  # type: ignore[assignment]
+        worker.group._host.process_group = NeverSumsUsedParameters(worker.group.close)  # type: ignore[assignment]
         worker.step()
         with pytest.raises(PeerLost):
             worker.group.check_received()

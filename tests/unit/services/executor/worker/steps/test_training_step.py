@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.training_step import Trainer
 
 NAMES = ("loss",)
@@ -52,7 +53,21 @@ def trainer_of(members: Any) -> Trainer:
     trainer.assignment = SimpleNamespace(purpose="profile")  # type: ignore[assignment]
     trainer.telemetry = SimpleNamespace(training_began=lambda _: None)  # type: ignore[assignment]
     trainer.iteration, trainer.metric_names = 0, None
+    trainer.cpu_throttle = CpuThrottle(1.0)
     return trainer
+
+
+def test_a_generation_does_not_pay_for_what_its_workers_did_before() -> None:
+    """A survivor's first step once took 17 s: one of its threads had computed while it waited for the others."""
+    trainer, computed_s, slept_s = trainer_of(Members()), 0.0, list[float]()
+    trainer.cpu_throttle = CpuThrottle(
+        0.2, cpu_clock=lambda: computed_s, wall_clock=lambda: computed_s, sleep=slept_s.append
+    )
+    computed_s = 3.4
+    trainer.begin_generation(2, ())
+    computed_s += 0.01
+    trainer.cpu_throttle.sleep_off_excess()
+    assert slept_s == [pytest.approx(0.04)]
 
 
 def test_all_workers_agree_on_metric_names_once_in_each_generation() -> None:

@@ -1,0 +1,105 @@
+"""Collectives of tensors on the host, over gloo. They are complete on return, or raise the library's errors."""
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (torch.distributed has no public way to make a group that is not the whole process's)
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
+from elasticflow.services.executor.worker.elastic.tcp_connections import connections, shut_down
+from elasticflow.services.executor.worker.elastic.transport import Transfer
+
+_COALESCED_BYTES = 250 << 20  # of small tensors that travel together
+_NO_LIMIT = timedelta(days=7)
+
+
+class GlooTransport:
+    """The constructor blocks until all workers are connected. Raises RendezvousAborted once `aborted` is set."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event) -> None:
+        self._size = size
+        self._timeout = timedelta(seconds=timeout_s)
+        self._state = threading.Lock()
+        self._is_aborted = False
+        self._unfinished: dict[torch.futures.Future[torch.Tensor], torch.Tensor] = {}  # sums
+        self.process_group = dist.ProcessGroup(store, rank, size)
+        gloo, self._connections = connect_all(store, rank, size, timeout_s=timeout_s, aborted=aborted)
+        self.process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self.process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+    @property
+    def error(self) -> str:
+        """A sum failed, which its caller cannot see."""
+        return "the group's connections were closed" if self._is_aborted else ""
+
+    def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all workers, by rank."""
+        gathered = [torch.empty_like(mine) for _ in range(self._size)]
+        self.process_group.allgather([gathered], [mine]).wait()
+        return gathered
+
+    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        self._exchange(sends, receives, self._timeout)
+
+    def await_all(self, rank: int) -> None:
+        """Return when all workers have called it. Its wait has no limit: the loss of a peer ends it."""
+        peers = [peer for peer in range(self._size) if peer != rank]
+        sends = [Transfer(torch.zeros(1), peer) for peer in peers]
+        self._exchange(sends, [Transfer(torch.zeros(1), peer) for peer in peers], _NO_LIMIT)
+
+    def _exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer], within: timedelta) -> None:
+        works = [self.process_group.send([t.tensor], t.peer, t.tag) for t in sends]
+        works += [self.process_group.recv([t.tensor], t.peer, t.tag) for t in receives]
+        for work in works:
+            work.wait(within)  # gloo has only the timeout of its connections
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """It ends with an abort, and is invalid then."""
+        done = torch.futures.Future[torch.Tensor]()
+        with self._state:
+            if self._is_aborted:  # it would wait forever behind a partly sent transfer
+                done.set_result(tensor)
+                return done
+            # before it begins: another thread may close the group at any time
+            self._unfinished[done] = tensor
+        sum_of_library = self.process_group.allreduce([tensor]).get_future()
+        sum_of_library.add_done_callback(lambda summed: self._summed(summed, done))
+        return done
+
+    def _summed(self, summed: Any, done: torch.futures.Future[torch.Tensor]) -> None:
+        try:
+            summed.value()
+        except RuntimeError:
+            self.abort()
+        with self._state:
+            tensor = self._unfinished.pop(done, None)
+        if tensor is not None:
+            done.set_result(tensor)
+
+    def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
+        dist._broadcast_coalesced(self.process_group, tensors, _COALESCED_BYTES, source)
+
+    def wait(self) -> None:
+        """All calls but sums are complete on return, and callers wait for the future of a sum."""
+
+    def abort(self) -> None:
+        """Shut down the connections. Peers that wait for this worker fail, and most waits in this process."""
+        with self._state:
+            if self._is_aborted:
+                return
+            self._is_aborted = True
+            unfinished, self._unfinished = self._unfinished, {}
+        for connection in self._connections & connections():
+            shut_down(connection)
+        for done, tensor in unfinished.items():
+            done.set_result(tensor)
+
+    def release(self) -> None:
+        with suppress(AttributeError):
+            del self.process_group

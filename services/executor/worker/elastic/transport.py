@@ -1,0 +1,51 @@
+"""What moves the tensors of a group: gloo on the host, NCCL between GPUs, or gloo with copies to and from a GPU."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class Transfer(NamedTuple):
+    """A tensor to or from a peer. tag: identifies one of several transfers between the same two workers."""
+
+    tensor: torch.Tensor
+    peer: int
+    tag: int = 0
+
+
+class Transport(Protocol):
+    """Moves tensors of one device between the workers of a group.
+
+    A call may return before the device has the data; later work of the device waits for them, and `wait` blocks this
+    process until they are there. After an `abort`, all calls end and may leave garbage, not always with an error.
+    """
+
+    @property
+    def error(self) -> str:
+        """What the library has found by itself; "" if nothing."""
+        ...
+
+    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        """Run all transfers concurrently. Two workers list their transfers in the same order."""
+        ...
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """The sum, in place, in any order."""
+        ...
+
+    def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
+        """Overwrite the tensors with the source's."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the device has all data of the calls before, or an abort ended them."""
+        ...
+
+    def abort(self) -> None:
+        """End all unfinished calls, here and, in time, at the peers. Callable from any thread, once."""
+        ...
+
+    def release(self) -> None:
+        """Drop the references to the library's objects; idempotent. Its threads and sockets end with the last one."""
+        ...

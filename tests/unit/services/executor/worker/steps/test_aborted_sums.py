@@ -1,0 +1,128 @@
+"""What an aborted sum leaves never reaches the model, over a transport whose aborts raise no error."""
+
+# pyright: reportPrivateImportUsage=false
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.engine.asynchronous_transport import AsynchronousTransport
+from elasticflow.services.executor.worker.elastic import groups
+from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.fast import FastSteps
+from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers
+from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum, _Exchange
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+
+CPU = torch.device("cpu")
+WAIT_S = 30.0
+TWO = VirtualNodes(count=2, global_batch_size=4)
+
+
+@pytest.fixture(autouse=True)
+def _asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "device_transport", lambda gloo, *_, **__: AsynchronousTransport(gloo))
+
+
+def close_soon(group: Group) -> None:
+    """While it waits, as after a loss."""
+    threading.Timer(0.3, group.close).start()
+
+
+def beside_a_lost_peer(act: Callable[[Group], object]) -> None:
+    """Both ranks act, and rank 0 closes its group in the end. Raises what its act raises."""
+    store = dist.HashStore()
+
+    def connect(rank: int) -> Group:
+        return Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+
+    with ThreadPoolExecutor(2) as threads:
+        group, lost = threads.map(connect, range(2))
+        acting, losing = threads.submit(act, group), threads.submit(act, lost)
+        try:
+            acting.result(WAIT_S)
+        finally:
+            lost.close()
+            losing.exception(WAIT_S)
+            for each in (group, lost):  # no thread of gloo may do that
+                each.release()
+
+
+@pytest.fixture
+def _lost_after_the_first_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 sends its parts of each sum, and never sends the sum of its own."""
+    share = _Exchange._share
+
+    def share_unless_lost(self: _Exchange, flat: torch.Tensor) -> None:
+        if self._group.rank == 1:
+            raise PeerLost("this is the lost one")
+        close_soon(self._group)
+        share(self, flat)
+
+    monkeypatch.setattr(_Exchange, "_share", share_unless_lost)
+
+
+def finish(group: Group) -> None:
+    summed = TensorSum(TWO, group)
+    summed.push(TWO.micro_batches(group.rank)[0], [torch.ones(3)])
+    summed.finish([torch.ones(3)])
+
+
+@pytest.mark.usefixtures("_lost_after_the_first_exchange")
+def test_an_aborted_sum_is_no_sum() -> None:
+    with pytest.raises(PeerLost):
+        beside_a_lost_peer(finish)
+
+
+@pytest.mark.usefixtures("_lost_after_the_first_exchange")
+def test_the_buffers_of_an_aborted_step_are_those_before_it() -> None:
+    models = [nn.BatchNorm1d(2), nn.BatchNorm1d(2)]
+    before = {name: buffer.clone() for name, buffer in models[0].named_buffers()}
+
+    def combine(group: Group) -> None:
+        model = models[group.rank]
+        buffers = Buffers(model, TWO.computed_by(group.rank, 2))
+        buffers.activate(0)
+        model(torch.randn(4, 2))
+        buffers.activate(None)
+        try:
+            buffers.combine([0, 1, 2], TensorSum(TWO, group))
+        finally:
+            buffers.roll_back()
+
+    with pytest.raises(PeerLost):
+        beside_a_lost_peer(combine)
+    for name, buffer in models[0].named_buffers():
+        assert buffer.equal(before[name]), name
+
+
+def test_a_wrapper_that_is_made_during_a_loss_changes_no_parameter() -> None:
+    model = nn.Linear(2, 1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def wrap(group: Group) -> None:
+        if group.rank == 1:
+            return
+        close_soon(group)
+        FastSteps(
+            model,
+            members=GenerationMembers(group, TWO),
+            device=CPU,
+            job_seed=0,
+            find_unused_parameters=False,
+            cpu_throttle=CpuThrottle(1.0),
+            stopwatch=Stopwatch(CPU),
+        )
+
+    with pytest.raises(PeerLost):
+        beside_a_lost_peer(wrap)
+    assert all(parameter.equal(value) for parameter, value in zip(model.parameters(), before, strict=True))
