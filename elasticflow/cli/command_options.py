@@ -136,6 +136,7 @@ class SubmissionOptions:
     gpus: str = ""
     gpu_type: str = ""
     gpu_memory: str = ""
+    mixed: bool = False
     job_class: ClassName | None = None
     name: str = ""
     quote: str = ""  # id of a reserved quote that this submission takes
@@ -160,6 +161,7 @@ class SubmissionOptions:
         }
         for option, value in options.items():
             words += [option, str(value)] if value not in ("", None) else []
+        words += ["--mixed"] if self.mixed else []
         for setting in self.settings:
             words += ["--set", setting]
         words += self.where
@@ -190,6 +192,8 @@ class SubmissionOptions:
             job.set_gpus(gpu_type=self.gpu_type)
         if self.gpu_memory:
             job.set_gpus(gpu_memory_bytes=size_of(self.gpu_memory, "--gpu-memory"))
+        if self.mixed:
+            job.mixed_gpu_types = True
         return job.term_condition(max_iterations=self.iterations)
 
 

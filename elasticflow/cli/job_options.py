@@ -41,6 +41,10 @@ GpuMemory = Annotated[
     str,
     typer.Option("--gpu-memory", metavar="SIZE", help="Of each GPU, at least: 512MiB, 8GiB. Default: any."),
 ]
+Mixed = Annotated[
+    bool,
+    typer.Option("--mixed", help="Let idle GPUs of other types join a bitwise job too; they compute other bits."),
+]
 Torchrun = Annotated[
     bool,
     typer.Option("--torchrun", help="Run the script unchanged; each resize restarts it from its snapshot."),

@@ -93,7 +93,14 @@ def margin_word(view: JobView) -> Text:
     return Text(duration_in_words(view.margin_s), style=style)
 
 
-_TYPE_OF_JOB: Column[JobView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-")
+def _types(view: JobView) -> str:
+    """As "V100", or "4 V100 + 2 P100" where GPUs of another type joined."""
+    own = view.num_gpus - sum(view.num_added_gpus_by_type.values())
+    of_types = [f"{num_gpus} {name}" for name, num_gpus in {view.gpu_type: own, **view.num_added_gpus_by_type}.items()]
+    return " + ".join(of_types) if view.num_added_gpus_by_type else view.gpu_type or "-"
+
+
+_TYPE_OF_JOB: Column[JobView] = Column(name="TYPE", cell=lambda view, _: _types(view))
 _COLUMNS: tuple[Column[JobView], ...] = (
     Column(name="JOB", cell=lambda view, _: view.job_id),
     Column(name="STATE", cell=lambda view, _: state_word(view.activity)),

@@ -32,6 +32,7 @@ from elasticflow.cli.job_options import (
     GpuMemory,
     Gpus,
     GpuType,
+    Mixed,
     Settings,
     Target,
     Torchrun,
@@ -61,6 +62,7 @@ def submit(
     gpus: Gpus = "",
     gpu_type: GpuType = "",
     gpu_memory: GpuMemory = "",
+    mixed: Mixed = False,
     job_class: Annotated[
         ClassName | None,
         typer.Option(
@@ -84,11 +86,7 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     timeout: Annotated[
         str,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="With --wait: the longest wait, like 90s, 10m, 2h. Default: none.",
-        ),
+        typer.Option("--timeout", metavar="TIME", help="With --wait: the longest wait, like 90s, 10m. Default: none."),
     ] = "",
     detach: Annotated[bool, typer.Option("--detach", "--no-wait", help="Do not wait for the decision.")] = False,
     nats_url: NatsUrl = "",
@@ -135,6 +133,7 @@ def submit(
         gpus=gpus,
         gpu_type=gpu_type,
         gpu_memory=gpu_memory,
+        mixed=mixed,
         job_class=job_class,
         name=name,
         tenant=tenant,

@@ -107,7 +107,8 @@ def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:
     kept = f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs" if new.reserved_gpus else ""
     counts = ":".join(map(str, placed.virtual_nodes_by_rank))
     divided = f" with virtual nodes {counts}" if counts else ""
-    where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{divided}{moved}{kept}"
+    joined = f", the last {placed.num_added_gpus} of other types" if placed.num_added_gpus else ""
+    where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{joined}{divided}{moved}{kept}"
     return f"{where}{_meanwhile(new.previous_generation)}"
 
 

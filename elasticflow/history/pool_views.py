@@ -8,7 +8,7 @@ from elasticflow.history.load_views import padding_gpus
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, segments
-from elasticflow.shared.state.gpu_types import type_name
+from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.node_speeds import slower_nodes
 from elasticflow.shared.state.pool import PoolState
@@ -29,7 +29,8 @@ class JobView:
     gpu_range: str  # the numbers on which it may run now, as "2..8"; "..": any
     bound: GpuLimits | None  # set by an operator
     gpus: tuple[str, ...]  # "node:index", in rank order
-    gpu_type: str  # of its GPUs; "": undecided, or the pool has one type
+    gpu_type: str  # of its share; "": undecided, or the pool has one type
+    num_added_gpus_by_type: Mapping[str, int]  # of other types, among its GPUs
     generation: int
     iteration: int
     max_iterations: int
@@ -77,7 +78,9 @@ class NodeView:
         return self.jobs.count("")
 
 
-def job_view(job: Job, now_s: float, bound: GpuLimits | None = None, gpu_type: str = "") -> JobView:
+def job_view(
+    job: Job, now_s: float, bound: GpuLimits | None = None, gpu_type: str = "", added: Mapping[str, int] | None = None
+) -> JobView:
     finish_s = expected_finish_s(job, now_s)
     met = job.phase in (Phase.PROFILING, Phase.ADMITTED, Phase.FINISHED)
     spec = job.spec
@@ -92,6 +95,7 @@ def job_view(job: Job, now_s: float, bound: GpuLimits | None = None, gpu_type: s
         bound=bound,
         gpus=tuple(f"{gpu.node_id}:{gpu.gpu_index}" for gpu in job.gpus),
         gpu_type=gpu_type,
+        num_added_gpus_by_type=added or {},
         generation=job.generation,
         iteration=job.iteration,
         max_iterations=spec.max_iterations if spec else 0,
@@ -144,8 +148,8 @@ def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[J
     """Jobs in the order of their decisions. ended: include ended jobs."""
     jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
     return tuple(
-        job_view(job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job))
-        for job in sorted(jobs, key=_by_age)
+        job_view(job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job), num_added_by_type(state, job))
+        for job in sorted(jobs, key=lambda job: (job.decided_at_s, job.job_id))
     )
 
 
@@ -153,10 +157,6 @@ def gpu_type_of(state: PoolState, job: Job) -> str:
     """Of the GPUs on which it was admitted, where the pool has several types."""
     is_decided = job.phase not in (Phase.PROFILING, Phase.REJECTED) and len(state.gpu_types) > 1
     return type_name(state, job.spec.gpu_type) if is_decided and job.spec is not None else ""
-
-
-def _by_age(job: Job) -> tuple[float, str]:
-    return (job.decided_at_s, job.job_id)
 
 
 def node_views(state: PoolState) -> tuple[NodeView, ...]:

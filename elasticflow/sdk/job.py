@@ -55,6 +55,7 @@ class ElasticJob:
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
     gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it, or several: "A100,V100"; "": the pool decides
     gpu_memory_bytes: int = 0  # that each GPU has at least; 0: any
+    mixed_gpu_types: bool = False  # bitwise too: idle GPUs of other types may join, although they compute other bits
 
     evaluate_every: ClassVar[int] = 0  # iterations between two evaluations; 0: only at the end
     evaluates_in_parts: ClassVar[bool] = False  # on all workers, by evaluate_part instead of evaluate
@@ -143,11 +144,7 @@ class ElasticJob:
 
         global_batch_size: samples in one iteration over all workers, independent of their number.
         """
-        given: dict[str, Scalar | None] = {
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            **more,
-        }
+        given = {"global_batch_size": global_batch_size, "learning_rate": learning_rate, **more}
         named = {name: value for name, value in given.items() if value is not None}
         self.hyperparameters = {**self.hyperparameters, **named}
         return self
@@ -239,6 +236,7 @@ class ElasticJob:
             gpu_type=gpu_type,
             other_gpu_types=other_gpu_types,
             gpu_memory_bytes=self.gpu_memory_bytes,
+            mixed_gpu_types=self.mixed_gpu_types,
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.

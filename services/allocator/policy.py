@@ -6,17 +6,18 @@ Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation/a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from elasticflow.services.allocator.mixed_allocations import MixedJobs, mixed_jobs
 from elasticflow.services.allocator.profiling import profiling_runs, types_to_measure
 from elasticflow.services.allocator.scaling_probes import ScalingProbe, next_probe, probe_in_progress
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.allocation.allocation import allocate
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool
+from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.profiles import profile_completed
@@ -41,11 +42,13 @@ def decide(
         return (*completed, decided)
     profiled_on = types_to_measure(state)
     typed = with_profiling_on(state, profiled_on)
-    by_type = list[_DecidedOnType]()
+    completed, by_type = list[ProfileCompleted](), dict[str, AllocationDecided]()
     for name, part in parts(typed).items():
-        may_probe = all(decided.probes is None for _, decided in by_type)
-        by_type.append(_decided_on_type(part, now_s, cache.of_type(name), may_probe=may_probe))
-    return _merged(typed, by_type, profiled_on, now_s)
+        may_probe = all(decided.probes is None for decided in by_type.values())
+        profiles, by_type[name] = _decided_on_type(part, now_s, cache.of_type(name), may_probe=may_probe)
+        completed += profiles
+    mixed = mixed_jobs(typed, by_type, now_s, partial(_replanned, now_s=now_s, cache=cache))
+    return (*completed, _merged(typed, completed, mixed, profiled_on, now_s))
 
 
 def _decided_on_type(state: PoolState, now_s: float, cache: PlanningCache, *, may_probe: bool = True) -> _DecidedOnType:
@@ -59,26 +62,36 @@ def _decided_on_type(state: PoolState, now_s: float, cache: PlanningCache, *, ma
     return profiling.completed, decided
 
 
+def _replanned(gpu_type: str, part: PoolState, *, now_s: float, cache: PlanningCache) -> AllocationDecided | None:
+    """The decision on the part of one type without profiling runs; None if a promise or a reserved quote is lost."""
+    pool = planned_pool(part, now_s, cache.of_type(gpu_type))
+    keeps_all = not pool.plan.late and len(pool.held) == len(part.quotes_at(now_s))
+    return _decided(part, pool, now_s) if keeps_all else None
+
+
 def _merged(
-    state: PoolState, by_type: Sequence[_DecidedOnType], profiled_on: Mapping[str, str], now_s: float
-) -> tuple[PlanEvent, ...]:
+    state: PoolState,
+    completed: Iterable[ProfileCompleted],
+    mixed: MixedJobs,
+    profiled_on: Mapping[str, str],
+    now_s: float,
+) -> AllocationDecided:
     """One allocation for all types. It ends at once if a profiling run is complete here and continues on another."""
-    allocations = [decided for _, decided in by_type]
-    completed = [profile for profiles, _ in by_type for profile in profiles]
+    allocations = mixed.by_type.values()
     valid_until_s = min((each.valid_until_s for each in allocations if each.valid_until_s is not None), default=None)
     for profile in completed:
         state = profile_completed(state, profile)
     if types_to_measure(state):
         valid_until_s = now_s
-    merged = AllocationDecided(
+    return AllocationDecided(
         num_gpus_by_job={job: share for each in allocations for job, share in each.num_gpus_by_job.items()},
         valid_until_s=valid_until_s,
         planned={job: schedule for each in allocations for job, schedule in each.planned.items()},
         probes=next((each.probes for each in allocations if each.probes is not None), None),
         profiled_on=profiled_on,
+        virtual_nodes_by_type=mixed.virtual_nodes,
         at_s=now_s,
     )
-    return (*completed, merged)
 
 
 def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:

@@ -54,11 +54,11 @@ def next_probe(
     pool: without the probe. shares: the allocation; num_idle: GPUs that it leaves.
     """
     for job, curve in _unknown_beyond(state):
-        num_gpus, held = next_level(state, spec_of(job)), len(job.gpus)
+        num_gpus, held = next_level(state, spec_of(job)), len(job.own_gpus)
         is_new = curve.probed_to < num_gpus <= largest_level(state, spec_of(job))
         is_at_most_known = job.training and held == shares.get(job.job_id) == max(curve.iterations_per_s)
         # workers resize without stopping, so no step is at risk
-        switches = state_holders(state, job) is not None
+        switches = state_holders(state, job) is not None and not job.num_added_gpus
         if is_new and is_at_most_known and switches and num_gpus - held <= num_idle:
             probe = ScalingProbe(job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus))
             beside = _planned_beside(state, job, curve, probe, now_s, cache)

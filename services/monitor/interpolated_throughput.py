@@ -43,7 +43,9 @@ def interpolated_throughput(curve: ScalingCurve, num_gpus: int) -> float:
 
 
 def _num_training(job: Job) -> int:
-    """GPUs whose workers train: the previous generation's while joining workers prepare; 0 if none trains."""
+    """GPUs of its own type whose workers train: the previous generation's while joining workers prepare; 0 if none
+    trains."""
     if job.training_generation is None:
         return 0
-    return len(job.gpus if job.previous_generation is None else job.previous_generation.gpus)
+    before = job.previous_generation
+    return len(job.own_gpus) if before is None else len(before.gpus) - before.num_added_gpus

@@ -14,25 +14,26 @@ from math import inf
 
 from immutables import Map
 
-from elasticflow.services.placement.new_generation import new_generation
+from elasticflow.services.placement.added_gpus import added_gpus, kept_added_gpus
+from elasticflow.services.placement.due_jobs import MAX_SWITCH_S, allocated_shares, due_jobs, exceeds_pool
+from elasticflow.services.placement.new_generation import mixed_generation, new_generation
 from elasticflow.services.placement.other_types import without_other_types
 from elasticflow.services.placement.shrink_to_survivors import (
     counted_gpus,
     shrunk_to_survivors,
-    waits_to_shrink,
 )
 from elasticflow.services.placement.stragglers import replacement_due_s, replacements
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.scheduling.jobs.placement_curves import (
     MigrationBenefit,
     PlacementCurves,
     placement_curves,
 )
 from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
-from elasticflow.shared.scheduling.placement.placement import MigrationRules, any_spread, place
+from elasticflow.shared.scheduling.placement.placement import MigrationRules, Placement, any_spread, place
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.gpu_types import parts
@@ -40,7 +41,6 @@ from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at, spec_of
 
-MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
 LONGEST_STAY_S = 600.0  # no job is expected to keep its GPUs for longer, because the pool changes
 
 
@@ -60,17 +60,42 @@ def decide(
 
 
 def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[PlacementDecided, ...]:
-    """The placements on the GPUs of each type, as one decision."""
-    by_type = [
-        decided
-        for gpu_type, part in parts(state).items()
-        if (decided := _placed_on_type(part, now_s, cache.of_type(gpu_type))) is not None
-    ]
-    if not by_type:
+    """The placements on the GPUs of each type, then of the GPUs that join jobs of other types, as one decision."""
+    shares = allocated_shares(state)
+    if exceeds_pool(state, shares):
         return ()
-    placements = tuple(placement for decided in by_type for placement in decided.placements)
-    migrated = tuple(job_id for decided in by_type for job_id in decided.migrated)
-    return (PlacementDecided(placements=placements, migrated=migrated, at_s=now_s),)
+    due = due_jobs(state, shares, now_s)
+    kept = kept_added_gpus(state, due)
+    by_type = [
+        _placed_on_type(part, shares, due, _within(part, kept), now_s, cache.of_type(gpu_type))
+        for gpu_type, part in parts(state).items()
+    ]
+    migrated = tuple(job_id for placement in by_type for job_id in placement.migrated)
+    own = {job_id: gpus for placement in by_type for job_id, gpus in placement.gpus_by_job.items()}
+    anew = due.union(migrated)
+    added = added_gpus(state, anew, own, kept, now_s)
+    placed = tuple(
+        next_one
+        for job_id in sorted(anew)
+        if _changes(
+            job := state.live_jobs[job_id],
+            next_one := mixed_generation(state, job, own[job_id], added[job_id])
+            if job_id in added
+            else new_generation(job, own.get(job_id, ())),
+        )
+    )
+    return (PlacementDecided(placements=placed, migrated=migrated, at_s=now_s),) if placed else ()
+
+
+def _changes(job: Job, next_one: PlacedJob) -> bool:
+    is_same = (next_one.gpus, next_one.virtual_nodes_by_rank) == (job.gpus, job.virtual_nodes_by_rank)
+    return not is_same or job.broken or job.has_outdated_spec
+
+
+def _within(part: PoolState, gpus_by_job: Mapping[str, tuple[GpuId, ...]]) -> dict[str, tuple[GpuId, ...]]:
+    """The GPUs that are in this part of the pool, of jobs that have some."""
+    here = {job_id: tuple(gpu for gpu in gpus if gpu.node_id in part.nodes) for job_id, gpus in gpus_by_job.items()}
+    return {job_id: gpus for job_id, gpus in here.items() if gpus}
 
 
 def _decided(placements: Iterable[PlacedJob], now_s: float) -> tuple[PlacementDecided, ...]:
@@ -78,23 +103,31 @@ def _decided(placements: Iterable[PlacedJob], now_s: float) -> tuple[PlacementDe
     return (PlacementDecided(placements=together, at_s=now_s),) if together else ()
 
 
-def _placed_on_type(state: PoolState, now_s: float, cache: PlanningCache) -> PlacementDecided | None:
+def _placed_on_type(
+    state: PoolState,
+    shares: Mapping[str, int],
+    due: set[str],
+    joined: Mapping[str, tuple[GpuId, ...]],
+    now_s: float,
+    cache: PlanningCache,
+) -> Placement:
+    """The GPUs of all jobs of a type, if some of them are due or may migrate; else of none.
+
+    state: the part of this type. due: of all types. joined: GPUs that stay with jobs of other types.
+    """
     jobs, topology = list(state.live_jobs.values()), pool_topology(state, cache)
-    shares = _shares(state)
-    if sum(shares.values()) > topology.num_gpus:
-        return None  # a node is lost that the allocator does not know of yet
-    due = _due(state, shares, topology.num_gpus, now_s)
+    due = due.intersection(state.live_jobs)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
-    if not due and not unplanned:
-        return None
     last = cache.last_positions(topology)
-    if not due and not any_spread(last, {job.job_id: job.gpus for job in unplanned}):
-        return None
+    if not due and not any_spread(last, {job.job_id: job.own_gpus for job in unplanned}):
+        return Placement(gpus_by_job={}, migrated=())
     wanted = {job.job_id: shares[job.job_id] if job.job_id in due else len(counted_gpus(state, job)) for job in jobs}
     current = {
-        job.job_id: job.gpus if job.job_id in due and not job.reserved_gpus else counted_gpus(state, job)
+        job.job_id: job.own_gpus if job.job_id in due and not job.reserved_gpus else counted_gpus(state, job)
         for job in jobs
     }
+    wanted |= {job_id: len(gpus) for job_id, gpus in joined.items()}
+    current |= joined
     slow = slow_gpus_at(state, now_s)
 
     @remember
@@ -106,87 +139,38 @@ def _placed_on_type(state: PoolState, now_s: float, cache: PlanningCache) -> Pla
         migration_benefit=lambda job_id: _migration_benefit(state, state.live_jobs[job_id], curves_of, now_s),
     )
     placement = place(topology, current, wanted, migration_rules, avoided=slow, last=last)
-    placed: list[PlacedJob] = []
-    for job_id in sorted(due.union(placement.migrated)):
-        job, gpus = state.live_jobs[job_id], placement.gpus_by_job.get(job_id, ())
-        if gpus != job.gpus or job.broken or job.has_outdated_spec:
-            placed.append(new_generation(job, gpus))
-    if not placed:
-        return None
-    return PlacementDecided(placements=tuple(placed), migrated=placement.migrated, at_s=now_s)
+    own = {job_id: gpus for job_id, gpus in placement.gpus_by_job.items() if job_id not in joined}
+    return Placement(gpus_by_job=own, migrated=placement.migrated)
 
 
 def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
     """Another GPU for one worker on a slow GPU: the nearest free one, where workers need not stop for it."""
-    each = (replacement for part in parts(state).values() for replacement in replacements(part, now_s))
+    held = state.live_jobs.values()
+    each = (replacement for part in parts(state).values() for replacement in replacements(part, now_s, held))
     return _decided(islice(each, 1), now_s)
 
 
-def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:
+def wake_at_s(state: PoolState) -> float | None:
     """When the next decision is due although no event comes."""
-    cache = PlanningCache() if cache is None else cache
-    by_type = parts(state).items()
-    due_s = [_switches_end_s(part, cache.of_type(gpu_type)) for gpu_type, part in by_type]
-    due_s += [replacement_due_s(part) for _, part in by_type]
+    held = list(state.live_jobs.values())
+    due_s = [_switches_end_s(state), *(replacement_due_s(part, held) for part in parts(state).values())]
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
-def _switches_end_s(state: PoolState, cache: PlanningCache) -> float | None:
+def _switches_end_s(state: PoolState) -> float | None:
     """When a switch has had its time, if another share can be placed then."""
     is_switching = [job for job in state.live_jobs.values() if job.is_switching]
-    if not is_switching:
-        return None
-    shares, num_gpus = _shares(state), pool_topology(state, cache).num_gpus
-    if sum(shares.values()) > num_gpus:
+    shares = allocated_shares(state) if is_switching else {}
+    if not is_switching or exceeds_pool(state, shares):
         return None
     ends_s = sorted({job.placed_at_s + MAX_SWITCH_S for job in is_switching})
-    return next((end_s for end_s in ends_s if _due(state, shares, num_gpus, end_s)), None)
-
-
-def _shares(state: PoolState) -> dict[str, int]:
-    """GPUs that each job is to hold."""
-    return {
-        job.job_id: job.num_gpus if job.gpus or _is_allocated(state, job) else 0 for job in state.live_jobs.values()
-    }
-
-
-def _due(state: PoolState, shares: Mapping[str, int], num_gpus: int, now_s: float) -> set[str]:
-    """Jobs to place anew.
-
-    A job whose workers are switching keeps its GPUs for a while; its later shares merge into one. Other jobs get the
-    GPUs that are free beside it, and jobs that give GPUs back come first.
-    """
-    jobs = state.live_jobs.values()
-    due = [job for job in jobs if _is_due(job, shares[job.job_id])]
-    now = [job for job in due if not _is_switching_undisturbed(job, now_s)]
-    if len(now) == len(due):
-        return {job.job_id for job in due}
-    placed, free = set[str](), num_gpus - sum(len(counted_gpus(state, job)) for job in jobs)
-    for more, job_id in sorted((shares[job.job_id] - len(counted_gpus(state, job)), job.job_id) for job in now):
-        if more <= max(free, 0):
-            placed.add(job_id)
-            free -= more
-    return placed
-
-
-def _is_due(job: Job, num_gpus: int) -> bool:
-    return len(job.gpus) != num_gpus or ((job.broken or job.has_outdated_spec) and bool(job.gpus))
-
-
-def _is_switching_undisturbed(job: Job, now_s: float) -> bool:
-    if not job.is_switching or job.has_outdated_spec:
-        return False
-    return now_s < job.placed_at_s + MAX_SWITCH_S or waits_to_shrink(job)
-
-
-def _is_allocated(state: PoolState, job: Job) -> bool:
-    """Whether the last allocation counted the job; until then it may hold the GPUs of its profiling run."""
-    return job.decided_sequence <= state.allocation_based_on
+    return next((end_s for end_s in ends_s if due_jobs(state, shares, end_s)), None)
 
 
 def _may_move(job: Job) -> bool:
     """Whether the job trains without a promise. A start or a profiling run is not disturbed."""
-    return job.training and job.phase is Phase.ADMITTED and not job.promised and not job.reserved_gpus
+    trains = job.training and job.phase is Phase.ADMITTED
+    return trains and not job.promised and not job.reserved_gpus and not job.num_added_gpus
 
 
 def _migration_benefit(
@@ -238,4 +222,4 @@ POLICY = planner("placement", decide, wake_at_s)
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:
     """The same policy as an instance that keeps a cache between decisions."""
-    return replace(POLICY, decide=partial(decide, cache=cache), wake_at_s=partial(wake_at_s, cache=cache))
+    return replace(POLICY, decide=partial(decide, cache=cache))

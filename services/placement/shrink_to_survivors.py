@@ -6,6 +6,7 @@ as its own.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.shared.messages.events import PlacedJob
@@ -20,30 +21,33 @@ def shrunk_to_survivors(state: PoolState) -> Iterator[PlacedJob]:
     broken = [job for job in state.live_jobs.values() if job.broken]
     for job in sorted(broken, key=lambda job: job.job_id):
         if remaining := _remaining(job):
-            yield new_generation(job, remaining)
+            num_added = len(remaining) if remaining[0] in job.added_gpus else 0
+            yield replace(new_generation(job, remaining), num_added_gpus=num_added)
 
 
 def _remaining(job: Job) -> tuple[GpuId, ...]:
-    """GPUs of the present generation on which a worker holds the job's state, in rank order.
+    """GPUs of the job's share on which a worker holds its state, in rank order; GPUs of other types if there is none.
 
-    None if the share is smaller, or if the job cannot run on so few: then it is placed like any other. A leaving
-    worker's GPU is not among them, because it belongs to another job by now.
+    Even parts would make the others wait for the slower type. No GPUs if the share is smaller, or if the job cannot
+    run on so few: then it is placed like any other. A leaving worker's GPU is not among them, because it belongs to
+    another job by now.
     """
     before = job.previous_generation
     if before is None or before.trains or job.has_outdated_spec:
         return ()
     surviving = set(before.surviving)
-    gpus = tuple(gpu for gpu in job.gpus if gpu in surviving)
+    own = tuple(gpu for gpu in job.own_gpus if gpu in surviving)
+    gpus = own or tuple(gpu for gpu in job.added_gpus if gpu in surviving)
     return gpus if spec_of(job).gpu_range.least <= len(gpus) <= job.num_gpus else ()
 
 
 def waits_to_shrink(job: Job) -> bool:
     """Whether workers will join as soon as the survivors train: placing the job before that gains nothing."""
-    return job.shrinks_to_survivors and job.num_gpus > len(job.gpus)
+    return job.shrinks_to_survivors and job.num_gpus > len(job.own_gpus)
 
 
 def counted_gpus(state: PoolState, job: Job) -> tuple[GpuId, ...]:
-    """The GPUs that count as the job's and are on live nodes."""
+    """The GPUs that count as the job's share and are on live nodes."""
     if not job.reserved_gpus and not job.broken:
-        return job.gpus
-    return tuple(gpu for gpu in job.reserved_gpus or job.gpus if alive(state, gpu.node_id))
+        return job.own_gpus
+    return tuple(gpu for gpu in job.reserved_gpus or job.own_gpus if alive(state, gpu.node_id))

@@ -5,7 +5,7 @@ number of GPUs stays. Where workers would have to stop, the slow GPU is only rep
 other GPUs if these are connected as well (shared/scheduling/placement/free_blocks.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.shared.messages.events import PlacedJob
@@ -16,12 +16,16 @@ from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at
 SETTLED_S = 60.0  # on its GPUs before a job gets another one, because the cause may move with the job
 
 
-def replacements(state: PoolState, now_s: float) -> Iterator[PlacedJob]:
-    """For each job that a slow GPU delays, a generation with the slowest GPU replaced by the nearest free one."""
+def replacements(state: PoolState, now_s: float, held: Iterable[Job]) -> Iterator[PlacedJob]:
+    """For each job that a slow GPU delays, a generation with the slowest GPU replaced by the nearest free one.
+
+    state: the part of one type. held: the jobs of all types, whose GPUs are not free. A job with GPUs of other types
+    is left as it is: the allocator decides what they are worth to it.
+    """
     slow = slow_gpus_at(state, now_s)
     if not slow or not state.config.stop_free:
         return
-    free = _free(state) - slow.keys()
+    free = _free(state, held) - slow.keys()
     for job in sorted(state.live_jobs.values(), key=lambda job: job.job_id):
         delayed_by = [gpu for gpu in job.gpus if gpu in slow and slow[gpu].job_id == job.job_id]
         if not delayed_by or not free or not _may_change(job, now_s):
@@ -32,22 +36,22 @@ def replacements(state: PoolState, now_s: float) -> Iterator[PlacedJob]:
         yield new_generation(job, gpus)
 
 
-def replacement_due_s(state: PoolState) -> float | None:
-    """When the first job has settled that gets another GPU then."""
+def replacement_due_s(state: PoolState, held: Collection[Job]) -> float | None:
+    """When the first job has settled that gets another GPU then. Arguments: as of `replacements`."""
     if not any(node.slow_gpus for node in state.nodes.values()):
         return None
     settled_s = sorted(job.placed_at_s + SETTLED_S for job in state.live_jobs.values() if job.gpus)
-    return next((at_s for at_s in settled_s if any(replacements(state, at_s))), None)
+    return next((at_s for at_s in settled_s if any(replacements(state, at_s, held))), None)
 
 
 def _may_change(job: Job, now_s: float) -> bool:
     trains = job.training and job.phase is Phase.ADMITTED and not job.has_outdated_spec and not job.stopping
-    return trains and len(job.gpus) == job.num_gpus and now_s >= job.placed_at_s + SETTLED_S
+    return trains and len(job.gpus) == job.num_gpus and not job.num_added_gpus and now_s >= job.placed_at_s + SETTLED_S
 
 
-def _free(state: PoolState) -> set[GpuId]:
+def _free(state: PoolState, held: Iterable[Job]) -> set[GpuId]:
     gpus = {GpuId(node.node_id, index) for node in state.nodes.values() if node.alive for index in range(node.num_gpus)}
-    for job in state.live_jobs.values():
+    for job in held:
         gpus.difference_update(
             job.gpus,
             job.reserved_gpus,

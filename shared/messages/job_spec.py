@@ -99,6 +99,7 @@ class JobSpec:
     gpu_type: GpuType = ""  # of all its GPUs; "": the pool decides
     other_gpu_types: Annotated[tuple[NamedGpuType, ...], FewItems] = ()  # that its user accepts instead of gpu_type
     gpu_memory_bytes: NumBytes = 0  # that each GPU has at least; 0: any
+    mixed_gpu_types: bool = False  # other types may join in the bitwise mode too, although they compute other bits
 
     def __post_init__(self) -> None:
         if self.other_gpu_types and not self.gpu_type:

@@ -1,7 +1,8 @@
 """The GPU types of a pool, and the part of the pool that has one type. Pure.
 
-All GPUs of a job have one type. Planners decide on the parts one after another, each as on a pool of its own, so a
-pool of one type is planned as if types did not exist (docs/adr/0047).
+All GPUs of a job's share have one type. Planners decide on the parts one after another, each as on a pool of its own,
+so a pool of one type is planned as if types did not exist (docs/adr/0047). What is idle then may join a job of another
+type (docs/adr/0049).
 
 In specs and events of the ledger "" stands for the first type of the pool, which is also that of nodes without a type:
 so an older message means the same as before.
@@ -20,6 +21,8 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
+
+CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
 
 
 def type_name(state: PoolState, recorded: str) -> str:
@@ -82,6 +85,18 @@ def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
     """Those that have enough GPUs now."""
     num_gpus = num_gpus_by_recorded_type(state)
     return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
+
+
+def num_added_by_type(state: PoolState, job: Job) -> dict[str, int]:
+    """GPUs of other types that joined a job, by the type as its nodes name it."""
+    nodes = (state.nodes.get(gpu.node_id) for gpu in job.added_gpus)
+    return dict(sorted(Counter(node.gpu_type for node in nodes if node is not None).items()))
+
+
+def have_same_arithmetic(state: PoolState, *recorded: str) -> bool:
+    """Whether GPUs of these types compute the same bits: all of them are one type, or CPU slots of any share."""
+    names = {type_name(state, each) for each in recorded}
+    return len(names) == 1 or all(name.startswith(CPU_SLOTS) for name in names)
 
 
 def possible_types(state: PoolState, spec: JobSpec) -> list[str]:

@@ -36,11 +36,13 @@ class PreviousGeneration:
     """The generation whose workers hold the job's state and switch to the current generation, or to the next one if
     the current one breaks. They train until that has started; after a loss the survivors wait.
 
-    gpus: in rank order. lost: the GPUs whose workers are lost. waiting: no worker is lost, but they wait as well.
+    gpus: in rank order; the last num_added_gpus are of other types than the job's.
+    lost: the GPUs whose workers are lost. waiting: no worker is lost, but they wait as well.
     """
 
     generation: int
     gpus: tuple[GpuId, ...]
+    num_added_gpus: int = 0
     lost: tuple[GpuId, ...] = ()
     waiting: bool = False
 
@@ -110,6 +112,8 @@ class Job:
     void_generation: int = 0
     gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
     virtual_nodes_by_rank: tuple[int, ...] = ()  # of the current generation; empty: as even as possible
+    num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0049)
+    slower_when_mixed: bool = False  # GPUs of other types slowed it down: none join it again
     reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while survivors train on a part of it
     placed_at_s: float = 0.0
     started_at_s: float | None = None  # when the current generation began to train; None before
@@ -134,6 +138,16 @@ class Job:
     gpu_type_kept_at_s: float | None = None  # when admission last found no other GPU type for it
     gpu_type_kept_sequence: int = 0  # sequence of that decision
     ended_at_s: float | None = None
+
+    @property
+    def own_gpus(self) -> tuple[GpuId, ...]:
+        """Those of its own type, in rank order: its share."""
+        return self.gpus[: len(self.gpus) - self.num_added_gpus]
+
+    @property
+    def added_gpus(self) -> tuple[GpuId, ...]:
+        """Those of other types, in rank order."""
+        return self.gpus[len(self.gpus) - self.num_added_gpus :]
 
     @property
     def live(self) -> bool:

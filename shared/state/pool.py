@@ -140,6 +140,10 @@ class PoolState:
     idle_since_s: Map[str, tuple[float, ...]] = _NO_TIMES  # by node that is alive, of each GPU; or CARRIES_A_JOB
     idle_windows: IdleWindows = field(default_factory=IdleWindows)
     num_gpus_by_job: Mapping[str, int] = field(default_factory=dict[str, int])  # of the last allocation
+    # of the same: by job that GPUs of other types join, and by type, the virtual nodes of each of its GPUs
+    virtual_nodes_by_type: Mapping[str, Mapping[str, tuple[int, ...]]] = field(
+        default_factory=dict[str, Mapping[str, tuple[int, ...]]]
+    )
     # from a placement to its first iteration, in recent starts; slow ones count more
     start_cost_s: float = 0.0
     # the newest, by their sequence in the queue modulo MAX_DECIDED_COMMANDS

@@ -80,7 +80,7 @@ class VirtualCluster:
         self._setting.broker.ensure_pool(POOL)
         self.acknowledged: list[Acknowledged] = []
         self._setting.broker.stream(submit_stream(POOL)).on_settle = self._acknowledged
-        self.environment = Environment(self.loop, scenario.timing_model)
+        self.environment = Environment(self.loop, scenario.timing_model, scenario.gpu_type_by_node)
         self._entries: list[Entry] = []
         self._state = PoolState()
         self._configure()

@@ -1,6 +1,6 @@
 """What executors act on: the worker processes of their nodes. The ledger receives only what executors report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     LocalEvent,
@@ -19,6 +19,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 )
 from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
 from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.true_speeds import TrueSpeeds
 from elasticflow.simulator.pipeline.virtual_runs import Runs
 from elasticflow.simulator.pipeline.virtual_workers import Process, Processes, RunKey
 
@@ -28,9 +29,10 @@ KILLED = 9
 class Environment:
     """What nodes share: time, a disk, and the rendezvous of their workers."""
 
-    def __init__(self, loop: VirtualTimeLoop, timing_model: TimingModel) -> None:
+    def __init__(self, loop: VirtualTimeLoop, timing_model: TimingModel, gpu_type_by_node: Mapping[str, str]) -> None:
         self._processes = Processes()
-        self._runs = Runs(loop, timing_model, self._processes)
+        self._speeds = TrueSpeeds(timing_model, gpu_type_by_node)
+        self._runs = Runs(loop, timing_model, self._processes, self._speeds)
 
     @property
     def num_processes(self) -> int:
@@ -45,7 +47,10 @@ class Environment:
     def launch(self, action: StartWorker, node_id: str, report: Callable[[LocalEvent], None]) -> None:
         """A new worker process."""
         assignment, worker = action.assignment, action.worker
-        run = self._runs.of(worker[:2], assignment.spec, assignment.world_size, assignment.purpose)
+        if not assignment.gpu_types_by_rank:
+            self._speeds.launched(assignment.spec, node_id)
+        run = self._runs.of(worker[:2], assignment.spec, assignment, assignment.purpose, node_id)
+        run.measures_step_times = assignment.measures_step_times
         gpu = GpuId(node_id, assignment.gpu_index)
         process = Process(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
         self._runs.begin(process)
@@ -77,7 +82,7 @@ class Environment:
 
     def _prepare_switch(self, process: Process, order: PrepareSwitch) -> None:
         key, before = (process.id.job_id, order.generation), process.run
-        run = self._runs.of(key, before.spec, order.world_size, before.purpose)
+        run = self._runs.of(key, before.spec, order, before.purpose, process.gpu.node_id)
         self._runs.rendezvous.of(run, order.rendezvous_size).staying[order.rendezvous_rank] = process
         self._runs.invite(run, process, order.rendezvous_rank, order.rendezvous)
 

@@ -34,11 +34,16 @@ def violations(entries: Iterable[Entry]) -> Iterator[str]:
             *_decided_twice(entry, decided),
             *_taken_twice(entry, positions),
             *_risen(before, state),
-            *_overcommitted(state),
-            *_of_two_types(state),
-            *_wrongly_idle(state),
+            *state_violations(state),
         ):
             yield f"sequence {entry.sequence}: {problem}"
+
+
+def state_violations(state: PoolState) -> Iterator[str]:
+    """What is wrong with the GPUs of jobs in one state, a sentence each."""
+    yield from _overcommitted(state)
+    yield from _of_two_types(state)
+    yield from _wrongly_idle(state)
 
 
 def acknowledged_early(entries: Iterable[Entry], acknowledged: Iterable[Acknowledged]) -> Iterator[str]:
@@ -122,13 +127,17 @@ def _overcommitted(state: PoolState) -> Iterator[str]:
 
 
 def _of_two_types(state: PoolState) -> Iterator[str]:
-    """All GPUs of a job have one type; nodes without a type have the first one of the pool."""
+    """All GPUs of a job's share have one type, and those that join it others; nodes without a type have the first."""
     unnamed = next(iter(state.gpu_types), "")
+
+    def types_of(gpus: tuple[GpuId, ...]) -> set[str]:
+        nodes = (state.nodes.get(gpu.node_id) for gpu in gpus)
+        return {node.gpu_type or unnamed for node in nodes if node is not None}
+
     for job in state.live_jobs.values():
-        nodes = (state.nodes.get(node_id) for node_id in job.nodes if not job.broken)
-        types = {node.gpu_type or unnamed for node in nodes if node is not None}
-        if len(types) > 1:
-            yield f"{job.job_id} holds GPUs of {' and '.join(sorted(types))}"
+        own, added = types_of(job.own_gpus), types_of(job.added_gpus)
+        if not job.broken and (len(own) > 1 or own & added):
+            yield f"{job.job_id} holds GPUs of {' and '.join(sorted(own))}, joined by {' and '.join(sorted(added))}"
 
 
 def _wrongly_idle(state: PoolState) -> Iterator[str]:

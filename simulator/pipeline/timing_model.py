@@ -13,10 +13,12 @@ START = TrainingTime.of_cost(ResizeCost.flat(1.0), switch_s=0.02)
 class TimingModel:
     """true_curves: iterations/s by profile and number of GPUs; in between, those of the next smaller number.
 
+    num_virtual_nodes: of each job, which computes them in the fast mode.
     slow_profiles_s: seconds of each profiling run of a profile that takes longer than others; inf: it hangs.
     """
 
     true_curves: Mapping[str, Mapping[int, float]]
+    num_virtual_nodes: int = 16
     dataset_size: int = 1 << 20  # samples
     listen_s: float = 0.1  # from rank 0's process to its open port
     training: TrainingTime = START  # restart: from the last worker that joins to the first step

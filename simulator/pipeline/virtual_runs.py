@@ -19,11 +19,12 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     RendezvousListening,
     Started,
 )
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
 from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
 from elasticflow.simulator.pipeline.rendezvous_model import RendezvousModel, joined_by
 from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.true_speeds import TrueSpeeds
 from elasticflow.simulator.pipeline.virtual_workers import Process, Processes, Run, RunKey
-from elasticflow.simulator.timing.training_time import true_rate
 
 PORT = 29_500
 
@@ -31,8 +32,10 @@ PORT = 29_500
 class Runs:
     """All runs, by job and generation, and their checkpoints on the disk that their nodes share."""
 
-    def __init__(self, loop: VirtualTimeLoop, timing_model: TimingModel, processes: Processes) -> None:
-        self._loop, self._timing, self._processes = loop, timing_model, processes
+    def __init__(
+        self, loop: VirtualTimeLoop, timing_model: TimingModel, processes: Processes, speeds: TrueSpeeds
+    ) -> None:
+        self._loop, self._timing, self._processes, self._speeds = loop, timing_model, processes, speeds
         self.by_key: dict[RunKey, Run] = {}
         self._checkpoints: dict[str, int] = {}  # by job
         self.rendezvous = RendezvousModel(
@@ -46,11 +49,20 @@ class Runs:
 
     # -- start ------------------------------------------------------------------------------------------
 
-    def of(self, key: RunKey, spec: JobSpec, world_size: int, purpose: Literal["train", "profile"]) -> Run:
-        """The run of this key; the first call creates it."""
+    def of(
+        self,
+        key: RunKey,
+        spec: JobSpec,
+        order: Assignment | PrepareSwitch,
+        purpose: Literal["train", "profile"],
+        node_id: str,
+    ) -> Run:
+        """The run of this key; the first call, for a worker on node_id, creates it."""
         run = self.by_key.get(key)
         if run is None:
-            rate = true_rate(self._timing.true_curves[spec.measured_key], world_size)
+            world_size = order.world_size
+            gpu_types = order.gpu_types_by_rank or (self._speeds.type_of(node_id),) * world_size
+            rate = self._speeds.iterations_per_s(spec, gpu_types, order.virtual_nodes_by_rank)
             run = Run(key=key, spec=spec, world_size=world_size, purpose=purpose, iterations_per_s=rate)
             self.by_key[key] = run
         return run
@@ -165,7 +177,14 @@ class Runs:
 
     def _profiled(self, run: Run) -> None:
         if run.trains:
-            profiled = Profiled(iterations_per_s=run.iterations_per_s, dataset_size=self._timing.dataset_size)
+            gpu_type = self._speeds.type_of(run.processes[0].gpu.node_id)
+            profiled = Profiled(
+                iterations_per_s=run.iterations_per_s,
+                dataset_size=self._timing.dataset_size,
+                single_gpu=self._speeds.single_gpu(run.spec, gpu_type)
+                if run.measures_step_times and run.world_size == 1
+                else None,
+            )
             self._report_rank0(run, profiled)
             self._all_done(run)
 

@@ -50,6 +50,7 @@ class Run:
     world_size: int
     purpose: Literal["train", "profile"]
     iterations_per_s: float
+    measures_step_times: bool = False
     processes: dict[int, Process] = field(default_factory=dict)  # by rank, those that live
     rendezvous: Rendezvous | None = None
     started_at_s: float | None = None

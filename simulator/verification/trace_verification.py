@@ -183,7 +183,7 @@ class TraceVerification:
         iteration, num_gpus, stalled_until_s = 0.0, 0, 0.0
         if job is not None:
             iteration = float(job.iteration)
-            num_gpus = 0 if job.broken else len(job.gpus)
+            num_gpus = 0 if job.broken or job.num_added_gpus else len(job.gpus)
         if job is not None and num_gpus:
             if job.training:
                 iteration += traced.curve.throughput(num_gpus) * (now_s - job.progressed_at_s)

@@ -51,6 +51,9 @@ SMALL: dict[str, st.SearchStrategy[Any]] = {
         stop_free=st.booleans(),
     ),
     "profiled_on": st.dictionaries(st.sampled_from(JOBS), GPU_TYPES),
+    "virtual_nodes_by_type": st.dictionaries(
+        st.sampled_from(JOBS), st.dictionaries(GPU_TYPES, st.lists(st.integers(0, 4), max_size=3).map(tuple))
+    ),
     "gpu_type": GPU_TYPES,
     "node_id": st.sampled_from(NODES),
     "incarnation": st.sampled_from(INCARNATIONS),

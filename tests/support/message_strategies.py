@@ -77,7 +77,9 @@ def _of(hint: Any, *bounds: Any) -> st.SearchStrategy[Any]:
 
 
 def _with_uneven_counts(placed: events.PlacedJob) -> events.PlacedJob:
-    return replace(placed, virtual_nodes_by_rank=tuple(range(len(placed.gpus), 0, -1)))
+    """The last half of its GPUs are of another type."""
+    num_gpus = len(placed.gpus)
+    return replace(placed, virtual_nodes_by_rank=tuple(range(num_gpus, 0, -1)), num_added_gpus=num_gpus // 2)
 
 
 @cache  # a strategy that is built once is checked once
@@ -85,7 +87,7 @@ def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy
     hints = get_type_hints(composite, include_extras=True)
     names = [f.name for f in fields(composite)] if is_dataclass(composite) else composite._fields
     if composite is events.PlacedJob:
-        given["virtual_nodes_by_rank"] = st.just(())
+        given |= {"virtual_nodes_by_rank": st.just(()), "num_added_gpus": st.just(0)}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
     return st.one_of(built, built.map(_with_uneven_counts)) if composite is events.PlacedJob else built
 

@@ -32,6 +32,8 @@ class AllocationDecided:
         recorded schedules still keep it. Empty if they do not fit into one message.
     probes: the job that starts a scaling probe: its share is a number of GPUs without a measurement.
     profiled_on: the GPU types of profiling runs, by job, where a pool has several types.
+    virtual_nodes_by_type: of each job that idle GPUs of other types join: by type, the virtual nodes of each of its
+        GPUs there. num_gpus_by_job counts its GPUs of its own type only.
     """
 
     VERSION: ClassVar[int] = 1
@@ -40,6 +42,9 @@ class AllocationDecided:
     planned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     probes: Token | None = None
     profiled_on: Mapping[Token, GpuType] = field(default_factory=dict[str, str])
+    virtual_nodes_by_type: Mapping[Token, Mapping[GpuType, VirtualNodesByRank]] = field(
+        default_factory=dict[str, Mapping[str, tuple[int, ...]]]
+    )
     at_s: TimeS
 
 
@@ -62,18 +67,22 @@ class PlacedJob:
     """The GPUs of one generation of a job; rank r runs on gpus[r]. No GPUs: the job is suspended.
 
     virtual_nodes_by_rank: virtual nodes of the worker on each GPU; empty: as even as possible.
+    num_added_gpus: the last GPUs, of other types than the job's; they are no part of its share.
     """
 
     job_id: Token
     generation: Generation
     gpus: Annotated[tuple[GpuId, ...], Len(max_length=4096)]
     virtual_nodes_by_rank: VirtualNodesByRank = ()
+    num_added_gpus: NumGpus = 0
 
     def __post_init__(self) -> None:
         if self.virtual_nodes_by_rank and len(self.virtual_nodes_by_rank) != len(self.gpus):
             raise ValueError("must have no virtual_nodes_by_rank, or one number for each of its gpus")
         if self.virtual_nodes_by_rank and not any(self.virtual_nodes_by_rank):
             raise ValueError("must have a virtual node on at least one of its gpus")
+        if self.num_added_gpus > len(self.gpus):
+            raise ValueError("must not have more num_added_gpus than gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from elasticflow.shared.messages.limits import MAX_GPU_TYPE_LENGTH
+from elasticflow.shared.state.gpu_types import CPU_SLOTS
 
 CPU_SLOTS_PART_OF_CORES = 0.8  # all CPU slots of a machine together; the rest is for NATS and the services
 
@@ -64,7 +65,7 @@ def part_of_type(gpu_type: str, parts: int) -> str:
 
 def cpu_slot_type(cpu_share: float) -> str:
     """The GPU type of CPU slots: "cpu-0.25" for a quarter of a core. A share of 1 or more is no limit: "cpu-1"."""
-    return f"cpu-{min(1.0, cpu_share):.3g}"
+    return f"{CPU_SLOTS}{min(1.0, cpu_share):.3g}"
 
 
 def _named(name: str, installed: Sequence[LocalGpu]) -> LocalGpu | None:

@@ -29,7 +29,7 @@ class IdleCause(StrEnum):
 def idle_gpus(state: PoolState) -> Mapping[IdleCause, int]:
     """The number of idle GPUs by cause; causes without any are left out."""
     idle = sum(since_s < CARRIES_A_JOB for node in state.idle_since_s.values() for since_s in node)
-    allocated = sum(max(job.num_gpus - len(job.gpus), 0) for job in state.live_jobs.values()) if idle else 0
+    allocated = sum(max(job.num_gpus - len(job.own_gpus), 0) for job in state.live_jobs.values()) if idle else 0
     between = min(idle, allocated)
     found = {IdleCause.BETWEEN_PLACEMENTS: between, **_of_unallocated(state, idle - between)}
     return {cause: count for cause, count in found.items() if count}

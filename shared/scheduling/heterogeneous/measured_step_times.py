@@ -6,6 +6,7 @@ A type without step times of its own is predicted from a measured one, by the ra
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
@@ -20,11 +21,13 @@ from elasticflow.shared.state.pool import PoolState
 class JobStepTimes:
     """num_virtual_nodes: into so many equal parts a split divides the global batch.
 
+    reproducible: how the job adds these up.
     by_type: by recorded type, the first type first; those without a known speed on one GPU are missing.
     """
 
     num_virtual_nodes: int
     global_batch_size: int
+    reproducible: Literal["bitwise", "fast"]
     by_type: Mapping[str, StepTimes]
     communication: CommunicationTimes
 
@@ -62,6 +65,7 @@ def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
     return JobStepTimes(
         num_virtual_nodes=_num_virtual_nodes(curves[base]),
         global_batch_size=spec.global_batch_size,
+        reproducible=next(single.reproducible for each in curves.values() if (single := each.single_gpu) is not None),
         by_type=by_type,
         communication=_communication(
             spec.global_batch_size, [(curves[recorded], times) for recorded, times in measured.items()]

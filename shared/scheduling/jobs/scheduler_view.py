@@ -89,16 +89,20 @@ def iteration_at(job: Job, curve: ScalingCurve, now_s: float, timeout_s: float) 
 
 
 def progress_rate(job: Job, curve: ScalingCurve) -> float:
-    """Iterations/s to assume without a report: the reported speed, if that is less than the curve."""
+    """Iterations/s to assume without a report: the reported speed, if that is less than the curve of its own GPUs."""
     if not job.training:
         return 0.0
-    rate = curve.throughput(len(job.gpus))
+    rate = curve.throughput(len(job.own_gpus))
     return rate if job.iterations_per_s is None else min(rate, job.iterations_per_s)
 
 
 def held_num_gpus(job: Job) -> int:
-    """GPUs on which the job can continue; a decided share that does not train yet counts as held."""
-    return 0 if job.broken or job.has_outdated_spec else len(job.gpus)
+    """GPUs on which the job can continue; a decided share that does not train yet counts as held.
+
+    A promised job may have to leave GPUs of other types at any time, so that each plan budgets a stop (docs/adr/0049).
+    """
+    leaves = job.promised and job.num_added_gpus > 0
+    return 0 if job.broken or job.has_outdated_spec or leaves else len(job.own_gpus)
 
 
 def stalled_until_s(job: Job, cost: ResizeCost) -> float:

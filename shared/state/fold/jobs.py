@@ -152,4 +152,6 @@ def state_holders(state: PoolState, job: Job) -> PreviousGeneration | None:
         return job.previous_generation
     trains = job.started_at_s is not None and job.phase is Phase.ADMITTED and not job.has_outdated_spec
     can_be_joined = spec_of(job).entry != TORCHRUN
-    return PreviousGeneration(generation=job.generation, gpus=job.gpus) if trains and can_be_joined else None
+    if not trains or not can_be_joined:
+        return None
+    return PreviousGeneration(generation=job.generation, gpus=job.gpus, num_added_gpus=job.num_added_gpus)

@@ -39,6 +39,7 @@ from elasticflow.shared.state.fold.workers import (
     gpu_limits_yield,
     memory_exceeded,
     progressed,
+    with_slower_mix,
     with_speed_ratio,
     with_start_cost,
     worker_crashed,
@@ -51,7 +52,7 @@ from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.node_speeds import with_speed_on_node
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 20  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 21  # raise it when the same messages fold to another state: older snapshots are then not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +222,8 @@ def _of_a_job(
             if after is job:
                 return state
             state = with_speed_on_node(with_job(state, after), after, event)
-            return with_speed_ratio(state, after, event, sequence)
+            state = with_speed_ratio(state, after, event, sequence)
+            return with_slower_mix(state, after, event, sequence)
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state

@@ -41,6 +41,7 @@ def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
         state,
         live_jobs=live_jobs.finish(),
         num_gpus_by_job=after,
+        virtual_nodes_by_type=event.virtual_nodes_by_type,
         allocation_valid_until_s=event.valid_until_s,
     )
     probing = state.live_jobs.get(event.probes) if event.probes is not None else None
@@ -66,6 +67,7 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
         generation=placement.generation,
         gpus=placement.gpus,
         virtual_nodes_by_rank=placement.virtual_nodes_by_rank,
+        num_added_gpus=placement.num_added_gpus,
         reserved_gpus=_kept_reserved_gpus(job, placement),
         placed_at_s=decided.at_s,
         started_at_s=None,
@@ -84,9 +86,10 @@ def _kept_reserved_gpus(job: Job, placement: events.PlacedJob) -> tuple[GpuId, .
 
     The other GPUs stay reserved for the workers that replace the lost ones.
     """
-    share = job.reserved_gpus or job.gpus
-    on_a_part = 0 < len(placement.gpus) < len(share) == job.num_gpus
-    return share if on_a_part and set(placement.gpus) <= set(share) else ()
+    share = job.reserved_gpus or job.own_gpus
+    placed = placement.gpus[: len(placement.gpus) - placement.num_added_gpus]
+    on_a_part = 0 < len(placed) < len(share) == job.num_gpus
+    return share if on_a_part and set(placed) <= set(share) else ()
 
 
 def _switches(state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> bool:

@@ -71,6 +71,18 @@ class Points(ElasticJob):
         return []
 
 
+class Busy(Points):
+    """hyperparameters: cpu_s: processor time of each virtual node."""
+
+    virtual_nodes = 16
+
+    def train(self, batch, model, optimizer):
+        until_s = time.thread_time() + self.hyperparameters["cpu_s"]
+        while time.thread_time() < until_s:
+            pass
+        return super().train(batch, model, optimizer)
+
+
 class EvaluatesInParts(Points):
     evaluate_every = 5
     evaluates_in_parts = True

@@ -9,12 +9,12 @@ from rich.console import RenderableType
 from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
 from elasticflow.cli.watch import picture
 from elasticflow.history.event_cause import cause_in_words
-from elasticflow.history.event_text import event_text
+from elasticflow.history.event_text import event_text, placed_in_words
 from elasticflow.history.pool_views import job_views, node_views
 from elasticflow.history.profile_views import profile_view
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
-from tests.support.histories import NOW_S, History, best_effort, pool, spec
+from tests.support.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, job, joined
 
@@ -67,6 +67,22 @@ def test_jobs_have_a_column_of_types_where_the_pool_has_several() -> None:
     both = two_types().then(admitted("a"), admitted("b", gpu_type="P100"))
     header, *rows = [line.split() for line in lines(jobs_table(job_views(both.state, NOW_S), NOW_S))]
     assert [(row[0], row[header.index("TYPE")]) for row in rows] == [("a", "V100"), ("b", "P100")]
+
+
+def test_a_mixed_job_shows_its_gpus_by_type() -> None:
+    on_both = events.PlacedJob(
+        job_id="a",
+        generation=1,
+        gpus=gpus("node-0:0", "node-0:1", "node-1:0"),
+        virtual_nodes_by_rank=(3, 3, 2),
+        num_added_gpus=1,
+    )
+    history = two_types().then(admitted("a"), events.PlacementDecided(placements=(on_both,), at_s=NOW_S))
+    (view,) = job_views(history.state, NOW_S)
+    assert (view.num_gpus, view.gpu_type, view.num_added_gpus_by_type) == (3, "V100", {"P100": 1})
+    assert "2 V100 + 1 P100" in lines(jobs_table((view,), NOW_S))[1]
+    said = placed_in_words(on_both, False, job(history))
+    assert said == "generation 1 is placed on node-0:0,1 node-1:0, the last 1 of other types with virtual nodes 3:3:2"
 
 
 @pytest.mark.parametrize(

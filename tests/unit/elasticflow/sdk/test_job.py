@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow import ElasticJob, Scalar
+from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.sdk.job import Condition, InvalidJob
 from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
 
@@ -33,6 +34,18 @@ def test_declarations_and_setters_become_one_message():
     assert spec.metric_conditions == (MetricCondition(metric="accuracy", comparison=">=", value=1.0),)
     assert (spec.deadline_s, spec.deadline_in_s) == (None, 120.0)
     assert spec.job_class is JobClass.SLO
+
+
+class Mixed(Small):
+    mixed_gpu_types = True
+
+
+def test_a_job_may_allow_gpus_of_other_types():
+    assert [job.set_deadline(within="2m").spec().mixed_gpu_types for job in (Small(), Mixed())] == [False, True]
+    chosen = SubmissionOptions(target="a.py", mixed=True)
+    assert chosen.apply(Small()).set_deadline(within="2m").spec().mixed_gpu_types
+    assert SubmissionOptions(target="a.py").apply(Mixed()).mixed_gpu_types, "no option keeps what the class says"
+    assert chosen.command() == "eflow submit a.py --mixed"
 
 
 def test_a_job_names_its_gpu_type_or_none():

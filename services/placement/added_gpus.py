@@ -1,0 +1,106 @@
+"""Which GPUs of other types join a job, as the allocation gives them. Pure (docs/adr/0049).
+
+They never displace a job of their own type: this is decided after the GPUs of all jobs on their own types.
+"""
+# pyright: strict
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Set
+
+from elasticflow.services.placement.allocated_mix import allocated_mix, recorded_type
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold.jobs import alive
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
+
+
+def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:
+    """Of each job with GPUs of other types, those on live nodes that it keeps: as many as are allocated; all if it is
+    not due."""
+    return {
+        job_id: _allocated(state, job) if job_id in due else _alive(state, job)
+        for job_id, job in state.live_jobs.items()
+        if job.num_added_gpus
+    }
+
+
+def added_gpus(
+    state: PoolState,
+    anew: Collection[str],
+    own_gpus: Mapping[str, tuple[GpuId, ...]],
+    kept: Mapping[str, tuple[GpuId, ...]],
+    now_s: float,
+) -> dict[str, tuple[GpuId, ...]]:
+    """The GPUs of other types by job, in the order of `allocated_mix`; none where too few are free.
+
+    anew: the jobs that are placed anew; own_gpus: of these, on their types. GPUs that count as slow join no job.
+    """
+    mixes = {job_id: mix for job_id in sorted(anew) if (mix := allocated_mix(state, state.live_jobs[job_id]))}
+    if not mixes:
+        return {}
+    taken = set[GpuId](slow_gpus_at(state, now_s))
+    for job_id, job in state.live_jobs.items():
+        taken.update(own_gpus.get(job_id, ()) if job_id in anew else (*job.gpus, *job.reserved_gpus))
+        taken.update(kept.get(job_id, ()))
+    free = _free_by_type(state, taken)
+    found = dict[str, tuple[GpuId, ...]]()
+    for job_id, mix in mixes.items():
+        own = spec_of(state.live_jobs[job_id]).gpu_type
+        chosen = list[GpuId]()
+        for gpu_type, counts in mix.items():
+            if gpu_type != own:
+                held = [gpu for gpu in kept.get(job_id, ()) if recorded_type(state, gpu) == gpu_type]
+                chosen += _in_few_nodes(free[gpu_type], held, len(counts))
+        if len(chosen) == sum(len(counts) for gpu_type, counts in mix.items() if gpu_type != own):
+            found[job_id] = tuple(chosen)
+            for of_type in free.values():
+                of_type.difference_update(chosen)
+    return found
+
+
+def _allocated(state: PoolState, job: Job) -> tuple[GpuId, ...]:
+    """Its present GPUs of other types, as many as the allocation leaves it, in rank order."""
+    own, left = spec_of(job).gpu_type, defaultdict[str, int](int)
+    left.update({other: len(counts) for other, counts in allocated_mix(state, job).items() if other != own})
+    kept = list[GpuId]()
+    for gpu in _alive(state, job):
+        gpu_type = recorded_type(state, gpu)
+        if left[gpu_type]:
+            left[gpu_type] -= 1
+            kept.append(gpu)
+    return tuple(kept)
+
+
+def _alive(state: PoolState, job: Job) -> tuple[GpuId, ...]:
+    return tuple(gpu for gpu in job.added_gpus if alive(state, gpu.node_id))
+
+
+def _free_by_type(state: PoolState, taken: Set[GpuId]) -> defaultdict[str, set[GpuId]]:
+    free = defaultdict[str, set[GpuId]](set)
+    for node in state.nodes.values():
+        gpus = (GpuId(node.node_id, index) for index in range(node.num_gpus if node.alive else 0))
+        for gpu in gpus:
+            if gpu not in taken:
+                free[recorded_type(state, gpu)].add(gpu)
+    return free
+
+
+def _in_few_nodes(free: Iterable[GpuId], held: list[GpuId], count: int) -> list[GpuId]:
+    """The held GPUs and free ones, `count` in all: of nodes in use first, then of those that fit best, or are largest.
+
+    Fewer if too few are free.
+    """
+    by_node = defaultdict[str, list[GpuId]](list)
+    for gpu in sorted(free):
+        by_node[gpu.node_id].append(gpu)
+    chosen = held[:count]
+    while len(chosen) < count and by_node:
+        missing, used = count - len(chosen), {gpu.node_id for gpu in chosen}
+
+        def preference(node_id: str, missing: int = missing, used: set[str] = used) -> tuple[bool, bool, int, str]:
+            num_free = len(by_node[node_id])
+            is_enough = num_free >= missing
+            return node_id not in used, not is_enough, num_free if is_enough else -num_free, node_id
+
+        chosen += by_node.pop(min(by_node, key=preference))[:missing]
+    return chosen

@@ -1,0 +1,97 @@
+"""Which jobs are placed anew: those whose GPUs differ from the allocation, and those whose workers broke. Pure.
+
+A job whose workers are switching keeps its GPUs for a while; its later shares merge into one.
+"""
+# pyright: strict
+
+from collections import Counter
+from collections.abc import Mapping
+
+from elasticflow.services.placement.allocated_mix import allocated_mix, placed_mix, recorded_type
+from elasticflow.services.placement.shrink_to_survivors import counted_gpus, waits_to_shrink
+from elasticflow.shared.state.fold.jobs import alive
+from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState, spec_of
+
+MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
+
+
+def allocated_shares(state: PoolState) -> dict[str, int]:
+    """GPUs of its own type that each job is to hold."""
+    return {
+        job.job_id: job.num_gpus if job.gpus or _is_allocated(state, job) else 0 for job in state.live_jobs.values()
+    }
+
+
+def exceeds_pool(state: PoolState, shares: Mapping[str, int]) -> bool:
+    """Whether the allocation names more GPUs of a type than there are: the allocator does not know of a loss yet."""
+    wanted = Counter[str]()
+    for job in state.live_jobs.values():
+        wanted[spec_of(job).gpu_type] += shares[job.job_id]
+        wanted.update(_num_added(state, job))
+    num_gpus = num_gpus_by_recorded_type(state)
+    return any(count > num_gpus[gpu_type] for gpu_type, count in wanted.items())
+
+
+def due_jobs(state: PoolState, shares: Mapping[str, int], now_s: float) -> set[str]:
+    """Jobs to place anew.
+
+    While the workers of a job switch, other jobs get the GPUs that are free beside it, and jobs that give GPUs back
+    come first.
+    """
+    due = [job for job in state.live_jobs.values() if _is_due(state, job, shares[job.job_id])]
+    now = [job for job in due if not _is_switching_undisturbed(job, now_s)]
+    if len(now) == len(due):
+        return {job.job_id for job in due}
+    placed, free = set[str](), _num_free(state)
+    more_by_job = {job.job_id: _more(state, job, shares[job.job_id]) for job in now}
+    for job_id in sorted(more_by_job, key=lambda job_id: (more_by_job[job_id].total(), job_id)):
+        if all(more <= max(free[gpu_type], 0) for gpu_type, more in more_by_job[job_id].items()):
+            placed.add(job_id)
+            free.subtract(more_by_job[job_id])
+    return placed
+
+
+def _is_due(state: PoolState, job: Job, num_gpus: int) -> bool:
+    is_outdated = (job.broken or job.has_outdated_spec) and bool(job.gpus)
+    return len(job.own_gpus) != num_gpus or is_outdated or placed_mix(state, job) != allocated_mix(state, job)
+
+
+def _is_switching_undisturbed(job: Job, now_s: float) -> bool:
+    if not job.is_switching or job.has_outdated_spec:
+        return False
+    return now_s < job.placed_at_s + MAX_SWITCH_S or waits_to_shrink(job)
+
+
+def _is_allocated(state: PoolState, job: Job) -> bool:
+    """Whether the last allocation counted the job; until then it may hold the GPUs of its profiling run."""
+    return job.decided_sequence <= state.allocation_based_on
+
+
+def _num_free(state: PoolState) -> Counter[str]:
+    """GPUs by type that no job holds."""
+    free = num_gpus_by_recorded_type(state)
+    for job in state.live_jobs.values():
+        free[spec_of(job).gpu_type] -= len(counted_gpus(state, job))
+        free.subtract(_held_of_others(state, job))
+    return free
+
+
+def _more(state: PoolState, job: Job, num_gpus: int) -> Counter[str]:
+    """GPUs by type that the allocation gives a job beside those that it holds; negative where it takes some back."""
+    more = _num_added(state, job)
+    more.subtract(_held_of_others(state, job))
+    more[spec_of(job).gpu_type] += num_gpus - len(counted_gpus(state, job))
+    return more
+
+
+def _num_added(state: PoolState, job: Job) -> Counter[str]:
+    """GPUs of other types that join the job, by type."""
+    own = spec_of(job).gpu_type
+    mix = allocated_mix(state, job).items()
+    return Counter({gpu_type: len(counts) for gpu_type, counts in mix if gpu_type != own})
+
+
+def _held_of_others(state: PoolState, job: Job) -> Counter[str]:
+    return Counter(recorded_type(state, gpu) for gpu in job.added_gpus if alive(state, gpu.node_id))
