@@ -12,7 +12,7 @@ from benchmarks.heterogeneous import completion_times, solver
 from benchmarks.heterogeneous.parts import Options, Part
 from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
+from elasticflow.simulator.workload.typed_pool import typed_pool
 
 
 class PartName(StrEnum):

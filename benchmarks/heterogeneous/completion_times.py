@@ -17,7 +17,7 @@ from elasticflow.simulator.heterogeneous.job_arrivals import Recipe, arriving_jo
 from elasticflow.simulator.heterogeneous.las_program import las_shares
 from elasticflow.simulator.heterogeneous.rounds import Outcome, simulate_rounds
 from elasticflow.simulator.heterogeneous.throughput_table import gavel_throughputs
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 SEEDS = (0, 1, 2)
 JOBS_PER_HOUR = (1, 2, 4, 8, 12, 16, 20)

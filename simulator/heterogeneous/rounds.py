@@ -19,7 +19,7 @@ from elasticflow.simulator.heterogeneous.configurations import Configurations, c
 from elasticflow.simulator.heterogeneous.job_arrivals import TypedJob
 from elasticflow.simulator.heterogeneous.round_placement import WAITING, place_round
 from elasticflow.simulator.heterogeneous.throughput_table import ThroughputTable
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 ROUND_S = 360.0
 

@@ -3,7 +3,7 @@
 from benchmarks.heterogeneous.completion_times import MIX_EFFICIENCIES, measure_completion_times
 from benchmarks.heterogeneous.completion_times import rows as completion_rows
 from benchmarks.heterogeneous.solver import measure_solver, rows
-from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
+from elasticflow.simulator.workload.typed_pool import typed_pool
 
 
 def test_splits_are_timed_and_as_short_as_by_linear_programs() -> None:

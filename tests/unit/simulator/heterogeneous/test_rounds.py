@@ -10,7 +10,7 @@ from elasticflow.simulator.heterogeneous.job_arrivals import Recipe, arriving_jo
 from elasticflow.simulator.heterogeneous.las_program import las_shares
 from elasticflow.simulator.heterogeneous.rounds import ROUND_S, simulate_rounds
 from elasticflow.simulator.heterogeneous.throughput_table import gavel_throughputs
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool, typed_pool
+from elasticflow.simulator.workload.typed_pool import TypedPool, typed_pool
 from tests.support.typed_jobs import table, typed_job
 
 POOL = typed_pool("1xfast,2xslow")
