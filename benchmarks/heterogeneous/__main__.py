@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.heterogeneous import completion_times, solver
+from benchmarks.heterogeneous import completion_times, deadlines, decision_time, one_type, solver
 from benchmarks.heterogeneous.parts import Options, Part
 from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
@@ -20,6 +20,9 @@ class PartName(StrEnum):
 
     SOLVER = "solver"
     COMPLETION_TIMES = "completion_times"
+    DEADLINES = "deadlines"
+    ONE_TYPE = "one_type"
+    DECISION_TIME = "decision_time"
 
 
 PARTS: Mapping[str, Part] = {
@@ -30,6 +33,17 @@ PARTS: Mapping[str, Part] = {
     PartName.COMPLETION_TIMES: Part(
         lambda options: completion_times.measure_completion_times(options.pool, num_jobs=options.scaled(300)),
         completion_times.rows,
+    ),
+    PartName.DEADLINES: Part(
+        lambda options: deadlines.measure_deadlines(share_of_cases=options.scale, num_jobs=options.scaled(100)),
+        deadlines.rows,
+    ),
+    PartName.ONE_TYPE: Part(lambda options: one_type.measure_one_type(num_nodes=options.scaled(4)), one_type.rows),
+    PartName.DECISION_TIME: Part(
+        lambda options: decision_time.measure_decision_time(
+            num_gpus=4 * options.scaled(512), num_live=options.scaled(1000), count=options.scaled(200)
+        ),
+        decision_time.rows,
     ),
 }
 

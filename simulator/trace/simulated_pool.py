@@ -119,10 +119,12 @@ def pool_config(
 
 
 def _curve(job: TraceJob, gpu_type: str, first: str) -> tuple[str, Mapping[int, float]]:
-    """Its profile key on a type and the curve there, without levels if it does not run there."""
+    """Its profile key on a type and the curve there: 0 at levels where it runs on other types only, so that none is
+    unknown, which would have to be measured."""
     spec = replace(spec_of(job), gpu_type="" if gpu_type == first else gpu_type)  # specs do not name the first type
-    curve = job.measured_on(gpu_type)
-    return spec.measured_key, curve.rate_by_num_gpus if curve is not None else {}
+    curve, others = job.measured_on(gpu_type), job.measured_by_type.values()
+    elsewhere = sorted({level for other in others for level in other.num_gpus_L})
+    return spec.measured_key, dict.fromkeys(elsewhere, 0.0) | (dict(curve.rate_by_num_gpus) if curve else {})
 
 
 def submission(job: TraceJob) -> SubmitJob:

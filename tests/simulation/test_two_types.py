@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.heterogeneous.typed_workloads import on_types
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
@@ -10,7 +11,6 @@ from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.typed_pool import TypedPool
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
-from tests.support.typed_workloads import on_types
 
 FAST, SLOW = "V100", "P100"
 GPUS_OF_A_TYPE = 16  # on smaller pools the fast type alone sometimes keeps more promises: see record 47

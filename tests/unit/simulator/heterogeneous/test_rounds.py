@@ -27,6 +27,12 @@ def test_a_job_runs_from_the_next_round_at_the_throughput_of_what_it_holds() -> 
     assert outcome.gpu_hours == pytest.approx({"fast": 500 / 3600, "slow": 0.0})
 
 
+def test_shorter_rounds_shorten_the_wait() -> None:
+    job = typed_job("a", "net", 4.0 * 500, arrived_at_s=100.0)
+    outcome = simulate_rounds([job], TABLE, POOL, las_shares, round_s=30.0)
+    assert outcome.mean_completion_s == pytest.approx(20.0 + 500.0)
+
+
 def test_a_mix_of_all_types_is_faster_by_their_sum() -> None:
     job = typed_job("a", "net", 5.4 * 500)
     alone = simulate_rounds([job], TABLE, POOL, las_shares)
