@@ -35,7 +35,7 @@ def test_the_bound_of_itp_cluster10_at_every_scarcity() -> None:
 )
 def test_the_jobs_of_large_traces_that_are_feasible_alone(name: str, num_jobs: int) -> None:
     """A cluster of 256 GPUs or more starts jobs 5 s later than a small one."""
-    assert len(feasible_alone(published(name), 512, reference_cost(512))) == num_jobs
+    assert len(feasible_alone(published(name), {NO_TYPE: 512}, reference_cost(512))) == num_jobs
 
 
 def test_merged_intervals_stay_above_the_bound_and_come_down_to_it() -> None:
