@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.heterogeneous import completion_times, mixed_slots, solver
+from benchmarks.heterogeneous import completion_times, deadlines, decision_time, mixed_slots, one_type, solver
 from benchmarks.heterogeneous.parts import Options, Part
 from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
+from elasticflow.simulator.workload.typed_pool import typed_pool
 
 
 class PartName(StrEnum):
@@ -21,6 +21,9 @@ class PartName(StrEnum):
     SOLVER = "solver"
     COMPLETION_TIMES = "completion_times"
     MIXED_SLOTS = "mixed_slots"
+    DEADLINES = "deadlines"
+    ONE_TYPE = "one_type"
+    DECISION_TIME = "decision_time"
 
 
 PARTS: Mapping[str, Part] = {
@@ -35,6 +38,17 @@ PARTS: Mapping[str, Part] = {
     PartName.MIXED_SLOTS: Part(
         lambda options: mixed_slots.measure_mixed_slots(num_mixes=options.scaled(mixed_slots.NUM_MIXES)),
         mixed_slots.rows,
+    ),
+    PartName.DEADLINES: Part(
+        lambda options: deadlines.measure_deadlines(share_of_cases=options.scale, num_jobs=options.scaled(100)),
+        deadlines.rows,
+    ),
+    PartName.ONE_TYPE: Part(lambda options: one_type.measure_one_type(num_nodes=options.scaled(4)), one_type.rows),
+    PartName.DECISION_TIME: Part(
+        lambda options: decision_time.measure_decision_time(
+            num_gpus=4 * options.scaled(512), num_live=options.scaled(1000), count=options.scaled(200)
+        ),
+        decision_time.rows,
     ),
 }
 

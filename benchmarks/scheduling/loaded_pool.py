@@ -24,9 +24,14 @@ SEED, ARRIVALS_SEED = 1, 2
 
 
 def loaded_simulation(recipe: Recipe, known: Throughputs, num_live: int) -> Simulation:
-    """Run until so many jobs live, or the recipe has no more, and those that were placed train."""
+    """On GPUs that are equal; see `loaded`."""
     workload = generate(recipe, known, SEED, "generated load")
-    simulation = SimulatedRun(workload=workload, cluster=cluster_of(recipe.cluster_gpus)).simulation()
+    return loaded(SimulatedRun(workload=workload, cluster=cluster_of(recipe.cluster_gpus)), num_live)
+
+
+def loaded(run: SimulatedRun, num_live: int) -> Simulation:
+    """Run until so many jobs live, or the workload has no more, and those that were placed train."""
+    simulation = run.simulation()
     reached_s: float | None = None
 
     def settled() -> bool:

@@ -126,7 +126,8 @@ def _candidates(
         alone = curve.iterations_per_s.get(num_own) if curve is not None else None
         if job.phase is not Phase.ADMITTED or job.slower_when_mixed or not num_own or not alone:
             continue
-        key = (on_any_type(spec), own)
+        types = (spec.gpu_type, spec.other_gpu_types, spec.gpu_memory_bytes, spec.mixed_gpu_types, own)
+        key = (spec.measured_key, spec.gpu_range, *types)
         if key not in known:
             known[key] = mixed_steps(state, spec, own)
         steps = known[key]

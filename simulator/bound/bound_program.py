@@ -4,7 +4,8 @@ Variables: met_j in [0, 1] for each job, and for each job, interval of its windo
 part of the step's GPU-seconds that it holds. Rows: each job does as much as it is met; each interval holds no more
 GPU-seconds than the cluster has; no cell is held to a larger part than its job is met (the links). Without the links,
 a part of a job could run at its most economic speed, which no schedule of the whole job can do.
-Axes: C cells, J jobs, I intervals, S steps.
+Each GPU type has its own intervals.
+Axes: C cells, G GPU types, J jobs, I intervals, S steps.
 """
 
 from dataclasses import dataclass
@@ -17,15 +18,16 @@ from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """An optimum. price_I: of a GPU-second, in deadlines, the dual of the interval's capacity."""
+    """An optimum. price_GI: of a GPU-second, in deadlines, the dual of the interval's capacity."""
 
     met_J: FloatArray
-    price_I: FloatArray
+    price_GI: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cells:
     job_C: IntArray
+    type_C: IntArray
     interval_C: IntArray
     gpu_seconds_C: FloatArray  # if held whole
     part_C: FloatArray  # of the job that is done then
@@ -36,52 +38,56 @@ def num_cells(demand: Demand, grid: Grid) -> int:
     return int((grid.last_J - grid.first_J) @ np.diff(demand.first_step_J))
 
 
-def solve(demand: Demand, grid: Grid, num_gpus: int) -> Solution | None:
+def solve(demand: Demand, grid: Grid, num_gpus_G: IntArray) -> Solution | None:
     """An optimum; None if HiGHS gives up."""
-    cells = _cells(demand, grid)
-    num_cells, num_jobs, num_intervals = len(cells.job_C), demand.num_jobs, len(grid.lengths_s_I)
+    cells, capacity_GI = _cells(demand, grid), _capacity(grid, num_gpus_G)
+    num_cells, num_jobs = len(cells.job_C), demand.num_jobs
     each_C, each_J = np.arange(num_cells), np.arange(num_jobs)
-    link_C = num_intervals + num_jobs + each_C
+    link_C = capacity_GI.size + num_jobs + each_C
     optimum = minimise(
         np.append(np.zeros(num_cells), -np.ones(num_jobs)),
         np.ones(num_cells + num_jobs),
         joined(
-            *_rows(grid, num_gpus, cells),
-            Entries(num_intervals + each_J, num_cells + each_J, np.ones(num_jobs)),
+            *_rows(capacity_GI, cells),
+            Entries(capacity_GI.size + each_J, num_cells + each_J, np.ones(num_jobs)),
             Entries(link_C, each_C, np.ones(num_cells)),
             Entries(link_C, num_cells + cells.job_C, -np.ones(num_cells)),
         ),
-        np.full(num_intervals + num_jobs + num_cells, -np.inf),
-        np.append(np.ones(num_intervals), np.zeros(num_jobs + num_cells)),
+        np.full(capacity_GI.size + num_jobs + num_cells, -np.inf),
+        np.append(np.ones(capacity_GI.size), np.zeros(num_jobs + num_cells)),
     )
     if optimum is None:
         return None
-    price_I = np.maximum(-optimum.price_R[:num_intervals], 0.0) / (num_gpus * grid.lengths_s_I)
-    return Solution(met_J=optimum.value_V[num_cells:], price_I=price_I)
+    price_GI = np.maximum(-optimum.price_R[: capacity_GI.size], 0.0).reshape(capacity_GI.shape) / capacity_GI
+    return Solution(met_J=optimum.value_V[num_cells:], price_GI=price_GI)
 
 
-def least_gpu_seconds(demand: Demand, grid: Grid, num_gpus: int, met_J: FloatArray) -> float | None:
+def least_gpu_seconds(demand: Demand, grid: Grid, num_gpus_G: IntArray, met_J: FloatArray) -> float | None:
     """The fewest GPU-seconds that meet each job to the part met_J; None if the cluster has fewer.
 
     With met_J fixed, the links are bounds of variables: this program is much easier than that of `solve`.
     """
-    cells = _cells(demand, grid)
+    cells, capacity_GI = _cells(demand, grid), _capacity(grid, num_gpus_G)
     optimum = minimise(
         cells.gpu_seconds_C / cells.gpu_seconds_C.max(),
         met_J[cells.job_C],
-        joined(*_rows(grid, num_gpus, cells)),
-        np.full(len(grid.lengths_s_I) + demand.num_jobs, -np.inf),
-        np.append(np.ones(len(grid.lengths_s_I)), -met_J),
+        joined(*_rows(capacity_GI, cells)),
+        np.full(capacity_GI.size + demand.num_jobs, -np.inf),
+        np.append(np.ones(capacity_GI.size), -met_J),
     )
     return None if optimum is None else float(optimum.value_V @ cells.gpu_seconds_C)
 
 
-def _rows(grid: Grid, num_gpus: int, cells: _Cells) -> tuple[Entries, Entries]:
+def _capacity(grid: Grid, num_gpus_G: IntArray) -> FloatArray:
+    """GPU-seconds of each type in each interval, shape (G, I)."""
+    return num_gpus_G[:, None] * grid.lengths_s_I
+
+
+def _rows(capacity_GI: FloatArray, cells: _Cells) -> tuple[Entries, Entries]:
     """Rows: each cell's part of its interval's capacity, then minus its part of its job."""
-    each_C, num_intervals = np.arange(len(cells.job_C)), len(grid.lengths_s_I)
-    capacity_C = num_gpus * grid.lengths_s_I[cells.interval_C]
-    held = Entries(cells.interval_C, each_C, cells.gpu_seconds_C / capacity_C)
-    return held, Entries(num_intervals + cells.job_C, each_C, -cells.part_C)
+    each_C, row_C = np.arange(len(cells.job_C)), cells.type_C * capacity_GI.shape[1] + cells.interval_C
+    held = Entries(row_C, each_C, cells.gpu_seconds_C / capacity_GI.ravel()[row_C])
+    return held, Entries(capacity_GI.size + cells.job_C, each_C, -cells.part_C)
 
 
 def _cells(demand: Demand, grid: Grid) -> _Cells:
@@ -98,6 +104,7 @@ def _cells(demand: Demand, grid: Grid) -> _Cells:
     gpu_seconds_C = (ends_s_C - starts_s_C) * demand.num_gpus_S[step_C]
     return _Cells(
         job_C=job_C,
+        type_C=demand.type_S[step_C],
         interval_C=interval_C,
         gpu_seconds_C=gpu_seconds_C,
         part_C=gpu_seconds_C * demand.gain_S[step_C],

@@ -1,19 +1,21 @@
 """The most deadlines that any scheduler could meet: the clairvoyant linear relaxation.
 
 Jobs are known in advance and may be preempted and resized for free at any instant, but each pays its cheapest start
-once; between two events each holds any mix of GPU counts. Each job is met to a part in [0, 1]; the bound is the
-largest sum. Small problems are solved exactly, large ones are bounded from above by prices, closely.
+once; between two events each holds any mix of GPU counts, and of GPU types if the pool has several. Each job is met to
+a part in [0, 1]; the bound is the largest sum. Small problems are solved exactly, large ones are bounded from above by
+prices, closely.
 """
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.bound import bound_program, price_ascent
-from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid
+from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid, IntArray
 from elasticflow.simulator.workload.workload import Workload
 
 # Sizes in cells (job x interval x step), so that the answer never depends on the speed of the machine.
@@ -43,7 +45,8 @@ class Bound:
     """jobs_met: no schedule meets more. exact: it is the optimum of the relaxation, not a bound of it.
 
     intervals: between events, on which the relaxation was solved. gpu_hours: the fewest that reach the optimum found
-    (if not exact, about what one uses). met_by_job: the part to which each job that is feasible alone is met there.
+    (if not exact, about what one uses). prices: by GPU type, "" if all GPUs are equal. met_by_job: the part to which
+    each job that is feasible alone is met there.
     """
 
     jobs_met: float
@@ -51,7 +54,7 @@ class Bound:
     intervals: int
     exact: bool
     gpu_hours: float
-    prices: PriceProfile
+    prices: Mapping[str, PriceProfile]
     met_by_job: dict[str, float]
 
     @property
@@ -67,25 +70,29 @@ class _Part:
     value: float
     exact: bool
     grid: Grid
-    price_I: FloatArray
+    price_GI: FloatArray
     gpu_seconds: float
     met_J: FloatArray
 
 
-def clairvoyant_bound(workload: Workload, num_gpus: int, cost: ResizeCost, max_intervals: int | None = None) -> Bound:
-    """The bound of the SLO jobs of `workload` on `num_gpus` GPUs. max_intervals: merge intervals beyond this number."""
-    demand = Demand.of(workload, num_gpus, cost)
+def clairvoyant_bound(
+    workload: Workload, num_gpus_by_type: Mapping[str, int], cost: ResizeCost, max_intervals: int | None = None
+) -> Bound:
+    """The bound of the SLO jobs of `workload`. max_intervals: merge intervals beyond this number.
+
+    num_gpus_by_type: of the pool; the type is "" if all GPUs are equal.
+    """
+    demand, num_gpus_G = Demand.of(workload, num_gpus_by_type, cost), np.array(list(num_gpus_by_type.values()))
     components = demand.components()
     kept = _share_kept(components, max_intervals)
-    parts = [_bounded(component, num_gpus, kept) for component in components]
-    starts_s, prices = _joined(parts)
+    parts = [_bounded(component, num_gpus_G, kept) for component in components]
     return Bound(
         jobs_met=math.fsum(part.value for part in parts),
         feasible_alone=demand.num_jobs,
-        intervals=sum(len(part.price_I) for part in parts),
+        intervals=sum(len(part.grid.lengths_s_I) for part in parts),
         exact=all(part.exact for part in parts),
         gpu_hours=math.fsum(part.gpu_seconds for part in parts) / 3600,
-        prices=PriceProfile(starts_s_B=starts_s, price_per_gpu_s_B=prices),
+        prices={name: _joined(parts, gpu_type) for gpu_type, name in enumerate(num_gpus_by_type)},
         met_by_job={
             job_id: float(met)
             for component, part in zip(components, parts, strict=True)
@@ -104,23 +111,23 @@ def _share_kept(components: list[Demand], max_intervals: int | None) -> float:
     return min(1.0, _GRID_CELLS / max(cells, 1))
 
 
-def _bounded(demand: Demand, num_gpus: int, share_kept: float) -> _Part:
+def _bounded(demand: Demand, num_gpus_G: IntArray, share_kept: float) -> _Part:
     complete = Grid.of(demand)
     grid = complete if share_kept >= 1 else Grid.of(demand, int(share_kept * len(complete.lengths_s_I)))
     cells = bound_program.num_cells(demand, grid)
-    if cells <= _SOLVED_CELLS and (part := _solved(demand, grid, num_gpus)):
+    if cells <= _SOLVED_CELLS and (part := _solved(demand, grid, num_gpus_G)):
         return part
     answers = min(max(_CELLS_PRICED // cells, _MIN_ANSWERS), _MAX_ANSWERS)
-    best, mean = price_ascent.ascend(demand, grid, num_gpus, answers)
+    best, mean = price_ascent.ascend(demand, grid, num_gpus_G, answers)
     if best.dual_value >= demand.num_jobs * (1 - _CLOSE) and cells <= _ALL_MET_CELLS:
         all_met_J = np.ones(demand.num_jobs)
-        least = bound_program.least_gpu_seconds(demand, grid, num_gpus, all_met_J)
+        least = bound_program.least_gpu_seconds(demand, grid, num_gpus_G, all_met_J)
         if least is not None:
             return _Part(
                 value=float(demand.num_jobs),
                 exact=grid.complete,
                 grid=grid,
-                price_I=np.zeros(len(grid.lengths_s_I)),
+                price_GI=np.zeros((len(num_gpus_G), len(grid.lengths_s_I))),
                 gpu_seconds=least,
                 met_J=all_met_J,
             )
@@ -128,35 +135,37 @@ def _bounded(demand: Demand, num_gpus: int, share_kept: float) -> _Part:
         value=best.dual_value,
         exact=False,
         grid=grid,
-        price_I=best.price_I,
-        gpu_seconds=float(np.minimum(mean.gpu_seconds_I, num_gpus * grid.lengths_s_I).sum()),
+        price_GI=best.price_GI,
+        gpu_seconds=float(np.minimum(mean.gpu_seconds_GI, num_gpus_G[:, None] * grid.lengths_s_I).sum()),
         met_J=mean.met_J,
     )
 
 
-def _solved(demand: Demand, grid: Grid, num_gpus: int) -> _Part | None:
+def _solved(demand: Demand, grid: Grid, num_gpus_G: IntArray) -> _Part | None:
     """By HiGHS; None if it fails. The value is that of the prices: a bound for any tolerance of the solver."""
-    solution = bound_program.solve(demand, grid, num_gpus)
+    solution = bound_program.solve(demand, grid, num_gpus_G)
     if solution is None:
         return None
     met_J = np.clip(solution.met_J - _CLOSE, 0.0, 1.0)
-    gpu_seconds = bound_program.least_gpu_seconds(demand, grid, num_gpus, met_J)
+    gpu_seconds = bound_program.least_gpu_seconds(demand, grid, num_gpus_G, met_J)
     if gpu_seconds is None:
         return None
-    value = price_ascent.answer(demand, grid, num_gpus, solution.price_I).dual_value
+    value = price_ascent.answer(demand, grid, num_gpus_G, solution.price_GI).dual_value
     return _Part(
         value=value,
         exact=grid.complete and value <= solution.met_J.sum() + _CLOSE * demand.num_jobs,
         grid=grid,
-        price_I=solution.price_I,
+        price_GI=solution.price_GI,
         gpu_seconds=gpu_seconds,
         met_J=solution.met_J,
     )
 
 
-def _joined(parts: list[_Part]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _joined(parts: list[_Part], gpu_type: int) -> PriceProfile:
     """One step function of all parts, in order of time; the price is 0 between them."""
     starts_s = [start_s for part in parts for start_s in part.grid.instants_s_B.tolist()]
-    prices = [price for part in parts for price in [*part.price_I.tolist(), 0.0]]
+    prices = [price for part in parts for price in [*part.price_GI[gpu_type].tolist(), 0.0]]
     kept = [at for at in range(len(starts_s)) if at + 1 == len(starts_s) or starts_s[at] < starts_s[at + 1]]
-    return tuple(starts_s[at] for at in kept), tuple(prices[at] for at in kept)
+    return PriceProfile(
+        starts_s_B=tuple(starts_s[at] for at in kept), price_per_gpu_s_B=tuple(prices[at] for at in kept)
+    )

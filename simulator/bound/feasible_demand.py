@@ -1,11 +1,15 @@
 """The jobs that could meet their deadlines, as arrays, and the intervals of time between their events.
 
-Axes: J jobs, S steps of all their curves, B instants, I = B - 1 intervals between them.
+On a pool of several GPU types, a job may hold GPUs of all types at once, and does at most the sum of its throughputs:
+that is an upper bound of one type at a time, of moves between types and of workers on several types.
+Axes: G GPU types of the pool, J jobs, S steps of all their curves, B instants, I = B - 1 intervals between them.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,30 +32,33 @@ class Demand:
 
     opens_s_J, closes_s_J: the earliest second of training (the cheapest start is paid) and the deadline.
     first_step_J: where the steps of each job begin among the S steps; J + 1 entries.
-    num_gpus_S, gain_S: a step adds so many GPUs, and each of these adds so large a part of the job in a second; the
-    steps of a job are those of the concave hull of its curve, so gains fall.
+    type_S, num_gpus_S, gain_S: a step adds so many GPUs of this type, and each of these adds so large a part of the job
+    in a second; the steps of a job on a type are those of the concave hull of its curve there, so gains fall.
     """
 
     job_ids: tuple[str, ...]
     opens_s_J: FloatArray
     closes_s_J: FloatArray
     first_step_J: IntArray
+    type_S: IntArray
     num_gpus_S: FloatArray
     gain_S: FloatArray
 
     @staticmethod
-    def of(workload: Workload, num_gpus: int, cost: ResizeCost) -> "Demand":
+    def of(workload: Workload, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> "Demand":
         """The demand of the SLO jobs that are feasible alone: no scheduler meets the others, in part or whole."""
-        jobs = [job for job in workload.jobs if _is_feasible_alone(job, num_gpus, cost)]
-        steps_J = [_hull_steps(job, num_gpus) for job in jobs]
-        opens_s = [job.submitted_at_s + min(map(cost.seconds, _levels(job, num_gpus))) for job in jobs]
+        jobs = [job for job in workload.jobs if _is_feasible_alone(job, num_gpus_by_type, cost)]
+        steps_J = [_hull_steps(job, num_gpus_by_type) for job in jobs]
+        stops_s = [min(cost.seconds(n) for _, n, _ in _levels(job, num_gpus_by_type)) for job in jobs]
+        opens_s = [job.submitted_at_s + stop_s for job, stop_s in zip(jobs, stops_s, strict=True)]
         return Demand(
             job_ids=tuple(job.job_id for job in jobs),
             opens_s_J=np.array(opens_s, dtype=np.float64),
             closes_s_J=np.array([job.deadline_s for job in jobs], dtype=np.float64),
             first_step_J=np.cumsum([0, *map(len, steps_J)], dtype=np.int64),
-            num_gpus_S=np.array([added for steps in steps_J for added, _ in steps], dtype=np.float64),
-            gain_S=np.array([gain for steps in steps_J for _, gain in steps], dtype=np.float64),
+            type_S=np.array([gpu_type for steps in steps_J for gpu_type, _, _ in steps], dtype=np.int64),
+            num_gpus_S=np.array([added for steps in steps_J for _, added, _ in steps], dtype=np.float64),
+            gain_S=np.array([gain for steps in steps_J for _, _, gain in steps], dtype=np.float64),
         )
 
     @property
@@ -75,6 +82,7 @@ class Demand:
             opens_s_J=self.opens_s_J[members],
             closes_s_J=self.closes_s_J[members],
             first_step_J=np.cumsum([0, *map(len, steps)], dtype=np.int64),
+            type_S=self.type_S[chosen],
             num_gpus_S=self.num_gpus_S[chosen],
             gain_S=self.gain_S[chosen],
         )
@@ -117,13 +125,13 @@ class Grid:
         return np.diff(self.instants_s_B)
 
 
-def feasible_alone(workload: Workload, num_gpus: int, cost: ResizeCost) -> tuple[str, ...]:
+def feasible_alone(workload: Workload, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> tuple[str, ...]:
     """SLO jobs that would meet their deadlines alone on the empty cluster, by id, in order of submission."""
-    return tuple(job.job_id for job in workload.jobs if _is_feasible_alone(job, num_gpus, cost))
+    return tuple(job.job_id for job in workload.jobs if _is_feasible_alone(job, num_gpus_by_type, cost))
 
 
-def _is_feasible_alone(job: TraceJob, num_gpus: int, cost: ResizeCost) -> bool:
-    """Whether some level, started at submission, is fast enough.
+def _is_feasible_alone(job: TraceJob, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> bool:
+    """Whether some level of each type, started at submission, is fast enough together.
 
     Changing levels does not help: n GPUs held for t seconds give rate(n) * (t - cost(n)) iterations, which is linear in
     t, so one level for the whole window is best.
@@ -131,42 +139,53 @@ def _is_feasible_alone(job: TraceJob, num_gpus: int, cost: ResizeCost) -> bool:
     if job.job_class is not JobClass.SLO or job.deadline_s is None:
         return False
     window_s = job.deadline_s - job.submitted_at_s
-    most = max(
-        (job.curve.throughput(level) * (window_s - cost.seconds(level)) for level in _levels(job, num_gpus)),
-        default=0.0,
-    )
-    return most >= _needed_iterations(job, num_gpus)
+    most: dict[int, float] = {}
+    for gpu_type, level, rate in _levels(job, num_gpus_by_type):
+        most[gpu_type] = max(most.get(gpu_type, 0.0), rate * (window_s - cost.seconds(level)))
+    return sum(most.values()) >= _needed_iterations(job, num_gpus_by_type)
 
 
-def _needed_iterations(job: TraceJob, num_gpus: int) -> float:
+def _needed_iterations(job: TraceJob, num_gpus_by_type: Mapping[str, int]) -> float:
     """Iterations less those that the simulation forgives, by DONE_WITHIN_S and by the rounding of its clock.
 
     Always more than 0: a part of 0 is undefined.
     """
-    fastest = max(map(job.curve.throughput, _levels(job, num_gpus)), default=0.0)
+    fastest: dict[int, float] = {}
+    for gpu_type, _, rate in _levels(job, num_gpus_by_type):
+        fastest[gpu_type] = max(fastest.get(gpu_type, 0.0), rate)
     clock_s = job.submitted_at_s if job.deadline_s is None else job.deadline_s
     forgiven_s = DONE_WITHIN_S + _CLOCK_STEPS * math.ulp(clock_s)
-    needed = job.num_iterations * (1 - _ROUNDING) - fastest * forgiven_s
+    needed = job.num_iterations * (1 - _ROUNDING) - sum(fastest.values()) * forgiven_s
     return max(needed, job.num_iterations * _ROUNDING)
 
 
-def _levels(job: TraceJob, num_gpus: int) -> list[int]:
-    return [level for level in job.curve.num_gpus_L if level <= num_gpus]
+def _levels(job: TraceJob, num_gpus_by_type: Mapping[str, int]) -> list[tuple[int, int, float]]:
+    """(type, GPUs, iterations/s), by type and number."""
+    return [
+        (gpu_type, level, rate)
+        for gpu_type, (name, num_gpus) in enumerate(num_gpus_by_type.items())
+        if (curve := job.curve_on(name)) is not None
+        for level, rate in curve.rate_by_num_gpus.items()
+        if level <= num_gpus
+    ]
 
 
-def _hull_steps(job: TraceJob, num_gpus: int) -> list[tuple[float, float]]:
-    """(added GPUs, part of the job that each does in a second) by falling gain, on the concave hull of the curve."""
-    hull = [(0, 0.0)]
-    for level in job.curve.levels:
-        if level > num_gpus:
-            break
-        rate = job.curve.throughput(level)
-        while len(hull) > 1 and _gain(hull[-1], (level, rate)) >= _gain(hull[-2], hull[-1]):
-            hull.pop()
-        hull.append((level, rate))
+def _hull_steps(job: TraceJob, num_gpus_by_type: Mapping[str, int]) -> list[tuple[int, float, float]]:
+    """(type, added GPUs, part of the job that each does in a second): of each type by falling gain, on the concave
+    hull of the curve."""
     # A job that is feasible alone only with the forgiven iterations counts as just feasible.
-    needed = _needed_iterations(job, num_gpus)
-    return [(float(high[0] - low[0]), _gain(low, high) / needed) for low, high in pairwise(hull)]
+    needed = _needed_iterations(job, num_gpus_by_type)
+    steps = list[tuple[int, float, float]]()
+    for gpu_type, levels in groupby(_levels(job, num_gpus_by_type), key=itemgetter(0)):
+        hull = [(0, 0.0)]
+        for _, level, rate in levels:
+            if rate <= hull[-1][1]:
+                continue  # more GPUs that are no faster
+            while len(hull) > 1 and _gain(hull[-1], (level, rate)) >= _gain(hull[-2], hull[-1]):
+                hull.pop()
+            hull.append((level, rate))
+        steps += [(gpu_type, float(high[0] - low[0]), _gain(low, high) / needed) for low, high in pairwise(hull)]
+    return steps
 
 
 def _gain(low: tuple[int, float], high: tuple[int, float]) -> float:

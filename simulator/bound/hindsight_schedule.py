@@ -18,6 +18,7 @@ from elasticflow.simulator.bound.cheapest_schedule import MAX_SEGMENTS, cheapest
 from elasticflow.simulator.bound.clairvoyant_bound import Bound, PriceProfile, clairvoyant_bound
 from elasticflow.simulator.bound.feasible_demand import FloatArray, IntArray, feasible_alone
 from elasticflow.simulator.verification.certificates import Held
+from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 _BASE_PRICE = 0.2  # of the mean price, for free GPUs: they are used sparingly, too
@@ -48,14 +49,14 @@ def hindsight_schedule(
     moves: int = 20_000,
     bound: Bound | None = None,
 ) -> Hindsight:
-    """The best schedule found in `moves` moves, or one that reaches the bound.
+    """The best schedule found in `moves` moves, or one that reaches the bound. All GPUs are equal.
 
     bound: the clairvoyant bound, if known already.
     """
-    bound = bound or clairvoyant_bound(workload, num_gpus, cost)
-    alone = frozenset(feasible_alone(workload, num_gpus, cost))
+    bound = bound or clairvoyant_bound(workload, {NO_TYPE: num_gpus}, cost)
+    alone = frozenset(feasible_alone(workload, {NO_TYPE: num_gpus}, cost))
     jobs = [job for job in workload.jobs if job.job_id in alone]
-    timetable = _Timetable(jobs, num_gpus, cost, bound.prices)
+    timetable = _Timetable(jobs, num_gpus, cost, bound.prices[NO_TYPE])
     chance = np.random.default_rng(seed)
     cheapest_first = sorted(range(len(jobs)), key=lambda job: (timetable.insert(job), timetable.remove(job))[0])
     for job in cheapest_first:

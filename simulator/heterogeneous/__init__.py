@@ -1,6 +1,6 @@
 """Pools of several GPU types, simulated in rounds: Gavel's policies as linear programs, with and without mixed types.
 
-    typed_pool, throughput_table    what the pool has, and how fast each model runs on it
+    throughput_table                how fast each model runs on each type; `workload/typed_pool.py` reads the pool
     configurations                  the sets of GPUs that a job may hold at once, and its throughput on each
     job_arrivals                    jobs from a seed
     las_program, deadline_program   policies: from the active jobs and the pool to shares of time

@@ -8,7 +8,7 @@ import numpy as np
 from elasticflow.shared.scheduling.compiled.compile import Floats
 from elasticflow.simulator.heterogeneous.configurations import Configurations
 from elasticflow.simulator.heterogeneous.job_arrivals import TypedJob
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 
 @dataclass(slots=True, eq=False)

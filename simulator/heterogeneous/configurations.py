@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.compiled.compile import Floats
 from elasticflow.simulator.heterogeneous.throughput_table import ThroughputTable
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 # VirtualFlow, section 6.5.1: 2 V100 and 8 P100 together are 1.423 times as fast as the V100 and 1.524 times as fast as
 # the P100, which is 1 / (1 / 1.423 + 1 / 1.524) of the sum of both throughputs.

@@ -15,7 +15,7 @@ from elasticflow.shared.scheduling.compiled.compile import Floats
 from elasticflow.shared.scheduling.proofs.linear_program import Entries, joined
 from elasticflow.simulator.heterogeneous.active_job import ActiveJob, Policy, Shares
 from elasticflow.simulator.heterogeneous.share_program import ShareProgram, share_program
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 MISSED_PACE_PENALTY = 1e3  # for the whole pace of one job; above what its GPUs are worth to the others
 

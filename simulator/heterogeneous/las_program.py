@@ -12,7 +12,7 @@ import numpy as np
 from elasticflow.shared.scheduling.proofs.linear_program import Entries, joined
 from elasticflow.simulator.heterogeneous.active_job import ActiveJob, Shares
 from elasticflow.simulator.heterogeneous.share_program import share_program
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 # The maximum of the least alone may leave GPUs unused, or not. This weight of the mean decides it.
 MEAN_WEIGHT = 1e-4

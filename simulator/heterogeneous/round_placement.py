@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from elasticflow.shared.scheduling.compiled.compile import Integers
 from elasticflow.simulator.heterogeneous.active_job import ActiveJob, Shares
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 WAITING = -1
 _LEAST_SHARE = 1e-6  # below it, rounding errors of the solver

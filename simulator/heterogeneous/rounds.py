@@ -1,4 +1,4 @@
-"""Jobs on a pool of several GPU types, in rounds of six minutes, as in Gavel.
+"""Jobs on a pool of several GPU types, in rounds, as in Gavel.
 
 A job that arrives within a round waits for the next one. The GPUs of a job that finishes within a round stay unused
 until the next one. The policy is asked again in each round whose active jobs differ from those of the last round.
@@ -19,9 +19,9 @@ from elasticflow.simulator.heterogeneous.configurations import Configurations, c
 from elasticflow.simulator.heterogeneous.job_arrivals import TypedJob
 from elasticflow.simulator.heterogeneous.round_placement import WAITING, place_round
 from elasticflow.simulator.heterogeneous.throughput_table import ThroughputTable
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
-ROUND_S = 360.0
+ROUND_S = 360.0  # six minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +81,28 @@ class _Rounds:
         if jobs:
             self.shares = None
 
-    def run(self, now_s: float) -> None:
+    def run(self, now_s: float, round_s: float) -> None:
         """One round."""
         if self.shares is None:
             self.shares = self.policy(self.active, self.pool, now_s)
         for job, configuration in zip(self.active, place_round(self.active, self.shares, self.pool), strict=True):
             job.num_rounds += 1
             if configuration != WAITING:
-                self._run_job(job, configuration, now_s)
+                self._run_job(job, configuration, now_s, round_s)
         running = [job for job in self.active if job.left_iterations > 0]
         if len(running) < len(self.active):
             self.active, self.shares = running, None
 
-    def _run_job(self, job: ActiveJob, configuration: int, now_s: float) -> None:
+    def _run_job(self, job: ActiveJob, configuration: int, now_s: float, round_s: float) -> None:
         throughput = float(job.configurations.throughput_C[configuration])
         needed_s = job.left_iterations / throughput
         job.received_rounds_C[configuration] += 1
-        self.gpu_s_I += job.configurations.num_gpus_CI[configuration] * min(needed_s, ROUND_S)
-        if needed_s <= ROUND_S:
+        self.gpu_s_I += job.configurations.num_gpus_CI[configuration] * min(needed_s, round_s)
+        if needed_s <= round_s:
             job.left_iterations = 0.0
             self.finished.append(FinishedJob(job.job, now_s + needed_s))
         else:
-            job.left_iterations -= throughput * ROUND_S
+            job.left_iterations -= throughput * round_s
 
 
 def simulate_rounds(
@@ -112,6 +112,7 @@ def simulate_rounds(
     policy: Policy,
     *,
     mix_efficiency: float | None = None,
+    round_s: float = ROUND_S,
 ) -> Outcome:
     """Run all jobs to their ends; deterministic.
 
@@ -128,10 +129,10 @@ def simulate_rounds(
     number = 0
     while waiting or rounds.active:
         if not rounds.active:
-            number = max(number, math.ceil(waiting[0].job.arrived_at_s / ROUND_S))
-        now_s = number * ROUND_S
+            number = max(number, math.ceil(waiting[0].job.arrived_at_s / round_s))
+        now_s = number * round_s
         rounds.activate(_arrived(waiting, now_s))
-        rounds.run(now_s)
+        rounds.run(now_s, round_s)
         number += 1
     order = {job.job_id: index for index, job in enumerate(jobs)}
     return Outcome(

@@ -15,7 +15,7 @@ import numpy as np
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers
 from elasticflow.shared.scheduling.proofs.linear_program import Entries, joined, minimise
 from elasticflow.simulator.heterogeneous.active_job import ActiveJob, Shares
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool
+from elasticflow.simulator.workload.typed_pool import TypedPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,23 +1,13 @@
-"""Throughputs by GPU type: iterations per second of each model on 1, 2, 4, ... GPUs of each type.
-
-    model,gpu_type,1,2,4,8
-    resnet50,V100,4.4,7.9,9.5,
-    resnet50,K80,0.6,1.3,2.4,4.6
-
-A cell that is empty, `nan` or 0 says that the model does not run on that number of GPUs of this type.
-"""
+"""Throughputs by GPU type: iterations per second of each model on 1, 2, 4, ... GPUs of each type."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.workload.csv_table import BadInput, bad_input, read_lines, rows_of
-from elasticflow.simulator.workload.throughput_tables import levels_of, rate_of
+from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.workload import throughputs_by_type
 
-_KEYS = ["model", "gpu_type"]
-_EXPECTED = f"the header must be {','.join(_KEYS)},1,2,4,... (powers of two, ascending)"
+GAVEL_TYPES = ("V100", "P100", "K80")  # the fastest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,28 +44,14 @@ class ThroughputTable:
         return rates[min(rates)] / min(rates) if rates else 0.0
 
 
-def read_throughput_table(file: Path) -> ThroughputTable:
-    """The table of a CSV file; BadInput names file and line of an error."""
-    (line, header), *lines = read_lines(file)
-    if header[: len(_KEYS)] != _KEYS:
-        raise bad_input(file, f"{_EXPECTED}; it is {','.join(header)}", line=line)
-    levels = levels_of(file, line, header[len(_KEYS) :], _EXPECTED)
-    rates = dict[str, dict[str, dict[int, float]]]()
-    for row in rows_of(file, header, lines):
-        if isinstance(row, BadInput):
-            raise row
-        by_type = rates.setdefault(row.text("model"), {})
-        gpu_type = row.text("gpu_type")
-        if gpu_type in by_type:
-            raise row.bad_input("gpu_type", "has a row for this model already; keep one of them")
-        by_type[gpu_type] = {level: rate for level in levels if (rate := rate_of(row, str(level)))}
-    if not rates:
-        raise bad_input(file, "has no throughputs; add a row for each model and GPU type")
-    return ThroughputTable(source=str(file), rates=rates)
-
-
 def gavel_throughputs() -> ThroughputTable:
-    """The bundled excerpt of Gavel's published measurements on V100, P100 and K80."""
-    return read_throughput_table(
-        Path(str(files("elasticflow.simulator") / "data" / "throughputs_by_type" / "gavel.csv"))
-    )
+    """The bundled excerpt of Gavel's published measurements. A model here is a model there at one batch size."""
+    tables = read_throughputs(throughputs_by_type(), GAVEL_TYPES)
+    rates = {
+        f"{model}_batch{batch_size}": {
+            gpu_type: curve.rate_by_num_gpus for gpu_type, curve in tables.curve_by_type(model, batch_size).items()
+        }
+        for model in tables.models
+        for batch_size in tables.batch_sizes(model)
+    }
+    return ThroughputTable(source=tables.source, rates=rates)

@@ -149,7 +149,7 @@ def _drawn(
     runner(matrix.runs())
     for workload, cluster in product(matrix.workloads, matrix.clusters) if with_bound else ():
         cost = overhead_model(matrix.overhead, cluster.num_gpus).least(workload.jobs)
-        bounds[workload.name, cluster.num_gpus] = clairvoyant_bound(workload, cluster.num_gpus, cost)
+        bounds[workload.name, cluster.num_gpus] = clairvoyant_bound(workload, cluster.num_gpus_by_type, cost)
     return list(sections(matrix, runner, bounds))
 
 

@@ -22,13 +22,14 @@ NO_COSTS: Mapping[str, ResizeCost] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """A job on one set of GPUs, from its placement to its next one or to its end.
+    """A job on one set of GPUs of one type, from its placement to its next one or to its end.
 
     starts_s: the end of the stop; the job may have left its GPUs earlier. iterations: done on these GPUs.
     """
 
     job_id: str
     generation: int
+    gpu_type: str
     num_gpus: int
     placed_at_s: float
     starts_s: float
@@ -55,6 +56,7 @@ class Training:
 
     job: TraceJob
     generation: int
+    gpu_type: str
     gpus: tuple[GpuId, ...]
     placed_at_s: float
     progress: Progress
@@ -123,6 +125,7 @@ class ClusterState:
             Occupancy(
                 job_id=job_id,
                 generation=training.generation,
+                gpu_type=training.gpu_type,
                 num_gpus=len(training.gpus),
                 placed_at_s=training.placed_at_s,
                 starts_s=training.starts_s,
@@ -134,14 +137,17 @@ class ClusterState:
     def occupy(self, job: TraceJob, generation: int, gpus: tuple[GpuId, ...], now_s: float) -> Training:
         """The job takes these GPUs, which must be free, and restarts on them."""
         self._take(gpus, job.job_id)
-        (gpu_type,) = {self._cluster.type_of(gpu.node_id) for gpu in gpus}
-        num_gpus, speed = len(gpus), self._speeds.get(job.job_id, 1.0) * gpu_type.speed
+        (gpu_type,) = {self._cluster.nodes[gpu.node_id].gpu_type for gpu in gpus}
+        num_gpus, curve = len(gpus), job.curve_on(gpu_type)
+        assert curve is not None, f"{job.job_id} does not run on {gpu_type}"
         progress = Progress(
             starts_s=self._times.get(job.job_id, self._time).starts_s(num_gpus, now_s),
             iteration=self._iterations.pop(job.job_id, 0.0),
-            iterations_per_s=true_rate(job.curve.rate_by_num_gpus, num_gpus, speed),
+            iterations_per_s=true_rate(curve.rate_by_num_gpus, num_gpus, self._speeds.get(job.job_id, 1.0)),
         )
-        training = Training(job=job, generation=generation, gpus=gpus, placed_at_s=now_s, progress=progress)
+        training = Training(
+            job=job, generation=generation, gpu_type=gpu_type, gpus=gpus, placed_at_s=now_s, progress=progress
+        )
         self.trainings[job.job_id] = training
         return training
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -17,12 +17,11 @@ from elasticflow.simulator.engine.interruptible import INTERRUPTED, interruptibl
 from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
-from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors, workload_of
+from elasticflow.simulator.trace.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
 from elasticflow.simulator.trace.result_files import write_tables
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
-from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
+from elasticflow.simulator.trace.simulated_run import BY_TYPE, SimulatedRun, execute
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import bundled_traces
 
@@ -45,7 +44,10 @@ def simulate(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of <model>.csv throughput tables.", show_default="bundled"),
     ] = None,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Machines in the cluster.")] = 4,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Machines in the cluster.", show_default="4")] = None,
+    pool: Annotated[
+        str, typer.Option(metavar="TYPES", help="Instead: GPUs of several types, for example 4xV100,8xP100,16xK80.")
+    ] = "",
     gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each machine.")] = 8,
     policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(POLICY_NAMES)}.")] = "selective",
     overhead: Annotated[str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")] = "reference",
@@ -92,6 +94,7 @@ def simulate(
     Examples:
       eflow simulate --trace small --nodes 2 --bound
       eflow simulate --trace jobs.csv --throughputs tables/ --nodes 16 --json
+      eflow simulate --trace jobs.csv --throughputs tables/ --pool 4xV100,8xP100,16xK80
       eflow simulate --trace small --nodes 2 --out pictures/
       eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
       eflow simulate --trace small --nodes 2 --speed-noise 0.1 --confidence 0.99
@@ -103,9 +106,10 @@ def simulate(
     if not trace:
         raise typer.BadParameter("is missing; give a file or the name of a bundled trace", param_hint="--trace")
     with reporting_errors():
+        cluster = cluster_of(nodes, gpus_per_node, pool)
         simulated_run = SimulatedRun(
-            workload=workload_of(trace, throughputs, skip_bad=skip_bad, seed=seed),
-            cluster=ClusterShape(num_nodes=nodes, gpus_per_node=gpus_per_node),
+            workload=workload_of(trace, throughputs, cluster.gpu_types, skip_bad=skip_bad, seed=seed),
+            cluster=cluster,
             policy=policy,
             overhead=overhead,
             reserve_nodes=reserve,
@@ -131,8 +135,8 @@ def simulate(
         _show(numbers)
     for failure in outcome.failures[:MAX_FAILURES_SHOWN]:
         note(f"certificate refused: {failure}")
-    if reserve >= nodes:
-        note(f"no deadline was promised: --reserve {reserve} keeps all {nodes} nodes in reserve")
+    if reserve >= cluster.num_nodes:
+        note(f"no deadline was promised: --reserve {reserve} keeps all {cluster.num_nodes} nodes in reserve")
     if result.partial:
         note("interrupted: these are the numbers so far")
         raise typer.Exit(INTERRUPTED)
@@ -171,10 +175,21 @@ def _show(numbers: Mapping[str, object]) -> None:
     table.add_column(style="bold")
     table.add_column(justify="right")
     for name, value in numbers.items():
-        if value is None:
-            continue
-        table.add_row(name, _readable(value))
-    Console(highlight=False).print(table)
+        if value is not None and name != BY_TYPE:
+            table.add_row(name, _readable(value))
+    console = Console(highlight=False)
+    console.print(table)
+    if by_type := cast(Mapping[str, Mapping[str, object]] | None, numbers[BY_TYPE]):
+        console.print(_types(by_type))
+
+
+def _types(by_type: Mapping[str, Mapping[str, object]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("type", *next(iter(by_type.values()))):
+        table.add_column(name, justify="left" if name == "type" else "right")
+    for gpu_type, numbers in by_type.items():
+        table.add_row(gpu_type, *map(_readable, numbers.values()))
+    return table
 
 
 def _readable(value: object) -> str:

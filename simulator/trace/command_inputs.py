@@ -1,31 +1,50 @@
 """Inputs and output folders of the simulate commands, and how a command reports errors in them."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import typer
 
-from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.errors import BadSettings, ElasticFlowError
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.workload.csv_table import bad_input
-from elasticflow.simulator.workload.throughput_tables import read_throughputs
+from elasticflow.simulator.workload.throughput_tables import NO_TYPE, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.typed_pool import typed_pool
 from elasticflow.simulator.workload.workload import (
     Workload,
     bundled_throughputs,
     bundled_trace,
     bundled_traces,
+    throughputs_by_type,
 )
 
 CANNOT = 2  # exit code, as that of `eflow`
+DEFAULT_NODES = 4
 
 
-def workload_of(trace: str, throughputs: Path | None, *, skip_bad: bool, seed: int) -> Workload:
-    """The jobs of a file, or of a bundled trace by its name; skipped rows are listed on stderr."""
+def cluster_of(nodes: int | None, gpus_per_node: int, pool: str) -> ClusterShape:
+    """nodes: None if the user gave none. pool: as 4xV100,8xP100; empty: all GPUs are equal."""
+    if not pool:
+        return ClusterShape(num_nodes=DEFAULT_NODES if nodes is None else nodes, gpus_per_node=gpus_per_node)
+    if nodes is not None:
+        raise BadSettings(("--nodes and --pool both say how many GPUs there are; give one of them",))
+    return ClusterShape.of_pool(typed_pool(pool), gpus_per_node)
+
+
+def workload_of(
+    trace: str, throughputs: Path | None, gpu_types: Sequence[str] = (NO_TYPE,), *, skip_bad: bool, seed: int
+) -> Workload:
+    """The jobs of a file, or of a bundled trace by its name; skipped rows are listed on stderr.
+
+    gpu_types: of the pool. throughputs: None for the bundled tables.
+    """
     file = bundled_trace(trace) if trace in bundled_traces() else Path(trace)
-    tables = read_throughputs(throughputs or bundled_throughputs())
+    bundled = bundled_throughputs() if len(gpu_types) == 1 else throughputs_by_type()
+    tables = read_throughputs(throughputs or bundled, gpu_types)
     workload = read_trace(file, tables, skip_bad, seed)
     for row in workload.skipped:
         note(f"skipped: {row}")

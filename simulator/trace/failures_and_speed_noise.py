@@ -140,5 +140,9 @@ class SpeedNoise:
 
 
 def _at_speed(job: TraceJob, speed: float) -> TraceJob:
-    rates = tuple(speed * rate for rate in job.curve.iterations_per_s_L)
-    return replace(job, curve=ScalingCurve(job.curve.num_gpus_L, rates))
+    by_type = {gpu_type: _faster(curve, speed) for gpu_type, curve in job.measured_by_type.items()}
+    return replace(job, curve=_faster(job.curve, speed), measured_by_type=by_type)
+
+
+def _faster(curve: ScalingCurve, speed: float) -> ScalingCurve:
+    return ScalingCurve(curve.num_gpus_L, tuple(speed * rate for rate in curve.iterations_per_s_L))

@@ -33,6 +33,7 @@ class Fate:
 
     job: TraceJob
     admitted: bool
+    admitted_on: str | None  # GPU type; "" if all GPUs are equal
     rejection: RejectionReason | None
     decided_at_s: float | None
     finished_at_s: float | None
@@ -56,8 +57,10 @@ class JobLog:
     The ledger's fold forgets jobs that ended long ago.
     """
 
-    def __init__(self) -> None:
-        self.admitted: set[str] = set()
+    def __init__(self, first_type: str) -> None:
+        """first_type: of the pool; the ledger records it as ""."""
+        self._first_type = first_type
+        self.admitted: dict[str, str] = {}  # with the type
         self.rejected: dict[str, RejectionReason] = {}
         self.decided_at_s: dict[str, float] = {}
         self.finished_at_s: dict[str, float] = {}
@@ -72,7 +75,7 @@ class JobLog:
         """Note an admission, a rejection or the migrations of a placement."""
         match event:
             case JobAdmitted():
-                self.admitted.add(event.job_id)
+                self.admitted[event.job_id] = event.gpu_type or self._first_type
                 self.decided_at_s[event.job_id] = now_s
             case JobRejected():
                 self.rejected[event.job_id] = event.reason
@@ -87,6 +90,7 @@ class JobLog:
         return Fate(
             job=job,
             admitted=job.job_id in self.admitted,
+            admitted_on=self.admitted.get(job.job_id),
             rejection=self.rejected.get(job.job_id),
             decided_at_s=self.decided_at_s.get(job.job_id),
             finished_at_s=self.finished_at_s.get(job.job_id),
@@ -134,9 +138,10 @@ class Result:
 
     def num_late(self, job_class: JobClass = JobClass.SLO) -> int:
         """Admitted jobs of this class whose deadline passed before they ended: of class slo, broken promises."""
-        return sum(self._is_late(fate) for fate in self.fates if fate.job.job_class is job_class)
+        return sum(self.is_late(fate) for fate in self.fates if fate.job.job_class is job_class)
 
-    def _is_late(self, fate: Fate) -> bool:
+    def is_late(self, fate: Fate) -> bool:
+        """Whether it was admitted and its deadline passed before it ended."""
         deadline_s = fate.job.deadline_s
         if not fate.admitted or fate.met or deadline_s is None:
             return False
@@ -168,7 +173,10 @@ class Result:
         if not self.makespan_s:
             return 0.0
         alone_s = sum(
-            occupancy.iterations / rate_alone(fate.job.curve) for fate in self.fates for occupancy in fate.occupancies
+            occupancy.iterations / rate_alone(curve)
+            for fate in self.fates
+            for occupancy in fate.occupancies
+            if (curve := fate.job.curve_on(occupancy.gpu_type)) is not None
         )
         return alone_s / (self.cluster.num_gpus * self.makespan_s)
 

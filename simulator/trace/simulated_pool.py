@@ -1,7 +1,9 @@
 """Inputs of the simulated pool: its nodes, its settings, and the commands of its users."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from elasticflow.shared.errors import BadSettings
@@ -12,6 +14,8 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
+from elasticflow.simulator.workload.throughput_tables import NO_TYPE
+from elasticflow.simulator.workload.typed_pool import TypedPool
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 TENANT = "trace"
@@ -19,23 +23,27 @@ NEVER_S = 1e11  # progress is known exactly, so it may be extrapolated without l
 AT_ONCE_S = 1e-3  # until a lost node is detected
 
 
-class SimulatedType(NamedTuple):
-    """A GPU type. speed: of its GPUs over those of which the trace has curves."""
-
-    name: str
-    speed: float
+class SimulatedNode(NamedTuple):
+    gpu_type: str
+    num_gpus: int
 
 
-ONE_TYPE = SimulatedType(name="", speed=1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # not slotted: cached properties
 class ClusterShape:
-    """num_nodes machines with gpus_per_node GPUs each; neither need be a power of two. Nodes have the types in turn."""
+    """num_nodes machines with gpus_per_node GPUs each; neither need be a power of two.
+
+    pool: its types; None: all GPUs are equal. A node has GPUs of one type, the last one of a type what is left.
+    """
 
     num_nodes: int
     gpus_per_node: int
-    gpu_types: tuple[SimulatedType, ...] = (ONE_TYPE,)
+    pool: TypedPool | None = None
+
+    @staticmethod
+    def of_pool(pool: TypedPool, gpus_per_node: int) -> "ClusterShape":
+        """Nodes of the first type come first, so that it is the first type of the simulated pool, too."""
+        num_nodes = sum(math.ceil(count / max(gpus_per_node, 1)) for count in pool.num_gpus)
+        return ClusterShape(num_nodes=num_nodes, gpus_per_node=gpus_per_node, pool=pool)
 
     def __post_init__(self) -> None:
         problems = [
@@ -48,22 +56,39 @@ class ClusterShape:
         if problems:
             raise BadSettings(tuple(problems))
 
+    @cached_property
+    def num_gpus_by_type(self) -> Mapping[str, int]:
+        """In the order of the types; the type is "" if all GPUs are equal."""
+        if self.pool is None:
+            return {NO_TYPE: self.num_nodes * self.gpus_per_node}
+        return self.pool.num_gpus_by_type
+
     @property
     def num_gpus(self) -> int:
-        return self.num_nodes * self.gpus_per_node
+        return sum(self.num_gpus_by_type.values())
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        return tuple(self.num_gpus_by_type)
+
+    @cached_property
+    def nodes(self) -> Mapping[str, SimulatedNode]:
+        """By id, in the order of their names."""
+        digits = len(str(self.num_nodes - 1))
+        shapes = (
+            SimulatedNode(gpu_type, min(self.gpus_per_node, count - first))
+            for gpu_type, count in self.num_gpus_by_type.items()
+            for first in range(0, count, self.gpus_per_node)
+        )
+        return {f"node-{number:0{digits}d}": shape for number, shape in enumerate(shapes)}
 
     @property
     def node_ids(self) -> tuple[str, ...]:
         """In the order of their names."""
-        digits = len(str(self.num_nodes - 1))
-        return tuple(f"node-{number:0{digits}d}" for number in range(self.num_nodes))
-
-    def type_of(self, node_id: str) -> SimulatedType:
-        """The type of all GPUs of the node."""
-        return self.gpu_types[int(node_id.rpartition("-")[2]) % len(self.gpu_types)]
+        return tuple(self.nodes)
 
     def gpus_of(self, node_id: str) -> tuple[GpuId, ...]:
-        return tuple(GpuId(node_id, index) for index in range(self.gpus_per_node))
+        return tuple(GpuId(node_id, index) for index in range(self.nodes[node_id].num_gpus))
 
 
 def pool_config(
@@ -74,7 +99,7 @@ def pool_config(
     reserve_nodes: int = 0,
     confidence: float | None = None,
     speed_noise: float = 0.0,
-    gpu_types: Sequence[SimulatedType] = (ONE_TYPE,),
+    gpu_types: Sequence[str] = (NO_TYPE,),
 ) -> PoolConfig:
     """Settings with the true curves and costs, without margins for error."""
     return PoolConfig(
@@ -93,11 +118,13 @@ def pool_config(
     )
 
 
-def _curve(job: TraceJob, gpu_type: SimulatedType, first: SimulatedType) -> tuple[str, dict[int, float]]:
-    """Its profile key on a type and the curve there. Specs do not name the first type of a pool."""
-    spec = replace(spec_of(job), gpu_type="" if gpu_type == first else gpu_type.name)
-    rates = (job.measured or job.curve).rate_by_num_gpus
-    return spec.measured_key, {num_gpus: rate * gpu_type.speed for num_gpus, rate in rates.items()}
+def _curve(job: TraceJob, gpu_type: str, first: str) -> tuple[str, Mapping[int, float]]:
+    """Its profile key on a type and the curve there: 0 at levels where it runs on other types only, so that none is
+    unknown, which would have to be measured."""
+    spec = replace(spec_of(job), gpu_type="" if gpu_type == first else gpu_type)  # specs do not name the first type
+    curve, others = job.measured_on(gpu_type), job.measured_by_type.values()
+    elsewhere = sorted({level for other in others for level in other.num_gpus_L})
+    return spec.measured_key, dict.fromkeys(elsewhere, 0.0) | (dict(curve.rate_by_num_gpus) if curve else {})
 
 
 def submission(job: TraceJob) -> SubmitJob:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.simulator.baselines.policy_catalogue import OURS, policies_named
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.result import Result
+from elasticflow.simulator.trace.result_by_type import numbers_by_type
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Observer, Simulation
 from elasticflow.simulator.verification.verification_by_type import VerificationByType
@@ -20,10 +22,15 @@ from elasticflow.simulator.workload.workload import Workload
 if TYPE_CHECKING:
     from elasticflow.simulator.bound import Bound
 
+BY_TYPE = "by_type"  # of the published numbers: None if all GPUs are equal
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """A workload on a cluster under a policy. policy, overhead: names; BadSettings if unknown."""
+    """A workload on a cluster under a policy. policy, overhead: names; BadSettings if unknown.
+
+    Baselines know no GPU types: BadSettings on a cluster of several.
+    """
 
     workload: Workload
     cluster: ClusterShape
@@ -33,6 +40,11 @@ class SimulatedRun:
     failures: Failures | None = None
     confidence: float | None = None
     noise: SpeedNoise | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.cluster.gpu_types) > 1 and self.policy in BASELINES:
+            ours = " or ".join(OURS)
+            raise BadSettings((f"policy {self.policy!r} knows no GPU types; on a pool of several choose {ours}",))
 
     @property
     def overheads(self) -> Overhead:
@@ -72,7 +84,7 @@ class SimulatedRun:
         from elasticflow.simulator.bound import clairvoyant_bound  # its solver takes a while to load
 
         workload = self.workload if self.noise is None else self.noise.revealed(self.workload)
-        return clairvoyant_bound(workload, self.cluster.num_gpus, self.overheads.least(workload.jobs))
+        return clairvoyant_bound(workload, self.cluster.num_gpus_by_type, self.overheads.least(workload.jobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +111,7 @@ class Outcome:
             "overhead": self.run.overhead,
             "policy": self.run.policy,
             **result.numbers(),
+            BY_TYPE: numbers_by_type(result) if len(result.cluster.gpu_types) > 1 else None,
             "bound": bound.jobs_met if bound is not None else None,
             "bound_exact": bound.exact if bound is not None else None,
             "bound_gpu_hours": bound.gpu_hours if bound is not None else None,

@@ -79,7 +79,7 @@ class Simulation:
         self._num_to_come = len(workload.jobs)
         outage_s = LONG_OUTAGES * failures.mean_down_s if failures is not None else 0.0
         self._starved_s = STARVED_S + max(resize_cost.seconds_C) + outage_s
-        self._log = JobLog()
+        self._log = JobLog(cluster.gpu_types[0])
         for node_id in cluster.node_ids:
             self._join(node_id)
         config = pool_config(
@@ -175,8 +175,8 @@ class Simulation:
         self._soon()
 
     def _join(self, node_id: str) -> None:
-        known, gpu_type = self.state.nodes.get(node_id), self.cluster.type_of(node_id).name
-        self._fold(simulated_events.node_joined(node_id, self.cluster.gpus_per_node, known, self.now_s, gpu_type))
+        known, node = self.state.nodes.get(node_id), self.cluster.nodes[node_id]
+        self._fold(simulated_events.node_joined(node_id, node.num_gpus, known, self.now_s, node.gpu_type))
 
     def _lose(self, node_id: str) -> None:
         """A node is lost; its jobs lose their GPUs and keep their progress."""

@@ -56,9 +56,9 @@ def efficiency(result: Result) -> Pieces:
         (
             occupancy.starts_s,
             occupancy.left_at_s,
-            fate.job.curve.throughput(occupancy.num_gpus) / rate_alone(fate.job.curve) / result.cluster.num_gpus,
+            curve.throughput(occupancy.num_gpus) / rate_alone(curve) / result.cluster.num_gpus,
         )
         for fate in result.fates
         for occupancy in fate.occupancies
-        if occupancy.left_at_s > occupancy.starts_s
+        if occupancy.left_at_s > occupancy.starts_s and (curve := fate.job.curve_on(occupancy.gpu_type)) is not None
     )

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.verification.trace_verification import TraceVerification
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import Workload
 
 
 class VerificationByType:
@@ -18,8 +17,7 @@ class VerificationByType:
 
     def __init__(self, workload: Workload, cluster: ClusterShape, resize_cost: ResizeCost) -> None:
         self._by_type = {
-            gpu_type.name: TraceVerification(_at_speed(workload, gpu_type.speed), resize_cost)
-            for gpu_type in cluster.gpu_types
+            gpu_type: TraceVerification(workload.on_type(gpu_type), resize_cost) for gpu_type in cluster.gpu_types
         }
 
     @property
@@ -62,12 +60,3 @@ def _of_type(part: PoolState, recorded: str, events: Iterable[PlanEvent]) -> Ite
                 )
             case _:
                 pass
-
-
-def _at_speed(workload: Workload, speed: float) -> Workload:
-    """The same jobs with the curves that they have on GPUs of this speed."""
-    return replace(workload, jobs=tuple(replace(job, curve=_faster(job, speed)) for job in workload.jobs))
-
-
-def _faster(job: TraceJob, speed: float) -> ScalingCurve:
-    return ScalingCurve(job.curve.num_gpus_L, tuple(rate * speed for rate in job.curve.iterations_per_s_L))

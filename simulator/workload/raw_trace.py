@@ -4,6 +4,7 @@ Source: ElasticFlow, section 6.1: a model and batch size from those with a throu
 duration allows at that throughput, and a deadline of lambda times the duration, lambda uniform in [0.5, 1.5].
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +28,13 @@ class Setting:
     model_name: str
     global_batch_size: int
     curve: ScalingCurve
+    curve_by_type: Mapping[str, ScalingCurve]  # empty for a pool of one type
 
 
 def settings_at(throughputs: Throughputs, num_gpus: int) -> tuple[Setting, ...]:
     """All settings that run on num_gpus GPUs, by model name and batch size."""
     return tuple(
-        Setting(model, batch_size, curve)
+        Setting(model, batch_size, curve, throughputs.curve_by_type(model, batch_size))
         for model in throughputs.models
         for batch_size in throughputs.batch_sizes(model)
         if (curve := throughputs.curve(model, batch_size)).throughput(num_gpus) > 0
@@ -62,6 +64,7 @@ def completed_job(
         num_gpus=num_gpus,
         duration_s=duration_s,
         curve=setting.curve,
+        measured_by_type=setting.curve_by_type,
     )
 
 

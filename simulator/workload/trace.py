@@ -32,7 +32,7 @@ from elasticflow.simulator.workload.csv_table import (
 )
 from elasticflow.simulator.workload.raw_trace import MAX_DURATION_S, RawReader
 from elasticflow.simulator.workload.throughput_tables import Throughputs
-from elasticflow.simulator.workload.workload import TraceJob, Workload, job_class_of
+from elasticflow.simulator.workload.workload import TraceJob, Workload, job_class_of, within
 
 COLUMNS = (
     "job_id",
@@ -159,6 +159,7 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
         min_gpus=min_gpus,
         max_gpus=max_gpus,
         measured=None if curve == measured else measured,
+        measured_by_type=throughputs.curve_by_type(model_name, batch_size),
     )
 
 
@@ -204,9 +205,8 @@ def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int
     column = "min_gpus" if row.has("min_gpus") else "max_gpus"
     if (wrong := range_problem(min_gpus, max_gpus)) is not None:
         raise row.bad_input(column, wrong)
-    gpu_range = GpuRange.of(min_gpus, max_gpus)
-    rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.allows(level)}
-    if not any(rates.values()):
+    curve = within(measured, GpuRange.of(min_gpus, max_gpus))
+    if curve is None:
         levels = ", ".join(map(str, measured.num_gpus_L))
         raise row.bad_input(column, f"leaves no number of GPUs on which the model runs; it does on {levels}")
-    return ScalingCurve(tuple(rates), tuple(rates.values()))
+    return curve

@@ -4,11 +4,12 @@ Also where the bundled traces and tables are (simulator/data), for first runs an
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
+from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.workload.csv_table import BadRow, Row, bad_input
@@ -36,8 +37,9 @@ class TraceJob:
     num_gpus, duration_s: requested GPUs and the time that the job ran on them, for the rigid baselines only;
     0 = unknown; num_gpus need be neither a power of two nor a level of the curve.
     state_bytes: parameters, optimizer and buffers, which a resize moves; 0 = unknown.
-    curve: at all levels where the job makes progress and may run, also beyond the size of the cluster.
-    min_gpus, max_gpus: its range of GPUs. measured: the whole curve of its model, if the range excludes a part of it.
+    curve: at all levels where the job makes progress and may run, also beyond the size of the cluster; on the pool's
+    first GPU type. min_gpus, max_gpus: its range of GPUs. measured: the whole curve of its model, if the range excludes
+    a part of it. measured_by_type: the same on each type where it runs; empty for a pool of one type.
     """
 
     job_id: str
@@ -54,6 +56,7 @@ class TraceJob:
     min_gpus: int = 1
     max_gpus: int | None = None
     measured: ScalingCurve | None = None
+    measured_by_type: Mapping[str, ScalingCurve] = field(default_factory=dict[str, ScalingCurve])
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.submitted_at_s):
@@ -64,6 +67,24 @@ class TraceJob:
             raise ValueError(f"{self.job_id}: slo and soft jobs have a deadline, the others have none")
         if self.deadline_s is not None and not self.submitted_at_s < self.deadline_s < math.inf:
             raise ValueError(f"{self.job_id}: the deadline must come after the submission")
+
+    def measured_on(self, gpu_type: str) -> ScalingCurve | None:
+        """The whole curve of its model on GPUs of this type; None if it does not run there."""
+        return self.measured_by_type.get(gpu_type) if self.measured_by_type else self.measured or self.curve
+
+    def curve_on(self, gpu_type: str) -> ScalingCurve | None:
+        """Its curve on GPUs of this type; None if it does not run there within its range."""
+        if not self.measured_by_type:
+            return self.curve
+        measured = self.measured_by_type.get(gpu_type)
+        return measured and within(measured, GpuRange.of(self.min_gpus, self.max_gpus))
+
+    def on_type(self, gpu_type: str) -> "TraceJob | None":
+        """The same job for a pool of this type alone; None if it does not run there."""
+        curve = self.curve_on(gpu_type)
+        if curve is None:
+            return None
+        return replace(self, curve=curve, measured=self.measured_on(gpu_type), measured_by_type={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +108,26 @@ class Workload:
         ordered = sorted(jobs, key=lambda job: (job.submitted_at_s, job.job_id))
         return Workload(name=name, jobs=tuple(ordered), skipped=tuple(skipped))
 
+    def on_type(self, gpu_type: str) -> "Workload":
+        """The jobs that run on this GPU type, for a pool of this type alone."""
+        on_type = (job.on_type(gpu_type) for job in self.jobs)
+        return replace(self, jobs=tuple(job for job in on_type if job is not None))
+
+
+def within(measured: ScalingCurve, gpu_range: GpuRange) -> ScalingCurve | None:
+    """The part of a curve within a range of GPUs; None if the job makes no progress there."""
+    rates = {level: rate for level, rate in measured.rate_by_num_gpus.items() if gpu_range.allows(level)}
+    return ScalingCurve(tuple(rates), tuple(rates.values())) if any(rates.values()) else None
+
 
 def bundled_throughputs() -> Path:
-    """The folder of the tables."""
+    """The folder of the tables without a type."""
     return Path(str(files("elasticflow.simulator") / "data" / "throughputs"))
+
+
+def throughputs_by_type() -> Path:
+    """The folder of the tables for V100, P100 and K80: an excerpt of Gavel's published measurements."""
+    return Path(str(files("elasticflow.simulator") / "data" / "throughputs_by_type"))
 
 
 def bundled_traces() -> tuple[str, ...]:

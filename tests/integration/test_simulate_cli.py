@@ -119,6 +119,9 @@ def test_the_usage_line_names_the_typed_command(called: str, usage: str) -> None
         (("--trace", "small", "--overhead", "much"), "overhead 'much' must be none"),
         (("--trace", "small", "--throughputs", "nowhere"), "nowhere"),
         (("--trace", "small", "--out", "/dev/null/out"), "/dev/null/out: no file can be written there"),
+        (("--trace", "small", "--pool", "4xV100,8"), "cannot read '8'; give each type once, as NUMBERxTYPE"),
+        (("--trace", "small", "--pool", "4xV100", "--nodes", "2"), "give one of them"),
+        (("--trace", "small", "--pool", "4xV100,8xH100"), "no throughputs of GPU type 'H100'; it has K80, P100, V100"),
     ],
 )
 def test_bad_input_is_an_error_with_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
@@ -153,6 +156,47 @@ def test_a_baseline_makes_no_promise_to_check() -> None:
     shown = numbers(simulate("--trace", "small", "--nodes", "2", "--json"))
     assert shown["certificates_checked"] is None
     assert shown["certificate_failures"] is None
+
+
+TYPED_ROWS = "0,500000,resnet50,9000,64\n10,400000,resnet18,9000,128\n20,900000,transformer,,16\n"
+
+
+@pytest.fixture
+def typed_trace(tmp_path: Path) -> str:
+    """Three jobs of the models in the bundled tables by type, one of them best effort."""
+    trace = tmp_path / "typed.csv"
+    rows = "".join(f"{row},{int(row.split(',')[3] == '')}\n" for row in TYPED_ROWS.splitlines())
+    trace.write_text(f"{HEADER.strip()},best_effort\n{rows}")
+    return str(trace)
+
+
+def test_a_pool_of_several_types_shows_its_numbers_by_type(typed_trace: str) -> None:
+    arguments = ("--trace", typed_trace, "--pool", "4xV100,8xP100,16xK80")
+    shown = numbers(simulate(*arguments, "--bound", "--json", policy="selective"))
+    by_type = shown["by_type"]
+    assert {name: each["gpus"] for name, each in by_type.items()} == {"V100": 4, "P100": 8, "K80": 16}
+    assert shown["num_gpus"] == 28
+    assert sum(each["jobs"] for each in by_type.values()) == shown["admitted"]
+    assert sum(each["met"] for each in by_type.values()) == shown["met"] <= shown["bound"]
+    assert sum(each["gpu_hours"] for each in by_type.values()) == pytest.approx(shown["gpu_hours"])
+    assert all(0 <= each["utilization"] <= 1 and each["late"] == 0 for each in by_type.values())
+    assert shown["certificates_checked"] > 0 == shown["certificate_failures"]
+    table = simulate(*arguments, policy="selective").stdout.splitlines()
+    assert [line.split()[0] for line in table[-4:]] == ["type", "V100", "P100", "K80"]
+
+
+def test_a_baseline_on_several_types_is_refused(typed_trace: str) -> None:
+    refused = simulate("--trace", typed_trace, "--pool", "4xV100,8xP100")
+    assert refused.exit_code == 2
+    assert "policy 'edf' knows no GPU types; on a pool of several choose selective or first-come" in refused.stderr
+
+
+def test_a_pool_of_one_named_type_gives_the_numbers_of_equal_gpus() -> None:
+    equal = numbers(simulate("--trace", "small", "--nodes", "2", "--json", policy="selective"))
+    named = numbers(simulate("--trace", "small", "--pool", "16xH100", "--json", policy="selective"))
+    measured = {"wall_s": 0.0, "peak_rss_mb": 0.0}
+    assert equal | measured == named | measured
+    assert equal["by_type"] is None
 
 
 def test_a_missing_trace_is_a_usage_error() -> None:

@@ -14,7 +14,7 @@ from elasticflow.simulator.heterogeneous.deadline_program import deadline_policy
 from elasticflow.simulator.heterogeneous.las_program import MEAN_WEIGHT, las_shares
 from elasticflow.simulator.heterogeneous.round_placement import WAITING, place_round
 from elasticflow.simulator.heterogeneous.rounds import simulate_rounds
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool, typed_pool
+from elasticflow.simulator.workload.typed_pool import TypedPool, typed_pool
 from tests.support.example_specs import examples
 from tests.support.typed_jobs import active_job, table, typed_job
 

@@ -2,22 +2,25 @@
 
 import pytest
 
+from benchmarks.heterogeneous.typed_workloads import on_types
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape, SimulatedType
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.typed_pool import TypedPool
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
 
-FAST, SLOW = SimulatedType(name="V100", speed=1.0), SimulatedType(name="P100", speed=0.5)
-NODES_OF_A_TYPE = 4  # on smaller pools the fast type alone sometimes keeps more promises: see record 47
+FAST, SLOW = "V100", "P100"
+GPUS_OF_A_TYPE = 16  # on smaller pools the fast type alone sometimes keeps more promises: see record 47
 
 
-def run_of(trace: str, policy: str, *gpu_types: SimulatedType, failures: Failures | None = None) -> SimulatedRun:
+def run_of(trace: str, policy: str, *gpu_types: str, failures: Failures | None = None) -> SimulatedRun:
+    workload = read_trace(bundled_trace(trace), read_throughputs(bundled_throughputs()))
     return SimulatedRun(
-        workload=read_trace(bundled_trace(trace), read_throughputs(bundled_throughputs())),
-        cluster=ClusterShape(num_nodes=NODES_OF_A_TYPE * len(gpu_types), gpus_per_node=4, gpu_types=gpu_types),
+        workload=on_types(workload, {FAST: 1.0, SLOW: 0.5}),
+        cluster=ClusterShape.of_pool(TypedPool(gpu_types, (GPUS_OF_A_TYPE,) * len(gpu_types)), 4),
         policy=policy,
         reserve_nodes=0 if failures is None else 1,
         failures=failures,

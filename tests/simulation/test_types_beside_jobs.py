@@ -9,13 +9,15 @@ from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
-from elasticflow.simulator.trace.simulated_pool import ONE_TYPE, ClusterShape, SimulatedType
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.typed_pool import TypedPool
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
 
-NAMED = SimulatedType(name="H100-80GB-HBM3", speed=1.0)
+NAMED = "H100-80GB-HBM3"
+EQUAL = ClusterShape(num_nodes=4, gpus_per_node=4)
 
 
 @dataclass
@@ -30,9 +32,8 @@ class Seen:
         self.decisions += [(now_s, event) for event in events]
 
 
-def simulated(trace: str, failures: Failures | None, gpu_type: SimulatedType) -> Seen:
+def simulated(trace: str, failures: Failures | None, cluster: ClusterShape) -> Seen:
     workload, seen = read_trace(bundled_trace(trace), read_throughputs(bundled_throughputs())), Seen()
-    cluster = ClusterShape(num_nodes=4, gpus_per_node=4, gpu_types=(gpu_type,))
     cost = reference_cost(cluster.num_gpus)
     Simulation(workload, cluster, planners(), resize_cost=cost, failures=failures, observers=[seen]).run()
     return seen
@@ -41,7 +42,8 @@ def simulated(trace: str, failures: Failures | None, gpu_type: SimulatedType) ->
 @pytest.mark.parametrize("failures", [None, Failures(seed=3, mean_up_s=20_000.0, mean_down_s=2_000.0)])
 @pytest.mark.parametrize("trace", ["small", "bursty"])
 def test_decisions_are_the_same(trace: str, failures: Failures | None) -> None:
-    without, named = simulated(trace, failures, ONE_TYPE), simulated(trace, failures, NAMED)
-    assert (without.types, named.types) == ({""}, {NAMED.name})
+    cluster = ClusterShape.of_pool(TypedPool((NAMED,), (EQUAL.num_gpus,)), EQUAL.gpus_per_node)
+    without, named = simulated(trace, failures, EQUAL), simulated(trace, failures, cluster)
+    assert (without.types, named.types) == ({""}, {NAMED})
     assert len(named.decisions) > 20
     assert repr(named.decisions) == repr(without.decisions)

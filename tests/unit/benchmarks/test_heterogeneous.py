@@ -1,9 +1,15 @@
 """The benchmark of GPU types measures what it reports, here with few splits and jobs; no time is asserted."""
 
-from benchmarks.heterogeneous.completion_times import MIX_EFFICIENCIES, measure_completion_times
+from benchmarks.heterogeneous.completion_times import MIX_EFFICIENCIES, OWN, measure_completion_times
 from benchmarks.heterogeneous.completion_times import rows as completion_rows
+from benchmarks.heterogeneous.deadlines import measure_deadlines
+from benchmarks.heterogeneous.deadlines import rows as deadline_rows
+from benchmarks.heterogeneous.decision_time import LOADS, SPEEDS, measure_decision_time
+from benchmarks.heterogeneous.decision_time import rows as decision_rows
+from benchmarks.heterogeneous.one_type import measure_one_type
+from benchmarks.heterogeneous.one_type import rows as one_type_rows
 from benchmarks.heterogeneous.solver import measure_solver, rows
-from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
+from elasticflow.simulator.workload.typed_pool import typed_pool
 
 
 def test_splits_are_timed_and_as_short_as_by_linear_programs() -> None:
@@ -18,8 +24,36 @@ def test_completion_times_are_reported_for_each_rate_with_and_without_mixed_type
     measured = measure_completion_times(typed_pool("4xV100,8xP100,16xK80"), num_jobs=6)
     for by_rate in measured["completion"].values():
         for runs in by_rate.values():
-            assert {name: len(outcomes) for name, outcomes in runs.items()} == dict.fromkeys(MIX_EFFICIENCIES, 3)
+            names = (*MIX_EFFICIENCIES, *(f"{name}, short rounds" for name in MIX_EFFICIENCIES), OWN)
+            assert {name: len(outcomes) for name, outcomes in runs.items()} == dict.fromkeys(names, 3)
     first = measured["completion"]["elastic"]["1"]
     one_type, mixed = (first[name][0]["mean_completion_s"] for name in ("one type", "mixed"))
     assert mixed < one_type
-    assert len(list(completion_rows(measured))) == 2 * len(measured["completion"]["elastic"]) + 2
+    assert first["one type, short rounds"][0]["mean_completion_s"] < one_type
+    assert all(by_type["late"] == 0 for run in measured["own_deadlines"] for by_type in run["by_type"].values())
+    assert len(list(completion_rows(measured))) == 4 * len(measured["completion"]["elastic"]) + 3
+
+
+def test_deadlines_stand_beside_the_bound_and_each_type_alone() -> None:
+    cases = measure_deadlines(share_of_cases=0.08, num_jobs=8)["cases"]
+    assert {case["policy"] for case in cases} == {"selective", "first-come"}
+    assert all(0 <= case["met"] <= case["bound"] + 1e-6 for case in cases)
+    assert all(set(case["alone"]) < {"V100", "P100", "K80"} for case in cases)
+    assert all(case["late"] == case["certificate_failures"] == 0 for case in cases)
+    assert len(list(deadline_rows({"cases": cases}))) == 8
+
+
+def test_one_named_type_is_compared_decision_by_decision() -> None:
+    measured = measure_one_type(num_nodes=1)
+    assert (measured["runs"], measured["differing_runs"]) == (8, 0)
+    assert measured["decisions"] > 1000
+    assert [row.measured for row in one_type_rows(measured)] == ["0"]
+
+
+def test_decisions_are_timed_on_four_types() -> None:
+    measured = measure_decision_time(num_gpus=32, num_live=10, count=3)
+    assert measured.keys() == LOADS.keys()
+    for numbers in measured.values():
+        assert set(numbers["live_jobs_by_type"]) <= set(SPEEDS)
+        assert numbers["cpu_ms"]["admission"]["max"] > 0
+    assert len(list(decision_rows(measured))) == 6

@@ -2,7 +2,7 @@ import pytest
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.heterogeneous.configurations import Configurations, configurations, mix_throughput
-from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
+from elasticflow.simulator.workload.typed_pool import typed_pool
 from tests.support.typed_jobs import table
 
 POOL = typed_pool("2xfast,4xslow")

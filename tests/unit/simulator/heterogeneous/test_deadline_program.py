@@ -5,7 +5,7 @@ import pytest
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.heterogeneous.deadline_program import deadline_policy
-from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
+from elasticflow.simulator.workload.typed_pool import typed_pool
 from tests.support.typed_jobs import active_job
 
 POOL = typed_pool("1xfast,1xslow")

@@ -2,7 +2,7 @@ import numpy as np
 
 from elasticflow.simulator.heterogeneous.active_job import ActiveJob
 from elasticflow.simulator.heterogeneous.round_placement import WAITING, place_round
-from elasticflow.simulator.heterogeneous.typed_pool import typed_pool
+from elasticflow.simulator.workload.typed_pool import typed_pool
 from tests.support.typed_jobs import active_job
 
 POOL = typed_pool("1xfast,2xslow")

@@ -10,7 +10,7 @@ from elasticflow.simulator.heterogeneous.job_arrivals import Recipe, arriving_jo
 from elasticflow.simulator.heterogeneous.las_program import las_shares
 from elasticflow.simulator.heterogeneous.rounds import ROUND_S, simulate_rounds
 from elasticflow.simulator.heterogeneous.throughput_table import gavel_throughputs
-from elasticflow.simulator.heterogeneous.typed_pool import TypedPool, typed_pool
+from elasticflow.simulator.workload.typed_pool import TypedPool, typed_pool
 from tests.support.typed_jobs import table, typed_job
 
 POOL = typed_pool("1xfast,2xslow")
@@ -25,6 +25,12 @@ def test_a_job_runs_from_the_next_round_at_the_throughput_of_what_it_holds() -> 
     assert done.completion_s == pytest.approx(ROUND_S + 400.0)
     assert outcome.mean_completion_s == outcome.makespan_s == done.completion_s
     assert outcome.gpu_hours == pytest.approx({"fast": 500 / 3600, "slow": 0.0})
+
+
+def test_shorter_rounds_shorten_the_wait() -> None:
+    job = typed_job("a", "net", 4.0 * 500, arrived_at_s=100.0)
+    outcome = simulate_rounds([job], TABLE, POOL, las_shares, round_s=30.0)
+    assert outcome.mean_completion_s == pytest.approx(20.0 + 500.0)
 
 
 def test_a_mix_of_all_types_is_faster_by_their_sum() -> None:

@@ -20,6 +20,10 @@ class TypedPool:
         return np.array(self.num_gpus)
 
     @property
+    def num_gpus_by_type(self) -> dict[str, int]:
+        return dict(zip(self.gpu_types, self.num_gpus, strict=True))
+
+    @property
     def total_gpus(self) -> int:
         return sum(self.num_gpus)
 

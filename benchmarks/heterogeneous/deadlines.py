@@ -1,0 +1,134 @@
+"""Deadlines met on pools of two GPU types: beside the bound by type, and beside the better type alone.
+
+"Alone" gives all jobs to the GPUs of one type. A workload is feasible if the bound meets all its jobs with a deadline.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.heterogeneous.typed_workloads import on_types
+from benchmarks.report import Measured, Row
+from elasticflow.simulator.baselines.policy_catalogue import OURS
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
+from elasticflow.simulator.workload.generator import Recipe, generate
+from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.typed_pool import TypedPool
+from elasticflow.simulator.workload.workload import (
+    Workload,
+    bundled_throughputs,
+    bundled_trace,
+    bundled_traces,
+    throughputs_by_type,
+)
+
+GPUS_PER_NODE = 4
+FAST, SLOW = "V100", "P100"
+HALF_AS_FAST = {FAST: 1.0, SLOW: 0.5}
+BUNDLED_SIZES = (4, 8, 12, 16)  # GPUs of each type
+SEEDS = (1, 2)
+GENERATED_POOLS = (TypedPool((FAST, SLOW), (8, 8)), TypedPool((FAST, SLOW), (4, 12)), TypedPool((FAST, "K80"), (4, 16)))
+_SMALL_JOBS = {1: 0.5, 2: 0.25, 4: 0.25}  # Gavel's table has at most 4 GPUs of the fast type
+GENERATED = {
+    "tight": Recipe(num_gpus_weights=_SMALL_JOBS, median_gpu_hours=0.5, tightness=(0.5, 2.0), load=1.0),
+    "loose": Recipe(num_gpus_weights=_SMALL_JOBS, median_gpu_hours=0.5, tightness=(1.5, 6.0), load=0.7),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    workload: Workload
+    pool: TypedPool
+
+
+def measure_deadlines(*, share_of_cases: float, num_jobs: int) -> Measured:
+    """Each policy on each case. share_of_cases: in (0, 1]. num_jobs: of each generated workload."""
+    cases = list(_cases(num_jobs))
+    chosen = cases[:: max(round(1 / share_of_cases), 1)]
+    return {"cases": [_measured(case, policy) for case in chosen for policy in OURS]}
+
+
+def _cases(num_jobs: int) -> Iterator[Case]:
+    """Bundled traces on a second type that is half as fast, and jobs of Gavel's models with its throughputs."""
+    tables = read_throughputs(bundled_throughputs())
+    for name in bundled_traces():
+        workload = on_types(read_trace(bundled_trace(name), tables), HALF_AS_FAST)
+        for size in BUNDLED_SIZES:
+            yield Case(workload, TypedPool((FAST, SLOW), (size, size)))
+    for pool in GENERATED_POOLS:
+        typed = read_throughputs(throughputs_by_type(), pool.gpu_types)
+        for name, recipe in GENERATED.items():
+            for seed in SEEDS:
+                yield Case(_generated(name, replace(recipe, num_jobs=num_jobs), typed, pool, seed), pool)
+
+
+def _generated(name: str, recipe: Recipe, typed: Throughputs, pool: TypedPool, seed: int) -> Workload:
+    """The load is that of all GPUs, at the speed of the first type."""
+    return generate(replace(recipe, cluster_gpus=pool.total_gpus), typed, seed, f"gavel {name}, seed {seed}")
+
+
+def _measured(case: Case, policy: str) -> Measured:
+    run = SimulatedRun(workload=case.workload, cluster=ClusterShape.of_pool(case.pool, GPUS_PER_NODE), policy=policy)
+    bound = run.bound()
+    both = _simulated(run)
+    return {
+        "trace": case.workload.name,
+        "pool": f"{case.pool}",
+        "policy": policy,
+        "deadlines": sum(job.deadline_s is not None for job in case.workload.jobs),
+        "bound": bound.jobs_met,
+        "bound_exact": bound.exact,
+        "feasible_alone": bound.feasible_alone,
+        **both,
+        "alone": {
+            gpu_type: _simulated(
+                replace(
+                    run,
+                    workload=case.workload.on_type(gpu_type),
+                    cluster=ClusterShape.of_pool(TypedPool((gpu_type,), (num_gpus,)), GPUS_PER_NODE),
+                )
+            )
+            for gpu_type, num_gpus in case.pool.num_gpus_by_type.items()
+        },
+    }
+
+
+def _simulated(run: SimulatedRun) -> Measured:
+    verification = run.verification()
+    outcome = execute(run, run.simulation(verification), verification)
+    return {
+        "slo": outcome.result.num_slo,
+        "met": outcome.result.num_met(),
+        "late": outcome.result.num_late(),
+        "certificates_checked": outcome.certificates_checked,
+        "certificate_failures": outcome.certificate_failures,
+    }
+
+
+def rows(measured: Measured) -> Iterable[Row]:
+    for policy in OURS:
+        cases = [case for case in measured["cases"] if case["policy"] == policy]
+        of_bound = [case["met"] / case["bound"] for case in cases if case["bound"]]
+        feasible = [case["met"] / case["slo"] for case in cases if case["bound"] >= case["slo"] * (1 - 1e-6)]
+        pairs = [(case["met"], max(alone["met"] for alone in case["alone"].values())) for case in cases]
+        below = [f"{met} of {alone}" for met, alone in pairs if met < alone]
+        yield Row(f"{policy}: deadlines met, of the typed bound", _spread(of_bound), "", f"{len(cases)} cases")
+        yield Row(f"{policy}: the same where all is feasible", _spread(feasible), ">= 95 %", f"{len(feasible)} cases")
+        beside = ", ".join(below)
+        yield Row(f"{policy}: cases below the better type alone", f"{len(below)} of {len(cases)}", "0", beside)
+        late, wrong, checked = (_sum(cases, key) for key in ("late", "certificate_failures", "certificates_checked"))
+        yield Row(f"{policy}: late jobs, wrong certificates", f"{late}, {wrong}", "0, 0", f"{checked} checked")
+
+
+def _sum(cases: Iterable[dict[str, Any]], key: str) -> int:
+    return sum(case[key] for case in cases)
+
+
+def _spread(parts: list[float]) -> str:
+    if not parts:
+        return "none"
+    return f"{100 * np.mean(parts):.1f} % ({100 * min(parts):.1f} to {100 * max(parts):.1f})"
