@@ -23,6 +23,13 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, know
 
 def admit_or_reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
     """Decide on it beside all promises of the session."""
+    session = admit(session, submission)
+    return session if session.events else _reject(session, submission)
+
+
+def admit(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+    """As `admit_or_reject`, but without an event where the deadline or the price is a reason to reject: counteroffers
+    take longer than a promise, and another GPU type may admit it."""
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     if curve is None:
@@ -32,31 +39,41 @@ def admit_or_reject(session: AdmissionSession, submission: Submission) -> Admiss
         return session.with_event(JobProfiled(job_id=submission.job_id, iterations_per_s=rates, at_s=session.now_s))
     if spec.job_class is JobClass.SLO:
         job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
-        return _promise_or_reject(session, submission, job)
+        return _promise(session, submission, job)
     cheapest = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
     if (why := objection_to(session, submission, cheapest)) is not None:
         return rejected(session, submission, "quota", why)
     return admitted(session, submission, cheapest)
 
 
-def _promise_or_reject(session: AdmissionSession, submission: Submission, job: SchedulableJob) -> AdmissionSession:
-    session, proposal = session.with_plan(), None
+def _promise(session: AdmissionSession, submission: Submission, job: SchedulableJob) -> AdmissionSession:
+    """Without an event if it cannot be promised."""
+    session = session.with_plan()
     least = least_gpu_seconds(job, session.now_s)
-    is_possible, is_overpriced = math.isfinite(least), False
-    if is_possible:
-        session = session.with_pricing()
-        is_overpriced = session.is_overpriced(job)
-        if not is_overpriced:
-            session, proposal = session.propose(job)
+    if not math.isfinite(least):
+        return session
+    session = session.with_pricing()
+    if session.is_overpriced(job):
+        return session
+    session, proposal = session.propose(job)
     if proposal is None:
-        is_demand = is_possible and counts_as_demand(session.state, request_of(session, submission, least))
-        session, rejection = rejection_of(
-            session, job, submission.spec, is_overpriced=is_overpriced, is_demand=is_demand
-        )
-        why = why_not_taken(session, job) + rejection.explanation
-        asked = least if is_demand else 0.0
-        return rejected(session, submission, rejection.reason, why, rejection, asked)
+        return session
     needed = gpu_seconds(proposal.schedule)
     if (why := objection_to(session, submission, needed)) is not None:
         return rejected(session, submission, "quota", why)
     return admitted(session, submission, needed, proposal, least)
+
+
+def _reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+    """After `admit` without an event: why, and counteroffers."""
+    spec, state = submission.spec, session.state
+    curve = known_curve(state, spec, curves=session.cache.curves)
+    assert curve is not None, "else `admit` has rejected it"
+    job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
+    least = least_gpu_seconds(job, session.now_s)
+    is_possible = math.isfinite(least)
+    is_demand = is_possible and counts_as_demand(state, request_of(session, submission, least))
+    is_overpriced = is_possible and session.is_overpriced(job)
+    session, rejection = rejection_of(session, job, spec, is_overpriced=is_overpriced, is_demand=is_demand)
+    why = why_not_taken(session, job) + rejection.explanation
+    return rejected(session, submission, rejection.reason, why, rejection, least if is_demand else 0.0)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from elasticflow.services.admission.commands.admit_or_reject import admit_or_reject
+from elasticflow.services.admission.commands.admit_or_reject import admit, admit_or_reject
 from elasticflow.services.admission.commands.submission import Submission, on_type
 from elasticflow.services.admission.rejection.text import why_not_elsewhere
 from elasticflow.services.admission.session import AdmissionSession
@@ -24,20 +24,33 @@ Decisions = Mapping[str, AdmissionSession]  # by type: the session after the dec
 
 
 def decide_on_types(sessions: SessionsByType, submission: Submission, possible: list[str]) -> SessionsByType:
-    """Decide on each possible type. The types that are not chosen keep their plans."""
+    """The type that admits it at the least cost; if none does, the one that offers the earliest deadline."""
     if submission.profile_only:
         possible = possible[:1]
-    costs, after = dict[str, tuple[float, float]](), dict[str, AdmissionSession]()
+    there = {gpu_type: on_type(sessions.state, submission, gpu_type) for gpu_type in possible}
+    ready = {gpu_type: sessions.ready(gpu_type, submission.spec) for gpu_type in possible}
+    if len(possible) > 1:
+        priced = {gpu_type: cost_on_type(ready[gpu_type], there[gpu_type]) for gpu_type in possible}
+        ready = {gpu_type: session for gpu_type, (session, _) in priced.items()}
+        possible = sorted(possible, key=lambda gpu_type: priced[gpu_type][1])
     for gpu_type in possible:
-        session, there = sessions.ready(gpu_type, submission.spec), on_type(sessions.state, submission, gpu_type)
-        if len(possible) > 1:
-            session, costs[gpu_type] = cost_on_type(session, there)
-        after[gpu_type] = admit_or_reject(session, there)
-    chosen = possible[0] if len(possible) == 1 else _best(costs, after)
+        ready[gpu_type] = admit(ready[gpu_type], there[gpu_type])
+        if ready[gpu_type].events and not isinstance(_answer(ready[gpu_type]), JobRejected):
+            return _decided(sessions, submission, gpu_type, ready)
+    after = {
+        gpu_type: session if session.events else admit_or_reject(session, there[gpu_type])
+        for gpu_type, session in ready.items()
+    }
+    return _decided(sessions, submission, min(possible, key=lambda gpu_type: _offer_order(after[gpu_type])), after)
+
+
+def _decided(
+    sessions: SessionsByType, submission: Submission, chosen: str, after: Mapping[str, AdmissionSession]
+) -> SessionsByType:
+    """The types that are not chosen keep their plans."""
     for gpu_type, session in after.items():
         if gpu_type != chosen:
-            is_given_up = isinstance(_answer(session), JobAdmitted)
-            sessions = sessions.with_session(gpu_type, session.replanned() if is_given_up else session)
+            sessions = sessions.with_session(gpu_type, session)
     return sessions.after_type(chosen, after[chosen], (_as_submitted(sessions, submission, chosen, after),))
 
 
@@ -47,19 +60,19 @@ def _answer(session: AdmissionSession) -> AdmissionEvent:
 
 
 def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str, after: Decisions) -> AdmissionEvent:
-    """The decision for the ledger: the user's spec, the type, and the demand on the other types."""
+    """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types."""
     answer = _answer(after[chosen])
-    if not isinstance(answer, JobAdmitted | JobRejected):
+    if isinstance(answer, JobAdmitted):
+        return replace(answer, spec=submission.spec, gpu_type=chosen)
+    if not isinstance(answer, JobRejected):
         return answer
     others = {gpu_type: _answer(session) for gpu_type, session in after.items() if gpu_type != chosen}
     elsewhere = {
         gpu_type: event.least_gpu_seconds
         for gpu_type, event in others.items()
-        if isinstance(event, JobAdmitted | JobRejected) and event.least_gpu_seconds
+        if isinstance(event, JobRejected) and event.least_gpu_seconds
     }
     answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
-    if isinstance(answer, JobAdmitted):
-        return answer
     why_not = (*_offered_elsewhere(sessions, others), *why_not_elsewhere(sessions.state, submission.spec))
     if not others and not why_not:
         return answer
@@ -80,30 +93,28 @@ def _offered(event: JobRejected) -> str:
     return f"one in {event.earliest_deadline_s - event.at_s:.0f} s"
 
 
-def _best(costs: Mapping[str, tuple[float, float]], after: Decisions) -> str:
-    """The type that admits it at the least cost; if none does, the one that offers the earliest deadline."""
-
-    def order(gpu_type: str) -> tuple[object, ...]:
-        answer = _answer(after[gpu_type])
-        if not isinstance(answer, JobRejected):
-            return False, *costs[gpu_type]
-        earliest_s = math.inf if answer.earliest_deadline_s is None else answer.earliest_deadline_s
-        return True, earliest_s, answer.reason == "unrunnable"
-
-    return min(after, key=order)
+def _offer_order(session: AdmissionSession) -> tuple[float, bool]:
+    """Of rejections: the earliest deadline that is offered first."""
+    answer = _answer(session)
+    assert isinstance(answer, JobRejected), "else it would have been chosen"
+    earliest_s = math.inf if answer.earliest_deadline_s is None else answer.earliest_deadline_s
+    return earliest_s, answer.reason == "unrunnable"
 
 
 def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[AdmissionSession, tuple[float, float]]:
     """What the job costs there: the expected promises that it displaces, and of equal costs the slowest type, which
-    others want least. Without a promise: the seconds until all jobs there are done.
+    others want least. Without a promise: the seconds on as many GPUs as help, and until all jobs there are done.
     """
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     if curve is None:
         return session, (math.inf, 0.0)
     if spec.job_class is not JobClass.SLO:
-        own = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
-        return session, ((own + _left_gpu_seconds(session)) / state.num_gpus, 0.0)
+        iterations = float(spec.max_iterations)
+        rates = (rate for num_gpus, rate in curve.rate_by_num_gpus.items() if num_gpus <= state.num_gpus)
+        alone_s = iterations / max(rates, default=curve.throughput(spec.gpu_range.least))
+        asked = curve.least_gpu_seconds(iterations, math.inf) + _left_gpu_seconds(session)
+        return session, (alone_s + asked / state.num_gpus, 0.0)
     job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
     least = least_gpu_seconds(job, session.now_s)
     if not math.isfinite(least):

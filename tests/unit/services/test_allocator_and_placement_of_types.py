@@ -38,8 +38,8 @@ def measured(history: History, rate: float, at_s: float) -> int:
 
 def test_shares_never_exceed_a_type_and_no_job_spans_types() -> None:
     history = two_types(fast=4, slow=2)
-    for number in range(5):
-        history.decided(ADMISSION, SubmitJob(job_id=f"b{number}", tenant="lab", spec=best_effort()))
+    for number, gpu_type in enumerate(("V100", "P100", "V100", "P100", "V100")):
+        history.decided(ADMISSION, SubmitJob(job_id=f"b{number}", tenant="lab", spec=best_effort(gpu_type=gpu_type)))
     (allocated,) = planned(history)
     types = {job_id: type_of(history, job_id) for job_id in history.state.live_jobs}
     assert set(types.values()) == {"", "P100"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from elasticflow.history.event_text import event_text
-from elasticflow.services.admission.commands.quote_and_reserve import quote
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.policy import decide
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR

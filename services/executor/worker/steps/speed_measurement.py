@@ -80,7 +80,7 @@ def _step_times(trainer: Trainer, channel: Channel, whole_s: float, until_s: flo
         if time.monotonic() >= until_s or trainer.is_over:
             break
         samples = -(-count * whole.global_batch_size // num_virtual_nodes)
-        part = replace(whole, count=1 if is_fast else count, global_batch_size=samples)
+        part = replace(whole, count=1 if is_fast else count, global_batch_size=samples, counts_by_rank=())
         step_s = _step_s_of_part(trainer, channel, part)
         if step_s is None:
             break

@@ -13,6 +13,7 @@ from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import held_num_gpus
 from tests.support.histories import NOW_S, History, best_effort, spec
 from tests.support.two_types import due_in, reserve, two_types, with_step_times
+from tests.support.worker_events import joined
 
 BOTH_CARRY = {"": (3, 3, 3, 3), "P100": (1, 1, 1, 1)}  # of 16: a third faster than the four fast GPUs alone
 
@@ -158,7 +159,8 @@ def test_a_job_that_soon_ends_or_gpus_that_are_soon_needed_are_left_alone() -> N
 
 
 def test_gpus_in_reserve_or_of_quotes_join_no_job() -> None:
-    assert mixed(admitted(measured(reserve_nodes=1))) == {}
+    history = measured(reserve_nodes=1).then(joined("three", "node-2", num_gpus=4, gpu_type="P100"))
+    assert mixed(admitted(history)) == {"a": BOTH_CARRY}, "four of eight P100 are the reserve"
     history = measured()
     history.decided(ADMISSION, reserve(gpu_type="P100", **due_in(51.0)))
     assert mixed(admitted(history)) == {}
