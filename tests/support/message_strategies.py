@@ -16,6 +16,7 @@ from pydantic import StringConstraints
 from elasticflow.shared.messages import commands, events
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import TimeS
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 
@@ -82,14 +83,21 @@ def _with_uneven_counts(placed: events.PlacedJob) -> events.PlacedJob:
     return replace(placed, virtual_nodes_by_rank=tuple(range(num_gpus, 0, -1)), num_added_gpus=num_gpus // 2)
 
 
+def _with_other_types(spec: JobSpec) -> JobSpec:
+    return replace(spec, gpu_type=spec.gpu_type or "V100", other_gpu_types=("P100", "cpu-0.25"))
+
+
 @cache  # a strategy that is built once is checked once
 def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(composite, include_extras=True)
     names = [f.name for f in fields(composite)] if is_dataclass(composite) else composite._fields
     if composite is events.PlacedJob:
         given |= {"virtual_nodes_by_rank": st.just(()), "num_added_gpus": st.just(0)}
+    if composite is JobSpec:
+        given |= {"other_gpu_types": st.just(())}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
-    return st.one_of(built, built.map(_with_uneven_counts)) if composite is events.PlacedJob else built
+    variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_types}
+    return st.one_of(built, built.map(variants[composite])) if composite in variants else built
 
 
 def _scalar(hint: Any, bounds: tuple[Any, ...]) -> st.SearchStrategy[Any]:
