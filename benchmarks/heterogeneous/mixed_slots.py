@@ -40,6 +40,10 @@ class _Mix(NamedTuple):
     def shares(self) -> tuple[float, ...]:
         return (FAST,) * self.num_fast + (SLOW_BY_RATIO[self.ratio],) * self.num_slow
 
+    @property
+    def slow_type(self) -> str:
+        return cpu_slot_type(SLOW_BY_RATIO[self.ratio])
+
 
 def measure_mixed_slots(*, num_mixes: int) -> Measured:
     """num_mixes: at least one. The sums are those of their models."""
@@ -76,67 +80,66 @@ async def _profile(engine: Engine, model: str, ratio: int) -> JobStepTimes:
 
 
 async def _of_mix(engine: Engine, mix: _Mix, times: JobStepTimes) -> Measured:
-    """Predicted and measured steps of the best split over all slots, and the even one's."""
-    split = _split(times, mix)
-    counts = _by_rank(split)
-    measured_s = await _step_s(engine, mix, counts)
+    """Predicted and measured steps of the split that balances the computation, and the even one's."""
+    counts = _balanced(times, mix)
     return {
         **mix._asdict(),
         "virtual_nodes_by_rank": counts,
-        "predicted_s": split.mixed_s,
-        "measured_s": measured_s,
+        "predicted_s": _predicted_s(times, mix, counts),
+        "communication_s": times.communication.at(len(counts)),
+        "measured_s": await _step_s(engine, mix, counts),
         "even_s": await _step_s(engine, mix, ()),
-        "even_predicted_s": _predicted_even_s(times, mix),
+        "even_predicted_s": _predicted_s(times, mix, _even(times, mix)),
     }
 
 
 async def _of_sum(engine: Engine, model: str, times: JobStepTimes) -> Measured:
     """Steps per second of all slots together, and of each type alone."""
     mix = _Mix(model, 4, *_SUM)
-    counts = _by_rank(_split(times, mix))
-    fast, slow = mix._replace(num_slow=0), mix._replace(num_fast=0)
+    counts = _balanced(times, mix)
     return {
         **mix._asdict(),
         "virtual_nodes_by_rank": counts,
+        "communication_s": times.communication.at(len(counts)),
         "mixed_per_s": 1 / await _step_s(engine, mix, counts),
-        "fast_per_s": 1 / await _step_s(engine, fast, ()),
-        "slow_per_s": 1 / await _step_s(engine, slow, ()),
-        "without_communication_s": max(
-            times.at(recorded, count).step_s for recorded, part in _split(times, mix).counts.items() for count in part
-        ),
+        "fast_per_s": 1 / await _step_s(engine, mix._replace(num_slow=0), ()),
+        "slow_per_s": 1 / await _step_s(engine, mix._replace(num_fast=0), ()),
     }
 
 
-def _split(times: JobStepTimes, mix: _Mix) -> VirtualNodeSplit:
-    """Over all slots, by recorded type: even if one type alone is as fast."""
-    numbers = {"": mix.num_fast, cpu_slot_type(SLOW_BY_RATIO[mix.ratio]): mix.num_slow}
+def _balanced(times: JobStepTimes, mix: _Mix) -> tuple[int, ...]:
+    """The virtual nodes of each slot, the fast ones first, with the shortest computation."""
     types = [
         GpusOfType(name=recorded, num_gpus=number, step_s_V=times.step_s_V(recorded))
-        for recorded, number in numbers.items()
-        if number
+        for recorded, number in (("", mix.num_fast), (mix.slow_type, mix.num_slow))
     ]
-    split = split_virtual_nodes(types, times.num_virtual_nodes, times.communication, least_gain=0.0)
+    split = split_virtual_nodes(types, times.num_virtual_nodes, least_gain=0.0)
     assert isinstance(split, VirtualNodeSplit)
-    return split
+    parts = [split.counts.get(gpus.name, ()) for gpus in types]
+    return tuple(
+        chain.from_iterable((*part, *(0,) * (g.num_gpus - len(part))) for g, part in zip(types, parts, strict=True))
+    )
 
 
-def _by_rank(split: VirtualNodeSplit) -> tuple[int, ...]:
-    """Fast slots first. A slot that the solver leaves out has no virtual node."""
-    return tuple(chain(split.counts.get("", ()), *(part for name, part in split.counts.items() if name)))
-
-
-def _predicted_even_s(times: JobStepTimes, mix: _Mix) -> float:
+def _even(times: JobStepTimes, mix: _Mix) -> tuple[int, ...]:
     num_slots = mix.num_fast + mix.num_slow
-    largest = -(-times.num_virtual_nodes // num_slots)
-    slow = cpu_slot_type(SLOW_BY_RATIO[mix.ratio])
-    return times.at(slow, largest).step_s + times.communication.at(num_slots)
+    return tuple(
+        times.num_virtual_nodes * (r + 1) // num_slots - times.num_virtual_nodes * r // num_slots
+        for r in range(num_slots)
+    )
+
+
+def _predicted_s(times: JobStepTimes, mix: _Mix, counts: Sequence[int]) -> float:
+    """The slowest slot's computation and the communication. Source: VirtualFlow, section 5.1.2."""
+    types = ("",) * mix.num_fast + (mix.slow_type,) * mix.num_slow
+    slowest_s = max(times.at(recorded, count).step_s for recorded, count in zip(types, counts, strict=True) if count)
+    return slowest_s + times.communication.at(len(counts))
 
 
 async def _step_s(engine: Engine, mix: _Mix, counts: tuple[int, ...]) -> float:
-    """counts: of the first slots; empty: an even division over all of them."""
+    """counts: virtual nodes of each slot; empty: an even division."""
     run = profiling_run(engine, MODELS[mix.model], iterations=_ITERATIONS)
-    shares = mix.shares[: len(counts)] if counts else mix.shares
-    return 1 / (await profiled(engine, run, shares, counts)).iterations_per_s
+    return 1 / (await profiled(engine, run, mix.shares, counts)).iterations_per_s
 
 
 def rows(measured: Measured) -> Iterator[Row]:
