@@ -93,7 +93,10 @@ def _measured(
 
 
 def _communication(global_batch_size: int, measured: list[tuple[MeasuredCurve, StepTimes]]) -> CommunicationTimes:
-    """A step on several GPUs of one type less the step of its largest part on one; of several types the longest."""
+    """A step on several GPUs of one type less the step of its largest part on one; of several types the shortest.
+
+    Slow workers that wait for each other make it longer, and in a mix the slow ones get parts for which none waits.
+    """
     steps_s = dict[int, tuple[float, float]]()
     for curve, times in measured:
         num_virtual_nodes = _num_virtual_nodes(curve)
@@ -102,8 +105,8 @@ def _communication(global_batch_size: int, measured: list[tuple[MeasuredCurve, S
                 continue
             largest = -(-num_virtual_nodes // num_gpus)
             alone_s = times.at(_samples(largest, num_virtual_nodes, global_batch_size)).step_s
-            longest_s, longest_alone_s = steps_s.get(num_gpus, (0.0, math.inf))
-            if 1.0 / rate - alone_s > longest_s - longest_alone_s:
+            shortest_s, shortest_alone_s = steps_s.get(num_gpus, (math.inf, 0.0))
+            if 1.0 / rate - alone_s < shortest_s - shortest_alone_s:
                 steps_s[num_gpus] = 1.0 / rate, alone_s
     return CommunicationTimes.of_measurements(steps_s)
 

@@ -67,7 +67,7 @@ def test_a_speed_in_training_corrects_all_step_times() -> None:
     assert times_of(history).step_s_V("")[::7] == pytest.approx((0.6, 2.0))
 
 
-def test_communication_is_the_distributed_step_less_its_largest_part_and_the_longest_of_all_types() -> None:
+def test_communication_is_the_distributed_step_less_its_largest_part_and_the_shortest_of_all_types() -> None:
     on_p100 = SingleGpuStepTimes(
         num_virtual_nodes=8, step_s_by_virtual_nodes={1: 1.0, 4: 2.0, 8: 4.0}, reproducible="bitwise"
     )
@@ -79,4 +79,4 @@ def test_communication_is_the_distributed_step_less_its_largest_part_and_the_lon
         measured("new/b64@P100", 2, 1 / 2.1, 5.0),
     )
     communication = times_of(history).communication
-    assert (communication.at(2), communication.at(4)) == pytest.approx((0.15, 0.2))
+    assert (communication.at(2), communication.at(4)) == pytest.approx((0.1, 0.2))
