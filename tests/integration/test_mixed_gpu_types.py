@@ -13,7 +13,7 @@ from tests.support.executor_process import executor_process
 from tests.support.real_pool import POOL, RunningPool, running_pool
 
 CONFIG = PoolConfig(stop_free=True, resize_cost_s_by_num_gpus={1: 0.2})
-FAST, SLOW = "cpu-0.4", "cpu-0.2"
+FAST, SLOW = "cpu-0.4", "cpu-0.15"
 LAST = 160  # iterations
 
 
@@ -56,7 +56,7 @@ async def test_idle_slots_of_another_type_join_a_job_and_go_back(tmp_path: Path)
     async with running_pool(tmp_path, num_nodes=0, replicas={}, config=CONFIG) as pool:
         with (
             executor_process(pool.url, POOL, pool.data_dir, "fast", slots=1, cpu_share="0.4"),
-            executor_process(pool.url, POOL, pool.data_dir, "slow", slots=2, cpu_share="0.2"),
+            executor_process(pool.url, POOL, pool.data_dir, "slow", slots=2, cpu_share="0.15"),
         ):
             await pool.when(lambda state: state.num_gpus == 3, "both nodes joined")
             await admitted(pool, "mixed", spec(LAST))

@@ -113,7 +113,7 @@ def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[Adm
         iterations = float(spec.max_iterations)
         rates = (rate for num_gpus, rate in curve.rate_by_num_gpus.items() if num_gpus <= state.num_gpus)
         alone_s = iterations / max(rates, default=curve.throughput(spec.gpu_range.least))
-        asked = curve.least_gpu_seconds(iterations, math.inf) + _left_gpu_seconds(session)
+        asked = curve.least_gpu_seconds(iterations, math.inf) + _left_gpu_seconds(session, submission.job_id)
         return session, (alone_s + asked / state.num_gpus, 0.0)
     job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
     least = least_gpu_seconds(job, session.now_s)
@@ -123,10 +123,15 @@ def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[Adm
     return session, (session.displaced_promises(job), -least)
 
 
-def _left_gpu_seconds(session: AdmissionSession) -> float:
-    """What all admitted jobs of the type still need, each on the number of GPUs on which it needs least."""
+def _left_gpu_seconds(session: AdmissionSession, except_for: str) -> float:
+    """What all other live jobs of the type still need, each on the number of GPUs on which it needs least.
+
+    except_for: the job that is decided on. A profiling run may have brought it to this type.
+    """
     state, left = session.state, 0.0
     for job in state.live_jobs.values():
+        if job.job_id == except_for:
+            continue
         curve = known_curve(state, spec_of(job), curves=session.cache.curves)
         iterations = max(spec_of(job).max_iterations - job.iteration, 0)
         left += curve.least_gpu_seconds(float(iterations), math.inf) if curve is not None and iterations else 0.0

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from elasticflow.services.admission.commands.decide_on_types import cost_on_type
+from elasticflow.services.admission.commands.submission import submission_of
 from elasticflow.services.admission.policy import POLICY, decide
+from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import (
     ProfileJob,
@@ -111,6 +114,19 @@ def test_jobs_without_a_promise_go_where_they_are_done_first() -> None:
         for number in range(6)
     ]
     assert chosen == ["", "", "", "P100", "", ""]
+
+
+def test_a_job_does_not_wait_for_itself() -> None:
+    """A profiling run has brought it to a type, where it counts as a live job."""
+
+    def cost(history: History) -> float:
+        session = AdmissionSession.start(history.state, NOW_S)
+        command = SubmitJob(job_id="a", tenant="lab", spec=best_effort())
+        return cost_on_type(session, submission_of(command, NOW_S))[1][0]
+
+    asked = events.ProfileRequested(job_id="a", tenant="lab", spec=best_effort(), deadline_s=None, at_s=NOW_S)
+    assert cost(pool(4).then(asked)) == cost(pool(4)) > 0.0
+    assert cost(pool(4).then(replace(asked, job_id="b"))) > cost(pool(4))
 
 
 def test_jobs_of_one_decision_count_for_each_other() -> None:
