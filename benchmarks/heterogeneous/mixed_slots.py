@@ -14,6 +14,7 @@ from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.heterogeneous.mixed_models import MODELS
 from benchmarks.heterogeneous.slot_steps import profile_on, profiled, profiling_run, submitted
 from benchmarks.report import Measured, Row
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from elasticflow.shared.runtime.process.local_hardware import cpu_slot_type
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import JobStepTimes, job_step_times
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
@@ -123,10 +124,8 @@ def _balanced(times: JobStepTimes, mix: _Mix) -> tuple[int, ...]:
 
 def _even(times: JobStepTimes, mix: _Mix) -> tuple[int, ...]:
     num_slots = mix.num_fast + mix.num_slow
-    return tuple(
-        times.num_virtual_nodes * (r + 1) // num_slots - times.num_virtual_nodes * r // num_slots
-        for r in range(num_slots)
-    )
+    virtual_nodes = VirtualNodes(count=times.num_virtual_nodes, global_batch_size=times.global_batch_size)
+    return tuple(len(virtual_nodes.block(rank, num_slots)) for rank in range(num_slots))
 
 
 def _predicted_s(times: JobStepTimes, mix: _Mix, counts: Sequence[int]) -> float:
@@ -156,7 +155,7 @@ def rows(measured: Measured) -> Iterator[Row]:
     every = [error for of_ratio in errors.values() for error in of_ratio]
     yield Row(
         "error of the prediction, mean / worst",
-        f"{_mean(every):.1%} / {max(every):.1%}",
+        f"{statistics.fmean(every):.1%} / {max(every):.1%}",
         "5 % / 10 %",
         "VirtualFlow: 5.6 %",
     )
@@ -169,7 +168,3 @@ def rows(measured: Measured) -> Iterator[Row]:
             f"fast alone {total['mixed_per_s'] / total['fast_per_s'] - 1:+.1%}, slow alone "
             f"{total['mixed_per_s'] / total['slow_per_s'] - 1:+.1%}; VirtualFlow +42.3 %, +52.4 %",
         )
-
-
-def _mean(errors: Sequence[float]) -> float:
-    return statistics.fmean(errors)

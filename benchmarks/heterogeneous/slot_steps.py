@@ -48,7 +48,7 @@ def profiling_run(engine: Engine, model: type[Trained], *, iterations: int) -> A
 async def profile_on(engine: Engine, model: type[Trained], shares: Sequence[float], *, iterations: int) -> PoolState:
     """A pool with slots of each share, on which profiling runs have measured the model. The first share is the first
     type."""
-    state, spec = PoolState(), engine.assignment(model, million_parameters=1).spec
+    state, spec = PoolState(), submitted(engine, model)
     for share in shares:
         name = cpu_slot_type(share)
         joined = NodeJoined(

@@ -7,18 +7,17 @@ They never displace a job of their own type: this is decided after the GPUs of a
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Set
 
-from elasticflow.services.placement.allocated_mix import allocated_mix, recorded_type
+from elasticflow.services.placement.allocated_mix import allocated_of_others, held_of_others, recorded_type
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.fold.jobs import alive
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
+from elasticflow.shared.state.pool import PoolState, slow_gpus_at
 
 
 def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:
     """Of each job with GPUs of other types, those on live nodes that it keeps: as many as are allocated; all if it is
     not due."""
     return {
-        job_id: _allocated(state, job) if job_id in due else _alive(state, job)
+        job_id: _allocated(state, job) if job_id in due else held_of_others(state, job)
         for job_id, job in state.live_jobs.items()
         if job.num_added_gpus
     }
@@ -35,7 +34,7 @@ def added_gpus(
 
     anew: the jobs that are placed anew; own_gpus: of these, on their types. GPUs that count as slow join no job.
     """
-    mixes = {job_id: mix for job_id in sorted(anew) if (mix := allocated_mix(state, state.live_jobs[job_id]))}
+    mixes = {job_id: mix for job_id in sorted(anew) if (mix := allocated_of_others(state, state.live_jobs[job_id]))}
     if not mixes:
         return {}
     taken = set[GpuId](slow_gpus_at(state, now_s))
@@ -45,13 +44,11 @@ def added_gpus(
     free = _free_by_type(state, taken)
     found = dict[str, tuple[GpuId, ...]]()
     for job_id, mix in mixes.items():
-        own = spec_of(state.live_jobs[job_id]).gpu_type
         chosen = list[GpuId]()
         for gpu_type, counts in mix.items():
-            if gpu_type != own:
-                held = [gpu for gpu in kept.get(job_id, ()) if recorded_type(state, gpu) == gpu_type]
-                chosen += _in_few_nodes(free[gpu_type], held, len(counts))
-        if len(chosen) == sum(len(counts) for gpu_type, counts in mix.items() if gpu_type != own):
+            held = [gpu for gpu in kept.get(job_id, ()) if recorded_type(state, gpu) == gpu_type]
+            chosen += _in_few_nodes(free[gpu_type], held, len(counts))
+        if len(chosen) == sum(map(len, mix.values())):
             found[job_id] = tuple(chosen)
             for of_type in free.values():
                 of_type.difference_update(chosen)
@@ -60,19 +57,15 @@ def added_gpus(
 
 def _allocated(state: PoolState, job: Job) -> tuple[GpuId, ...]:
     """Its present GPUs of other types, as many as the allocation leaves it, in rank order."""
-    own, left = spec_of(job).gpu_type, defaultdict[str, int](int)
-    left.update({other: len(counts) for other, counts in allocated_mix(state, job).items() if other != own})
+    left = defaultdict[str, int](int)
+    left.update({other: len(counts) for other, counts in allocated_of_others(state, job).items()})
     kept = list[GpuId]()
-    for gpu in _alive(state, job):
+    for gpu in held_of_others(state, job):
         gpu_type = recorded_type(state, gpu)
         if left[gpu_type]:
             left[gpu_type] -= 1
             kept.append(gpu)
     return tuple(kept)
-
-
-def _alive(state: PoolState, job: Job) -> tuple[GpuId, ...]:
-    return tuple(gpu for gpu in job.added_gpus if alive(state, gpu.node_id))
 
 
 def _free_by_type(state: PoolState, taken: Set[GpuId]) -> defaultdict[str, set[GpuId]]:

@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold.jobs import alive
 from elasticflow.shared.state.gpu_types import as_recorded
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -33,3 +34,14 @@ def recorded_type(state: PoolState, gpu: GpuId) -> str:
     """The type of a GPU; that of a node that is unknown by now is the first."""
     node = state.nodes.get(gpu.node_id)
     return "" if node is None else as_recorded(state, node.gpu_type)
+
+
+def allocated_of_others(state: PoolState, job: Job) -> dict[str, tuple[int, ...]]:
+    """The part of `allocated_mix` on other types than the job's own."""
+    own = spec_of(job).gpu_type
+    return {gpu_type: counts for gpu_type, counts in allocated_mix(state, job).items() if gpu_type != own}
+
+
+def held_of_others(state: PoolState, job: Job) -> tuple[GpuId, ...]:
+    """Its GPUs of other types on live nodes, in rank order."""
+    return tuple(gpu for gpu in job.added_gpus if alive(state, gpu.node_id))

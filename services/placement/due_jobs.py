@@ -7,9 +7,14 @@ A job whose workers are switching keeps its GPUs for a while; its later shares m
 from collections import Counter
 from collections.abc import Mapping
 
-from elasticflow.services.placement.allocated_mix import allocated_mix, placed_mix, recorded_type
+from elasticflow.services.placement.allocated_mix import (
+    allocated_mix,
+    allocated_of_others,
+    held_of_others,
+    placed_mix,
+    recorded_type,
+)
 from elasticflow.services.placement.shrink_to_survivors import counted_gpus, waits_to_shrink
-from elasticflow.shared.state.fold.jobs import alive
 from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -88,10 +93,8 @@ def _more(state: PoolState, job: Job, num_gpus: int) -> Counter[str]:
 
 def _num_added(state: PoolState, job: Job) -> Counter[str]:
     """GPUs of other types that join the job, by type."""
-    own = spec_of(job).gpu_type
-    mix = allocated_mix(state, job).items()
-    return Counter({gpu_type: len(counts) for gpu_type, counts in mix if gpu_type != own})
+    return Counter({gpu_type: len(counts) for gpu_type, counts in allocated_of_others(state, job).items()})
 
 
 def _held_of_others(state: PoolState, job: Job) -> Counter[str]:
-    return Counter(recorded_type(state, gpu) for gpu in job.added_gpus if alive(state, gpu.node_id))
+    return Counter(recorded_type(state, gpu) for gpu in held_of_others(state, job))

@@ -21,15 +21,9 @@ from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_sec
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
 
 
-def admit_or_reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
-    """Decide on it beside all promises of the session."""
-    session = admit(session, submission)
-    return session if session.events else _reject(session, submission)
-
-
 def admit(session: AdmissionSession, submission: Submission) -> AdmissionSession:
-    """As `admit_or_reject`, but without an event where the deadline or the price is a reason to reject: counteroffers
-    take longer than a promise, and another GPU type may admit it."""
+    """Decide on it beside all promises of the session; without an event if the deadline or the price is a reason to
+    `reject` it. Counteroffers take longer than a promise, and another GPU type may admit it."""
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     if curve is None:
@@ -64,7 +58,7 @@ def _promise(session: AdmissionSession, submission: Submission, job: Schedulable
     return admitted(session, submission, needed, proposal, least)
 
 
-def _reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+def reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
     """After `admit` without an event: why, and counteroffers."""
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)

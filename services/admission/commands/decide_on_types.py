@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from elasticflow.services.admission.commands.admit_or_reject import admit, admit_or_reject
+from elasticflow.services.admission.commands.admit_or_reject import admit, reject
 from elasticflow.services.admission.commands.submission import Submission, on_type
 from elasticflow.services.admission.rejection.text import why_not_elsewhere
 from elasticflow.services.admission.session import AdmissionSession
@@ -38,8 +38,7 @@ def decide_on_types(sessions: SessionsByType, submission: Submission, possible: 
         if ready[gpu_type].events and not isinstance(_answer(ready[gpu_type]), JobRejected):
             return _decided(sessions, submission, gpu_type, ready)
     after = {
-        gpu_type: session if session.events else admit_or_reject(session, there[gpu_type])
-        for gpu_type, session in ready.items()
+        gpu_type: session if session.events else reject(session, there[gpu_type]) for gpu_type, session in ready.items()
     }
     return _decided(sessions, submission, min(possible, key=lambda gpu_type: _offer_order(after[gpu_type])), after)
 

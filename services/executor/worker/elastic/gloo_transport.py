@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
 from elasticflow.services.executor.worker.elastic.tcp_connections import connections, shut_down
-from elasticflow.services.executor.worker.elastic.transport import Transfer
+from elasticflow.services.executor.worker.elastic.transport import Transfer, broadcast_coalesced
 
-_COALESCED_BYTES = 250 << 20  # of small tensors that travel together
 _NO_LIMIT = timedelta(days=7)
 
 
@@ -23,7 +22,7 @@ class GlooTransport:
     """The constructor blocks until all workers are connected. Raises RendezvousAborted once `aborted` is set."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event) -> None:
-        self._size = size
+        self._rank, self._size = rank, size
         self._timeout = timedelta(seconds=timeout_s)
         self._state = threading.Lock()
         self._is_aborted = False
@@ -47,9 +46,9 @@ class GlooTransport:
     def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
         self._exchange(sends, receives, self._timeout)
 
-    def await_all(self, rank: int) -> None:
+    def await_all(self) -> None:
         """Return when all workers have called it. Its wait has no limit: the loss of a peer ends it."""
-        peers = [peer for peer in range(self._size) if peer != rank]
+        peers = [peer for peer in range(self._size) if peer != self._rank]
         sends = [Transfer(torch.zeros(1), peer) for peer in peers]
         self._exchange(sends, [Transfer(torch.zeros(1), peer) for peer in peers], _NO_LIMIT)
 
@@ -83,7 +82,7 @@ class GlooTransport:
             done.set_result(tensor)
 
     def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
-        dist._broadcast_coalesced(self.process_group, tensors, _COALESCED_BYTES, source)
+        broadcast_coalesced(self.process_group, tensors, source)
 
     def wait(self) -> None:
         """All calls but sums are complete on return, and callers wait for the future of a sum."""

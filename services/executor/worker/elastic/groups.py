@@ -109,7 +109,7 @@ class Group:
     def await_all(self) -> None:
         """As `barrier`, for workers that may arrive later than a collective may last."""
         with self._collective():
-            self._host.await_all(self.rank)
+            self._host.await_all()
 
     def check_received(self) -> None:
         """Block until the device has received all data. Raises PeerLost if they may be invalid because the group was

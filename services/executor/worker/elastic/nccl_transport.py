@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
-from elasticflow.services.executor.worker.elastic.transport import Transfer
+from elasticflow.services.executor.worker.elastic.transport import Transfer, broadcast_coalesced
 
 log = structlog.get_logger()
 
@@ -34,7 +34,6 @@ _NO_OWN_ERROR_HANDLING: Mapping[str, str] = {
 }
 _POLL_S = 0.1
 _ABORT_S = 5.0
-_COALESCED_BYTES = 250 << 20  # of small tensors that travel together
 _environment = threading.Lock()  # two groups are never constructed at once, so each restores what it found
 
 
@@ -96,7 +95,7 @@ class NcclTransport:
         return self.process_group.allreduce([tensor]).get_future().then(lambda summed: summed.value()[0])
 
     def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
-        dist._broadcast_coalesced(self.process_group, tensors, _COALESCED_BYTES, source)
+        broadcast_coalesced(self.process_group, tensors, source)
 
     def wait(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()

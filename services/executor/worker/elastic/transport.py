@@ -1,9 +1,15 @@
 """What moves the tensors of a group: gloo on the host, NCCL between GPUs, or gloo with copies to and from a GPU."""
 
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (torch.distributed keeps the broadcast of DistributedDataParallel private)
+
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
+
+_COALESCED_BYTES = 250 << 20  # of small tensors that travel together
 
 
 class Transfer(NamedTuple):
@@ -49,3 +55,8 @@ class Transport(Protocol):
     def release(self) -> None:
         """Drop the references to the library's objects; idempotent. Its threads and sockets end with the last one."""
         ...
+
+
+def broadcast_coalesced(group: dist.ProcessGroup, tensors: list[torch.Tensor], source: int) -> None:
+    """Overwrite the tensors with the source's, as DistributedDataParallel does."""
+    dist._broadcast_coalesced(group, tensors, _COALESCED_BYTES, source)

@@ -85,11 +85,7 @@ class GenerationMembers:
             *chain.from_iterable(rows[: len(block)]),
         ]
         gathered = self._all_gather(mine, length=_HEAD + longest * width)
-        all_rows = [
-            theirs[_HEAD + i * width : _HEAD + (i + 1) * width]
-            for theirs, block in zip(gathered, self._blocks, strict=True)
-            for i in range(len(block))
-        ]
+        all_rows = self._rows_of_all([theirs[_HEAD:] for theirs in gathered], width)
         return Agreement(
             stop=any(theirs[0] for theirs in gathered),
             over=any(theirs[1] for theirs in gathered),
@@ -105,6 +101,14 @@ class GenerationMembers:
             return [mine]
         padded = torch.tensor(mine + [0.0] * (length - len(mine)), dtype=torch.float64)
         return [theirs.tolist() for theirs in self.group.all_gather(padded)]
+
+    def _rows_of_all(self, gathered: Sequence[Sequence[float]], width: int) -> list[Sequence[float]]:
+        """One row for each virtual node, in order. gathered: the rows of each worker, one after another."""
+        return [
+            theirs[i * width : (i + 1) * width]
+            for theirs, block in zip(gathered, self._blocks, strict=True)
+            for i in range(len(block))
+        ]
 
     def _by_virtual_node(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:
         """Means over the micro-batches of each virtual node, added in order."""
@@ -140,11 +144,7 @@ class GenerationMembers:
         names = self.from_rank_0(tuple(rows[0]) if rows else ())
         mine = [float(row[name]) for row in rows for name in names]
         gathered = self._all_gather(mine, length=max(map(len, self._blocks)) * len(names))
-        all_rows = [
-            theirs[i * len(names) : (i + 1) * len(names)]
-            for theirs, block in zip(gathered, self._blocks, strict=True)
-            for i in range(len(block))
-        ]
+        all_rows = self._rows_of_all(gathered, len(names))
         return {name: tree_sum(list(column)) for name, column in zip(names, zip(*all_rows, strict=True), strict=True)}
 
     def check_received(self) -> None:
